@@ -1,0 +1,36 @@
+# The two commands of the README are `make demo` and `make test`; each sets itself up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test bench venv lint protos clean
+
+# The stamp is newer than what it was made from, or the environment is made again.
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'pacekeeper needs Python 3.11 or newer; set PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,dev]"
+	touch $@
+
+venv: $(VENV)/.stamp
+
+demo: venv
+	$(BIN)/pacekeeper demo
+
+test: venv
+	$(BIN)/python -Im pytest
+
+bench: venv
+	$(BIN)/python -m benchmarks.hook_cost
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+protos: venv
+	$(BIN)/python protos/generate.py
+
+clean:
+	rm -rf $(VENV) build dist runs

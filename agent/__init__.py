@@ -1,0 +1,1 @@
+"""The daemon on every GPU node: reads rings and NVML, streams to the controller."""

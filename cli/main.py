@@ -1,0 +1,70 @@
+"""The command `pacekeeper`: each sub-command's module is imported only when it is called."""
+
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import click
+
+from pacekeeper.core.errors import PacekeeperError
+
+# name -> (module, one line for the overview); every module has a click command named `command`.
+_COMMANDS = {
+    "demo": ("pacekeeper.cli.demo", "See the whole loop on this machine in three minutes."),
+    "agent": ("pacekeeper.cli.agent", "Run the daemon of this node."),
+    "controller": ("pacekeeper.cli.controller", "Run the central controller."),
+    "launch": ("pacekeeper.cli.launch", "Start and watch this node's ranks of a training job."),
+    "train": ("pacekeeper.cli.train", "Train the MoE model in one process, without a fleet."),
+    "status": ("pacekeeper.cli.status", "Ask the controller for jobs, ranks and nodes."),
+    "incidents": ("pacekeeper.cli.incidents", "Ask the controller for incidents."),
+    "doctor": ("pacekeeper.cli.doctor", "Say what works on this machine and what does not."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' names and imports a module only to run it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a failure with a remedy ends in one line and its exit code."""
+        try:
+            return super().invoke(ctx)
+        except PacekeeperError as error:
+            click.echo(f"pacekeeper: {error}", err=True)
+            ctx.exit(int(error.exit_code))
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"pacekeeper {version('pacekeeper')}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Say the version and end.",
+)
+def main() -> None:
+    """Keep mixture-of-experts training on pace."""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Input and output of the machine: two closed unions of plain values."""
+
+from dataclasses import dataclass
+
+from pacekeeper.core.findings import Decision, Incident
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.reports import NodeReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeAttached:
+    """An agent opened its stream."""
+
+    node: str
+    product_version: str
+    agent_life: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDetached:
+    """An agent's stream ended, for whatever reason."""
+
+    node: str
+    agent_life: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReported:
+    """A batch arrived from an agent."""
+
+    node: str
+    agent_life: str
+    report: NodeReport
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time went by: look at the policy, at blindness, at what must be said again."""
+
+
+Event = NodeAttached | NodeDetached | NodeReported | Tick
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferPlan:
+    """Tell the agents of `nodes` to offer `layout`; repeated each second until it is observed."""
+
+    job: str
+    nodes: tuple[str, ...]
+    layout: Layout
+    base_generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyDeaths:
+    """Tell the agents of `nodes` which ranks of `job` are dead (all of them, not only the new)."""
+
+    job: str
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveIncident:
+    """Store the incident (insert or replace) and tell those who watch."""
+
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveLayout:
+    """A layout became the observed one of a job: store it with the reason it was chosen for."""
+
+    job: str
+    layout: Layout
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveDecision:
+    """A decision was taken (rung other than nothing): store it."""
+
+    job: str
+    step: int
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveJob:
+    """What must outlive the controller changed: store the job's `JobRecord` (controller/state.py)."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """One complete step: a command to tell those who watch. Columns in the order of `ranks`.
+
+    `expected_s` and `slowdown` are empty while measuring.
+    """
+
+    job: str
+    step: int
+    generation: int
+    tokens: int
+    duration_s: float
+    loss: float | None
+    ranks: tuple[int, ...]
+    observed_s: tuple[float, ...]
+    expected_s: tuple[float, ...]
+    slowdown: tuple[float, ...]
+    watch: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """One line for the log, `key=value` fields included; said only when something changed."""
+
+    text: str
+
+
+Command = (
+    OfferPlan
+    | NotifyDeaths
+    | SaveIncident
+    | SaveLayout
+    | SaveDecision
+    | SaveJob
+    | StepSummary
+    | Say
+)

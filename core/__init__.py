@@ -1,0 +1,1 @@
+"""The shared vocabulary of all parts: values only, standard library only."""

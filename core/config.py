@@ -1,0 +1,216 @@
+"""All settings of agent, controller and trainer, frozen; each comment gives unit and trade-off.
+
+One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[policy]`, `[train]`).
+`core/toml_reader.py` reads it and says which file, which key and what was expected.
+"""
+
+from dataclasses import dataclass, field
+
+GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
+METRICS_PORT = 9464
+
+
+def _positive(owner: object, *names: str) -> None:
+    for name in names:
+        if not getattr(owner, name) > 0:
+            raise ValueError(f"{name}: expected a value above 0, got {getattr(owner, name)}")
+
+
+def _at_least(owner: object, floor: float, *names: str) -> None:
+    for name in names:
+        if not getattr(owner, name) >= floor:
+            raise ValueError(f"{name}: expected at least {floor}, got {getattr(owner, name)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """The daemon of one node."""
+
+    # Directory on tmpfs, one sub-directory per job; ranks and agent must both be able to write it.
+    ring_dir: str = "/dev/shm/pacekeeper"
+    # Name under which this node appears; empty: the host name.
+    node: str = ""
+    # host:port of the controller.
+    controller: str = f"127.0.0.1:{GRPC_PORT}"
+    # host:port of the Prometheus endpoint; empty: none.
+    metrics_listen: str = f"127.0.0.1:{METRICS_PORT}"
+    # Seconds between two looks into the rings. Raising it saves CPU and delays findings.
+    poll_interval_s: float = 0.1
+    # Seconds between two NVML readings of every device.
+    sample_interval_s: float = 1.0
+    # Batches kept while the controller is away; the oldest are dropped and counted beyond it.
+    spool_batches: int = 4096
+    # Seconds without an acknowledgement before the stream is opened anew.
+    ack_timeout_s: float = 15.0
+    # Longest back-off between two attempts to connect (full jitter).
+    reconnect_max_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
+        _at_least(self, 1, "spool_batches")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectorConfig:
+    """When evidence becomes a finding. z = log(observed / expected) / sigma, clipped."""
+
+    # Steps of a generation-independent warm-up before the cost model is fitted.
+    warmup_steps: int = 12
+    # Steps ignored at the start of a job (allocators, caches, first-touch).
+    skip_steps: int = 2
+    # Most recent healthy steps kept for a refit.
+    history_steps: int = 256
+    # Floor of sigma: below it a perfect clock would make everything suspicious.
+    sigma_floor: float = 0.015
+    # Clip of one standardised residual: one wild sample can not accuse anyone.
+    z_clip: float = 6.0
+    # Allowances of the slow and the fast CUSUM chart, in sigma.
+    k_small: float = 0.5
+    k_large: float = 1.5
+    # Thresholds of the two charts, in sigma. Raising one trades delay for fewer false alarms.
+    h_small: float = 14.0
+    h_large: float = 9.0
+    # Steps with evidence a finding needs at least.
+    min_steps: int = 2
+    # Smallest slowdown worth a finding (observed / expected).
+    min_slowdown: float = 1.10
+    # An open incident closes below this slowdown, held for `recover_steps` steps.
+    recover_slowdown: float = 1.05
+    recover_steps: int = 3
+    # Steps over which the slowdown of an open incident is measured (median).
+    measure_steps: int = 5
+
+    def __post_init__(self) -> None:
+        _at_least(self, 4, "warmup_steps")
+        _at_least(self, 0, "skip_steps")
+        _at_least(self, 1, "min_steps", "recover_steps", "measure_steps")
+        _positive(self, "sigma_floor", "z_clip", "k_small", "k_large", "h_small", "h_large")
+        _at_least(self, 1.0, "min_slowdown", "recover_slowdown")
+        if self.recover_slowdown > self.min_slowdown:
+            raise ValueError("recover_slowdown: expected at most min_slowdown (hysteresis)")
+        if self.history_steps < self.warmup_steps:
+            raise ValueError("history_steps: expected at least warmup_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyConfig:
+    """When a finding becomes an action."""
+
+    # "act", or "observe": decide and report, but never offer a plan.
+    mode: str = "act"
+    # Smallest predicted gain (share of the step time) worth a plan.
+    min_gain: float = 0.03
+    # Steps over which a gain must pay the cost of moving, where the duration is unknown.
+    horizon_steps: int = 200
+    # Seconds one byte of expert state costs to move (1 / bandwidth), and one plan at the least.
+    move_s_per_byte: float = 2e-9
+    plan_s: float = 0.1
+    # Least steps between two plans of one job. Raising it damps flapping and delays relief.
+    min_steps_between_plans: int = 3
+    # Fewest hosts of an expert after any plan.
+    min_hosts: int = 2
+    # Largest share of a job's ranks that may be acted on at once (circuit breaker).
+    max_acted_ratio: float = 0.5
+    # Weight of the newest step in the running mean of expert loads.
+    load_ema: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("act", "observe"):
+            raise ValueError(f"mode: expected 'act' or 'observe', got {self.mode!r}")
+        _at_least(self, 0.0, "min_gain", "move_s_per_byte", "plan_s")
+        _at_least(self, 1, "horizon_steps", "min_hosts")
+        _at_least(self, 0, "min_steps_between_plans")
+        _positive(self, "load_ema", "max_acted_ratio")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """The central service."""
+
+    # host:port of gRPC; loopback unless you say otherwise.
+    listen: str = f"127.0.0.1:{GRPC_PORT}"
+    # host:port of the Prometheus endpoint; empty: none.
+    metrics_listen: str = ""
+    # SQLite file with jobs, incidents, decisions and layouts.
+    store: str = "pacekeeper.sqlite"
+    # Seconds between two ticks: policy and blindness are looked at then.
+    tick_interval_s: float = 0.2
+    # Seconds without a record before a job counts as blind.
+    blind_after_s: float = 30.0
+    # Steps of per-rank history kept in memory for queries.
+    history_steps: int = 2048
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+
+    def __post_init__(self) -> None:
+        _positive(self, "tick_interval_s", "blind_after_s")
+        _at_least(self, 1, "history_steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Our own MoE trainer."""
+
+    job: str = "train"
+    steps: int = 200
+    seed: int = 0
+    # Model.
+    num_layers: int = 4
+    hidden_size: int = 64
+    num_heads: int = 4
+    expert_hidden_size: int = 128
+    num_experts: int = 8
+    experts_per_token: int = 2
+    balance_loss: float = 0.01
+    # Hosts of each expert at the start; memory for replicas per rank and layer (0: all experts).
+    replicas: int = 2
+    slots_per_rank: int = 0
+    # Global batch: rows of `row_tokens` tokens, packed with whole documents.
+    rows_per_step: int = 32
+    row_tokens: int = 256
+    num_microbatches: int = 1
+    learning_rate: float = 3e-3
+    weight_decay: float = 0.01
+    warmup_steps: int = 20
+    # "emulated", "cpu" or "cuda": where compute times come from (trainer/faults.py, timing.py).
+    clock: str = "emulated"
+    # Emulated device: seconds of device time per step at full speed with an even layout.
+    emulated_step_s: float = 0.30
+    # Standard deviation of the emulated device's log-normal jitter per segment.
+    emulated_jitter: float = 0.02
+    # "float32"; "float64" is for tests of exactness.
+    dtype: str = "float32"
+    # Seconds a collective may wait before its rank looks at the abort flag again.
+    tick_s: float = 0.1
+    # Seconds after which a silent peer is fenced (killed for good) and the others go on.
+    peer_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _at_least(
+            self,
+            1,
+            "steps",
+            "num_layers",
+            "num_heads",
+            "experts_per_token",
+            "replicas",
+            "rows_per_step",
+            "num_microbatches",
+            "expert_hidden_size",
+        )
+        _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed")
+        _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
+        _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
+        if self.experts_per_token > self.num_experts:
+            raise ValueError(
+                f"experts_per_token: expected at most num_experts = {self.num_experts}, "
+                f"got {self.experts_per_token}"
+            )
+        if self.hidden_size % (self.num_heads * 4):
+            raise ValueError("hidden_size: expected a multiple of 4 x num_heads")
+        if self.rows_per_step % self.num_microbatches:
+            raise ValueError("rows_per_step: expected a multiple of num_microbatches")
+        if self.clock not in ("emulated", "cpu", "cuda"):
+            raise ValueError(f"clock: expected 'emulated', 'cpu' or 'cuda', got {self.clock!r}")
+        if self.dtype not in ("float32", "float64"):
+            raise ValueError(f"dtype: expected 'float32' or 'float64', got {self.dtype!r}")

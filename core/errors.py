@@ -1,0 +1,57 @@
+"""Every failure people see: each class says whose fault it is and has its own exit code."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """What a `pacekeeper` command returns to the shell."""
+
+    OK = 0
+    INTERNAL = 1
+    USAGE = 2
+    CONFIG = 3
+    HOST = 4
+    VERSION = 5
+    UNREACHABLE = 6
+    LOST_STATE = 7
+
+
+class PacekeeperError(Exception):
+    """A failure with a remedy: `what` happened and what the reader can do about it."""
+
+    exit_code = ExitCode.INTERNAL
+
+    def __init__(self, what: str, *, remedy: str = "") -> None:
+        super().__init__(what if not remedy else f"{what}; {remedy}")
+        self.what = what
+        self.remedy = remedy
+
+
+class ConfigError(PacekeeperError):
+    """The configuration is wrong: names file, key and what was expected."""
+
+    exit_code = ExitCode.CONFIG
+
+
+class HostError(PacekeeperError):
+    """This machine refuses: a port in use, a directory without permission, a full disk."""
+
+    exit_code = ExitCode.HOST
+
+
+class VersionError(PacekeeperError):
+    """Two parts of different versions met; neither is wrong alone."""
+
+    exit_code = ExitCode.VERSION
+
+
+class UnreachableError(PacekeeperError):
+    """The other side does not answer."""
+
+    exit_code = ExitCode.UNREACHABLE
+
+
+class LostStateError(PacekeeperError):
+    """State has no living holder any more; only a checkpoint can bring it back."""
+
+    exit_code = ExitCode.LOST_STATE

@@ -1,0 +1,88 @@
+"""What was found and what was decided; every one of them carries its reason in words."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pacekeeper.core.layout import Layout
+
+
+class FindingKind(StrEnum):
+    DEVICE = "device"
+    LINK = "link"
+    HOST = "host"
+    WORKLOAD = "workload"  # explained by the work itself: advice, not a fault
+    DEATH = "death"
+
+
+class Tier(StrEnum):
+    SUSPECTED = "suspected"
+    PROBABLE = "probable"
+    CONFIRMED = "confirmed"
+
+
+class Watch(StrEnum):
+    """What the detector can say of a job: silence is never taken for health."""
+
+    BLIND = "blind"  # no records arrive
+    MEASURING = "measuring"  # too few records yet
+    HEALTHY = "healthy"
+    SUSPICIOUS = "suspicious"
+    DEGRADED = "degraded"  # at least one open incident
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Evidence that crossed its threshold.
+
+    `slowdown` is observed / expected time (1.0 = healthy, inf for a death); `onset_step` the first
+    step the evidence speaks of, `step` the newest step seen when it was found.
+    """
+
+    kind: FindingKind
+    tier: Tier
+    rank: int
+    slowdown: float
+    onset_step: int
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A finding with a life: opened, perhaps re-measured, closed when the rank recovered."""
+
+    incident_id: int
+    job: str
+    finding: Finding
+    opened_unix_s: float
+    closed_unix_s: float | None = None
+    closed_step: int | None = None
+    actions: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_unix_s is None
+
+
+class Rung(StrEnum):
+    """The ladder of actions, cheapest first."""
+
+    NOTHING = "nothing"
+    TOKEN_SHARES = "token_shares"
+    BATCH_SHARES = "batch_shares"
+    MOVE_REPLICAS = "move_replicas"
+    RETURN_HOME = "return_home"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A new layout or none, always with the reason and the prices it rests on (seconds)."""
+
+    rung: Rung
+    layout: Layout | None
+    reason: str
+    current_step_s: float = 0.0
+    planned_step_s: float = 0.0
+    fluid_step_s: float = 0.0
+    cost_s: float = 0.0
+    moved_bytes: int = 0

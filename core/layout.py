@@ -1,0 +1,321 @@
+"""The one value everything turns around: who holds which block, and who computes which share.
+
+Pure data with its invariants. `holders` says where a block lives; `transfers` is the difference of
+two layouts. Wire form: `core/layout_codec.py`; how survivors shrink it: `core/shrink.py`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import isfinite
+
+SHARE_TOLERANCE = 1e-6
+
+
+class BlockKind(StrEnum):
+    """Kinds of state that move or are saved as one: weights, master weights, optimizer state."""
+
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    NORM_ROUTER = "norm_router"  # of one layer
+    ATTENTION = "attention"  # one virtual shard of one layer
+    DENSE_MLP = "dense_mlp"  # one virtual shard of one layer without experts
+    EXPERT = "expert"  # one expert of one layer
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Block:
+    """Name of one unit of state. `index` is the virtual shard or the expert, 0 otherwise."""
+
+    kind: BlockKind
+    layer: int = 0
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Host:
+    """A rank that holds an expert replica and the share of the expert's tokens it computes."""
+
+    rank: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShardRun:
+    """A rank and the contiguous run [first, end) of virtual shards it holds."""
+
+    rank: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Layers [first_layer, end_layer) and the ranks that run them.
+
+    One group per data-parallel coordinate; within a group the runs cover all virtual shards.
+    """
+
+    first_layer: int
+    end_layer: int
+    groups: tuple[tuple[ShardRun, ...], ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({run.rank for group in self.groups for run in group}))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Transfer:
+    """Copy one block. `source` is None where no holder lives: it comes from a checkpoint."""
+
+    block: Block
+    source: int | None
+    destination: int
+
+
+ExpertHosts = tuple[Host, ...]
+"""The hosts of one expert, in ascending rank order; shares add up to 1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Who holds what and computes which share, under one generation number.
+
+    `experts[layer][expert]` lists the hosts (an empty tuple of experts: a dense layer).
+    `batch_shares` has one (rank, share) per data-parallel rank, first stage's ranks, ascending.
+    Raises ValueError where a block has no host, shares do not add up, or ranks repeat.
+    """
+
+    generation: int
+    num_virtual_shards: int
+    stages: tuple[Stage, ...]
+    experts: tuple[tuple[ExpertHosts, ...], ...]
+    batch_shares: tuple[tuple[int, float], ...]
+
+    def __post_init__(self) -> None:
+        _check_stages(self)
+        for layer, layer_experts in enumerate(self.experts):
+            stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
+            for expert, hosts in enumerate(layer_experts):
+                _check_shares(f"layer {layer} expert {expert}", [(h.rank, h.share) for h in hosts])
+                strangers = {host.rank for host in hosts} - stage_ranks
+                if strangers:
+                    raise ValueError(
+                        f"layer {layer} expert {expert}: ranks {sorted(strangers)} run other layers"
+                    )
+        _check_shares("batch", list(self.batch_shares))
+        if [rank for rank, _ in self.batch_shares] != [
+            group[0].rank for group in self.stages[0].groups
+        ]:
+            raise ValueError("batch shares must name the first rank of each data-parallel group")
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.experts)
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the layout, ascending. The lowest is the job's leader."""
+        return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+
+    def stage_of(self, layer: int) -> Stage:
+        """The stage that runs `layer`."""
+        return next(s for s in self.stages if s.first_layer <= layer < s.end_layer)
+
+    def holders(self, block: Block) -> tuple[int, ...]:
+        """The ranks that hold `block`, ascending. Raises ValueError for a block the model lacks."""
+        match block.kind:
+            case BlockKind.EMBEDDING:
+                return self.stages[0].ranks
+            case BlockKind.HEAD:
+                return self.stages[-1].ranks
+            case BlockKind.EXPERT:
+                if not 0 <= block.layer < self.num_layers:
+                    raise ValueError(f"no layer {block.layer}")
+                if not 0 <= block.index < len(self.experts[block.layer]):
+                    raise ValueError(f"layer {block.layer} has no expert {block.index}")
+                return tuple(host.rank for host in self.experts[block.layer][block.index])
+            case BlockKind.NORM_ROUTER:
+                return self.stage_of(block.layer).ranks
+            case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
+                runs = (run for group in self.stage_of(block.layer).groups for run in group)
+                return tuple(sorted(r.rank for r in runs if r.first <= block.index < r.end))
+
+    def blocks(self) -> Iterator[Block]:
+        """Every block of the model, each once, in a fixed order."""
+        yield Block(BlockKind.EMBEDDING)
+        for layer, layer_experts in enumerate(self.experts):
+            yield Block(BlockKind.NORM_ROUTER, layer)
+            for shard in range(self.num_virtual_shards):
+                yield Block(BlockKind.ATTENTION, layer, shard)
+                if not layer_experts:
+                    yield Block(BlockKind.DENSE_MLP, layer, shard)
+            for expert in range(len(layer_experts)):
+                yield Block(BlockKind.EXPERT, layer, expert)
+        yield Block(BlockKind.HEAD)
+
+    def experts_on(self, rank: int, layer: int) -> tuple[int, ...]:
+        """The experts of `layer` that `rank` holds, ascending."""
+        return tuple(
+            expert
+            for expert, hosts in enumerate(self.experts[layer])
+            if any(host.rank == rank for host in hosts)
+        )
+
+    def rows_of(self, num_rows: int) -> dict[int, int]:
+        """How many of the global batch's `num_rows` rows each data-parallel rank computes."""
+        return dict(
+            zip(
+                (rank for rank, _ in self.batch_shares),
+                apportion(num_rows, [share for _, share in self.batch_shares]),
+                strict=True,
+            )
+        )
+
+
+def transfers(
+    old: Layout, new: Layout, *, living: Iterable[int] | None = None
+) -> tuple[Transfer, ...]:
+    """The copies that turn `old` into `new`, in the order of `blocks()`.
+
+    Sources are living old holders (`living`: default all), the one with the fewest copies to send
+    so far, lowest rank first; None where no holder lives. Applying them gives every new holder
+    its block. Raises ValueError where the two layouts are of different models.
+    """
+    old_blocks, new_blocks = tuple(old.blocks()), tuple(new.blocks())
+    if old_blocks != new_blocks:
+        raise ValueError("the layouts are of two different models")
+    alive = set(old.ranks if living is None else living)
+    sends: dict[int, int] = {}
+    result: list[Transfer] = []
+    for block in new_blocks:
+        holders = set(old.holders(block))
+        sources = holders & alive
+        for destination in new.holders(block):
+            if destination in holders:
+                continue
+            source = min(sources, key=lambda r: (sends.get(r, 0), r)) if sources else None
+            if source is not None:
+                sends[source] = sends.get(source, 0) + 1
+            result.append(Transfer(block, source, destination))
+    return tuple(result)
+
+
+def apportion(total: int, shares: Iterable[float]) -> tuple[int, ...]:
+    """Split `total` whole things by `shares` (largest remainder; ties go to the first)."""
+    exact = [total * share for share in shares]
+    counts = [int(x + 1e-9) for x in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for i in by_remainder[: total - sum(counts)]:
+        counts[i] += 1
+    return tuple(counts)
+
+
+def even_layout(
+    *,
+    ranks: Iterable[int],
+    num_layers: int,
+    num_experts: int,
+    replicas: int,
+    num_virtual_shards: int = 1,
+    generation: int = 1,
+) -> Layout:
+    """The layout a job starts with: data parallel, each expert on `replicas` ranks, equal shares.
+
+    Replicas are spread so that every rank gets the same number of slots (give or take one) and
+    two experts rarely share the same set of hosts. Raises ValueError for too few ranks.
+    """
+    order = tuple(sorted(ranks))
+    if not 1 <= replicas <= len(order):
+        raise ValueError(f"{replicas} replicas of an expert need as many ranks, got {len(order)}")
+    layers = []
+    for layer in range(num_layers):
+        hosts = _spread(num_experts, replicas, len(order), layer)
+        layers.append(
+            tuple(
+                tuple(Host(order[i], 1.0 / replicas) for i in sorted(positions))
+                for positions in hosts
+            )
+        )
+    stage = Stage(
+        first_layer=0,
+        end_layer=num_layers,
+        groups=tuple((ShardRun(rank, 0, num_virtual_shards),) for rank in order),
+    )
+    return Layout(
+        generation=generation,
+        num_virtual_shards=num_virtual_shards,
+        stages=(stage,),
+        experts=tuple(layers),
+        batch_shares=tuple((rank, 1.0 / len(order)) for rank in order),
+    )
+
+
+def _spread(num_experts: int, replicas: int, num_ranks: int, layer: int) -> list[tuple[int, ...]]:
+    """Positions of each expert's hosts: least used rank first, then the least used pairing."""
+    used = [0] * num_ranks
+    together = [[0] * num_ranks for _ in range(num_ranks)]
+    result = []
+    for expert in range(num_experts):
+        chosen: list[int] = []
+        for _ in range(replicas):
+            start = (expert + layer) % num_ranks
+            free = [i for i in range(num_ranks) if i not in chosen]
+            pick = min(
+                free,
+                key=lambda i: (
+                    used[i],
+                    sum(together[i][j] for j in chosen),
+                    (i - start) % num_ranks,
+                ),
+            )
+            chosen.append(pick)
+            used[pick] += 1
+        for i in chosen:
+            for j in chosen:
+                together[i][j] += 1
+        result.append(tuple(chosen))
+    return result
+
+
+def _check_stages(layout: Layout) -> None:
+    if layout.generation < 1:
+        raise ValueError("generations count from 1")
+    if layout.num_virtual_shards < 1:
+        raise ValueError("a layer has at least one virtual shard")
+    if not layout.stages:
+        raise ValueError("a layout needs at least one stage")
+    next_layer = 0
+    for stage in layout.stages:
+        if stage.first_layer != next_layer or stage.end_layer <= stage.first_layer:
+            raise ValueError("stages must cover the layers in order, without gap or overlap")
+        next_layer = stage.end_layer
+        if not stage.groups:
+            raise ValueError(f"the stage of layer {stage.first_layer} has no rank")
+        ranks = [run.rank for group in stage.groups for run in group]
+        if len(ranks) != len(set(ranks)):
+            raise ValueError("a rank stands in two data-parallel groups of one stage")
+        for group in stage.groups:
+            covered = 0
+            for run in group:
+                if run.first != covered or run.end <= run.first:
+                    raise ValueError("a group's runs must cover the virtual shards in order")
+                covered = run.end
+            if covered != layout.num_virtual_shards:
+                raise ValueError("a group does not hold all virtual shards")
+    if next_layer != layout.num_layers:
+        raise ValueError(f"stages cover {next_layer} layers, the model has {layout.num_layers}")
+
+
+def _check_shares(what: str, shares: list[tuple[int, float]]) -> None:
+    ranks = [rank for rank, _ in shares]
+    if not ranks:
+        raise ValueError(f"{what}: nobody holds it")
+    if ranks != sorted(set(ranks)):
+        raise ValueError(f"{what}: ranks must ascend, each once, got {ranks}")
+    if not all(isfinite(share) and share >= 0.0 for _, share in shares):
+        raise ValueError(f"{what}: shares must be finite and not negative")
+    if abs(sum(share for _, share in shares) - 1.0) > SHARE_TOLERANCE:
+        raise ValueError(f"{what}: shares must add up to 1")

@@ -1,0 +1,280 @@
+"""The facts a rank reports, and their 96-byte bodies in a ring slot.
+
+A value that was not measured is None, in the slot a NaN. Times named `_mono_s` are read from the
+monotonic clock of the record's own node and may be compared within that node only.
+"""
+
+import math
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+BODY_BYTES = 96
+LOADS_PER_RECORD = 16
+
+
+class RecordKind(IntEnum):
+    """Numbers on disk: never reuse one."""
+
+    MICRO_BATCH = 1
+    STEP = 2
+    EXPERT_LOAD = 3
+    PLAN_APPLIED = 4
+    RANK_EXIT = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchRecord:
+    """One micro-batch on one rank: the work it was given and the compute time between collectives.
+
+    `compute_s` is what a device would report (CUDA events), never waiting for others.
+    `sum_len_squared` is the sum over documents of squared length (attention work, tokens^2);
+    `expert_rows` the token rows its local experts computed, all layers together;
+    `num_active_experts` how many local experts got at least one row, all layers together.
+    """
+
+    rank: int
+    step: int
+    micro_batch: int
+    generation: int
+    compute_s: float
+    tokens: int
+    sum_len_squared: int = 0
+    expert_rows: int = 0
+    num_active_experts: int = 0
+    cpu_s: float | None = None
+    run_queue_s: float | None = None
+    stall_s: float | None = None  # wall - CPU - run queue: frozen
+    wait_s: float | None = None  # inside collectives
+    ended_mono_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step as this rank saw it; `tokens` and `loss` are of the global batch."""
+
+    rank: int
+    step: int
+    generation: int
+    duration_s: float
+    tokens: int
+    loss: float | None = None
+    is_redone: bool = False
+    ended_mono_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertLoadRecord:
+    """Tokens this rank's own batch routed to experts first_expert, first_expert + 1, ..."""
+
+    rank: int
+    step: int
+    generation: int
+    layer: int
+    first_expert: int
+    counts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.counts) <= LOADS_PER_RECORD:
+            raise ValueError(f"a record holds 1 to {LOADS_PER_RECORD} loads")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanAppliedRecord:
+    """This rank trains under `generation` from step `step` on; `is_regroup` after a death."""
+
+    rank: int
+    step: int
+    generation: int
+    previous_generation: int
+    duration_s: float
+    moved_bytes: int
+    is_regroup: bool
+    layout_crc: int
+    ended_mono_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExitRecord:
+    """The supervisor saw a rank's process end. `signal` is 0 for an exit by `exit_code`."""
+
+    rank: int
+    pid: int
+    exit_code: int
+    signal: int
+    detected_mono_s: float = 0.0
+
+
+Record = MicroBatchRecord | StepRecord | ExpertLoadRecord | PlanAppliedRecord | RankExitRecord
+
+_MICRO_BATCH = struct.Struct("<IIIIIIQQQdddddd")
+_STEP = struct.Struct("<IIIIQddd")
+_EXPERT_LOAD = struct.Struct(f"<IIIHHHH{LOADS_PER_RECORD}I")
+_PLAN_APPLIED = struct.Struct("<IIIIIIQdd")
+_RANK_EXIT = struct.Struct("<IIiId")
+
+
+def pack(record: Record) -> tuple[RecordKind, bytes]:
+    """The kind and the body (at most BODY_BYTES) of `record`. Raises struct.error on overflow."""
+    match record:
+        case MicroBatchRecord():
+            return RecordKind.MICRO_BATCH, _MICRO_BATCH.pack(
+                record.rank,
+                record.step,
+                record.micro_batch,
+                record.generation,
+                record.num_active_experts,
+                0,
+                record.tokens,
+                record.sum_len_squared,
+                record.expert_rows,
+                record.compute_s,
+                _from_optional(record.cpu_s),
+                _from_optional(record.run_queue_s),
+                _from_optional(record.stall_s),
+                _from_optional(record.wait_s),
+                record.ended_mono_s,
+            )
+        case StepRecord():
+            return RecordKind.STEP, _STEP.pack(
+                record.rank,
+                record.step,
+                record.generation,
+                int(record.is_redone),
+                record.tokens,
+                record.duration_s,
+                _from_optional(record.loss),
+                record.ended_mono_s,
+            )
+        case ExpertLoadRecord():
+            counts = record.counts + (0,) * (LOADS_PER_RECORD - len(record.counts))
+            return RecordKind.EXPERT_LOAD, _EXPERT_LOAD.pack(
+                record.rank,
+                record.step,
+                record.generation,
+                record.layer,
+                record.first_expert,
+                len(record.counts),
+                0,
+                *counts,
+            )
+        case PlanAppliedRecord():
+            return RecordKind.PLAN_APPLIED, _PLAN_APPLIED.pack(
+                record.rank,
+                record.step,
+                record.generation,
+                record.previous_generation,
+                int(record.is_regroup),
+                record.layout_crc,
+                record.moved_bytes,
+                record.duration_s,
+                record.ended_mono_s,
+            )
+        case RankExitRecord():
+            return RecordKind.RANK_EXIT, _RANK_EXIT.pack(
+                record.rank, record.pid, record.exit_code, record.signal, record.detected_mono_s
+            )
+
+
+def unpack(kind: int, body: bytes) -> Record:
+    """The record in a slot's body. Raises ValueError for an unknown kind or impossible values."""
+    try:
+        reader = _READERS[RecordKind(kind)]
+    except (ValueError, KeyError):
+        raise ValueError(f"unknown record kind {kind}") from None
+    record = reader(body)
+    durations = [getattr(record, name, 0.0) for name in ("compute_s", "duration_s")]
+    if not all(math.isfinite(value) and value >= 0.0 for value in durations):
+        raise ValueError(f"impossible duration in {record}")
+    return record
+
+
+def _read_micro_batch(body: bytes) -> Record:
+    rank, step, micro_batch, generation, active, _, tokens, squared, rows, *times = (
+        _MICRO_BATCH.unpack_from(body)
+    )
+    compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s = times
+    return MicroBatchRecord(
+        rank=rank,
+        step=step,
+        micro_batch=micro_batch,
+        generation=generation,
+        compute_s=compute_s,
+        tokens=tokens,
+        sum_len_squared=squared,
+        expert_rows=rows,
+        num_active_experts=active,
+        cpu_s=_to_optional(cpu_s),
+        run_queue_s=_to_optional(run_queue_s),
+        stall_s=_to_optional(stall_s),
+        wait_s=_to_optional(wait_s),
+        ended_mono_s=ended_mono_s,
+    )
+
+
+def _read_step(body: bytes) -> Record:
+    rank, step, generation, flags, tokens, duration_s, loss, ended_mono_s = _STEP.unpack_from(body)
+    return StepRecord(
+        rank=rank,
+        step=step,
+        generation=generation,
+        duration_s=duration_s,
+        tokens=tokens,
+        loss=_to_optional(loss),
+        is_redone=bool(flags & 1),
+        ended_mono_s=ended_mono_s,
+    )
+
+
+def _read_expert_load(body: bytes) -> Record:
+    rank, step, generation, layer, first, count, _, *counts = _EXPERT_LOAD.unpack_from(body)
+    return ExpertLoadRecord(
+        rank=rank,
+        step=step,
+        generation=generation,
+        layer=layer,
+        first_expert=first,
+        counts=tuple(counts[:count]),
+    )
+
+
+def _read_plan_applied(body: bytes) -> Record:
+    rank, step, generation, previous, flags, crc, moved, duration_s, ended_mono_s = (
+        _PLAN_APPLIED.unpack_from(body)
+    )
+    return PlanAppliedRecord(
+        rank=rank,
+        step=step,
+        generation=generation,
+        previous_generation=previous,
+        duration_s=duration_s,
+        moved_bytes=moved,
+        is_regroup=bool(flags & 1),
+        layout_crc=crc,
+        ended_mono_s=ended_mono_s,
+    )
+
+
+def _read_rank_exit(body: bytes) -> Record:
+    rank, pid, exit_code, signal, detected_mono_s = _RANK_EXIT.unpack_from(body)
+    return RankExitRecord(
+        rank=rank, pid=pid, exit_code=exit_code, signal=signal, detected_mono_s=detected_mono_s
+    )
+
+
+_READERS: dict[RecordKind, Callable[[bytes], Record]] = {
+    RecordKind.MICRO_BATCH: _read_micro_batch,
+    RecordKind.STEP: _read_step,
+    RecordKind.EXPERT_LOAD: _read_expert_load,
+    RecordKind.PLAN_APPLIED: _read_plan_applied,
+    RecordKind.RANK_EXIT: _read_rank_exit,
+}
+
+
+def _from_optional(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _to_optional(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,0 +1,42 @@
+"""What a node tells the controller, as plain values: the wire's messages without the wire."""
+
+from dataclasses import dataclass
+
+from pacekeeper.core.records import Record
+from pacekeeper.core.topology import Attachment, DeviceSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReport:
+    """Everything new of one job on one node, records in the order they were read.
+
+    `layouts` are layout files the trainer wrote: (generation, canonical JSON).
+    """
+
+    job: str
+    attached: tuple[Attachment, ...] = ()
+    records: tuple[Record, ...] = ()
+    layouts: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentHealth:
+    """What an agent says of itself. Counters since the agent's start."""
+
+    nvml: str = "ok"
+    records_read: int = 0
+    records_lost: int = 0
+    records_corrupt: int = 0
+    batches_dropped: int = 0
+    unreadable: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReport:
+    """One batch of one agent; `sequence` ascends by one within one life of the agent."""
+
+    sequence: int
+    sent_mono_s: float
+    jobs: tuple[JobReport, ...] = ()
+    devices: tuple[DeviceSample, ...] = ()
+    health: AgentHealth = AgentHealth()

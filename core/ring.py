@@ -1,0 +1,200 @@
+"""The bytes of one rank's ring file: header, command slot, record slots. Pure: bytes in, bytes out.
+
+    0     header          magic, version, slot size and count, pid, JSON attachment
+    4096  command slot    plan generation + checksum, bitmap of dead ranks, agent heartbeat
+    8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
+
+Record slot: sequence (u64, index + 1, written last; 0 while being written), CRC32 over sequence,
+kind and body, then kind and body. A reader takes a slot only if the sequence is the one it waits
+for before and after the copy and the CRC fits: a torn or corrupt slot is counted, never believed.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from pacekeeper.core.errors import VersionError
+from pacekeeper.core.records import BODY_BYTES, Record, pack, unpack
+from pacekeeper.core.topology import Attachment, Clock, ModelShape
+
+MAGIC = b"PACERING"
+VERSION = 1
+SLOT_BYTES = 128
+SLOT_COUNT = 1024
+COMMAND_OFFSET = 4096
+SLOTS_OFFSET = 8192
+FILE_BYTES = SLOTS_OFFSET + SLOT_BYTES * SLOT_COUNT
+MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
+
+_HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
+_SLOT = struct.Struct(f"<QIHH{BODY_BYTES}s")  # sequence, CRC, kind, body length, body
+_COMMAND = struct.Struct(f"<QI4xQQ32s{MAX_RANKS // 8}s")
+_HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
+HEARTBEAT = struct.Struct("<d")
+HEARTBEAT_OFFSET = _HEARTBEAT_OFFSET
+COMMAND_BYTES = _COMMAND.size
+SEQUENCE = struct.Struct("<Q")
+
+assert _SLOT.size <= SLOT_BYTES
+assert HEARTBEAT_OFFSET + HEARTBEAT.size <= SLOTS_OFFSET
+
+
+class TornError(ValueError):
+    """A slot was being written while it was read: read it again later."""
+
+
+class CorruptError(ValueError):
+    """A slot's bytes do not fit its checksum or make no record: count it and go on."""
+
+
+def encode_header(attachment: Attachment) -> bytes:
+    """The header of a new ring. Raises ValueError where the attachment does not fit."""
+    text = json.dumps(asdict(attachment), sort_keys=True).encode()
+    if _HEADER.size + len(text) > COMMAND_OFFSET:
+        raise ValueError("the attachment does not fit the ring's header")
+    head = _HEADER.pack(MAGIC, VERSION, SLOT_BYTES, SLOT_COUNT, attachment.pid, len(text))
+    return head + text
+
+
+def decode_header(header: bytes) -> Attachment:
+    """The attachment in a ring's header.
+
+    Raises VersionError for a ring of another version, ValueError for what is no ring at all.
+    """
+    if len(header) < _HEADER.size:
+        raise ValueError("too short for a ring")
+    magic, version, slot_bytes, slot_count, _, length = _HEADER.unpack_from(header)
+    if magic != MAGIC:
+        raise ValueError("not a pacekeeper ring: wrong magic")
+    if (version, slot_bytes, slot_count) != (VERSION, SLOT_BYTES, SLOT_COUNT):
+        raise VersionError(
+            f"ring version {version} ({slot_count} slots of {slot_bytes} bytes), this side reads "
+            f"version {VERSION} ({SLOT_COUNT} of {SLOT_BYTES})",
+            remedy="install the same pacekeeper in the trainer's and the agent's environment",
+        )
+    try:
+        fields = json.loads(header[_HEADER.size : _HEADER.size + length])
+        model = fields.pop("model")
+        fields["clock"] = Clock(fields["clock"])
+        return Attachment(**fields, model=None if model is None else ModelShape(**model))
+    except (TypeError, KeyError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"the ring's header is corrupt: {error}") from None
+
+
+def slot_offset(index: int) -> int:
+    """Where record number `index` (from 0, never wrapping) lies in the file."""
+    return SLOTS_OFFSET + (index % SLOT_COUNT) * SLOT_BYTES
+
+
+def encode_slot(index: int, record: Record) -> bytes:
+    """The slot of record number `index`; the writer stores its first 8 bytes (sequence) last."""
+    kind, body = pack(record)
+    padded = body.ljust(BODY_BYTES, b"\0")
+    return _SLOT.pack(index + 1, _slot_crc(index + 1, kind, padded), kind, len(body), padded)
+
+
+def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | None:
+    """Record number `index` from a copied slot and the sequence read before and after the copy.
+
+    None while it is not written yet. Raises TornError where the writer was at work, CorruptError
+    where the content can not be trusted, LookupError where the writer has lapped the reader.
+    """
+    expected = index + 1
+    if before != after:
+        raise TornError(f"slot of record {index} is being written")
+    if before > expected:
+        raise LookupError(f"record {index} is overwritten by record {before - 1}")
+    if before < expected:
+        return None
+    sequence, crc, kind, length, body = _SLOT.unpack_from(slot)
+    if sequence != expected or crc != _slot_crc(sequence, kind, body) or length > BODY_BYTES:
+        raise CorruptError(f"record {index} does not fit its checksum")
+    try:
+        return unpack(kind, body)
+    except ValueError as error:
+        raise CorruptError(f"record {index}: {error}") from None
+
+
+def _slot_crc(sequence: int, kind: int, body: bytes) -> int:
+    return zlib.crc32(body, sequence & 0xFFFFFFFF ^ kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSlot:
+    """What the node's agent wants this rank to know: the newest plan and who is dead.
+
+    `plan_generation` 0 means: no plan. The plan itself is the file `plan_file_name(generation)`
+    beside the ring; `plan_sha256` is the digest of its bytes.
+    """
+
+    plan_generation: int = 0
+    base_generation: int = 0
+    plan_sha256: bytes = bytes(32)
+    dead_ranks: frozenset[int] = frozenset()
+
+
+def encode_command(sequence: int, command: CommandSlot) -> bytes:
+    """The command slot's bytes; `sequence` grows with every write and is stored last."""
+    bitmap = _to_bitmap(command.dead_ranks)
+    fields = (command.plan_generation, command.base_generation, command.plan_sha256, bitmap)
+    return _COMMAND.pack(sequence, _command_crc(sequence, *fields), *fields)
+
+
+def decode_command(area: bytes) -> tuple[int, CommandSlot]:
+    """(sequence, command) from the slot's bytes; (0, empty) before the agent's first write.
+
+    Raises TornError where the bytes do not fit their checksum (read again at the next step).
+    """
+    sequence, crc, plan, base, digest, bitmap = _COMMAND.unpack_from(area)
+    if sequence == 0:
+        return 0, CommandSlot()
+    if crc != _command_crc(sequence, plan, base, digest, bitmap):
+        raise TornError("the command slot is being written")
+    command = CommandSlot(
+        plan_generation=plan,
+        base_generation=base,
+        plan_sha256=digest,
+        dead_ranks=frozenset(_from_bitmap(bitmap)),
+    )
+    return sequence, command
+
+
+def _command_crc(sequence: int, plan: int, base: int, digest: bytes, bitmap: bytes) -> int:
+    return zlib.crc32(struct.pack("<QQQ", sequence, plan, base) + digest + bitmap)
+
+
+def _to_bitmap(ranks: Iterable[int]) -> bytes:
+    bits = bytearray(MAX_RANKS // 8)
+    for rank in ranks:
+        if not 0 <= rank < MAX_RANKS:
+            raise ValueError(f"rank {rank} is beyond the {MAX_RANKS} ranks of a job")
+        bits[rank // 8] |= 1 << (rank % 8)
+    return bytes(bits)
+
+
+def _from_bitmap(bitmap: bytes) -> Iterable[int]:
+    for byte_index, byte in enumerate(bitmap):
+        if byte:
+            for bit in range(8):
+                if byte >> bit & 1:
+                    yield byte_index * 8 + bit
+
+
+def ring_file_name(rank: int) -> str:
+    """A rank's ring, in the job's directory below the node's ring directory."""
+    return f"rank-{rank:05d}.ring"
+
+
+SUPERVISOR_RING = "supervisor.ring"
+
+
+def plan_file_name(generation: int) -> str:
+    """A plan the agent offers: written whole under another name, then renamed to this one."""
+    return f"plan-{generation:06d}.json"
+
+
+def layout_file_name(generation: int) -> str:
+    """A layout the trainer runs: the first one and those that survivors agreed on."""
+    return f"layout-{generation:06d}.json"

@@ -1,0 +1,83 @@
+"""TOML text to frozen settings; every complaint names file, key and what was expected."""
+
+import tomllib
+from dataclasses import MISSING, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.errors import ConfigError
+
+T = TypeVar("T")
+
+_TABLES: dict[str, tuple[type, str]] = {
+    "agent": (AgentConfig, ""),
+    "controller": (ControllerConfig, ""),
+    "detector": (ControllerConfig, "detector"),
+    "policy": (ControllerConfig, "policy"),
+    "train": (TrainConfig, ""),
+}
+
+
+def read_config(kind: type[T], text: str, *, file: str) -> T:
+    """The settings of `kind` in `text`; tables of other parts are checked too, not used.
+
+    Raises ConfigError that names `file`, the key and what was expected.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    for table in document:
+        if table not in _TABLES:
+            raise ConfigError(
+                f"{file}: unknown table [{table}]",
+                remedy=f"expected one of {', '.join(f'[{name}]' for name in _TABLES)}",
+            )
+    result: dict[type, Any] = {}
+    for table, (owner, part) in _TABLES.items():
+        base = result.get(owner, owner())
+        values = document.get(table, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{file}: {table}: expected a table, got {_kind_of(values)}")
+        where = f"{file}: [{table}]"
+        if part:
+            base = replace(base, **{part: _build(type(getattr(base, part)), values, where)})
+        else:
+            base = _build(owner, values, where, base)
+        result[owner] = base
+    settings: T = result[kind]
+    return settings
+
+
+def override(settings: T, *, where: str = "command line", **values: Any) -> T:
+    """`settings` with the values that are not None put in; complaints name `where`."""
+    given = {name: value for name, value in values.items() if value is not None}
+    return _build(type(settings), given, where, settings)
+
+
+def _build(kind: type[T], values: dict[str, Any], where: str, base: T | None = None) -> T:
+    known = {f.name: f for f in fields(kind) if not _is_nested(f)}  # type: ignore[arg-type]
+    checked: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            near = ", ".join(sorted(known))
+            raise ConfigError(f"{where} {key}: unknown key", remedy=f"expected one of: {near}")
+        expected = known[key].type
+        if expected is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(expected, type) or type(value) is not expected:
+            name = expected.__name__ if isinstance(expected, type) else str(expected)
+            raise ConfigError(f"{where} {key}: expected {name}, got {_kind_of(value)}")
+        checked[key] = value
+    try:
+        return kind(**checked) if base is None else replace(base, **checked)  # type: ignore[type-var]
+    except ValueError as error:
+        raise ConfigError(f"{where} {error}") from None
+
+
+def _is_nested(f: Any) -> bool:
+    return f.default_factory is not MISSING and is_dataclass(f.default_factory)
+
+
+def _kind_of(value: object) -> str:
+    return f"{type(value).__name__} {value!r}"

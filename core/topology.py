@@ -1,0 +1,100 @@
+"""Who sits where: what a rank says of itself when it attaches, and what is known of devices."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Clock(StrEnum):
+    """Where a rank's compute times come from."""
+
+    CUDA = "cuda"  # CUDA events of the device
+    CPU = "cpu"  # thread CPU time + run-queue wait + the rest
+    EMULATED = "emulated"  # modelled device time from counted work (demonstrations, tests)
+    WALL = "wall"  # a foreign trainer's own stopwatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What the planner must know of the model; sizes include optimizer state.
+
+    `slots_per_rank` bounds the expert replicas of one layer that a rank has memory for.
+    """
+
+    num_layers: int
+    num_experts: int
+    experts_per_token: int
+    rows_per_step: int
+    slots_per_rank: int
+    expert_bytes: int
+    dense_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "rows_per_step"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"ModelShape.{name} must be at least 1, got {getattr(self, name)}")
+        for name in (
+            "num_experts",
+            "experts_per_token",
+            "slots_per_rank",
+            "expert_bytes",
+            "dense_bytes",
+        ):
+            if getattr(self, name) < 0:
+                raise ValueError(f"ModelShape.{name} must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """What one rank says of itself once, when it attaches to its node's ring directory.
+
+    `role` names the group of ranks that do the same work (stage, chunk, tensor share): peers.
+    `device_uuid` is empty for a rank without GPU; `model` is None where work can not move.
+    """
+
+    job: str
+    rank: int
+    world_size: int
+    pid: int
+    role: str = "train"
+    clock: Clock = Clock.WALL
+    device_uuid: str = ""
+    model: ModelShape | None = None
+
+    def __post_init__(self) -> None:
+        if not is_job_name(self.job):
+            raise ValueError(
+                f"job name {self.job!r} must be 1 to 64 of letters, digits, '-', '_' and '.', "
+                "and must not begin with '.'"
+            )
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank {self.rank} is not in a world of {self.world_size}")
+
+
+def is_job_name(name: str) -> bool:
+    """True where `name` may name a directory: it becomes one below the ring directory."""
+    allowed = all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)
+    return allowed and 1 <= len(name) <= 64 and not name.startswith(".")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSample:
+    """One reading of one GPU by NVML. None means: this device does not tell, never a guess."""
+
+    device_index: int
+    device_uuid: str
+    sampled_s: float  # monotonic clock of the node
+    name: str = ""
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    temperature_celsius: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    utilisation_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    clock_event_reasons: int | None = None  # NVML bit mask
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    pcie_replays: int | None = None
+    ecc_uncorrected: int | None = None
+    processes: tuple[int, ...] | None = None  # pids that hold a context on the device

@@ -1,0 +1,1 @@
+"""What should this have taken, and what is wrong? Pure functions of plain values."""

@@ -1,0 +1,1 @@
+"""The wire: pacekeeper.v1 messages, generated code and the converters."""

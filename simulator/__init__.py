@@ -1,0 +1,1 @@
+"""A cluster of any size on this machine."""

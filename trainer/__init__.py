@@ -1,0 +1,1 @@
+"""The seam for any trainer, and our own mixture-of-experts trainer."""
