@@ -1,0 +1,87 @@
+"""`pacekeeper demo`: a real job on this machine, a fault, a repair, a death, and a report."""
+
+import json
+import random
+from pathlib import Path
+
+import click
+
+from pacekeeper.core.errors import ConfigError
+
+
+@click.command()
+@click.option("--rank", type=int, default=None, help="Rank to slow down (default: by the seed).")
+@click.option("--slowdown", type=float, default=1.6, show_default=True, help="Times slower.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--steps", type=int, default=200, show_default=True, help="Training steps in all.")
+@click.option(
+    "--clock",
+    type=click.Choice(["emulated", "cpu"]),
+    default="emulated",
+    show_default=True,
+    help="emulated: real arithmetic, modelled device time. cpu: this machine's own time.",
+)
+@click.option("--run-dir", default="runs/demo", show_default=True, help="Logs and report.")
+@click.option("--json", "as_json", is_flag=True, help="Last line: the outcome as one JSON object.")
+def command(
+    rank: int | None,
+    slowdown: float,
+    seed: int,
+    steps: int,
+    clock: str,
+    run_dir: str,
+    as_json: bool,
+) -> None:
+    """See the whole loop on this machine in three minutes.
+
+    A controller, two agents and four ranks train a mixture-of-experts model. One rank is slowed,
+    found and relieved; the fault is lifted; one rank is killed; training never stops.
+    """
+    from rich.console import Console
+
+    from pacekeeper.cli.demo_director import JOB, Director
+    from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet
+    from pacekeeper.cli.demo_measure import Schedule
+    from pacekeeper.cli.demo_report import print_outcome, write_report
+    from pacekeeper.cli.demo_view import View
+
+    chosen = random.Random(seed)
+    victim = chosen.randrange(NUM_RANKS) if rank is None else rank
+    if not 0 <= victim < NUM_RANKS:
+        raise ConfigError(f"--rank: expected 0 to {NUM_RANKS - 1}, got {rank}")
+    if not 1.1 <= slowdown <= 10.0:
+        raise ConfigError(f"--slowdown: expected 1.1 to 10, got {slowdown}")
+    if seed < 0:
+        raise ConfigError(f"--seed: expected 0 or more, got {seed}")
+    try:
+        schedule = Schedule.of(steps)
+    except ValueError as error:
+        raise ConfigError(f"--{error}") from None
+    killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
+
+    # Prose goes to stderr where a program reads stdout.
+    console = Console(stderr=as_json)
+    folder = Path(run_dir)
+    with Fleet(run_dir=folder, job=JOB, steps=steps, seed=seed, clock=clock) as fleet:
+        console.print("[dim]started by the commands an operator would type:[/]")
+        for line in fleet.commands:
+            console.print(f"[dim]  {line}[/]", soft_wrap=True, highlight=False)
+        if clock == "emulated":
+            console.print(
+                "[dim]clock: emulated accelerator - real arithmetic, then each rank waits until "
+                "the modelled device time has passed[/]",
+                soft_wrap=True,
+            )
+        director = Director(fleet=fleet, schedule=schedule, folder=folder)
+        with View(
+            console=console,
+            recorder=director.recorder,
+            title=f"pacekeeper demo: {NUM_RANKS} ranks on 2 nodes, seed {seed}",
+            total_steps=steps,
+        ) as view:
+            director.play(view, victim=victim, slowdown=slowdown, killed=killed, chosen=chosen)
+    outcome = director.outcome(clock=clock, seed=seed)
+    report = write_report(folder, outcome, director)
+    print_outcome(console, outcome, report)
+    if as_json:
+        click.echo(json.dumps(outcome.to_json()))

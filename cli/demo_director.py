@@ -1,0 +1,113 @@
+"""Does to the job what the schedule says, when the job's own steps say it is time."""
+
+import json
+import random
+import time
+from pathlib import Path
+
+from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet, default_config
+from pacekeeper.cli.demo_measure import LoggedStep, Outcome, Schedule, Truth, judge
+from pacekeeper.cli.demo_recorder import Recorder, read_step_log, read_truth
+from pacekeeper.cli.demo_view import View
+from pacekeeper.core.errors import PacekeeperError
+
+JOB = "demo"
+SILENCE_TIMEOUT_S = 60.0
+
+
+class Director:
+    """The hand that harms the job; everything it knows of the answer stays in `truth`."""
+
+    def __init__(self, *, fleet: Fleet, schedule: Schedule, folder: Path) -> None:
+        self.fleet = fleet
+        self.schedule = schedule
+        self.folder = folder
+        self.recorder = Recorder(address=fleet.address, job=JOB)
+        self.truth: Truth | None = None
+
+    def play(
+        self, view: View, *, victim: int, slowdown: float, killed: int, chosen: random.Random
+    ) -> None:
+        """Run the story to its end. Raises PacekeeperError where the job stalls or a part dies."""
+        self._until(view, self.schedule.fault_step)
+        self._set_fault(victim, slowdown)
+        self.recorder.say("fault", f"rank {victim} is made x{slowdown:g} slower (nobody is told)")
+        self._until(view, self.schedule.lift_step)
+        self._set_fault(victim, 1.0)
+        self.recorder.say("lift", f"rank {victim} runs at full speed again (nobody is told)")
+        self._until(view, self.schedule.kill_step)
+        # Anywhere within a step: the survivors must cope with every moment.
+        time.sleep(chosen.random() * 0.4)
+        kill_s = self.fleet.kill_rank(killed)
+        self.recorder.say("kill", f"rank {killed} is killed (SIGKILL)")
+        self._until(view, self.schedule.steps)
+        self._remember_truth(victim, slowdown, killed, kill_s)
+        self.recorder.close()
+        view.update()
+
+    def outcome(self, *, clock: str, seed: int) -> Outcome:
+        """The figures, from the logs."""
+        assert self.truth is not None, "play() comes before outcome()"
+        return judge(
+            logs=self.logs(),
+            incidents=list(self.recorder.incidents.values()),
+            truth=self.truth,
+            schedule=self.schedule,
+            warmup_steps=default_config(self.schedule.steps, seed, clock).warmup_steps,
+            clock=clock,
+            seed=seed,
+            num_ranks=NUM_RANKS,
+        )
+
+    def logs(self) -> dict[int, tuple[LoggedStep, ...]]:
+        """Each rank's committed steps, from its own log."""
+        return {r: read_step_log(self._log_path(r)) for r in range(NUM_RANKS)}
+
+    def _log_path(self, rank: int) -> Path:
+        return self.folder / "train" / f"steps-{rank}.jsonl"
+
+    def _until(self, view: View, step: int) -> None:
+        """Wait until `step` steps are complete (or the job is over); draw meanwhile."""
+        seen, moved_s = -1, time.monotonic()
+        while not self.fleet.training_is_over:
+            self.fleet.check()
+            view.update()
+            newest = self.recorder.steps[-1].step if self.recorder.steps else -1
+            if newest > seen:
+                seen, moved_s = newest, time.monotonic()
+            if seen + 1 >= step and step < self.schedule.steps:
+                return
+            if time.monotonic() - moved_s > SILENCE_TIMEOUT_S:
+                raise PacekeeperError(
+                    f"no step for {SILENCE_TIMEOUT_S:.0f} s after step {seen}",
+                    remedy=f"see the logs in {self.folder / 'logs'}",
+                )
+            time.sleep(0.05)
+        if step < self.schedule.steps:
+            raise PacekeeperError(
+                f"training ended before step {step}", remedy=f"see {self.folder / 'logs'}"
+            )
+
+    def _set_fault(self, rank: int, slowdown: float) -> None:
+        path = self.folder / "faults" / f"rank-{rank}.json"
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(json.dumps({"slowdown": slowdown, "kind": "compute"}))
+        fresh.rename(path)
+
+    def _remember_truth(self, victim: int, slowdown: float, killed: int, kill_s: float) -> None:
+        entries = [
+            e for e in read_truth(self.folder / "faults" / "truth.jsonl") if e["rank"] == victim
+        ]
+        slow = next((e for e in entries if e["slowdown"] > 1.0), None)
+        if slow is None:
+            raise PacekeeperError("the fault never reached the rank", remedy="see the logs")
+        lifted = next((e for e in entries if e["mono_s"] > slow["mono_s"]), None)
+        self.truth = Truth(
+            rank=victim,
+            slowdown=slowdown,
+            fault_first_step=int(slow["step"]),
+            fault_s=float(slow["mono_s"]),
+            lift_first_step=int(lifted["step"]) if lifted else self.schedule.lift_step,
+            killed_rank=killed,
+            kill_s=kill_s,
+        )

@@ -1,0 +1,189 @@
+"""The processes of the demonstration, started by the commands an operator would type."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import HostError, PacekeeperError
+from pacekeeper.core.ring import COMMAND_OFFSET, decode_header, ring_file_name
+
+NUM_NODES = 2
+RANKS_PER_NODE = 2
+NUM_RANKS = NUM_NODES * RANKS_PER_NODE
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """One controller, two agents, two launchers; `with Fleet(...)` leaves no process behind.
+
+    `run_dir` keeps logs, the store and the step logs; the rings lie on tmpfs where there is one.
+    """
+
+    run_dir: Path
+    job: str
+    steps: int
+    seed: int
+    clock: str
+    address: str = ""
+    ring_root: Path = field(init=False)
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    commands: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> "Fleet":
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        for name in ("faults", "train", "logs"):
+            shutil.rmtree(self.run_dir / name, ignore_errors=True)
+            (self.run_dir / name).mkdir()
+        for stale in self.run_dir.glob("controller.sqlite*"):
+            stale.unlink()
+        shared_memory = Path("/dev/shm")
+        on_tmpfs = shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
+        self.ring_root = Path(
+            tempfile.mkdtemp(prefix="pacekeeper-demo-", dir=shared_memory if on_tmpfs else None)
+        )
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self._spawn(
+            "controller",
+            ["controller", "--listen", "127.0.0.1:0", "--store", self._path("controller.sqlite")],
+        )
+        self.address = self._wait_for_listening()
+        for node in range(NUM_NODES):
+            (self.ring_root / f"node-{node}").mkdir()
+            self._spawn(
+                f"agent-{node}",
+                ["agent", "--controller", self.address, "--node", f"node-{node}"]
+                + ["--ring-dir", self.ring_dir(node), "--metrics-listen", ""],
+            )
+        rendezvous = f"127.0.0.1:{free_port()}"
+        for node in range(NUM_NODES):
+            self._spawn(
+                f"launch-{node}",
+                ["launch", "--job", self.job, "--ring-dir", self.ring_dir(node)]
+                + ["--node-rank", str(node), "--num-nodes", str(NUM_NODES)]
+                + ["--ranks-per-node", str(RANKS_PER_NODE), "--rendezvous", rendezvous]
+                + ["--faults", self._path("faults"), "--run-dir", self._path("train")]
+                + ["--steps", str(self.steps), "--seed", str(self.seed), "--clock", self.clock],
+            )
+
+    def _spawn(self, name: str, arguments: list[str]) -> None:
+        self.commands.append("pacekeeper " + " ".join(a if a else '""' for a in arguments))
+        with (self.run_dir / "logs" / f"{name}.log").open("wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-m", "pacekeeper.cli.main", *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is ours to hand on, in order
+            )
+
+    def _wait_for_listening(self) -> str:
+        log = self.run_dir / "logs" / "controller.log"
+        give_up_s = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            for line in log.read_text(errors="replace").splitlines():
+                if line.startswith("listening on "):
+                    return line.removeprefix("listening on ").strip()
+            self.check()
+            time.sleep(0.05)
+        raise PacekeeperError("the controller did not start", remedy=f"see {log}")
+
+    def check(self) -> None:
+        """Raises PacekeeperError where a process has ended that should still run."""
+        for name, process in self.processes.items():
+            code = process.poll()
+            if code is not None and not (name.startswith("launch") and code == 0):
+                log = self.run_dir / "logs" / f"{name}.log"
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+                raise PacekeeperError(
+                    f"{name} ended with code {code}:\n{tail}", remedy=f"the whole log is {log}"
+                )
+
+    @property
+    def training_is_over(self) -> bool:
+        return all(
+            process.poll() is not None
+            for name, process in self.processes.items()
+            if name.startswith("launch")
+        )
+
+    def ring_dir(self, node: int) -> str:
+        """The ring directory of a node, as its operator passes it."""
+        return str(self.ring_root / f"node-{node}")
+
+    def pid_of(self, rank: int) -> int:
+        """The process of a rank, from the header of its ring."""
+        path = Path(self.ring_dir(rank // RANKS_PER_NODE)) / self.job / ring_file_name(rank)
+        with path.open("rb") as ring:
+            return decode_header(ring.read(COMMAND_OFFSET)).pid
+
+    def kill_rank(self, rank: int) -> float:
+        """SIGKILL one rank; the monotonic time just before."""
+        pid = self.pid_of(rank)
+        killed_s = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        return killed_s
+
+    def stop(self) -> None:
+        """End all processes: trainers first, so that nobody reports a death that is none."""
+        for prefix in ("launch", "agent", "controller"):
+            group = [p for name, p in self.processes.items() if name.startswith(prefix)]
+            for process in group:
+                if process.poll() is None:
+                    process.terminate()
+            give_up_s = time.monotonic() + STOP_TIMEOUT_S
+            for process in group:
+                try:
+                    process.wait(max(0.1, give_up_s - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+        shutil.rmtree(self.ring_root, ignore_errors=True)
+
+    def _path(self, name: str) -> str:
+        return str(self.run_dir / name)
+
+
+def free_port() -> int:
+    """A port below the ephemeral range, so that no client's connection can take it meanwhile."""
+    for port in range(29400, 32000):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise HostError("no free port between 29400 and 32000", remedy="close some services")
+
+
+def default_config(steps: int, seed: int, clock: str) -> TrainConfig:
+    """The trainer's settings of the demonstration; raises ValueError for impossible ones."""
+    return TrainConfig(job="demo", steps=steps, seed=seed, clock=clock)

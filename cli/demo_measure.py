@@ -1,0 +1,265 @@
+"""What the demonstration claims, computed from what was logged: pure functions of plain values.
+
+Times are of the monotonic clock of this machine: trainer, controller and demo share it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from statistics import mean
+from typing import Any
+
+from pacekeeper.core.errors import PacekeeperError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """At which step what happens. Shares of the whole run, so that `--steps` scales all phases."""
+
+    steps: int
+    fault_step: int
+    lift_step: int
+    kill_step: int
+
+    @classmethod
+    def of(cls, steps: int) -> "Schedule":
+        """Raises ValueError for a run too short to show anything."""
+        if steps < 80:
+            raise ValueError(f"steps: expected at least 80 (warm-up, four phases), got {steps}")
+        return cls(
+            steps=steps,
+            fault_step=round(steps * 0.30),
+            lift_step=round(steps * 0.60),
+            kill_step=round(steps * 0.80),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedStep:
+    """One committed step in a rank's own log."""
+
+    step: int
+    generation: int
+    ended_s: float
+    tokens: int
+    loss: float
+    is_redone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedIncident:
+    """An incident as the demo saw it arrive; `found_s` is when it arrived here first."""
+
+    incident_id: int
+    kind: str
+    rank: int
+    slowdown: float
+    onset_step: int
+    found_step: int
+    found_s: float
+    reason: str
+    closed_s: float | None = None
+    actions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What the demo did to the job, and when."""
+
+    rank: int
+    slowdown: float
+    fault_first_step: int
+    fault_s: float
+    lift_first_step: int
+    killed_rank: int
+    kill_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throughput:
+    """Tokens per second of each phase; None where a phase has no two steps."""
+
+    healthy: float | None
+    degraded: float | None
+    mitigated: float | None
+    recovered: float | None
+    after_kill: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The last line of `pacekeeper demo --json`, field by field."""
+
+    injected_rank: int
+    found_rank: int | None
+    found_slowdown: float | None
+    injected_slowdown: float
+    delay_iterations: int | None
+    false_findings: int
+    tokens_per_s: Throughput
+    fluid_limit_tokens_per_s: float | None
+    mitigated_of_fluid: float | None
+    kill_to_next_step_s: float | None
+    steps_lost: int
+    loss_first: float
+    loss_last: float
+    generations: int
+    killed_rank: int
+    survivors: int
+    clock: str
+    steps: int
+    seed: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phases:
+    """First step of each phase and one past its last; transitions lie in no phase."""
+
+    healthy: range
+    degraded: range
+    mitigated: range
+    recovered: range
+    after_kill: range
+
+
+def split_phases(
+    steps: Sequence[LoggedStep], truth: Truth, *, warmup_steps: int, kill_step: int
+) -> Phases:
+    """Phases by what was logged: a phase ends where the layout's generation changes.
+
+    Healthy: after the warm-up, from the last layout change before the fault. Degraded: from the
+    fault's first step to the first plan. Mitigated: from the last plan before the lift on.
+    Recovered: from the last plan before the kill on. The step during which a plan or a fault
+    begins belongs to no phase: it is a mixture.
+    """
+    by_step = {s.step: s for s in steps}
+    last = max(by_step)
+
+    def first_in_generation_at(step: int, not_before: int) -> int:
+        """First step of the run of equal generations that `step` belongs to."""
+        first = step
+        while first - 1 >= not_before and by_step.get(first - 1) is not None:
+            if by_step[first - 1].generation != by_step[step].generation:
+                break
+            first -= 1
+        return first
+
+    fault, lift = truth.fault_first_step, truth.lift_first_step
+    degraded_end = fault
+    while degraded_end < lift and by_step[degraded_end].generation == by_step[fault].generation:
+        degraded_end += 1
+    return Phases(
+        healthy=range(first_in_generation_at(fault - 1, warmup_steps) + 1, fault),
+        degraded=range(fault, degraded_end),
+        mitigated=range(first_in_generation_at(lift - 1, degraded_end) + 1, lift),
+        recovered=range(first_in_generation_at(kill_step - 1, lift) + 1, kill_step),
+        after_kill=range(first_in_generation_at(last, kill_step + 1) + 1, last + 1),
+    )
+
+
+def tokens_per_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
+    """Tokens of the phase's steps over the time they took; None for an empty phase."""
+    by_step = {s.step: s for s in steps}
+    if len(phase) < 1 or phase.start - 1 not in by_step:
+        return None
+    spent_s = by_step[phase.stop - 1].ended_s - by_step[phase.start - 1].ended_s
+    return sum(by_step[s].tokens for s in phase) / spent_s
+
+
+def lost_steps(logs: Sequence[Sequence[LoggedStep]]) -> int:
+    """Steps that some survivor committed twice or never: work thrown away or left out."""
+    lost = 0
+    for steps in logs:
+        numbers = [s.step for s in steps]
+        expected = set(range(min(numbers), max(numbers) + 1))
+        lost = max(lost, len(numbers) - len(set(numbers)) + len(expected - set(numbers)))
+    return lost
+
+
+def judge(
+    *,
+    logs: dict[int, tuple[LoggedStep, ...]],
+    incidents: Sequence[LoggedIncident],
+    truth: Truth,
+    schedule: Schedule,
+    warmup_steps: int,
+    clock: str,
+    seed: int,
+    num_ranks: int,
+) -> Outcome:
+    """The outcome from the survivors' step logs, the incidents and the truth.
+
+    `logs[rank]` are a rank's committed steps. Raises PacekeeperError where nobody survived.
+    """
+    survivors = {r: s for r, s in logs.items() if r != truth.killed_rank and s}
+    if not survivors:
+        raise PacekeeperError("no rank survived: there is nothing to judge")
+    steps = survivors[min(survivors)]
+    phases = split_phases(
+        steps, truth, warmup_steps=warmup_steps, kill_step=_step_at(steps, truth.kill_s)
+    )
+    throughput = Throughput(
+        healthy=tokens_per_s(steps, phases.healthy),
+        degraded=tokens_per_s(steps, phases.degraded),
+        mitigated=tokens_per_s(steps, phases.mitigated),
+        recovered=tokens_per_s(steps, phases.recovered),
+        after_kill=tokens_per_s(steps, phases.after_kill),
+    )
+    true_findings = [
+        i for i in incidents if i.kind == "device" and is_true_finding(i, truth, schedule)
+    ]
+    found = min(true_findings, key=lambda i: i.found_s, default=None)
+    true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
+    expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
+    # With the CPU clock ranks disturb each other: throughput is logged, no limit is claimed.
+    fluid = None
+    if clock != "cpu" and throughput.healthy is not None:
+        fluid = throughput.healthy * (num_ranks - 1 + 1 / truth.slowdown) / num_ranks
+    next_steps = [
+        min((s.ended_s for s in log if s.ended_s > truth.kill_s), default=None)
+        for log in survivors.values()
+    ]
+    return Outcome(
+        injected_rank=truth.rank,
+        found_rank=None if found is None else found.rank,
+        found_slowdown=None if found is None else round(found.slowdown, 4),
+        injected_slowdown=truth.slowdown,
+        delay_iterations=None if found is None else delay_iterations(steps, truth, found),
+        false_findings=len(incidents) - expected_incidents,
+        tokens_per_s=throughput,
+        fluid_limit_tokens_per_s=fluid,
+        mitigated_of_fluid=(
+            None if fluid is None or throughput.mitigated is None else throughput.mitigated / fluid
+        ),
+        kill_to_next_step_s=(
+            None if None in next_steps else max(s for s in next_steps if s) - truth.kill_s
+        ),
+        steps_lost=lost_steps(list(survivors.values())),
+        loss_first=mean(s.loss for s in steps[:5]),
+        loss_last=mean(s.loss for s in steps[-5:]),
+        generations=steps[-1].generation,
+        killed_rank=truth.killed_rank,
+        survivors=len([log for log in survivors.values() if log[-1].ended_s > truth.kill_s]),
+        clock=clock,
+        steps=steps[-1].step + 1,
+        seed=seed,
+    )
+
+
+def is_true_finding(incident: LoggedIncident, truth: Truth, schedule: Schedule) -> bool:
+    """A finding is true where it names the touched rank while it was touched."""
+    in_time = truth.fault_s <= incident.found_s and incident.onset_step < truth.lift_first_step
+    return incident.rank == truth.rank and in_time
+
+
+def delay_iterations(steps: Sequence[LoggedStep], truth: Truth, found: LoggedIncident) -> int:
+    """Slow iterations that were over when the finding arrived (it may arrive within the next)."""
+    return sum(1 for s in steps if s.step >= truth.fault_first_step and s.ended_s <= found.found_s)
+
+
+def _step_at(steps: Sequence[LoggedStep], at_s: float) -> int:
+    """The step that was under way at `at_s`."""
+    over = [s.step for s in steps if s.ended_s <= at_s]
+    return max(over, default=steps[0].step - 1) + 1
