@@ -1,0 +1,260 @@
+"""`pacekeeper doctor`: what works on this machine, what does not, and what to do about it."""
+
+import contextlib
+import json
+import os
+import platform
+import resource
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import click
+
+from pacekeeper.core.config import GRPC_PORT, METRICS_PORT, AgentConfig
+from pacekeeper.core.errors import ExitCode
+
+SLOW_LOOKUP_S = 1.0
+FEW_FILES = 65536
+
+
+class Health(StrEnum):
+    OK = "ok"
+    LIMITED = "limited"  # works, but something is missing or slow
+    BROKEN = "broken"  # a part of pacekeeper can not run here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at: what was found and, where it is not well, what to do."""
+
+    name: str
+    health: Health
+    found: str
+    remedy: str = ""
+
+
+@click.command()
+@click.option("--ring-dir", default=AgentConfig().ring_dir, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def command(ctx: click.Context, ring_dir: str, as_json: bool) -> None:
+    """Say what works on this machine and what does not, and what to do.
+
+    Ends with code 4 where a part of pacekeeper can not run here.
+    """
+    checks = run_checks(Path(ring_dir))
+    if as_json:
+        click.echo(json.dumps([asdict(check) for check in checks]))
+    else:
+        _print(checks)
+    if any(check.health is Health.BROKEN for check in checks):
+        ctx.exit(int(ExitCode.HOST))
+
+
+def run_checks(ring_dir: Path) -> tuple[Check, ...]:
+    """All checks, in the order people read them. None of them changes anything for good."""
+    probes: tuple[Callable[[], Check], ...] = (
+        check_python,
+        check_cores,
+        lambda: check_ring_dir(ring_dir),
+        check_run_queue,
+        check_torch,
+        check_nvml,
+        check_grpc,
+        lambda: check_package("scikit-learn", "the predictor can not fit its cost model"),
+        lambda: check_port(GRPC_PORT, "controller"),
+        lambda: check_port(METRICS_PORT, "agent's metrics"),
+        check_resolver,
+        check_open_files,
+    )
+    return tuple(probe() for probe in probes)
+
+
+def check_python() -> Check:
+    """pacekeeper needs Python 3.11."""
+    good = sys.version_info >= (3, 11)
+    return Check(
+        name="python",
+        health=Health.OK if good else Health.BROKEN,
+        found=platform.python_version(),
+        remedy="" if good else "install Python 3.11 or newer",
+    )
+
+
+def check_cores() -> Check:
+    """Ranks on CPU want a core each; the emulated clock makes do with less."""
+    cores = len(os.sched_getaffinity(0))
+    enough = cores >= 2
+    return Check(
+        name="cores",
+        health=Health.OK if enough else Health.LIMITED,
+        found=f"{cores} usable",
+        remedy="" if enough else "the demo's emulated clock will overrun on one core",
+    )
+
+
+def check_ring_dir(ring_dir: Path) -> Check:
+    """Ranks and agent share files there; on a disk every record would cost an I/O."""
+    parent = next(p for p in (ring_dir, *ring_dir.parents) if p.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        return Check(
+            name="ring directory",
+            health=Health.BROKEN,
+            found=f"{ring_dir}: {error.strerror}",
+            remedy="make it writable for agent and ranks, or name another with --ring-dir",
+        )
+    kind = _filesystem_of(parent)
+    return Check(
+        name="ring directory",
+        health=Health.OK if kind == "tmpfs" else Health.LIMITED,
+        found=f"{ring_dir} on {kind}",
+        remedy="" if kind == "tmpfs" else "choose a directory on tmpfs, such as /dev/shm",
+    )
+
+
+def check_run_queue() -> Check:
+    """With the CPU clock the kernel tells a busy core from a slow one."""
+    good = Path("/proc/thread-self/schedstat").exists()
+    return Check(
+        name="run-queue times",
+        health=Health.OK if good else Health.LIMITED,
+        found="readable" if good else "not readable",
+        remedy="" if good else "--clock cpu can not tell a competitor from a slow core",
+    )
+
+
+def check_torch() -> Check:
+    """Needed by ranks only; found without importing it, which takes seconds."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        return Check(
+            name="torch",
+            health=Health.LIMITED,
+            found="not installed",
+            remedy="agent and controller run; to train, install your torch or pacekeeper[trainer]",
+        )
+    return Check(name="torch", health=Health.OK, found=found)
+
+
+def check_nvml() -> Check:
+    """Without NVML a slow GPU is still found, but its cause stays unknown."""
+    from pacekeeper.agent.nvml import NoNvml, open_nvml
+
+    nvml = open_nvml()
+    if isinstance(nvml, NoNvml):
+        return Check(
+            name="nvml",
+            health=Health.LIMITED,
+            found=nvml.reason,
+            remedy="on a GPU node: install the NVIDIA driver; without GPU all else works",
+        )
+    devices = nvml.sample(time.monotonic())
+    nvml.close()
+    return Check(name="nvml", health=Health.OK, found=f"{len(devices)} devices")
+
+
+def check_grpc() -> Check:
+    """The pure-Python protobuf runtime is some 200 times slower."""
+    from google.protobuf.internal import api_implementation
+
+    kind = api_implementation.Type()
+    return Check(
+        name="grpc",
+        health=Health.OK if kind == "upb" else Health.LIMITED,
+        found=f"grpcio {version('grpcio')}, protobuf {version('protobuf')} ({kind})",
+        remedy="" if kind == "upb" else "install a protobuf wheel with its native runtime",
+    )
+
+
+def check_package(name: str, without: str) -> Check:
+    """Is a distribution installed?"""
+    try:
+        return Check(name=name, health=Health.OK, found=version(name))
+    except PackageNotFoundError:
+        return Check(
+            name=name, health=Health.BROKEN, found=f"missing: {without}", remedy=f"install {name}"
+        )
+
+
+def check_port(port: int, whose: str) -> Check:
+    """Is the default port free? A taken one may well be our own service."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            return Check(
+                name=f"port {port}",
+                health=Health.LIMITED,
+                found=error.strerror or str(error),
+                remedy=f"the {whose} may already run here; else name another port",
+            )
+    return Check(name=f"port {port}", health=Health.OK, found=f"free ({whose})")
+
+
+def check_resolver() -> Check:
+    """The training store looks its peers up by address; a stalling resolver delays each start."""
+    began_s = time.monotonic()
+    with contextlib.suppress(OSError):  # "not known" is an answer, too
+        socket.gethostbyaddr("127.0.0.1")
+    took_s = time.monotonic() - began_s
+    slow = took_s > SLOW_LOOKUP_S
+    return Check(
+        name="resolver",
+        health=Health.LIMITED if slow else Health.OK,
+        found=f"reverse look-up took {took_s:.2f} s",
+        remedy='set RES_OPTIONS="timeout:1 attempts:1" (launch does)' if slow else "",
+    )
+
+
+def check_open_files() -> Check:
+    """A controller holds one connection per node."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    good = limit >= FEW_FILES or limit == resource.RLIM_INFINITY
+    return Check(
+        name="open files",
+        health=Health.OK if good else Health.LIMITED,
+        found=f"limit {limit}",
+        remedy="" if good else f"a controller of many nodes wants ulimit -n {FEW_FILES}",
+    )
+
+
+def _filesystem_of(path: Path) -> str:
+    """Type of the file system a path lies on, from the longest mount point above it."""
+    best, kind = "", "an unknown file system"
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return kind
+    resolved = str(path.resolve())
+    for line in mounts:
+        _, point, type_, *_ = line.split()
+        inside = resolved == point or resolved.startswith(point.rstrip("/") + "/")
+        if inside and len(point) > len(best):
+            best, kind = point, type_
+    return kind
+
+
+def _print(checks: tuple[Check, ...]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    styles = {Health.OK: "green", Health.LIMITED: "yellow", Health.BROKEN: "bold red"}
+    table = Table(box=None, header_style="dim")
+    for name in ("", "what", "found", "to do"):
+        table.add_column(name)
+    for check in checks:
+        style = styles[check.health]
+        table.add_row(f"[{style}]{check.health}[/]", check.name, check.found, check.remedy)
+    Console().print(table)
