@@ -1,0 +1,145 @@
+"""The figures of the demonstration: right on a story whose answer is known by construction."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.cli.demo_measure import (
+    LoggedIncident,
+    LoggedStep,
+    Outcome,
+    Schedule,
+    Truth,
+    delay_iterations,
+    judge,
+    lost_steps,
+    split_phases,
+    tokens_per_s,
+)
+
+WARMUP = 10
+SCHEDULE = Schedule.of(100)  # fault 30, lift 60, kill 80
+# (first step, seconds per step, generation): healthy, degraded, mitigated, recovered, after
+STORY = [(0, 1.0, 1), (30, 1.5, 1), (34, 1.1, 2), (60, 1.1, 2), (64, 1.0, 3), (81, 1.3, 4)]
+
+
+def story_steps() -> tuple[LoggedStep, ...]:
+    steps, now_s = [], 100.0
+    for step in range(100):
+        _, spent_s, generation = next(s for s in reversed(STORY) if s[0] <= step)
+        now_s += spent_s
+        steps.append(
+            LoggedStep(
+                step=step, generation=generation, ended_s=now_s, tokens=1000, loss=5.0 - step / 50
+            )
+        )
+    return tuple(steps)
+
+
+STEPS = story_steps()
+TRUTH = Truth(
+    rank=2,
+    slowdown=1.6,
+    fault_first_step=30,
+    fault_s=STEPS[29].ended_s + 0.01,
+    lift_first_step=60,
+    killed_rank=3,
+    kill_s=STEPS[80].ended_s - 0.5,
+)
+FOUND = LoggedIncident(
+    incident_id=1,
+    kind="device",
+    rank=2,
+    slowdown=1.58,
+    onset_step=30,
+    found_step=31,
+    found_s=STEPS[31].ended_s + 0.2,
+    reason="slow",
+)
+DEATH = replace(FOUND, incident_id=2, kind="death", rank=3, found_s=TRUTH.kill_s + 0.1)
+
+
+def outcome(*incidents: LoggedIncident, clock: str = "emulated") -> Outcome:
+    return judge(
+        logs={0: STEPS, 1: STEPS, 2: STEPS, 3: STEPS[:80]},
+        incidents=incidents,
+        truth=TRUTH,
+        schedule=SCHEDULE,
+        warmup_steps=WARMUP,
+        clock=clock,
+        seed=0,
+        num_ranks=4,
+    )
+
+
+def test_phases_lie_between_the_changes_and_never_across_one() -> None:
+    phases = split_phases(STEPS, TRUTH, warmup_steps=WARMUP, kill_step=80)
+    assert phases.healthy == range(11, 30)
+    assert phases.degraded == range(30, 34)
+    assert phases.mitigated == range(35, 60)
+    assert phases.recovered == range(65, 80)
+    assert phases.after_kill == range(82, 100)
+
+
+def test_throughput_is_tokens_over_the_time_of_the_phase() -> None:
+    result = outcome(FOUND, DEATH)
+    assert result.tokens_per_s.healthy == pytest.approx(1000.0)
+    assert result.tokens_per_s.degraded == pytest.approx(1000 / 1.5)
+    assert result.tokens_per_s.mitigated == pytest.approx(1000 / 1.1)
+    assert result.tokens_per_s.recovered == pytest.approx(1000.0)
+    assert result.tokens_per_s.after_kill == pytest.approx(1000 / 1.3)
+
+
+def test_the_fluid_limit_is_healthy_times_the_mean_speed() -> None:
+    result = outcome(FOUND, DEATH)
+    assert result.fluid_limit_tokens_per_s == pytest.approx(1000 * (3 + 1 / 1.6) / 4)
+    assert result.mitigated_of_fluid == pytest.approx((1000 / 1.1) / 906.25)
+
+
+def test_no_limit_is_claimed_with_the_cpu_clock() -> None:
+    assert outcome(FOUND, DEATH, clock="cpu").fluid_limit_tokens_per_s is None
+
+
+def test_the_delay_counts_slow_iterations_that_were_over_when_the_finding_arrived() -> None:
+    assert delay_iterations(STEPS, TRUTH, FOUND) == 2
+
+
+def test_a_finding_of_another_rank_is_false() -> None:
+    wrong = replace(FOUND, incident_id=3, rank=1)
+    assert outcome(FOUND, DEATH).false_findings == 0
+    assert outcome(FOUND, DEATH, wrong).false_findings == 1
+    assert outcome(DEATH, wrong).found_rank is None
+
+
+def test_a_finding_before_the_fault_is_false_even_for_the_right_rank() -> None:
+    early = replace(FOUND, incident_id=3, onset_step=20, found_s=TRUTH.fault_s - 5.0)
+    assert outcome(early, DEATH).false_findings == 1
+
+
+def test_naming_the_same_rank_twice_counts_once_as_right() -> None:
+    again = replace(FOUND, incident_id=3, found_s=FOUND.found_s + 9.0)
+    assert outcome(FOUND, again, DEATH).false_findings == 1
+
+
+def test_a_death_of_the_living_is_false() -> None:
+    assert outcome(FOUND, DEATH, replace(DEATH, incident_id=4, rank=0)).false_findings == 1
+
+
+def test_kill_to_next_step_waits_for_the_last_survivor() -> None:
+    assert outcome(FOUND, DEATH).kill_to_next_step_s == pytest.approx(0.5)
+
+
+def test_steps_committed_twice_or_never_are_lost() -> None:
+    assert lost_steps([STEPS]) == 0
+    assert lost_steps([STEPS + STEPS[-1:]]) == 1
+    assert lost_steps([STEPS[:50] + STEPS[52:]]) == 2
+
+
+def test_an_empty_phase_has_no_throughput() -> None:
+    assert tokens_per_s(STEPS, range(5, 5)) is None
+    assert tokens_per_s(STEPS, range(0, 5)) is None  # nothing before step 0 to measure from
+
+
+def test_a_run_too_short_to_show_anything_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 80"):
+        Schedule.of(40)
