@@ -1,0 +1,262 @@
+"""The seam of any trainer: attached, step began, micro-batch, step ended, plan offered.
+
+Standard library only. No call blocks, raises or costs a system call on the way of a record; all of
+them work with no agent on the node. See `examples/attach.py` for a whole loop.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.records import (
+    LOADS_PER_RECORD,
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    StepRecord,
+)
+from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
+
+RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOffer:
+    """A layout the controller proposes; its digest was checked. Apply it only on its base."""
+
+    generation: int
+    base_generation: int
+    layout_json: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Workload:
+    step: int
+    micro_batch: int
+    generation: int
+    tokens: int
+    sum_len_squared: int
+    expert_rows: int
+    num_active_experts: int
+
+
+def attach(
+    *,
+    job: str,
+    rank: int,
+    world_size: int,
+    ring_dir: str | None = None,
+    role: str = "train",
+    clock: Clock = Clock.WALL,
+    device_uuid: str = "",
+    model: ModelShape | None = None,
+    timer: SegmentClock | None = None,
+) -> "Hooks":
+    """Attach this rank to its node's ring directory.
+
+    `ring_dir` defaults to the environment's PACEKEEPER_RING_DIR (set by the launcher), then to the
+    agent's own default. `timer` is what `micro_batch_timer` measures with (default: wall time).
+    Without a usable directory the hooks do nothing, with one warning. Raises ValueError for a
+    wrong job name or rank only.
+    """
+    attachment = Attachment(
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        pid=os.getpid(),
+        role=role,
+        clock=clock,
+        device_uuid=device_uuid,
+        model=model,
+    )
+    directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or AgentConfig().ring_dir
+    return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
+
+
+class Hooks:
+    """The five moments of one rank. Use from the training thread."""
+
+    def __init__(self, ring: Ring, rank: int, timer: SegmentClock) -> None:
+        self.ring = ring
+        self.rank = rank
+        self.generation = 0
+        self._timer = timer
+        self._step = 0
+        self._began_s = 0.0
+        self._micro_batch = 0
+        self._previous: _Workload | None = None
+        self._refused_generation = 0
+
+    def step_began(self, step: int) -> None:
+        """Moment 2: an optimizer step starts (or starts again)."""
+        self._step = step
+        self._micro_batch = 0
+        self._began_s = time.monotonic()
+
+    def micro_batch(
+        self,
+        *,
+        compute: ComputeTime | None,
+        tokens: int,
+        sum_len_squared: int = 0,
+        expert_rows: int = 0,
+        num_active_experts: int = 0,
+    ) -> None:
+        """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows."""
+        workload = _Workload(
+            step=self._step,
+            micro_batch=self._micro_batch,
+            generation=self.generation,
+            tokens=tokens,
+            sum_len_squared=sum_len_squared,
+            expert_rows=expert_rows,
+            num_active_experts=num_active_experts,
+        )
+        self._micro_batch += 1
+        late, self._previous = self._previous, workload
+        if compute is None:
+            return
+        if compute.is_of_previous:
+            if late is None:
+                return
+            workload = late
+        self.ring.write(
+            MicroBatchRecord(
+                rank=self.rank,
+                step=workload.step,
+                micro_batch=workload.micro_batch,
+                generation=workload.generation,
+                compute_s=compute.compute_s,
+                tokens=workload.tokens,
+                sum_len_squared=workload.sum_len_squared,
+                expert_rows=workload.expert_rows,
+                num_active_experts=workload.num_active_experts,
+                cpu_s=compute.cpu_s,
+                run_queue_s=compute.run_queue_s,
+                stall_s=compute.stall_s,
+                wait_s=compute.wait_s,
+                ended_mono_s=compute.ended_mono_s,
+            )
+        )
+
+    def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
+        """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
+        for first in range(0, len(counts), LOADS_PER_RECORD):
+            self.ring.write(
+                ExpertLoadRecord(
+                    rank=self.rank,
+                    step=self._step,
+                    generation=self.generation,
+                    layer=layer,
+                    first_expert=first,
+                    counts=tuple(counts[first : first + LOADS_PER_RECORD]),
+                )
+            )
+
+    def step_ended(
+        self, *, tokens: int, loss: float | None = None, is_redone: bool = False
+    ) -> None:
+        """Moment 4: the step is committed; `tokens` and `loss` of the global batch."""
+        now_s = time.monotonic()
+        self.ring.write(
+            StepRecord(
+                rank=self.rank,
+                step=self._step,
+                generation=self.generation,
+                duration_s=max(0.0, now_s - self._began_s),
+                tokens=tokens,
+                loss=loss,
+                is_redone=is_redone,
+                ended_mono_s=now_s,
+            )
+        )
+
+    def plan_offered(self) -> PlanOffer | None:
+        """Moment 5: a plan newer than the generation in force, once its file is here and whole."""
+        command = self.ring.command()
+        wanted = command.plan_generation
+        if wanted <= max(self.generation, self._refused_generation):
+            return None
+        data = self.ring.read_plan(wanted, command.plan_sha256)
+        if data is None:
+            return None
+        return PlanOffer(
+            generation=wanted, base_generation=command.base_generation, layout_json=data
+        )
+
+    def refuse_plan(self, generation: int, reason: str) -> None:
+        """Never offer this plan again; it does not fit (logged once)."""
+        self._refused_generation = max(self._refused_generation, generation)
+        _log.warning("rank=%d plan=%d refused: %s", self.rank, generation, reason)
+
+    def dead_ranks(self) -> frozenset[int]:
+        """The ranks of the job that the fleet knows to be dead."""
+        return self.ring.command().dead_ranks
+
+    def plan_applied(
+        self,
+        *,
+        step: int,
+        generation: int,
+        layout_crc: int,
+        duration_s: float = 0.0,
+        moved_bytes: int = 0,
+        is_regroup: bool = False,
+    ) -> None:
+        """This rank trains under `generation` from `step` on; later records carry it."""
+        previous, self.generation = self.generation, generation
+        self.ring.write(
+            PlanAppliedRecord(
+                rank=self.rank,
+                step=step,
+                generation=generation,
+                previous_generation=previous,
+                duration_s=duration_s,
+                moved_bytes=moved_bytes,
+                is_regroup=is_regroup,
+                layout_crc=layout_crc,
+                ended_mono_s=time.monotonic(),
+            )
+        )
+
+    def detach(self) -> None:
+        """The rank is done. Its ring stays for the agent to read to its end."""
+        self.ring.close()
+
+    @contextmanager
+    def step(self, step: int, *, tokens: int = 0, loss: float | None = None) -> Iterator[None]:
+        """A step as a `with` block: `step_began` and, unless it raises, `step_ended`."""
+        self.step_began(step)
+        yield
+        self.step_ended(tokens=tokens, loss=loss)
+
+    @contextmanager
+    def micro_batch_timer(
+        self, *, tokens: int, sum_len_squared: int = 0, expert_rows: int = 0
+    ) -> Iterator[None]:
+        """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
+        self._timer.begin()
+        yield
+        self.micro_batch(
+            compute=self._timer.end(),
+            tokens=tokens,
+            sum_len_squared=sum_len_squared,
+            expert_rows=expert_rows,
+        )
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around anything that waits for other ranks, inside `micro_batch_timer`."""
+        self._timer.pause()
+        try:
+            yield
+        finally:
+            self._timer.resume()

@@ -1,0 +1,146 @@
+"""One rank's ring: a file on tmpfs that the rank writes and the node's agent reads.
+
+Never blocks, never raises into training, costs no system call per record and works with the agent
+dead. Anything that goes wrong is counted; after MAX_ERRORS the ring disarms itself for good.
+"""
+
+import contextlib
+import hashlib
+import logging
+import mmap
+import os
+from pathlib import Path
+
+from pacekeeper.core import ring
+from pacekeeper.core.records import Record
+from pacekeeper.core.topology import Attachment
+
+MAX_ERRORS = 3
+_log = logging.getLogger(__name__)
+
+
+class Ring:
+    """The writer's side of one ring file. `is_armed` is False where nothing is written (any more).
+
+    Use from one thread. A forked child inherits the mapping but must not write it: it disarms.
+    """
+
+    def __init__(self, path: Path | None, memory: mmap.mmap | None, reason: str = "") -> None:
+        self.path = path
+        self.reason = reason
+        self.num_errors = 0
+        self._memory = memory
+        self._pid = os.getpid()
+        self._index = 0
+        self._command_sequence = 0
+        self._command = ring.CommandSlot()
+
+    @classmethod
+    def create(
+        cls, directory: Path, attachment: Attachment, *, file_name: str | None = None
+    ) -> "Ring":
+        """The ring of `attachment.rank` below `directory`/job; disarmed, with one warning, if not.
+
+        The file appears whole (renamed into place), so an agent never reads half a header.
+        """
+        path = directory / attachment.job / (file_name or ring.ring_file_name(attachment.rank))
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("w+b") as file:
+                file.truncate(ring.FILE_BYTES)
+                file.write(ring.encode_header(attachment))
+                file.flush()
+                memory = mmap.mmap(file.fileno(), ring.FILE_BYTES)
+            fresh.rename(path)
+        except (OSError, ValueError) as error:
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            _log.warning(
+                "rank=%d not watched: no ring at %s: %s; training goes on without pacekeeper",
+                attachment.rank,
+                path,
+                error,
+            )
+            return cls(None, None, reason=str(error))
+        return cls(path, memory)
+
+    @property
+    def is_armed(self) -> bool:
+        return self._memory is not None and os.getpid() == self._pid
+
+    def write(self, record: Record) -> None:
+        """Put one record into the next slot, over the oldest one."""
+        memory = self._memory
+        if memory is None or os.getpid() != self._pid:
+            return
+        try:
+            slot = ring.encode_slot(self._index, record)
+            offset = ring.slot_offset(self._index)
+            # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot.
+            memory[offset : offset + 8] = bytes(8)
+            memory[offset + 8 : offset + len(slot)] = slot[8:]
+            memory[offset : offset + 8] = slot[:8]
+            self._index += 1
+        except Exception as error:  # the seam's one catch-all: training is never stopped by us
+            self._count(error)
+
+    def command(self) -> ring.CommandSlot:
+        """What the agent last said; cheap while nothing changed, the old value while torn."""
+        memory = self._memory
+        if memory is None or os.getpid() != self._pid:
+            return self._command
+        start = ring.COMMAND_OFFSET
+        try:
+            (sequence,) = ring.SEQUENCE.unpack_from(memory, start)
+            if sequence not in (0, self._command_sequence):
+                self._command_sequence, self._command = ring.decode_command(
+                    memory[start : start + ring.COMMAND_BYTES]
+                )
+        except ring.TornError:
+            pass  # the agent is writing: the next look sees it
+        except Exception as error:
+            self._count(error)
+        return self._command
+
+    def heartbeat_mono_s(self) -> float:
+        """When the agent last looked (this node's monotonic clock); 0.0 for never."""
+        if self._memory is None:
+            return 0.0
+        beat: float = ring.HEARTBEAT.unpack_from(self._memory, ring.HEARTBEAT_OFFSET)[0]
+        return beat
+
+    def read_plan(self, generation: int, sha256: bytes) -> bytes | None:
+        """The plan's bytes if its file is there and fits the digest, else None (look again)."""
+        if self.path is None:
+            return None
+        try:
+            data = self.path.with_name(ring.plan_file_name(generation)).read_bytes()
+        except OSError:
+            return None
+        return data if hashlib.sha256(data).digest() == sha256 else None
+
+    def write_layout(self, generation: int, layout_json: bytes) -> None:
+        """Tell the node's agent which layout runs: a file beside the ring, whole or not at all."""
+        if self.path is None:
+            return
+        target = self.path.with_name(ring.layout_file_name(generation))
+        fresh = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            fresh.write_bytes(layout_json)
+            fresh.rename(target)
+        except OSError as error:
+            self._count(error)
+
+    def close(self) -> None:
+        """Stop writing. The file stays for the agent to read to its end."""
+        if self._memory is not None and os.getpid() == self._pid:
+            self._memory.close()
+        self._memory = None
+
+    def _count(self, error: Exception) -> None:
+        self.num_errors += 1
+        if self.num_errors == MAX_ERRORS:
+            self._memory = None
+            self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
+            _log.warning("ring=%s %s; training goes on unwatched", self.path, self.reason)

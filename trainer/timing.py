@@ -1,0 +1,183 @@
+"""How long a rank computed, never counting what it waited for others. No torch import.
+
+A clock is told when a micro-batch's compute begins and ends and when it pauses for a collective.
+All clocks give the same value; which one is used is declared in the rank's attachment.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeTime:
+    """Compute of one micro-batch in seconds; None: this clock can not tell."""
+
+    compute_s: float
+    cpu_s: float | None = None
+    run_queue_s: float | None = None  # ready to run, but the core was someone else's
+    stall_s: float | None = None  # wall - CPU - run queue: frozen, stopped, swapped
+    wait_s: float | None = None  # paused: inside collectives
+    ended_mono_s: float = 0.0
+    is_of_previous: bool = False  # the time of the micro-batch before this one
+
+
+class SegmentClock(Protocol):
+    """begin, (pause, resume)*, end - in this order, once per micro-batch."""
+
+    def begin(self) -> None:
+        """A micro-batch's compute starts."""
+
+    def pause(self) -> None:
+        """Just before waiting for others."""
+
+    def resume(self) -> None:
+        """Just after waiting for others."""
+
+    def end(self) -> ComputeTime | None:
+        """The micro-batch's compute is over. None: not known yet (asynchronous devices)."""
+
+
+@dataclass(slots=True)
+class WallClock:
+    """Wall time of the segments: for foreign trainers on CPU and as a last resort."""
+
+    _began_s: float = 0.0
+    _paused_s: float = 0.0
+    _compute_s: float = 0.0
+    _wait_s: float = 0.0
+
+    def begin(self) -> None:
+        self._compute_s = self._wait_s = 0.0
+        self._began_s = time.perf_counter()
+
+    def pause(self) -> None:
+        self._paused_s = time.perf_counter()
+        self._compute_s += self._paused_s - self._began_s
+
+    def resume(self) -> None:
+        self._began_s = time.perf_counter()
+        self._wait_s += self._began_s - self._paused_s
+
+    def end(self) -> ComputeTime | None:
+        self._compute_s += time.perf_counter() - self._began_s
+        return ComputeTime(
+            compute_s=self._compute_s, wait_s=self._wait_s, ended_mono_s=time.monotonic()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    wall_s: float
+    cpu_s: float
+    run_queue_s: float | None
+
+
+@dataclass(slots=True)
+class CpuClock:
+    """Thread CPU time, run-queue wait and the rest, of the calling thread.
+
+    `compute_s` is CPU time plus stall: a competitor for the core is not the rank's own slowness, a
+    slower core or a stopped process is. Use from one thread. `burn` is called with the CPU
+    seconds of each segment just before it is read (fault injection).
+    """
+
+    burn: Callable[[float], None] | None = None
+    _schedstat: int = field(default=-1)
+    _start: _Reading = _Reading(0.0, 0.0, None)
+    _paused_s: float = 0.0
+    _wait_s: float = 0.0
+    _wall_s: float = 0.0
+    _cpu_s: float = 0.0
+    _run_queue_s: float = 0.0
+    _knows_run_queue: bool = True
+
+    def __post_init__(self) -> None:
+        with contextlib.suppress(OSError):
+            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        self._knows_run_queue = self._schedstat >= 0
+
+    def begin(self) -> None:
+        self._wait_s = self._wall_s = self._cpu_s = self._run_queue_s = 0.0
+        self._start = self._read()
+
+    def pause(self) -> None:
+        self._close_segment()
+        self._paused_s = time.perf_counter()
+
+    def resume(self) -> None:
+        self._wait_s += time.perf_counter() - self._paused_s
+        self._start = self._read()
+
+    def end(self) -> ComputeTime | None:
+        self._close_segment()
+        stall_s = None
+        if self._knows_run_queue:
+            stall_s = max(0.0, self._wall_s - self._cpu_s - self._run_queue_s)
+        return ComputeTime(
+            compute_s=self._cpu_s + (stall_s or 0.0),
+            cpu_s=self._cpu_s,
+            run_queue_s=self._run_queue_s if self._knows_run_queue else None,
+            stall_s=stall_s,
+            wait_s=self._wait_s,
+            ended_mono_s=time.monotonic(),
+        )
+
+    def _close_segment(self) -> None:
+        if self.burn is not None:
+            self.burn(time.thread_time() - self._start.cpu_s)
+        now = self._read()
+        self._wall_s += now.wall_s - self._start.wall_s
+        self._cpu_s += now.cpu_s - self._start.cpu_s
+        if now.run_queue_s is not None and self._start.run_queue_s is not None:
+            self._run_queue_s += now.run_queue_s - self._start.run_queue_s
+
+    def _read(self) -> _Reading:
+        run_queue_s = None
+        if self._schedstat >= 0:
+            # "<on CPU ns> <waiting on a run queue ns> <time slices>"
+            run_queue_s = int(os.pread(self._schedstat, 96, 0).split()[1]) * 1e-9
+        return _Reading(time.perf_counter(), time.thread_time(), run_queue_s)
+
+
+@dataclass(slots=True)
+class DeviceEventClock:
+    """Times of device events (CUDA), read one micro-batch late: it never synchronises.
+
+    `new_event` makes an event with `record()`, `query()` and `elapsed_time(other) -> ms`, such as
+    `lambda: torch.cuda.Event(enable_timing=True)`. `end()` gives the previous micro-batch's time,
+    or None where the device has not finished it yet.
+    """
+
+    new_event: Callable[[], Any]
+    _open: list[tuple[Any, Any]] = field(default_factory=list)
+    _began: Any = None
+    _previous: list[tuple[Any, Any]] = field(default_factory=list)
+    _previous_ended_s: float = 0.0
+
+    def begin(self) -> None:
+        self._open = []
+        self._began = self._mark()
+
+    def pause(self) -> None:
+        self._open.append((self._began, self._mark()))
+
+    def resume(self) -> None:
+        self._began = self._mark()
+
+    def end(self) -> ComputeTime | None:
+        self._open.append((self._began, self._mark()))
+        finished, ended_s = self._previous, self._previous_ended_s
+        self._previous, self._previous_ended_s = self._open, time.monotonic()
+        if not finished or not finished[-1][1].query():
+            return None
+        spent_ms = sum(began.elapsed_time(ended) for began, ended in finished)
+        return ComputeTime(compute_s=spent_ms * 1e-3, ended_mono_s=ended_s, is_of_previous=True)
+
+    def _mark(self) -> Any:
+        event = self.new_event()
+        event.record()
+        return event

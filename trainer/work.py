@@ -1,0 +1,132 @@
+"""Counted work of a rank's compute segments: floating-point operations, bytes, kernels. No torch.
+
+A segment is the compute between two collectives. The model calls `add` while it computes forward
+and `boundary` before each forward collective; the collective's backward calls
+`backward_boundary`, and the clock takes what has piled up. Backward work counts twice the forward
+work of the same segment (gradients of inputs and of weights).
+"""
+
+from dataclasses import dataclass, field
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """An amount of device work."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    kernels: float = 0.0
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(
+            flops=self.flops + other.flops,
+            bytes=self.bytes + other.bytes,
+            kernels=self.kernels + other.kernels,
+        )
+
+    def scaled(self, factor: float) -> "Work":
+        """This work `factor` times over."""
+        return Work(
+            flops=self.flops * factor, bytes=self.bytes * factor, kernels=self.kernels * factor
+        )
+
+
+NO_WORK = Work()
+
+
+@dataclass(slots=True)
+class WorkMeter:
+    """Adds up the work of one rank; one per rank, used by one thread."""
+
+    _pending: Work = NO_WORK  # since the last take
+    _segment: Work = NO_WORK  # forward work of the segment that is open
+    _segments: list[Work] = field(default_factory=list)  # closed forward segments
+
+    def add(self, work: Work) -> None:
+        """Forward work in the segment that is open."""
+        self._pending += work
+        self._segment += work
+
+    def boundary(self) -> int:
+        """Just before a forward collective: closes the segment; returns the boundary's number."""
+        self._segments.append(self._segment)
+        self._segment = NO_WORK
+        return len(self._segments) - 1
+
+    def backward_boundary(self, number: int) -> None:
+        """Just before the backward collective of boundary `number`.
+
+        The segment behind that boundary has just been walked backward.
+        """
+        behind = self._segments[number + 1] if number + 1 < len(self._segments) else self._segment
+        self._pending += behind.scaled(2.0)
+
+    def finish_backward(self) -> None:
+        """After the whole backward pass: the first segment's share, then forget all segments."""
+        self._pending += (self._segments[0] if self._segments else self._segment).scaled(2.0)
+        self._segments.clear()
+        self._segment = NO_WORK
+
+    def take(self) -> Work:
+        """The work since the last take."""
+        work, self._pending = self._pending, NO_WORK
+        return work
+
+    def reset(self) -> None:
+        """Forget everything: a pass was broken off, or had no backward."""
+        self._pending = self._segment = NO_WORK
+        self._segments.clear()
+
+
+def attention_work(tokens: int, sum_len_squared: int, hidden_size: int) -> Work:
+    """Norm, four projections, block-diagonal attention (variable-length kernel), residual."""
+    projections = 8.0 * tokens * hidden_size**2
+    scores = 4.0 * sum_len_squared * hidden_size
+    weights = 4.0 * hidden_size**2
+    return Work(
+        flops=projections + scores,
+        bytes=FLOAT_BYTES * (weights + 10.0 * tokens * hidden_size),
+        kernels=10,
+    )
+
+
+def router_work(tokens: int, hidden_size: int, num_experts: int) -> Work:
+    """Norm, router, top-k, and the sort that brings tokens into dispatch order."""
+    return Work(
+        flops=2.0 * tokens * hidden_size * num_experts,
+        bytes=FLOAT_BYTES * tokens * (4.0 * hidden_size + 4.0 * num_experts),
+        kernels=10,
+    )
+
+
+def expert_work(rows: int, num_active: int, hidden_size: int, expert_hidden_size: int) -> Work:
+    """Two matrices of each active local expert over all rows routed here."""
+    return Work(
+        flops=4.0 * rows * hidden_size * expert_hidden_size,
+        bytes=FLOAT_BYTES
+        * (
+            2.0 * num_active * hidden_size * expert_hidden_size
+            + rows * (2.0 * hidden_size + 2.0 * expert_hidden_size)
+        ),
+        kernels=4 + 2 * num_active,
+    )
+
+
+def combine_work(tokens: int, experts_per_token: int, hidden_size: int) -> Work:
+    """Weighted sum of the experts' answers."""
+    return Work(
+        flops=2.0 * tokens * experts_per_token * hidden_size,
+        bytes=FLOAT_BYTES * tokens * hidden_size * (experts_per_token + 1.0),
+        kernels=3,
+    )
+
+
+def head_work(tokens: int, hidden_size: int, vocabulary: int) -> Work:
+    """Last norm, head, cross-entropy."""
+    return Work(
+        flops=2.0 * tokens * hidden_size * vocabulary,
+        bytes=FLOAT_BYTES * (vocabulary * hidden_size + 2.0 * tokens * vocabulary),
+        kernels=6,
+    )
