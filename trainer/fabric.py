@@ -1,0 +1,163 @@
+"""The one process group of a generation: collectives that can be interrupted and time themselves.
+
+A generation has its own prefix in the store, so a late rank can not enter it. Collectives wait in
+ticks and look at the abort flag between them; anything that goes wrong in one is `PeerLost`, and
+after that the fabric is only good for `close()`: contents of its buffers are garbage.
+"""
+
+import contextlib
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from pacekeeper.trainer.timing import SegmentClock
+
+
+class PeerLost(Exception):
+    """A collective broke, or a member is known to be dead: leave this generation."""
+
+
+class Collectives(Protocol):
+    """What model and optimizer need of a group of ranks."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+    def all_to_all(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> None:
+        """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike."""
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        """Everybody's values: [members, len(values)] float64, the same on all members."""
+
+
+class LocalFabric:
+    """A group of one: for a single process and for tests."""
+
+    def __init__(self, rank: int = 0, clock: SegmentClock | None = None) -> None:
+        self.rank = rank
+        self.ranks: tuple[int, ...] = (rank,)
+        self._clock = clock
+
+    def all_to_all(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> None:
+        if self._clock is not None:
+            self._clock.pause()
+        output.copy_(input)
+        if self._clock is not None:
+            self._clock.resume()
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor([list(values)], dtype=torch.float64)
+
+
+class Fabric:
+    """A gloo group of `ranks` for one generation. Raises PeerLost where it can not be formed.
+
+    `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
+    is paused around each collective, so that waiting never counts as compute.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        generation: int,
+        rank: int,
+        ranks: tuple[int, ...],
+        is_aborted: Callable[[], bool],
+        tick_s: float,
+        timeout_s: float,
+        clock: SegmentClock | None = None,
+    ) -> None:
+        self.rank = rank
+        self.ranks = ranks
+        self.generation = generation
+        self.clock = clock
+        self._is_aborted = is_aborted
+        self._tick = timedelta(seconds=tick_s)
+        self._timeout_s = timeout_s
+        before = _sockets()
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=PrefixStore(f"generation-{generation}", store),
+                rank=ranks.index(rank),
+                world_size=len(ranks),
+                timeout=timedelta(seconds=timeout_s),
+            )
+        except (RuntimeError, ValueError) as error:
+            raise PeerLost(f"generation {generation} could not be formed: {error}") from None
+        self._sockets = _sockets() - before
+
+    def all_to_all(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> None:
+        """Along dimension 0, splits in rows, zero allowed. Raises PeerLost."""
+        if self.clock is not None:
+            self.clock.pause()
+        self._all_to_all(output, input, output_splits, input_splits)
+        if self.clock is not None:
+            self.clock.resume()
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        """As an all-to-all: one round of wake-ups where a ring needs many. Raises PeerLost."""
+        size = len(self.ranks)
+        mine = torch.tensor([list(values)] * size, dtype=torch.float64)
+        theirs = torch.empty_like(mine)
+        self.all_to_all(theirs, mine, [1] * size, [1] * size)
+        return theirs
+
+    def close(self) -> None:
+        """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
+        for descriptor in self._sockets:
+            with contextlib.suppress(OSError):
+                duplicate = socket.socket(fileno=os.dup(descriptor))
+                duplicate.shutdown(socket.SHUT_RDWR)
+                duplicate.close()
+        self._sockets = set()
+        with contextlib.suppress(RuntimeError, AssertionError, ValueError):
+            dist.destroy_process_group()
+
+    def _all_to_all(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> None:
+        give_up_s = time.monotonic() + self._timeout_s
+        try:
+            work = dist.all_to_all_single(output, input, output_splits, input_splits, async_op=True)
+            assert work is not None, "an asynchronous collective returns its handle"
+            while True:
+                try:
+                    work.wait(self._tick)
+                    return
+                except RuntimeError as error:
+                    # A timed-out wait does no harm; whatever else is a broken group.
+                    if work.is_completed() or "timed out" not in str(error).lower():
+                        raise
+                if self._is_aborted():
+                    raise PeerLost(f"a member of generation {self.generation} is dead") from None
+                if time.monotonic() > give_up_s:
+                    raise PeerLost(f"silent for {self._timeout_s:.0f} s") from None
+        except RuntimeError as error:
+            raise PeerLost(f"a collective broke: {str(error).splitlines()[0][:200]}") from None
+
+
+def _sockets() -> set[int]:
+    """Descriptors of this process's sockets."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                found.add(int(name))
+    return found

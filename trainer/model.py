@@ -1,0 +1,137 @@
+"""A small but real mixture-of-experts transformer, data parallel with expert replicas.
+
+Byte tokens, positions per document, block-diagonal causal attention, top-k routed experts. Shape
+suffixes: B rows, L tokens of a row, T real tokens of the batch, D hidden, N heads.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout
+from pacekeeper.trainer.data import NO_TARGET, Batch
+from pacekeeper.trainer.dispatch import Routes
+from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.moe import MoELayer, drawn
+from pacekeeper.trainer.work import WorkMeter, attention_work, head_work
+
+VOCABULARY = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOutput:
+    """Sums over the batch (never means: the caller divides by global counts).
+
+    `expert_counts` int64 [layers, experts]: own tokens' routing. `expert_rows` and
+    `num_active_experts`: what the local experts computed, all layers together.
+    """
+
+    loss_sum: Tensor
+    balance_sum: Tensor
+    expert_counts: Tensor
+    expert_rows: int
+    num_active_experts: int
+
+
+class Attention(nn.Module):
+    """Pre-norm multi-head attention that never looks across documents."""
+
+    def __init__(self, config: TrainConfig, layer: int) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
+        self.qkv = drawn(config, f"{layer}/qkv", 3 * hidden, hidden, scale=hidden**-0.5)
+        self.out = drawn(config, f"{layer}/out", hidden, hidden, scale=0.5 * hidden**-0.5)
+
+    def forward(self, x_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
+        """x plus attention over it; the mask is 0 where a token may look, else -inf."""
+        rows, length, hidden = x_BLD.shape
+        heads = self.config.num_heads
+        normed = F.rms_norm(x_BLD, (hidden,), self.norm)
+        q, k, v = (
+            part.view(rows, length, heads, hidden // heads).transpose(1, 2)
+            for part in F.linear(normed, self.qkv).chunk(3, dim=-1)
+        )
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B1LL)
+        return x_BLD + F.linear(seen.transpose(1, 2).reshape(rows, length, hidden), self.out)
+
+
+class MoETransformer(nn.Module):
+    """The whole model on one rank: all dense parameters, and the expert replicas it hosts."""
+
+    def __init__(self, config: TrainConfig, layout: Layout, rank: int) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.embedding = drawn(config, "embedding", VOCABULARY, hidden, scale=0.5)
+        self.places = drawn(config, "places", config.row_tokens, hidden, scale=0.1)
+        self.attention = nn.ModuleList(
+            Attention(config, layer) for layer in range(config.num_layers)
+        )
+        self.moe = nn.ModuleList(
+            MoELayer(config, layer, layout.experts_on(rank, layer))
+            for layer in range(config.num_layers)
+        )
+        self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
+        self.head = drawn(config, "head", VOCABULARY, hidden, scale=hidden**-0.5)
+
+    def layers(self) -> list[MoELayer]:
+        """The MoE layers, in order."""
+        return [layer for layer in self.moe if isinstance(layer, MoELayer)]
+
+    def set_layout(self, layout: Layout, fabric: Collectives) -> None:
+        """Dispatch by this layout's hosts and shares from now on; moves no weights."""
+        for layer, module in enumerate(self.layers()):
+            held, wanted = module.bank.experts, layout.experts_on(fabric.rank, layer)
+            assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
+            module.routes = Routes.of(layout.experts[layer], fabric)
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """All parameters that every rank holds, in a fixed order."""
+        banks = {id(p) for layer in self.layers() for p in layer.bank.parameters()}
+        return [p for p in self.parameters() if id(p) not in banks]
+
+    def forward(self, batch: Batch, fabric: Collectives, meter: WorkMeter) -> ModelOutput:
+        """Forward pass of one micro-batch (perhaps without rows). Raises PeerLost."""
+        config = self.config
+        x_BLD = F.embedding(batch.tokens, self.embedding) + F.embedding(
+            batch.positions, self.places
+        )
+        is_real_BL = batch.documents >= 0
+        row_T = is_real_BL.nonzero()[:, 0]
+        mask_B1LL = document_mask(batch.documents).to(x_BLD.dtype).log()  # 0 or -inf, once
+        balance_sum = x_BLD.new_zeros(())
+        counts, expert_rows, num_active = [], 0, 0
+        for attention, moe in zip(self.attention, self.layers(), strict=True):
+            meter.add(attention_work(batch.num_tokens, batch.sum_len_squared, config.hidden_size))
+            x_BLD = attention(x_BLD, mask_B1LL)
+            mixed = moe(x_BLD[is_real_BL], row_T, batch.num_rows, fabric, meter)
+            x_BLD = x_BLD.masked_scatter(is_real_BL[..., None], mixed.tokens_TD)
+            balance_sum = balance_sum + mixed.balance_sum
+            counts.append(mixed.routed_E)
+            expert_rows += mixed.expert_rows
+            num_active += mixed.num_active
+        has_target_BL = batch.targets != NO_TARGET
+        normed = F.rms_norm(x_BLD[has_target_BL], (config.hidden_size,), self.norm)
+        logits = F.linear(normed, self.head)
+        meter.add(head_work(len(logits), config.hidden_size, VOCABULARY))
+        loss_sum = F.cross_entropy(logits, batch.targets[has_target_BL], reduction="sum")
+        return ModelOutput(
+            loss_sum=loss_sum,
+            balance_sum=balance_sum,
+            expert_counts=torch.stack(counts),
+            expert_rows=expert_rows,
+            num_active_experts=num_active,
+        )
+
+
+def document_mask(documents_BL: Tensor) -> Tensor:
+    """[B, 1, L, L]: true where query and key lie in one document and the key is not later."""
+    length = documents_BL.shape[1]
+    same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
+    earlier_LL = torch.ones(length, length, dtype=torch.bool).tril()
+    return (same_BLL & earlier_LL)[:, None]

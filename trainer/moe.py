@@ -1,0 +1,154 @@
+"""One mixture-of-experts layer: router, balance loss, and the expert replicas this rank holds.
+
+Shape suffixes: T tokens, E experts, K experts per token, S local slots, D hidden, H expert hidden,
+R rows. Weights of an expert are drawn from (seed, layer, expert): any rank builds the same ones.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.trainer.dispatch import Routes, combine, dispatch
+from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.work import WorkMeter, combine_work, expert_work, router_work
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoEOutput:
+    """What one layer gives: tokens_TD, the balance loss summed over rows, and its loads."""
+
+    tokens_TD: Tensor
+    balance_sum: Tensor
+    routed_E: Tensor  # own tokens routed to each expert
+    expert_rows: int  # rows the local experts computed
+    num_active: int
+
+
+def drawn(config: TrainConfig, name: str, *shape: int, scale: float) -> nn.Parameter:
+    """A normal parameter that depends on the seed and its name only."""
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode(), config.seed))
+    values = torch.randn(shape, generator=generator, dtype=torch.float64) * scale
+    return nn.Parameter(values.to(getattr(torch, config.dtype)))
+
+
+class ExpertBank(nn.Module):
+    """The expert replicas of one layer on this rank: w1 [S, D, H], w2 [S, H, D].
+
+    `experts` are their expert numbers in slot order, ascending.
+    """
+
+    w1: nn.Parameter
+    w2: nn.Parameter
+
+    def __init__(self, config: TrainConfig, layer: int, experts: tuple[int, ...]) -> None:
+        super().__init__()
+        self.experts = experts
+        hidden, wide = config.hidden_size, config.expert_hidden_size
+        w1 = torch.empty(0, hidden, wide, dtype=getattr(torch, config.dtype))
+        w2 = torch.empty(0, wide, hidden, dtype=getattr(torch, config.dtype))
+        if experts:
+            w1 = torch.stack(
+                [
+                    drawn(config, f"{layer}/{e}/w1", hidden, wide, scale=hidden**-0.5).data
+                    for e in experts
+                ]
+            )
+            w2 = torch.stack(
+                [
+                    drawn(config, f"{layer}/{e}/w2", wide, hidden, scale=wide**-0.5).data
+                    for e in experts
+                ]
+            )
+        self.w1, self.w2 = nn.Parameter(w1), nn.Parameter(w2)
+
+    def replace(self, experts: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
+        """Hold other replicas from now on: fresh parameters with the given values."""
+        self.experts = experts
+        self.w1, self.w2 = nn.Parameter(tensors["w1"]), nn.Parameter(tensors["w2"])
+
+    def forward(self, rows_RD: Tensor, counts_S: Tensor) -> Tensor:
+        """The experts' answers; rows are grouped by slot, counts_S rows each."""
+        if not self.experts or rows_RD.shape[0] == 0:
+            # Nothing to compute, but the backward collectives still need their way through.
+            return rows_RD * 1.0
+        if rows_RD.dtype == torch.float32:
+            ends_S = torch.cumsum(counts_S, 0).to(torch.int32)
+            hidden = F.silu(F.grouped_mm(rows_RD, self.w1, offs=ends_S))
+            return F.grouped_mm(hidden, self.w2, offs=ends_S)
+        answers = [
+            F.silu(part @ self.w1[slot]) @ self.w2[slot]
+            for slot, part in enumerate(torch.split(rows_RD, counts_S.tolist()))
+        ]
+        return torch.cat(answers)
+
+
+class MoELayer(nn.Module):
+    """Pre-norm router over E experts, top-K, dropless; experts on any ranks."""
+
+    def __init__(self, config: TrainConfig, layer: int, experts: tuple[int, ...]) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.hidden_size
+        self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
+        self.router = drawn(
+            config, f"{layer}/router", config.num_experts, hidden, scale=hidden**-0.5
+        )
+        self.bank = ExpertBank(config, layer, experts)
+        self.routes: Routes | None = None
+
+    def forward(
+        self,
+        tokens_TD: Tensor,
+        row_T: Tensor,
+        num_rows: int,
+        fabric: Collectives,
+        meter: WorkMeter,
+    ) -> MoEOutput:
+        """`row_T` tells which row of the batch a token lies in (the balance loss is per row)."""
+        assert self.routes is not None, "set_layout() comes before forward()"
+        config = self.config
+        num_experts, chosen = config.num_experts, config.experts_per_token
+        normed_TD = F.rms_norm(tokens_TD, (config.hidden_size,), self.norm)
+        probabilities_TE = torch.softmax(normed_TD @ self.router.T, dim=-1)
+        weights_TK, experts_TK = torch.topk(probabilities_TE, chosen, dim=-1)
+        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
+        balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows)
+        meter.add(router_work(len(tokens_TD), config.hidden_size, num_experts))
+        dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, meter)
+        counts_S = dispatched.counts_E[list(self.bank.experts)]
+        answers_RD = self.bank(dispatched.rows_RD, counts_S)
+        num_rows_here, num_active = len(answers_RD), int((counts_S > 0).sum())
+        meter.add(
+            expert_work(num_rows_here, num_active, config.hidden_size, config.expert_hidden_size)
+        )
+        mixed_TD = combine(answers_RD, dispatched, weights_TK, fabric, meter)
+        meter.add(combine_work(len(tokens_TD), chosen, config.hidden_size))
+        return MoEOutput(
+            tokens_TD=tokens_TD + mixed_TD,
+            balance_sum=balance_sum,
+            routed_E=torch.bincount(experts_TK.reshape(-1), minlength=num_experts),
+            expert_rows=num_rows_here,
+            num_active=num_active,
+        )
+
+
+def _balance(probabilities_TE: Tensor, experts_TK: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
+    """Load-balancing loss E * sum_e f_e P_e (Switch Transformer, eq. 4), per row, summed.
+
+    Per row rather than per batch, so that it does not depend on who computes which rows.
+    """
+    num_tokens, num_experts = probabilities_TE.shape
+    mean_RE = probabilities_TE.new_zeros(num_rows, num_experts)
+    tokens_R = mean_RE.new_zeros(num_rows).index_add(0, row_T, mean_RE.new_ones(num_tokens))
+    tokens_R = tokens_R.clamp(min=1.0)[:, None]
+    mean_RE = mean_RE.index_add(0, row_T, probabilities_TE) / tokens_R
+    chosen = experts_TK.shape[1]
+    flat_A = (row_T[:, None] * num_experts + experts_TK).reshape(-1)
+    routed_RE = torch.bincount(flat_A, minlength=num_rows * num_experts)
+    fraction_RE = routed_RE.view(num_rows, num_experts) / (tokens_R * chosen)
+    return num_experts * (fraction_RE * mean_RE).sum()
