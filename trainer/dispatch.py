@@ -108,6 +108,19 @@ class _AllToAll(torch.autograd.Function):
         return back, None, None, None, None
 
 
+def _travel(
+    rows: Tensor,
+    fabric: Collectives,
+    meter: WorkMeter,
+    output_splits: list[int],
+    input_splits: list[int],
+) -> Tensor:
+    arrived: Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]
+        rows, fabric, meter, output_splits, input_splits
+    )
+    return arrived
+
+
 def dispatch(
     tokens_TD: Tensor,
     experts_TK: Tensor,
@@ -129,7 +142,7 @@ def dispatch(
     sent_splits: list[int] = sent_WE.sum(1).tolist()
     received_splits: list[int] = received_WE.sum(1).tolist()
     sent_AD = tokens_TD[source_A // experts_TK.shape[1]]
-    arrived_RD: Tensor = _AllToAll.apply(sent_AD, fabric, meter, received_splits, sent_splits)
+    arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits)
     expert_R = torch.arange(num_experts).repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)
     return Dispatched(
@@ -151,9 +164,7 @@ def combine(
 ) -> Tensor:
     """Bring the experts' answers home and add them up by the router's weights: [T, D]."""
     arrival_RD = torch.empty_like(answers_RD).index_copy(0, dispatched.grouping_R, answers_RD)
-    home_AD: Tensor = _AllToAll.apply(
-        arrival_RD, fabric, meter, dispatched.sent_splits, dispatched.received_splits
-    )
+    home_AD = _travel(arrival_RD, fabric, meter, dispatched.sent_splits, dispatched.received_splits)
     num_tokens, experts_per_token = weights_TK.shape
     hidden = answers_RD.shape[1]
     weighted_AD = home_AD * weights_TK.reshape(-1)[dispatched.source_A, None]

@@ -122,10 +122,9 @@ class Fabric:
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
         for descriptor in self._sockets:
-            with contextlib.suppress(OSError):
-                duplicate = socket.socket(fileno=os.dup(descriptor))
-                duplicate.shutdown(socket.SHUT_RDWR)
-                duplicate.close()
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
+                copy.getpeername()  # a listening socket has none: gloo dies if that one is cut
+                copy.shutdown(socket.SHUT_RDWR)
         self._sockets = set()
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):
             dist.destroy_process_group()

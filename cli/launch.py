@@ -1,0 +1,86 @@
+"""`pacekeeper launch`: one supervisor per node starts and watches this node's ranks."""
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pacekeeper.core.config import AgentConfig, TrainConfig
+from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.toml_reader import override, read_config
+
+
+@click.command()
+@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML, [train].")
+@click.option("--job", help="Name of the job; one directory below the ring directory.")
+@click.option("--node-rank", type=int, default=0, show_default=True)
+@click.option("--num-nodes", type=int, default=1, show_default=True)
+@click.option("--ranks-per-node", type=int, default=2, show_default=True)
+@click.option("--rendezvous", default="127.0.0.1:29400", show_default=True, help="Node 0's store.")
+@click.option("--ring-dir", default=AgentConfig().ring_dir, show_default=True)
+@click.option("--run-dir", default="runs/train", show_default=True, help="Step logs.")
+@click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
+@click.option("--steps", type=int)
+@click.option("--seed", type=int)
+@click.option("--clock", type=click.Choice(["emulated", "cpu"]))
+@click.pass_context
+def command(
+    ctx: click.Context,
+    config_file: str | None,
+    job: str | None,
+    node_rank: int,
+    num_nodes: int,
+    ranks_per_node: int,
+    rendezvous: str,
+    ring_dir: str,
+    run_dir: str,
+    faults_dir: str,
+    steps: int | None,
+    seed: int | None,
+    clock: str | None,
+) -> None:
+    """Start and watch this node's ranks of a training job.
+
+    Run it on every node with its --node-rank. When a rank dies the others go on; the command ends
+    with 0 as soon as this node's surviving ranks have finished.
+    """
+    config = train_config(config_file, job=job, steps=steps, seed=seed, clock=clock)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
+    )
+    try:
+        from pacekeeper.trainer.supervisor import NodeSpec, supervise
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise HostError(
+            "torch is not installed here", remedy="install your torch, or pacekeeper[trainer]"
+        ) from None
+    try:
+        spec = NodeSpec(
+            config=config,
+            node_rank=node_rank,
+            num_nodes=num_nodes,
+            ranks_per_node=ranks_per_node,
+            rendezvous=rendezvous,
+            ring_dir=ring_dir,
+            run_dir=run_dir,
+            faults_dir=faults_dir,
+        )
+    except ValueError as error:
+        raise ConfigError(f"command line: {error}") from None
+    ctx.exit(int(supervise(spec)))
+
+
+def train_config(config_file: str | None, **values: Any) -> TrainConfig:
+    """The [train] settings of a file, with the command line's values put in."""
+    settings = TrainConfig()
+    if config_file is not None:
+        try:
+            text = Path(config_file).read_text()
+        except OSError as error:
+            raise ConfigError(f"{config_file}: {error.strerror}") from None
+        settings = read_config(TrainConfig, text, file=config_file)
+    return override(settings, **values)

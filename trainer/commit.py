@@ -1,0 +1,117 @@
+"""When does a step count? The vote before a commit, and who commits after a failure. Pure.
+
+Every step and every move is one transaction with a number, its ticket. A rank is in phase PRE while
+its part is incomplete, in VOTE once its part is complete (all gradients summed, all blocks staged),
+and commits when the vote came through; then it is in PRE of the next ticket. The vote needs a
+message from every rank, so if anyone committed, everybody had reached VOTE.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    PRE = 0
+    VOTE = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a rank is: it has committed all tickets below `ticket`."""
+
+    ticket: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """One rank's word before a commit; travels as float64, so integers must stay below 2^53.
+
+    `ready_generation` is the newest plan this rank has read and checked (0: none), `ready_crc`
+    names its content. Losses and tokens are of this rank's part of the batch.
+    """
+
+    ticket: int
+    generation: int
+    is_finite: bool
+    is_stopping: bool
+    ready_generation: int
+    ready_crc: int
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+    def encode(self) -> list[float]:
+        return [
+            self.ticket,
+            self.generation,
+            self.is_finite,
+            self.is_stopping,
+            self.ready_generation,
+            self.ready_crc,
+            self.loss_sum,
+            self.tokens,
+        ]
+
+    @classmethod
+    def decode(cls, values: Sequence[float]) -> "Vote":
+        return cls(
+            ticket=int(values[0]),
+            generation=int(values[1]),
+            is_finite=bool(values[2]),
+            is_stopping=bool(values[3]),
+            ready_generation=int(values[4]),
+            ready_crc=int(values[5]),
+            loss_sum=float(values[6]),
+            tokens=int(values[7]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """What all ranks conclude from the same votes, in rank order; the first is the leader's."""
+
+    votes: tuple[Vote, ...]
+
+    def __post_init__(self) -> None:
+        same = {(vote.ticket, vote.generation) for vote in self.votes}
+        assert len(same) == 1, f"ranks vote on different transactions: {sorted(same)}"
+
+    @property
+    def is_applied(self) -> bool:
+        """Gradients are finite everywhere: all apply the update, or none."""
+        return all(vote.is_finite for vote in self.votes)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Somebody was asked to end: all end after this step."""
+        return any(vote.is_stopping for vote in self.votes)
+
+    @property
+    def agreed_generation(self) -> int | None:
+        """The leader's plan, if every rank has read and checked the same one."""
+        leader = self.votes[0]
+        wanted = (leader.ready_generation, leader.ready_crc)
+        if leader.ready_generation <= leader.generation:
+            return None
+        ready = all((v.ready_generation, v.ready_crc) == wanted for v in self.votes)
+        return leader.ready_generation if ready else None
+
+
+def resolve(progress: Mapping[int, Progress]) -> frozenset[int]:
+    """The survivors that must commit their open ticket before they go on; the others redo theirs.
+
+    If anyone committed a ticket, those that are still voting on it commit, too: their part is
+    complete. Otherwise nobody does, and all do the ticket again. Afterwards all ranks stand at the
+    same ticket. Raises ValueError for reports no run of this protocol can give.
+    """
+    furthest = max(p.ticket for p in progress.values())
+    behind = {rank for rank, p in progress.items() if p.ticket < furthest}
+    for rank in behind:
+        report = progress[rank]
+        if report.ticket != furthest - 1 or report.phase is not Phase.VOTE:
+            raise ValueError(
+                f"rank {rank} is at ticket {report.ticket} ({report.phase.name}) while another "
+                f"committed {furthest - 1}: a commit without everybody's vote"
+            )
+    return frozenset(behind)

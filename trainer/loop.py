@@ -1,0 +1,221 @@
+"""The training loop of one rank's process: steps, agreed moves, and regrouping after a death.
+
+The process never restarts: a broken generation is left, the survivors agree, and the open step is
+committed or done again with the same samples.
+"""
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from pacekeeper.core.errors import ExitCode, PacekeeperError
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.shrink import shrink
+from pacekeeper.trainer.agreement import Agreement, Fenced, Report, Verdict
+from pacekeeper.trainer.fabric import Fabric, PeerLost
+from pacekeeper.trainer.rank import Rank, RankSpec
+from pacekeeper.trainer.stores import Stores
+
+_PR_SET_PDEATHSIG = 1
+_FENCED = 75  # the exit code of a rank the others went on without (EX_TEMPFAIL)
+_COLLECT_PERIOD_STEPS = 50
+_LOG_PERIOD_STEPS = 10
+_log = logging.getLogger(__name__)
+
+
+def rank_main(spec: RankSpec) -> None:
+    """The body of a rank's process; ends it with one of the product's exit codes."""
+    _die_with_parent()
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s rank={spec.rank} %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(spec.stores[0]))
+    try:
+        train(spec)
+    except Fenced as error:
+        _log.error("%s", error)
+        _leave(_FENCED)
+    except PacekeeperError as error:
+        _log.error("%s", error)
+        _leave(int(error.exit_code))
+    except Exception:
+        _log.exception("a bug ended this rank")
+        _leave(int(ExitCode.INTERNAL))
+    _leave(int(ExitCode.OK))
+
+
+def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> Rank:
+    """Train until `config.steps` are committed, whatever happens to the others.
+
+    `on_step` is called after each committed step (tests). Raises LostStateError where an expert has
+    no living host, Fenced where the others went on without this rank.
+    """
+    rank = Rank(spec=spec)
+    signal.signal(signal.SIGTERM, lambda *_: setattr(rank, "is_stopping", True))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    stores = Stores(spec.stores)
+    agreement = Agreement(
+        stores=stores,
+        rank=spec.rank,
+        ranks_per_node=spec.ranks_per_node,
+        timeout_s=spec.config.peer_timeout_s,
+        known_dead=rank.hooks.dead_ranks,
+    )
+    # A collection in mid-step would look like a fault of this rank.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    _first_fabric(rank, stores, agreement)
+    is_over = False
+    while True:
+        try:
+            if is_over:
+                # Nobody leaves before all have committed the last step.
+                rank.fabric.exchange([1.0])
+                break
+            is_over = _advance(rank)
+        except PeerLost as lost:
+            lost.__traceback__ = None  # its frames hold the dead group's tensors
+            _log.info("step=%d left generation %d: %s", rank.step, rank.layout.generation, lost)
+            if is_over and agreement.has_finished_member(rank.layout.ranks):
+                break
+            _regroup(rank, stores, agreement)
+            is_over = rank.step >= spec.config.steps
+            continue
+        if on_step is not None:
+            on_step(rank)
+        if rank.step % _COLLECT_PERIOD_STEPS == 0:
+            gc.collect()
+        if rank.spec.rank == rank.layout.ranks[0] and rank.step % _LOG_PERIOD_STEPS == 0:
+            _log.info("step=%d loss=%.4f", rank.step, rank.last_loss)
+    rank.hooks.detach()
+    rank.fabric.close()
+    return rank
+
+
+def _advance(rank: Rank) -> bool:
+    """One step, and the move its votes agreed on. True: that was the last step."""
+    ballot = rank.do_step()
+    generation = ballot.agreed_generation
+    if ballot.is_stopping or rank.step >= rank.spec.config.steps:
+        return True
+    if generation is not None:
+        assert rank.plan is not None, "an agreed plan was read by every rank"
+        assert rank.plan.layout.generation == generation, "the crc was part of the vote"
+        began_s = time.monotonic()
+        moved_bytes = rank.do_move(rank.plan.layout)
+        took_s = time.monotonic() - began_s
+        rank.enter(rank.fabric, is_regroup=False, moved_bytes=moved_bytes, took_s=took_s)
+        _log.info("step=%d generation=%d took %.3f s", rank.step, generation, took_s)
+    return False
+
+
+def _first_fabric(rank: Rank, stores: Stores, agreement: Agreement) -> None:
+    """Form generation 1, or regroup at once where somebody died before it stood."""
+    try:
+        fabric = _form(rank, stores, agreement, rank.layout.generation, rank.layout.ranks)
+    except PeerLost as lost:
+        _log.info("generation 1 could not be formed: %s", lost)
+        _regroup(rank, stores, agreement)
+        return
+    rank.enter(fabric, is_regroup=False, moved_bytes=0, took_s=0.0)
+
+
+def _form(
+    rank: Rank, stores: Stores, agreement: Agreement, generation: int, ranks: tuple[int, ...]
+) -> Fabric:
+    """A fabric of `ranks`, its addresses in the store of the lowest one's node."""
+    node = ranks[0] // rank.spec.ranks_per_node
+    store = stores.client(node)
+    if store is None:
+        raise PeerLost(f"the store of node {node} is gone")
+    config = rank.spec.config
+    return Fabric(
+        store=store,
+        generation=generation,
+        rank=rank.spec.rank,
+        ranks=ranks,
+        is_aborted=lambda: bool(agreement.dead_among(ranks)),
+        tick_s=config.tick_s,
+        timeout_s=config.peer_timeout_s,
+    )
+
+
+def _regroup(rank: Rank, stores: Stores, agreement: Agreement) -> None:
+    """Leave the broken generation; agree, form the next one, move, and stand ready to go on.
+
+    A death in the middle of this is one more broken generation: it starts over with the next one.
+    """
+    began_s = time.monotonic()
+    members, generation = rank.layout.ranks, rank.layout.generation
+    while True:
+        with contextlib.suppress(AttributeError):  # none was formed yet
+            rank.fabric.close()
+        verdict = _agree(rank, agreement, generation, members)
+        if rank.spec.rank in verdict.commits:
+            rank.commit(loss=verdict.last_loss)
+        else:
+            rank.give_up_part()
+        members, generation = verdict.members, verdict.layout.generation
+        try:
+            fabric = _form(rank, stores, agreement, generation, members)
+            rank.fabric = fabric
+            moved_bytes = rank.do_move(verdict.layout)
+        except PeerLost as lost:
+            _log.info("generation %d could not be formed: %s", generation, lost)
+            continue
+        took_s = time.monotonic() - began_s
+        rank.enter(fabric, is_regroup=True, moved_bytes=moved_bytes, took_s=took_s)
+        _log.info(
+            "step=%d generation=%d ranks=%s regrouped in %.3f s",
+            rank.step,
+            generation,
+            list(members),
+            took_s,
+        )
+        return
+
+
+def _agree(rank: Rank, agreement: Agreement, generation: int, members: tuple[int, ...]) -> Verdict:
+    def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Layout:
+        layout = rank.layout
+        if commits and rank.pending_layout is not None:
+            layout = rank.pending_layout
+        # Who is no member any more died in an earlier generation that never got its move done.
+        gone = set(layout.ranks) - (set(members) - dead)
+        min_hosts = min(rank.spec.config.replicas, len(layout.ranks) - len(gone))
+        return shrink(layout, dead=gone, generation=new_generation, min_hosts=min_hosts)
+
+    newest = max(generation, rank.hooks.ring.command().plan_generation)
+    report = Report(progress=rank.progress, newest_generation=newest, last_loss=rank.last_loss)
+    return agreement.reach(
+        generation=generation, members=members, report=report, next_layout=next_layout
+    )
+
+
+def _die_with_parent() -> None:
+    """A rank without its supervisor would go on unwatched: end with it."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _interface_of(address: str) -> str:
+    """Loopback for a job on loopback; otherwise gloo finds the interface by the host name."""
+    return "lo" if address.startswith("127.") else os.environ.get("GLOO_SOCKET_IFNAME", "")
+
+
+def _leave(code: int) -> None:
+    """End the process now: atexit of a half-dead group may wait for peers that are gone."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,352 @@
+"""One rank's state - model, optimizer, layout, clock - and its two transactions: step and move.
+
+Both have the same shape: do the part, reach VOTE, vote, commit. `pending` is what a commit would
+do; after a failure the survivors' verdict may ask for exactly that.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout, apportion, even_layout
+from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
+from pacekeeper.core.topology import Clock, ModelShape
+from pacekeeper.trainer import hooks, mover
+from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
+from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.fabric import Fabric
+from pacekeeper.trainer.faults import Burner, DeviceModel, EmulatedClock, FaultInjector
+from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.replica_sync import ReplicaSync
+from pacekeeper.trainer.timing import CpuClock, SegmentClock
+from pacekeeper.trainer.work import WorkMeter
+
+NO_LOSS = float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSpec:
+    """What a rank's process is started with. `stores`: address of each node's store."""
+
+    config: TrainConfig
+    rank: int
+    world_size: int
+    ranks_per_node: int
+    stores: tuple[str, ...]
+    ring_dir: str
+    run_dir: str
+    faults_dir: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A layout this rank has read and checked, and the name of its content."""
+
+    layout: Layout
+    base_generation: int
+    crc: int
+
+
+@dataclass(kw_only=True)
+class Rank:
+    """Everything a rank holds between two failures. Use from one thread."""
+
+    spec: RankSpec
+    layout: Layout = field(init=False)
+    ticket: int = 0
+    phase: Phase = Phase.PRE
+    step: int = 0
+    last_loss: float = NO_LOSS
+    is_redone: bool = False
+    is_stopping: bool = False
+    plan: Plan | None = None
+    pending: Callable[[], None] | None = None
+    pending_layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        spec, config = self.spec, self.spec.config
+        torch.set_num_threads(1)
+        self.layout = first_layout(config, spec.world_size)
+        self.corpus = Corpus.from_stdlib(config)
+        self.model = MoETransformer(config, self.layout, spec.rank)
+        self.optimizer = torch.optim.AdamW(
+            mover.ordered_parameters(self.model),
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+        )
+        self.meter = WorkMeter()
+        self.clock, fault_target = _make_clock(spec, self.meter)
+        self.faults = (
+            FaultInjector(directory=Path(spec.faults_dir), rank=spec.rank, target=fault_target)
+            if spec.faults_dir
+            else None
+        )
+        self.hooks = hooks.attach(
+            job=config.job,
+            rank=spec.rank,
+            world_size=spec.world_size,
+            ring_dir=spec.ring_dir,
+            clock=Clock(config.clock),
+            model=model_shape(config, self.model),
+        )
+        self.log = _open_log(spec)
+
+    @property
+    def progress(self) -> Progress:
+        return Progress(ticket=self.ticket, phase=self.phase)
+
+    def enter(self, fabric: Fabric, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
+        """Take part in `fabric` under `self.layout` from the current step on; say so."""
+        self.fabric = fabric
+        self.model.set_layout(self.layout, fabric)
+        self.sync = ReplicaSync(self.layout, fabric)
+        self.plan = None
+        generation = self.layout.generation
+        node = self.spec.rank // self.spec.ranks_per_node
+        on_node = [r for r in fabric.ranks if r // self.spec.ranks_per_node == node]
+        if (is_regroup or generation == 1) and self.spec.rank == on_node[0]:
+            self.hooks.ring.write_layout(generation, encode_layout(self.layout))
+        self.hooks.plan_applied(
+            step=self.step,
+            generation=generation,
+            layout_crc=layout_crc(self.layout),
+            duration_s=took_s,
+            moved_bytes=moved_bytes,
+            is_regroup=is_regroup,
+        )
+        event = "regroup" if is_regroup else "plan"
+        self._write_log(
+            {"event": event, "generation": generation, "step": self.step, "took_s": took_s}
+        )
+
+    def do_step(self) -> Ballot:
+        """One optimizer step of the whole job. Raises PeerLost."""
+        if self.faults is not None:
+            self.faults.step_began(self.step)
+        self.hooks.step_began(self.step)
+        self.phase = Phase.PRE
+        self.meter.reset()
+        self.optimizer.zero_grad()
+        loss_sum, tokens = self._forward_backward()
+        self.sync.synchronise(self.model)
+        self._look_for_plan()
+        self.pending, self.pending_layout = self._apply_update, None
+        self.phase = Phase.VOTE
+        ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum, tokens=tokens)
+        if not ballot.is_applied:
+            self.pending = self._skip_update
+        targets = self.corpus.target_tokens(self.step)
+        self.commit(loss=sum(vote.loss_sum for vote in ballot.votes) / targets)
+        return ballot
+
+    def do_move(self, new: Layout) -> int:
+        """Go over to `new` with the present members; returns bytes sent. Raises PeerLost."""
+        self.phase = Phase.PRE
+        staged = mover.stage(self.model, self.optimizer, self.layout, new, self.fabric)
+        self.pending = lambda: mover.swap_in(self.model, self.optimizer, staged, self.fabric)
+        self.pending_layout = new
+        self.phase = Phase.VOTE
+        self._vote(is_finite=True)
+        self.commit(loss=self.last_loss)
+        return staged.moved_bytes
+
+    def commit(self, *, loss: float) -> None:
+        """Do what is pending; the ticket is over. For a step: it counts, and is reported."""
+        assert self.pending is not None, "a commit follows a vote"
+        self.pending()
+        is_step = self.pending_layout is None
+        if self.pending_layout is not None:
+            self.layout = self.pending_layout
+        self.pending = self.pending_layout = None
+        self.ticket += 1
+        self.phase = Phase.PRE
+        if is_step:
+            self._step_is_over(loss)
+
+    def give_up_part(self) -> None:
+        """Forget the open ticket's part: it is done again."""
+        self.pending = self.pending_layout = None
+        self.phase = Phase.PRE
+        self.is_redone = True
+
+    def _forward_backward(self) -> tuple[float, int]:
+        """Gradients of this rank's rows; (loss sum, tokens) of its part of the global batch."""
+        config = self.spec.config
+        rows = self._own_rows()
+        targets = self.corpus.target_tokens(self.step)
+        loss_sum, tokens = 0.0, 0
+        counts = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
+        for part in apportion_rows(rows, config.num_microbatches):
+            batch = self.corpus.batch(self.step, part)
+            self.fabric.clock = self.clock
+            self.clock.begin()
+            output = self.model(batch, self.fabric, self.meter)
+            balance = config.balance_loss * output.balance_sum / config.rows_per_step
+            (output.loss_sum / targets + balance).backward()
+            compute = self.clock.end()
+            self.fabric.clock = None
+            self.hooks.micro_batch(
+                compute=compute,
+                tokens=batch.num_tokens,
+                sum_len_squared=batch.sum_len_squared,
+                expert_rows=output.expert_rows,
+                num_active_experts=output.num_active_experts,
+            )
+            loss_sum += float(output.loss_sum.detach())
+            tokens += batch.num_tokens
+            counts += output.expert_counts
+        for layer, layer_counts in enumerate(counts.tolist()):
+            self.hooks.expert_loads(layer, layer_counts)
+        return loss_sum, tokens
+
+    def _own_rows(self) -> range:
+        """This rank's rows of the global batch: ranks take them in order, by their shares."""
+        first = 0
+        for rank, count in self.layout.rows_of(self.spec.config.rows_per_step).items():
+            if rank == self.spec.rank:
+                return range(first, first + count)
+            first += count
+        raise AssertionError("every rank of a data-parallel job has a batch share")
+
+    def _vote(self, *, is_finite: bool, loss: float = 0.0, tokens: int = 0) -> Ballot:
+        mine = Vote(
+            ticket=self.ticket,
+            generation=self.fabric.generation,
+            is_finite=is_finite,
+            is_stopping=self.is_stopping,
+            ready_generation=0 if self.plan is None else self.plan.layout.generation,
+            ready_crc=0 if self.plan is None else self.plan.crc,
+            loss_sum=loss,
+            tokens=tokens,
+        )
+        votes = self.fabric.exchange(mine.encode()).tolist()
+        return Ballot(votes=tuple(Vote.decode(values) for values in votes))
+
+    def _look_for_plan(self) -> None:
+        """Read a plan that is offered, and check that this rank could follow it."""
+        offer = self.hooks.plan_offered()
+        if offer is None or (
+            self.plan is not None and self.plan.layout.generation == offer.generation
+        ):
+            return
+        if offer.base_generation != self.layout.generation:
+            return  # made for another layout: the controller will see ours and think again
+        try:
+            layout = decode_layout(offer.layout_json)
+            _check_fits(layout, self.layout, offer.generation)
+        except ValueError as error:
+            self.hooks.refuse_plan(offer.generation, str(error))
+            return
+        self.plan = Plan(
+            layout=layout, base_generation=offer.base_generation, crc=layout_crc(layout)
+        )
+
+    def _gradients_are_finite(self) -> bool:
+        total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)
+        return total - total == 0.0
+
+    def _apply_update(self) -> None:
+        config = self.spec.config
+        warm = min(1.0, (self.step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        self.optimizer.param_groups[0]["lr"] = config.learning_rate * warm
+        self.optimizer.step()
+
+    def _skip_update(self) -> None:
+        """Somebody's gradient is not finite: nobody updates, the step still counts."""
+        self._write_log({"event": "skipped", "step": self.step})
+
+    def _step_is_over(self, loss: float) -> None:
+        self.last_loss = loss
+        tokens = self.corpus.num_tokens(self.step)
+        self.hooks.step_ended(tokens=tokens, loss=loss, is_redone=self.is_redone)
+        line: dict[str, object] = {
+            "step": self.step,
+            "generation": self.layout.generation,
+            "ended_mono_s": time.monotonic(),
+            "tokens": tokens,
+            "loss": loss,
+            "is_redone": self.is_redone,
+        }
+        if isinstance(self.clock, EmulatedClock):
+            line |= {"segments": self.clock.num_segments, "overruns": self.clock.num_overruns}
+        self._write_log(line)
+        self.is_redone = False
+        self.step += 1
+
+    def _write_log(self, line: dict[str, object]) -> None:
+        self.log.write(json.dumps(line) + "\n")
+        self.log.flush()
+
+
+def first_layout(config: TrainConfig, world_size: int) -> Layout:
+    """The layout every job starts with. Raises ValueError for fewer ranks than replicas."""
+    return even_layout(
+        ranks=range(world_size),
+        num_layers=config.num_layers,
+        num_experts=config.num_experts,
+        replicas=min(config.replicas, world_size),
+    )
+
+
+def model_shape(config: TrainConfig, model: MoETransformer) -> ModelShape:
+    """What the planner must know; bytes count weights and both moments."""
+    size = 8 if config.dtype == "float64" else 4
+    expert = 2 * config.hidden_size * config.expert_hidden_size
+    dense = sum(p.numel() for p in model.dense_parameters())
+    return ModelShape(
+        num_layers=config.num_layers,
+        num_experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
+        rows_per_step=config.rows_per_step,
+        slots_per_rank=config.slots_per_rank or config.num_experts,
+        expert_bytes=3 * size * expert,
+        dense_bytes=3 * size * dense,
+    )
+
+
+def apportion_rows(rows: range, parts: int) -> list[range]:
+    """Cut a rank's rows into micro-batches: as many on every rank, though of other sizes."""
+    result, at = [], rows.start
+    for count in apportion(len(rows), [1.0 / parts] * parts):
+        result.append(range(at, at + count))
+        at += count
+    return result
+
+
+def _check_fits(new: Layout, old: Layout, generation: int) -> None:
+    """Raises ValueError where this trainer could not follow the plan."""
+    if new.generation != generation:
+        raise ValueError(f"the file holds generation {new.generation}")
+    if new.ranks != old.ranks:
+        raise ValueError(f"the plan is for ranks {new.ranks}, the job runs on {old.ranks}")
+    if [len(layer) for layer in new.experts] != [len(layer) for layer in old.experts]:
+        raise ValueError("the plan is for another model")
+    if new.stages != old.stages:
+        raise ValueError("this trainer can not change stages or virtual shards")
+
+
+def _make_clock(spec: RankSpec, meter: WorkMeter) -> tuple[SegmentClock, EmulatedClock | Burner]:
+    """The clock the configuration asks for, and what a fault acts on."""
+    config = spec.config
+    if config.clock == "cpu":
+        burner = Burner()
+        return CpuClock(burn=burner), burner
+    emulated = EmulatedClock(
+        meter=meter,
+        device=DeviceModel.calibrated(config, spec.world_size),
+        jitter=config.emulated_jitter,
+        seed=config.seed * 1000 + spec.rank,
+    )
+    return emulated, emulated
+
+
+def _open_log(spec: RankSpec) -> TextIO:
+    directory = Path(spec.run_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    return (directory / f"steps-{spec.rank}.jsonl").open("w")

@@ -1,0 +1,37 @@
+"""The MoE trainer as one process with a group of one: no store, no ring, no emulation."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import even_layout
+from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.fabric import LocalFabric
+from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.work import WorkMeter
+
+
+def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
+    """(step, loss, tokens per second) of each step."""
+    fabric, meter = LocalFabric(), WorkMeter()
+    layout = even_layout(
+        ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1
+    )
+    corpus = Corpus.from_stdlib(config)
+    model = MoETransformer(config, layout, 0)
+    model.set_layout(layout, fabric)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+    )
+    for step in range(config.steps):
+        began_s = time.perf_counter()
+        meter.reset()
+        output = model(corpus.batch(step, range(config.rows_per_step)), fabric, meter)
+        loss = output.loss_sum / corpus.target_tokens(step)
+        (loss + config.balance_loss * output.balance_sum / config.rows_per_step).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        rate = corpus.num_tokens(step) / (time.perf_counter() - began_s)
+        yield step, float(loss.detach()), rate

@@ -1,0 +1,141 @@
+"""The key-value stores of a job: one per node, hosted by its supervisor, known to everybody.
+
+A generation uses the store of a node that has a living rank, so no store is a single point of
+failure. A store that does not answer means that its node is gone.
+"""
+
+import os
+import socket
+from datetime import timedelta
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError
+
+from pacekeeper.core.errors import HostError, UnreachableError
+
+CONNECT_TIMEOUT_S = 5.0
+# A stalling reverse look-up of the peer must not cost five seconds per connection.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+def host_store(host: str, port: int) -> TCPStore:
+    """Serve a store on host:port only (port 0: any free one). Raises HostError where it can not."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise HostError(
+            f"can not listen on {host}:{port}: {error.strerror}",
+            remedy="another job may use this rendezvous; choose another port with --rendezvous",
+        ) from None
+    actual = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        actual,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=CONNECT_TIMEOUT_S),
+        # Else it listens on all interfaces, whatever host is named.
+        master_listen_fd=listener.detach(),
+    )
+
+
+def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
+    """A client of the store at host:port. Raises UnreachableError."""
+    host, _, port = address.rpartition(":")
+    try:
+        return TCPStore(
+            host,
+            int(port),
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (DistError, RuntimeError, ValueError) as error:
+        raise UnreachableError(
+            f"no store at {address}: {str(error).splitlines()[0]}",
+            remedy="is the launcher of node 0 running, and is --rendezvous the same everywhere?",
+        ) from None
+
+
+class Stores:
+    """Clients of all nodes' stores, connected when first needed; use from one thread."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        self.addresses = addresses
+        self._clients: dict[int, TCPStore] = {}
+        self.gone: set[int] = set()  # nodes whose store did not answer: never asked again
+
+    def client(self, node: int) -> TCPStore | None:
+        """The client of a node's store; None once that node is gone."""
+        if node in self.gone:
+            return None
+        if node not in self._clients:
+            try:
+                self._clients[node] = connect_store(self.addresses[node])
+            except UnreachableError:
+                self.gone.add(node)
+                return None
+        return self._clients[node]
+
+    def read(self, node: int, key: str) -> str | None:
+        """A key's value without waiting for it; None where it is not set or the node is gone."""
+        store = self.client(node)
+        if store is None:
+            return None
+        try:
+            return store.get(key).decode() if store.check([key]) else None
+        except (DistError, RuntimeError):
+            self._lose(node)
+            return None
+
+    def write(self, node: int, key: str, value: str) -> None:
+        """Set a key; nothing happens where the node is gone."""
+        store = self.client(node)
+        if store is not None:
+            try:
+                store.set(key, value)
+            except (DistError, RuntimeError):
+                self._lose(node)
+
+    def append(self, node: int, key: str, value: str) -> None:
+        """Add to the end of a key's value; nothing happens where the node is gone."""
+        store = self.client(node)
+        if store is not None:
+            try:
+                store.append(key, value)  # type: ignore[attr-defined]  # absent in the stubs
+            except (DistError, RuntimeError):
+                self._lose(node)
+
+    def write_first(self, node: int, key: str, value: str) -> str | None:
+        """Set a key unless it is set; the value that stands (None: the node is gone)."""
+        store = self.client(node)
+        if store is None:
+            return None
+        try:
+            return store.compare_set(key, "", value).decode()
+        except (DistError, RuntimeError):
+            self._lose(node)
+            return None
+
+    def _lose(self, node: int) -> None:
+        self.gone.add(node)
+        self._clients.pop(node, None)
+
+
+# Supervisors append "RANK," when a rank's process has died, or has done all its steps.
+DEATHS_KEY = "deaths"
+FINISHED_KEY = "finished"
+
+
+def parse_ranks(text: str | None) -> frozenset[int]:
+    """The ranks in the value of DEATHS_KEY or FINISHED_KEY."""
+    return frozenset(int(part) for part in (text or "").split(",") if part)
+
+
+def fence_key(rank: int) -> str:
+    """Set by anyone: kill this rank for good, it does not answer."""
+    return f"fence/{rank}"

@@ -1,0 +1,233 @@
+"""One per node: hosts the node's store, starts its ranks, watches their exits, fences.
+
+The survivors of a death are left alone - that is the difference to other launchers. A death is
+told to all stores and, through a ring of its own, to the agent; who was declared dead is killed.
+"""
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
+from pacekeeper.core.records import RankExitRecord
+from pacekeeper.core.ring import SUPERVISOR_RING
+from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.rank import RankSpec
+from pacekeeper.trainer.stores import (
+    DEATHS_KEY,
+    FINISHED_KEY,
+    Stores,
+    connect_store,
+    fence_key,
+    host_store,
+)
+from pacekeeper.trainer.telemetry import Ring
+
+POLL_S = 0.05
+GRACE_S = 10.0  # from the request to stop to the kill
+RENDEZVOUS_TIMEOUT_S = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a supervisor is started with. Ranks of node i: i * ranks_per_node and following."""
+
+    config: TrainConfig
+    node_rank: int
+    num_nodes: int
+    ranks_per_node: int
+    rendezvous: str
+    ring_dir: str
+    run_dir: str
+    faults_dir: str = ""
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.ranks_per_node < 1:
+            raise ValueError("a job needs at least one node and one rank per node")
+        if not 0 <= self.node_rank < self.num_nodes:
+            raise ValueError(f"node-rank: expected 0 to {self.num_nodes - 1}, got {self.node_rank}")
+
+    @property
+    def ranks(self) -> range:
+        first = self.node_rank * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
+
+    @property
+    def world_size(self) -> int:
+        return self.num_nodes * self.ranks_per_node
+
+
+def supervise(spec: NodeSpec) -> ExitCode:
+    """Run this node's part of the job to its end.
+
+    OK where at least one rank finished (others may have died on the way); the worst rank's code
+    otherwise. Raises HostError (port taken) and UnreachableError (no rendezvous).
+    """
+    host, _, port = spec.rendezvous.rpartition(":")
+    if not host or not port.isdigit():
+        raise HostError(f"rendezvous {spec.rendezvous!r} is not HOST:PORT")
+    server = host_store(host, int(port) if spec.node_rank == 0 else 0)
+    addresses = _exchange_addresses(spec, f"{host}:{server.port}")
+    supervisor = Supervisor(spec, addresses)
+    try:
+        supervisor.start()
+        return supervisor.watch()
+    finally:
+        supervisor.kill_all()
+
+
+class Supervisor:
+    """The watcher of one node's rank processes."""
+
+    def __init__(self, spec: NodeSpec, addresses: tuple[str, ...]) -> None:
+        self.spec = spec
+        self.addresses = addresses
+        self.stores = Stores(addresses)
+        self.processes: dict[int, ForkServerProcess] = {}
+        self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
+        self.stop_asked_s = 0.0
+        self.ring = Ring.create(
+            Path(spec.ring_dir),
+            Attachment(
+                job=spec.config.job,
+                rank=spec.ranks[0],
+                world_size=spec.world_size,
+                pid=os.getpid(),
+                role="supervisor",
+            ),
+            file_name=SUPERVISOR_RING,
+        )
+
+    def start(self) -> None:
+        """Start all ranks, from a server that has torch loaded already."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["pacekeeper.trainer.loop"])
+        for rank in self.spec.ranks:
+            process = context.Process(
+                target=rank_main,
+                args=(
+                    RankSpec(
+                        config=self.spec.config,
+                        rank=rank,
+                        world_size=self.spec.world_size,
+                        ranks_per_node=self.spec.ranks_per_node,
+                        stores=self.addresses,
+                        ring_dir=self.spec.ring_dir,
+                        run_dir=self.spec.run_dir,
+                        faults_dir=self.spec.faults_dir,
+                    ),
+                ),
+                name=f"rank-{rank}",
+            )
+            process.start()
+            self.processes[rank] = process
+            _log.info("rank=%d pid=%d started", rank, process.pid)
+
+    def watch(self) -> ExitCode:
+        """Until all ranks ended. Survivors are left alone."""
+        _on_stop(self.ask_to_stop)
+        while len(self.codes) < len(self.processes):
+            running = {p.sentinel: r for r, p in self.processes.items() if r not in self.codes}
+            for sentinel in wait(list(running), timeout=POLL_S):
+                assert isinstance(sentinel, int), "sentinels are descriptors"
+                self._ended(running[sentinel])
+            self._fence()
+            if self.stop_asked_s and time.monotonic() - self.stop_asked_s > GRACE_S:
+                self.kill_all()
+        return self._verdict()
+
+    def ask_to_stop(self) -> None:
+        """Ask the ranks to end at their next step boundary; after GRACE_S they are killed."""
+        if not self.stop_asked_s:
+            self.stop_asked_s = time.monotonic()
+            for rank, process in self.processes.items():
+                if rank not in self.codes:
+                    process.terminate()
+
+    def kill_all(self) -> None:
+        """SIGKILL whatever still runs."""
+        for process in self.processes.values():
+            if process.is_alive():
+                process.kill()
+
+    def _ended(self, rank: int) -> None:
+        process = self.processes[rank]
+        process.join()
+        code = process.exitcode if process.exitcode is not None else int(ExitCode.INTERNAL)
+        self.codes[rank] = code
+        self.ring.write(
+            RankExitRecord(
+                rank=rank,
+                pid=process.pid or 0,
+                exit_code=max(0, code),
+                signal=max(0, -code),
+                detected_mono_s=time.monotonic(),
+            )
+        )
+        if code == 0:
+            _log.info("rank=%d finished", rank)
+        else:
+            _log.warning("rank=%d died: %s", rank, _describe(code))
+        for node in range(self.spec.num_nodes):
+            self.stores.append(node, DEATHS_KEY if code else FINISHED_KEY, f"{rank},")
+
+    def _fence(self) -> None:
+        """Kill for good who was declared dead elsewhere: it must never wake up again."""
+        declared = self.ring.command().dead_ranks
+        for rank, process in self.processes.items():
+            if rank in self.codes:
+                continue
+            asked = self.stores.read(self.spec.node_rank, fence_key(rank)) is not None
+            if asked or rank in declared:
+                _log.warning("rank=%d is fenced (killed): it was declared dead", rank)
+                process.kill()
+
+    def _verdict(self) -> ExitCode:
+        if 0 in self.codes.values():
+            return ExitCode.OK
+        known = {int(code) for code in ExitCode}
+        own = [code for code in self.codes.values() if code in known]
+        return ExitCode(max(own, default=int(ExitCode.INTERNAL)))
+
+
+def _exchange_addresses(spec: NodeSpec, own: str) -> tuple[str, ...]:
+    """Every node's store address, told through node 0's. Raises UnreachableError."""
+    give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    while True:
+        try:
+            rendezvous = connect_store(spec.rendezvous)
+            break
+        except UnreachableError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.2)
+    rendezvous.set(f"store/{spec.node_rank}", own)
+    keys = [f"store/{node}" for node in range(spec.num_nodes)]
+    while not rendezvous.check(keys):
+        if time.monotonic() > give_up_s:
+            missing = [node for node, key in enumerate(keys) if not rendezvous.check([key])]
+            raise UnreachableError(
+                f"nodes {missing} did not come to {spec.rendezvous}",
+                remedy=f"start pacekeeper launch on all {spec.num_nodes} nodes",
+            )
+        time.sleep(0.05)
+    return tuple(rendezvous.get(key).decode() for key in keys)
+
+
+def _on_stop(stop: Callable[[], None]) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop())
+
+
+def _describe(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
