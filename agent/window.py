@@ -1,0 +1,66 @@
+"""From what was read to what is sent: joins records and device samples; says who died. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pacekeeper.core.records import RankExitRecord, Record
+from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.topology import Attachment, DeviceSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What one look into a job's rings gave."""
+
+    job: str
+    attached: tuple[Attachment, ...] = ()
+    records: tuple[Record, ...] = ()
+    layouts: tuple[tuple[int, bytes], ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.attached or self.records or self.layouts)
+
+
+def batch(
+    readings: Sequence[Reading],
+    samples: Sequence[DeviceSample],
+    health: AgentHealth,
+    *,
+    sequence: int,
+    now_s: float,
+) -> NodeReport:
+    """One report: everything new, with the newest sample of each device."""
+    newest: dict[str, DeviceSample] = {}
+    for sample in samples:
+        seen = newest.get(sample.device_uuid)
+        if seen is None or sample.sampled_s >= seen.sampled_s:
+            newest[sample.device_uuid] = sample
+    return NodeReport(
+        sequence=sequence,
+        sent_mono_s=now_s,
+        jobs=tuple(
+            JobReport(job=r.job, attached=r.attached, records=r.records, layouts=r.layouts)
+            for r in readings
+            if not r.is_empty
+        ),
+        devices=tuple(newest[uuid] for uuid in sorted(newest)),
+        health=health,
+    )
+
+
+def deaths_in(readings: Sequence[Reading]) -> Mapping[str, frozenset[int]]:
+    """Ranks whose process ended badly, by job: their neighbours here are told at once.
+
+    A clean exit (code 0) is no death. Ranks of other nodes hear of it from the controller.
+    """
+    dead: dict[str, frozenset[int]] = {}
+    for reading in readings:
+        found = frozenset(
+            record.rank
+            for record in reading.records
+            if isinstance(record, RankExitRecord) and (record.signal or record.exit_code)
+        )
+        if found:
+            dead[reading.job] = dead.get(reading.job, frozenset()) | found
+    return dead

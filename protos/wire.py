@@ -1,0 +1,250 @@
+"""Between plain values and messages: the only place that knows both. NaN on the wire is None here.
+
+Columns of a message are equally long; what is not is the sender's fault and a ValueError naming it.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.records import (
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    RankExitRecord,
+    Record,
+    StepRecord,
+)
+from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.topology import Attachment, Clock, DeviceSample, ModelShape
+from pacekeeper.protos import control_pb2, telemetry_pb2
+
+PROTOCOL_VERSION = 1
+
+# The BDP probe answers each small batch with pings: most of the network work of periodic messages.
+_COMMON = (
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+)
+GRPC_OPTIONS_CLIENT = (*_COMMON, ("grpc.keepalive_permit_without_calls", 1))
+GRPC_OPTIONS_SERVER = (
+    *_COMMON,
+    # A restart brings all agents back at once: the defaults would cancel half of them.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    # Else a second controller would share the port in silence.
+    ("grpc.so_reuseport", 0),
+)
+
+T = TypeVar("T")
+_MESSAGES: tuple[tuple[str, type[Any]], ...] = (
+    ("micro_batches", MicroBatchRecord),
+    ("steps", StepRecord),
+    ("plans_applied", PlanAppliedRecord),
+    ("rank_exits", RankExitRecord),
+)
+
+
+def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
+    """A batch as packed columns."""
+    health = report.health
+    return telemetry_pb2.NodeReport(
+        sequence=report.sequence,
+        sent_mono_s=report.sent_mono_s,
+        jobs=[_job_to_message(job) for job in report.jobs],
+        devices=[_device_to_message(sample) for sample in report.devices],
+        health=telemetry_pb2.AgentHealth(
+            nvml=health.nvml,
+            records_read=health.records_read,
+            records_lost=health.records_lost,
+            records_corrupt=health.records_corrupt,
+            batches_dropped=health.batches_dropped,
+            unreadable=list(health.unreadable),
+        ),
+    )
+
+
+def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
+    """The batch in a message. Raises ValueError naming the column that is wrong."""
+    health = message.health
+    return NodeReport(
+        sequence=message.sequence,
+        sent_mono_s=message.sent_mono_s,
+        jobs=tuple(_job_from_message(job) for job in message.jobs),
+        devices=tuple(_device_from_message(sample) for sample in message.devices),
+        health=AgentHealth(
+            nvml=health.nvml,
+            records_read=health.records_read,
+            records_lost=health.records_lost,
+            records_corrupt=health.records_corrupt,
+            batches_dropped=health.batches_dropped,
+            unreadable=tuple(health.unreadable),
+        ),
+    )
+
+
+def offer_to_message(job: str, layout: Layout, base_generation: int) -> control_pb2.OfferPlan:
+    """A plan, with the digest that the rank will check."""
+    data = encode_layout(layout)
+    return control_pb2.OfferPlan(
+        job=job,
+        generation=layout.generation,
+        base_generation=base_generation,
+        layout_json=data,
+        sha256=hashlib.sha256(data).digest(),
+    )
+
+
+def offer_is_whole(message: control_pb2.OfferPlan) -> bool:
+    """Does the plan fit its digest?"""
+    return bool(hashlib.sha256(message.layout_json).digest() == message.sha256)
+
+
+def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
+    message = telemetry_pb2.JobReport(
+        job=job.job,
+        attached=[_attachment_to_message(a) for a in job.attached],
+        layouts=[
+            telemetry_pb2.LayoutFile(generation=generation, layout_json=data)
+            for generation, data in job.layouts
+        ],
+    )
+    for column_group, kind in _MESSAGES:
+        records = [record for record in job.records if isinstance(record, kind)]
+        if records:
+            _fill_columns(getattr(message, column_group), records)
+    for load in job.records:
+        if isinstance(load, ExpertLoadRecord):
+            columns = message.expert_loads
+            for name in ("rank", "step", "generation", "layer", "first_expert"):
+                getattr(columns, name).append(getattr(load, name))
+            columns.num_counts.append(len(load.counts))
+            columns.counts.extend(load.counts)
+    return message
+
+
+def _fill_columns(columns: Any, records: Sequence[Any]) -> None:
+    for field in fields(records[0]):
+        values = [getattr(record, field.name) for record in records]
+        getattr(columns, field.name).extend(math.nan if v is None else v for v in values)
+
+
+def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
+    records: list[Record] = []
+    for column_group, kind in _MESSAGES:
+        columns = getattr(message, column_group)
+        records += _from_columns(columns, kind, f"{message.job} {column_group}")
+    records += _loads_from_columns(message.expert_loads, message.job)
+    return JobReport(
+        job=message.job,
+        attached=tuple(_attachment_from_message(a) for a in message.attached),
+        records=tuple(records),
+        layouts=tuple((f.generation, f.layout_json) for f in message.layouts),
+    )
+
+
+def _from_columns(columns: Any, kind: Callable[..., T], where: str) -> Iterable[T]:
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    values = [list(getattr(columns, name)) for name in names]
+    length = len(values[0])
+    for name, column in zip(names, values, strict=True):
+        if len(column) != length:
+            raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
+    for row in zip(*values, strict=True):
+        given = {n: None if v != v else v for n, v in zip(names, row, strict=True)}
+        for name in ("compute_s", "duration_s"):
+            value = given.get(name, 0.0)
+            if value is None or not 0.0 <= value < math.inf:
+                raise ValueError(f"{where}: impossible {name} {value}")
+        yield kind(**given)
+
+
+def _loads_from_columns(columns: Any, job: str) -> Iterable[ExpertLoadRecord]:
+    counts, at = list(columns.counts), 0
+    names = ("rank", "step", "generation", "layer", "first_expert", "num_counts")
+    values = [list(getattr(columns, name)) for name in names]
+    if len({len(column) for column in values}) != 1:
+        raise ValueError(f"{job} expert_loads: columns of different lengths")
+    for rank, step, generation, layer, first, number in zip(*values, strict=True):
+        if at + number > len(counts):
+            raise ValueError(f"{job} expert_loads: num_counts promises more than counts holds")
+        yield ExpertLoadRecord(
+            rank=rank,
+            step=step,
+            generation=generation,
+            layer=layer,
+            first_expert=first,
+            counts=tuple(counts[at : at + number]),
+        )
+        at += number
+
+
+def _attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
+    message = telemetry_pb2.Attachment(
+        job=attachment.job,
+        rank=attachment.rank,
+        world_size=attachment.world_size,
+        pid=attachment.pid,
+        role=attachment.role,
+        clock=attachment.clock,
+        device_uuid=attachment.device_uuid,
+    )
+    if attachment.model is not None:
+        for field in fields(ModelShape):
+            setattr(message.model, field.name, getattr(attachment.model, field.name))
+    return message
+
+
+def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
+    model = None
+    if message.HasField("model"):
+        model = ModelShape(**{f.name: getattr(message.model, f.name) for f in fields(ModelShape)})
+    return Attachment(
+        job=message.job,
+        rank=message.rank,
+        world_size=message.world_size,
+        pid=message.pid,
+        role=message.role,
+        clock=Clock(message.clock),
+        device_uuid=message.device_uuid,
+        model=model,
+    )
+
+
+_PLAIN_DEVICE_FIELDS = ("device_index", "device_uuid", "name")
+
+
+def _device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
+    message = telemetry_pb2.DeviceSample(sampled_mono_s=sample.sampled_s)
+    for field in fields(DeviceSample):
+        value = getattr(sample, field.name)
+        if field.name == "processes":
+            if value is not None:
+                message.processes.SetInParent()
+                message.processes.pids.extend(value)
+        elif field.name != "sampled_s" and value is not None:
+            setattr(message, field.name, value)
+    return message
+
+
+def _device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
+    values: dict[str, Any] = {"sampled_s": message.sampled_mono_s}
+    for field in fields(DeviceSample):
+        name = field.name
+        if name in _PLAIN_DEVICE_FIELDS:
+            values[name] = getattr(message, name)
+        elif name == "processes":
+            known = message.HasField("processes")
+            values[name] = tuple(message.processes.pids) if known else None
+        elif name != "sampled_s":
+            values[name] = getattr(message, name) if message.HasField(name) else None
+    return DeviceSample(**values)
