@@ -63,15 +63,19 @@ class DetectorConfig:
     # Floor of sigma: below it a perfect clock would make everything suspicious.
     sigma_floor: float = 0.015
     # Clip of one standardised residual: one wild sample can not accuse anyone.
-    z_clip: float = 6.0
+    z_clip: float = 8.0
     # Allowances of the slow and the fast CUSUM chart, in sigma.
     k_small: float = 0.5
     k_large: float = 1.5
     # Thresholds of the two charts, in sigma. Raising one trades delay for fewer false alarms.
-    h_small: float = 14.0
-    h_large: float = 9.0
-    # Steps with evidence a finding needs at least.
+    h_small: float = 20.0
+    h_large: float = 12.0
+    # Last steps in a row that must agree on a slowdown; twice as many with a noisy clock.
     min_steps: int = 2
+    # Sigma above which a clock counts as noisy (shared CPU cores; devices stay far below).
+    noisy_sigma: float = 0.04
+    # A slowdown must stand this many sigma (of one step) above health.
+    min_sigmas: float = 2.5
     # Smallest slowdown worth a finding (observed / expected).
     min_slowdown: float = 1.10
     # An open incident closes below this slowdown, held for `recover_steps` steps.
@@ -85,6 +89,7 @@ class DetectorConfig:
         _at_least(self, 0, "skip_steps")
         _at_least(self, 1, "min_steps", "recover_steps", "measure_steps")
         _positive(self, "sigma_floor", "z_clip", "k_small", "k_large", "h_small", "h_large")
+        _positive(self, "noisy_sigma", "min_sigmas")
         _at_least(self, 1.0, "min_slowdown", "recover_slowdown")
         if self.recover_slowdown > self.min_slowdown:
             raise ValueError("recover_slowdown: expected at most min_slowdown (hysteresis)")

@@ -1,0 +1,101 @@
+"""What a step would take under a layout: the price the planner compares. Pure.
+
+Iteration = slowest dense part + per layer the slowest expert part: the all-to-alls around the
+experts are barriers. Seconds at a rank are the model's seconds divided by the rank's speed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.core.layout import Layout
+from pacekeeper.predictor.cost_model import PRIOR_SHARES, CostModel
+from pacekeeper.predictor.workload import Array
+
+ExpertLoads = Sequence[Sequence[float]]  # [layer][expert] token rows per step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Seconds per step. `fluid_step_s`: if all work could be split at will over the speeds."""
+
+    step_s: float
+    fluid_step_s: float
+    dense_s: Mapping[int, float]
+    layer_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a step has to do, whoever does it. Rows, tokens and squares are of the global batch."""
+
+    num_rows: int
+    tokens: float
+    sum_len_squared: float
+    loads: tuple[tuple[float, ...], ...]
+
+
+def forecast(
+    layout: Layout,
+    *,
+    model: CostModel | None,
+    workload: Workload,
+    speeds: Mapping[int, float],
+    overhead_s: float = 0.0,
+) -> Forecast:
+    """Price a layout. Without a model: unit costs in the proportions of the prior."""
+    fixed, per_token, per_square, per_row, per_expert = _unit_costs(model, workload, layout)
+    ranks = layout.ranks
+    position = {rank: i for i, rank in enumerate(ranks)}
+    speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
+    rows = layout.rows_of(workload.num_rows)
+    share = np.array([rows.get(rank, 0) / workload.num_rows for rank in ranks])
+    active = np.zeros(len(ranks))
+    layer_s, expert_work_s = [], 0.0
+    for layer, loads in enumerate(workload.loads):
+        load_at = _load_at(layout, layer, loads, position)
+        layer_s.append(float((per_row * load_at / speed).max()))
+        expert_work_s += per_row * float(sum(loads))
+        for rank in ranks:
+            active[position[rank]] += len(layout.experts_on(rank, layer)) if loads else 0
+    dense_work = per_token * workload.tokens + per_square * workload.sum_len_squared
+    dense = (fixed + dense_work * share + per_expert * active) / speed
+    standing_s = float((fixed + per_expert * active).mean())  # paid by each rank, not shared
+    fluid_s = standing_s + (dense_work + expert_work_s) / float(speed.sum())
+    return Forecast(
+        step_s=overhead_s + float(dense.max()) + sum(layer_s),
+        fluid_step_s=overhead_s + fluid_s,
+        dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
+        layer_s=tuple(layer_s),
+    )
+
+
+def _load_at(
+    layout: Layout, layer: int, loads: Sequence[float], position: Mapping[int, int]
+) -> Array:
+    """Token rows each rank computes of one layer."""
+    at, rows = [], []
+    for hosts, load in zip(layout.experts[layer], loads, strict=True):
+        for host in hosts:
+            at.append(position[host.rank])
+            rows.append(load * host.share)
+    return np.bincount(at, weights=rows, minlength=len(position)).astype(np.float64)
+
+
+def _unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
+    """Seconds per step and rank, token, token^2, expert row, active expert."""
+    if model is not None:
+        return model.coefficients
+    num_ranks = len(layout.ranks)
+    totals = np.array(
+        [
+            1.0,
+            workload.tokens / num_ranks,
+            workload.sum_len_squared / num_ranks,
+            sum(map(sum, workload.loads)) / num_ranks,
+            sum(len(layer) for layer in layout.experts) / num_ranks,
+        ]
+    )
+    units: Array = PRIOR_SHARES / np.maximum(totals, 1.0)
+    return units

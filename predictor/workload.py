@@ -1,0 +1,61 @@
+"""The work of one step as numbers: one row of features per rank. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.core.records import MicroBatchRecord
+
+Array = npt.NDArray[np.float64]
+
+# Expected time = sum over features of coefficient * feature. The order is used by forecast.py.
+FEATURES = ("one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepSample:
+    """One complete step of one role: features [ranks, FEATURES], observed compute seconds [ranks].
+
+    Rows follow `ranks`, ascending. The arrays are not to be written to.
+    """
+
+    step: int
+    generation: int
+    ranks: tuple[int, ...]
+    features: Array
+    observed_s: Array
+
+
+def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
+    """Add up the micro-batches of one step and generation, rank by rank.
+
+    Raises ValueError for no records, or records of several steps or generations.
+    """
+    if not records:
+        raise ValueError("a step without records has no sample")
+    if len({(r.step, r.generation) for r in records}) != 1:
+        raise ValueError("the records are of several steps or generations")
+    ranks = tuple(sorted({r.rank for r in records}))
+    row = {rank: i for i, rank in enumerate(ranks)}
+    features = np.zeros((len(ranks), len(FEATURES)))
+    observed_s = np.zeros(len(ranks))
+    for record in records:
+        i = row[record.rank]
+        features[i] += (
+            1.0,  # per micro-batch: each has its own fixed cost
+            record.tokens,
+            record.sum_len_squared,
+            record.expert_rows,
+            record.num_active_experts,
+        )
+        observed_s[i] += record.compute_s
+    features.flags.writeable = observed_s.flags.writeable = False
+    return StepSample(
+        step=records[0].step,
+        generation=records[0].generation,
+        ranks=ranks,
+        features=features,
+        observed_s=observed_s,
+    )
