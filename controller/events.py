@@ -87,7 +87,7 @@ class SaveDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """What must outlive the controller changed: store the job's `JobRecord` (controller/state.py)."""
+    """What must outlive the controller changed: store the job's `JobRecord`."""
 
     job: str
 

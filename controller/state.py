@@ -3,21 +3,19 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from pacekeeper.core.findings import Decision, Incident, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import Record
 from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import Attachment
-from pacekeeper.predictor.evidence import Evidence
-
-EMPTY: Mapping[str, object] = MappingProxyType({})
+from pacekeeper.core.topology import Attachment, ModelShape
+from pacekeeper.predictor.evidence import Evidence, begin
 
 
 class RankLife(StrEnum):
     ALIVE = "alive"
     DEAD = "dead"
+    FINISHED = "finished"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,31 +36,58 @@ class RankState:
 class JobState:
     """One job. `layout` is the observed one, `desired` the one offered (None: nothing offered).
 
+    `known_layouts` are layouts that ranks may say they run: offered ones and those survivors wrote.
     `home` is the layout to go back to when the open incidents are over. `pending` holds records
-    of steps that are not complete yet, by step. `loads[layer][expert]` is the running mean of
-    tokens per step.
+    of steps that are not complete yet, by step. `loads[layer][expert]` is the running mean of token
+    rows per step over `num_load_steps` steps.
     """
 
     name: str
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     layout: Layout | None = None
+    layout_reason: str = ""
     desired: Layout | None = None
     desired_reason: str = ""
-    desired_said_s: float = 0.0
+    offered_s: float = 0.0  # when the offer was first made
+    said_s: float = 0.0  # when offers and deaths were last said
     home: Layout | None = None
+    known_layouts: Mapping[int, Layout] = field(default_factory=dict)
     newest_generation: int = 0
-    evidence: Evidence | None = None
+    evidence: Evidence = field(default_factory=begin)
     pending: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
     loads: tuple[tuple[float, ...], ...] = ()
+    num_load_steps: int = 0
+    tokens_per_step: float = 0.0
+    squares_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
     step: int = -1
-    step_s: float = 0.0
+    recent_step_s: tuple[float, ...] = ()  # of the present layout, newest last
     tokens_per_s: float = 0.0
     loss: float | None = None
     watch: Watch = Watch.BLIND
+    watch_reason: str = ""
     last_record_s: float = 0.0
-    last_plan_step: int = -1
+    layout_step: int = 0  # first step of the present layout
     last_decision: Decision | None = None
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """Ranks that are known and neither dead nor finished, ascending."""
+        return tuple(r for r in sorted(self.ranks) if self.ranks[r].life is RankLife.ALIVE)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes of its ranks, in order of name."""
+        return tuple(sorted({rank.node for rank in self.ranks.values()}))
+
+    @property
+    def shape(self) -> ModelShape | None:
+        """What the ranks said of their model; None for a trainer that can not move work."""
+        return next((r.attachment.model for r in self.ranks.values()), None)
+
+    @property
+    def open_incidents(self) -> tuple[Incident, ...]:
+        return tuple(incident for incident in self.incidents if incident.is_open)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +98,7 @@ class NodeState:
     agent_life: str
     product_version: str = ""
     is_connected: bool = True
-    health: AgentHealth = AgentHealth()
+    health: AgentHealth = field(default_factory=AgentHealth)
     device_uuids: tuple[str, ...] = ()
     last_report_s: float = 0.0
 
@@ -93,8 +118,9 @@ class JobRecord:
     """What of a job outlives the controller (with its incidents and layouts)."""
 
     name: str
-    generation: int
     newest_generation: int
     step: int
     layout: Layout | None
+    layout_reason: str
+    desired: Layout | None
     home: Layout | None

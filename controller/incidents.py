@@ -1,0 +1,104 @@
+"""The life of an incident: opened by a finding or a death, re-measured, acted on, closed. Pure."""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident, Say
+from pacekeeper.controller.state import JobState, RankLife, State
+from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.predictor.evidence import forget
+
+
+def open_incident(
+    state: State, job: JobState, finding: Finding, unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """A finding becomes an incident with the next number."""
+    incident = Incident(
+        incident_id=state.next_incident_id, job=job.name, finding=finding, opened_unix_s=unix_s
+    )
+    state = replace(state, next_incident_id=state.next_incident_id + 1)
+    commands: list[Command] = [
+        SaveIncident(incident=incident),
+        Say(text=f"job={job.name} incident={incident.incident_id} {finding.reason}"),
+    ]
+    return state, replace(job, incidents=(*job.incidents, incident)), commands
+
+
+def bury(
+    state: State, job: JobState, rank: int, reason: str, unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """A rank is dead: open an incident, tell the others, forget its evidence."""
+    known = job.ranks[rank]
+    finding = Finding(
+        kind=FindingKind.DEATH,
+        tier=Tier.CONFIRMED,
+        rank=rank,
+        slowdown=float("inf"),
+        onset_step=max(0, job.step),
+        step=max(0, job.step),
+        reason=f"rank {rank} is dead: {reason}",
+    )
+    state, job, opened = open_incident(state, job, finding, unix_s)
+    job = replace(
+        job,
+        ranks={**job.ranks, rank: replace(known, life=RankLife.DEAD)},
+        evidence=forget(job.evidence, [rank]),
+        home=None,  # the layout from before needs the dead rank
+    )
+    job, closed = close(job, {rank}, FindingKind.DEVICE, unix_s, "the rank died")
+    dead = tuple(r for r in sorted(job.ranks) if job.ranks[r].life is RankLife.DEAD)
+    notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=dead)
+    return state, job, [*opened, *closed, notice]
+
+
+def close(
+    job: JobState, ranks: Collection[int], kind: FindingKind, unix_s: float, action: str
+) -> tuple[JobState, list[Command]]:
+    """Close the open incidents of this kind on these ranks."""
+    commands: list[Command] = []
+    incidents = []
+    for incident in job.incidents:
+        finding = incident.finding
+        if incident.is_open and finding.kind is kind and finding.rank in ranks:
+            incident = replace(
+                incident,
+                closed_unix_s=unix_s,
+                closed_step=job.step,
+                actions=(*incident.actions, action),
+            )
+            commands += [
+                SaveIncident(incident=incident),
+                Say(text=f"job={job.name} incident={incident.incident_id} closed: {action}"),
+            ]
+        incidents.append(incident)
+    return replace(job, incidents=tuple(incidents)), commands
+
+
+def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
+    """What was done, on every open incident."""
+    noted = tuple(
+        replace(incident, actions=(*incident.actions, action)) if incident.is_open else incident
+        for incident in job.incidents
+    )
+    commands: list[Command] = [
+        SaveIncident(incident=incident) for incident in noted if incident.is_open
+    ]
+    return replace(job, incidents=noted), commands
+
+
+def remeasure(job: JobState, rank: int, slowdown: float) -> tuple[JobState, list[Command]]:
+    commands: list[Command] = []
+    incidents = []
+    for incident in job.incidents:
+        finding = incident.finding
+        if incident.is_open and finding.kind is FindingKind.DEVICE and finding.rank == rank:
+            incident = replace(incident, finding=replace(finding, slowdown=slowdown))
+            commands += [
+                SaveIncident(incident=incident),
+                Say(
+                    text=f"job={job.name} incident={incident.incident_id} rank={rank} is now "
+                    f"x{slowdown:.2f} slow"
+                ),
+            ]
+        incidents.append(incident)
+    return replace(job, incidents=tuple(incidents)), commands

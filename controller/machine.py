@@ -1,0 +1,270 @@
+"""The controller as one pure function: (state, event, now) -> (state, commands).
+
+Level-based: whatever is wanted and not yet observed is said again; whatever arrives twice changes
+nothing. All state changes happen here and in the two files it calls: `inbox.py` (what reports say)
+and `policy.py` (what to do).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pacekeeper.controller import inbox
+from pacekeeper.controller.events import (
+    Command,
+    Event,
+    NodeAttached,
+    NodeDetached,
+    NodeReported,
+    NotifyDeaths,
+    OfferPlan,
+    SaveDecision,
+    SaveJob,
+    Say,
+    Tick,
+)
+from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankLife, State
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
+from pacekeeper.predictor.evidence import restore
+from pacekeeper.predictor.forecast import Workload
+
+REPEAT_S = 1.0  # between two times the same offer or death notice is said
+OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
+MEASURED_STEPS = 5  # steps the present layout must have run before its price is known
+
+
+def advance(
+    state: State, event: Event, *, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """Take in one event. `now_s` never runs backwards."""
+    match event:
+        case NodeAttached():
+            return _attach(state, event, now_s), ()
+        case NodeDetached():
+            return _detach(state, event), ()
+        case NodeReported():
+            return _report(state, event, config, now_s)
+        case Tick():
+            return _tick(state, config, now_s)
+
+
+def restored(
+    jobs: Sequence[JobRecord],
+    incidents: Sequence[Incident],
+    *,
+    next_incident_id: int,
+    unix_offset_s: float,
+) -> State:
+    """The state a stored past gives: open findings are remembered, all else is measured anew."""
+    states = {}
+    for job in jobs:
+        own = tuple(incident for incident in incidents if incident.job == job.name)
+        slow = {
+            incident.finding.rank: incident.finding.slowdown
+            for incident in own
+            if incident.is_open and incident.finding.kind is FindingKind.DEVICE
+        }
+        known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
+        states[job.name] = JobState(
+            name=job.name,
+            layout=job.layout,
+            layout_reason=job.layout_reason,
+            home=job.home,
+            known_layouts=known,
+            newest_generation=job.newest_generation,
+            evidence=restore(slow),
+            incidents=own,
+            step=job.step,
+        )
+    return State(jobs=states, next_incident_id=next_incident_id, unix_offset_s=unix_offset_s)
+
+
+def job_record(state: State, job: str) -> JobRecord:
+    """What of a job must outlive the controller."""
+    known = state.jobs[job]
+    return JobRecord(
+        name=job,
+        newest_generation=known.newest_generation,
+        step=known.step,
+        layout=known.layout,
+        layout_reason=known.layout_reason,
+        desired=known.desired,
+        home=known.home,
+    )
+
+
+def _attach(state: State, event: NodeAttached, now_s: float) -> State:
+    known = state.nodes.get(event.node)
+    node = NodeState(
+        name=event.node,
+        agent_life=event.agent_life,
+        product_version=event.product_version,
+        last_report_s=now_s,
+    )
+    if known is not None:
+        node = replace(node, health=known.health, device_uuids=known.device_uuids)
+    return replace(state, nodes={**state.nodes, event.node: node})
+
+
+def _detach(state: State, event: NodeDetached) -> State:
+    """An agent that is away says nothing of its ranks: nobody dies of it."""
+    known = state.nodes.get(event.node)
+    if known is None or known.agent_life != event.agent_life:
+        return state  # an older stream of a node that is back already
+    return replace(state, nodes={**state.nodes, event.node: replace(known, is_connected=False)})
+
+
+def _report(
+    state: State, event: NodeReported, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    known = state.nodes.get(event.node)
+    if known is not None:
+        node = replace(
+            known,
+            health=event.report.health,
+            device_uuids=tuple(d.device_uuid for d in event.report.devices),
+            last_report_s=now_s,
+        )
+        state = replace(state, nodes={**state.nodes, event.node: node})
+    commands: list[Command] = []
+    for report in event.report.jobs:
+        state, said = inbox.take_in(state, event.node, report, config, now_s)
+        commands += said
+        state, acted = _act(state, report.job, config, now_s)
+        commands += acted
+    return state, tuple(commands)
+
+
+def _tick(
+    state: State, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    commands: list[Command] = []
+    for name in sorted(state.jobs):
+        job = state.jobs[name]
+        if job.ranks and not job.living:
+            watch, reason = Watch.ENDED, "no rank runs any more"
+        elif now_s - job.last_record_s > config.blind_after_s:
+            watch, reason = Watch.BLIND, f"no record for {config.blind_after_s:.0f} s"
+        else:
+            watch, reason = job.watch, job.watch_reason
+        if watch is not job.watch:
+            commands.append(Say(text=f"job={name} watch={watch} was={job.watch} ({reason})"))
+            job = replace(job, watch=watch, watch_reason=reason)
+            state = _with_job(state, job)
+        state, said = _act(state, name, config, now_s)
+        commands += said
+        state, said = _say_again(state, name, now_s)
+        commands += said
+    return state, tuple(commands)
+
+
+def _act(
+    state: State, name: str, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """Decide for one job, where it can be acted on and nothing is under way."""
+    job = state.jobs[name]
+    if not _is_actionable(job):
+        return state, ()
+    view = _view(job)
+    decision = decide(view, config.policy)
+    before = job.last_decision
+    job = replace(job, last_decision=decision)
+    if decision.rung is Rung.NOTHING:
+        said = () if before is not None and before.rung is Rung.NOTHING else _told(name, decision)
+        return _with_job(state, job), said
+    if config.policy.mode == "observe":
+        is_new = before is None or before.rung is not decision.rung
+        return _with_job(state, job), _told(name, decision) if is_new else ()
+    assert decision.layout is not None, "a rung other than nothing has a layout"
+    assert job.layout is not None, "an actionable job has a layout"
+    plan = decision.layout
+    job = replace(
+        job,
+        desired=plan,
+        desired_reason=decision.reason,
+        offered_s=now_s,
+        said_s=now_s,
+        newest_generation=plan.generation,
+        known_layouts={**job.known_layouts, plan.generation: plan},
+    )
+    commands: tuple[Command, ...] = (
+        SaveDecision(job=name, step=job.step, decision=decision),
+        SaveJob(job=name),
+        *_told(name, decision),
+        OfferPlan(job=name, nodes=job.nodes, layout=plan, base_generation=job.layout.generation),
+    )
+    return _with_job(state, job), commands
+
+
+def _is_actionable(job: JobState) -> bool:
+    """Every living rank runs the observed layout, nothing is offered, nobody is missing."""
+    layout = job.layout
+    if layout is None or job.desired is not None or job.shape is None or not job.loads:
+        return False
+    return layout.ranks == job.living and all(
+        job.ranks[rank].observed_generation == layout.generation for rank in layout.ranks
+    )
+
+
+def _view(job: JobState) -> View:
+    assert job.layout is not None and job.shape is not None, "actionable"
+    measured = job.recent_step_s[-MEASURED_STEPS:]
+    step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
+    return View(
+        layout=job.layout,
+        shape=job.shape,
+        model=job.evidence.model,
+        workload=Workload(
+            num_rows=job.shape.rows_per_step,
+            tokens=job.tokens_per_step,
+            sum_len_squared=job.squares_per_step,
+            loads=job.loads,
+        ),
+        slow=job.evidence.slow,
+        home=job.home,
+        step_s=step_s,
+        steps_since_plan=job.step - job.layout_step,
+        num_load_steps=job.num_load_steps,
+        next_generation=job.newest_generation + 1,
+    )
+
+
+def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Command, ...]]:
+    """Offers and deaths until they are observed; offers that can not be taken are given up."""
+    job = state.jobs[name]
+    if job.layout is None:
+        return state, ()
+    if job.desired is not None:
+        overtaken = job.layout.ranks != job.desired.ranks
+        if overtaken or now_s - job.offered_s > OFFER_LIFE_S:
+            why = "ranks died meanwhile" if overtaken else f"not taken for {OFFER_LIFE_S:.0f} s"
+            given_up = Say(text=f"job={name} plan={job.desired.generation} given up: {why}")
+            job = replace(job, desired=None, layout_step=job.step)
+            return _with_job(state, job), (given_up,)
+    if now_s - job.said_s < REPEAT_S:
+        return state, ()
+    commands: list[Command] = []
+    if job.desired is not None:
+        commands.append(
+            OfferPlan(
+                job=name,
+                nodes=job.nodes,
+                layout=job.desired,
+                base_generation=job.layout.generation,
+            )
+        )
+    dead = tuple(r for r in sorted(job.ranks) if job.ranks[r].life is RankLife.DEAD)
+    if set(dead) & set(job.layout.ranks):
+        commands.append(NotifyDeaths(job=name, nodes=job.nodes, ranks=dead))
+    if commands:
+        state = _with_job(state, replace(job, said_s=now_s))
+    return state, tuple(commands)
+
+
+def _told(name: str, decision: Decision) -> tuple[Command, ...]:
+    return (Say(text=f"job={name} decision={decision.rung} {decision.reason}"),)
+
+
+def _with_job(state: State, job: JobState) -> State:
+    return replace(state, jobs={**state.jobs, job.name: job})

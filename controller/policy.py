@@ -1,0 +1,165 @@
+"""Which layout next, if any - and why. Pure: everything it looks at is in the view.
+
+A ladder of actions, cheapest first: token shares over expert replicas, batch shares, more
+replicas. Each rung is priced; the plan with the best gain over the horizon wins, if it pays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from pacekeeper.controller.placement import batch_rows, place, reshare
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Decision, Rung
+from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
+from pacekeeper.core.topology import ModelShape
+from pacekeeper.predictor.cost_model import CostModel
+from pacekeeper.predictor.forecast import Forecast, Workload, forecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """What a decision rests on. `slow`: open findings, rank -> slowdown.
+
+    `home`: the layout before the first open finding, None where there is nothing to go back to.
+    `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
+    """
+
+    layout: Layout
+    shape: ModelShape
+    model: CostModel | None
+    workload: Workload
+    slow: Mapping[int, float]
+    home: Layout | None
+    step_s: float
+    steps_since_plan: int
+    num_load_steps: int
+    next_generation: int
+
+
+def decide(view: View, config: PolicyConfig) -> Decision:
+    """A plan with its reason and prices, or nothing with the reason."""
+    if view.steps_since_plan < config.min_steps_between_plans:
+        return _nothing(f"{view.steps_since_plan} steps since the last plan: too soon")
+    num_ranks = len(view.layout.ranks)
+    if len(view.slow) > config.max_acted_ratio * num_ranks:
+        return _nothing(
+            f"{len(view.slow)} of {num_ranks} ranks are slow: more than max_acted_ratio, a person "
+            "must look"
+        )
+    if not view.slow and view.home is not None and _is_elsewhere(view.layout, view.home):
+        return _go_home(view, view.home)
+    speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in view.layout.ranks}
+    now = _price(view, view.layout, speeds, 0.0)
+    overhead_s = max(0.0, view.step_s - now.step_s)
+    min_gain = config.min_gain
+    if not view.slow:
+        if view.num_load_steps < config.settle_steps:
+            return _nothing("nobody is slow; loads are not settled yet")
+        if view.steps_since_plan < config.settle_steps:
+            return _nothing("nobody is slow; the present layout is young")
+        min_gain = config.rebalance_min_gain
+    best = _nothing("no layout is better")
+    best_value_s = 0.0
+    current_s = now.step_s + overhead_s
+    for rung, layout in _candidates(view, speeds):
+        price = _price(view, layout, speeds, overhead_s)
+        gain_s = current_s - price.step_s
+        moved_bytes = _moved_bytes(view.layout, layout, view.shape)
+        cost_s = config.plan_s + moved_bytes * config.move_s_per_byte
+        value_s = gain_s * config.horizon_steps - cost_s
+        # A higher rung must be worth the disturbance of moving state: 1 % of the step at least.
+        if value_s <= best_value_s + 0.01 * current_s * config.horizon_steps * bool(best_value_s):
+            continue
+        if gain_s < min_gain * current_s:
+            best = replace(
+                best,
+                reason=f"the best layout gains {gain_s / current_s:.1%}, "
+                f"less than {min_gain:.0%} of a step",
+            )
+            continue
+        best_value_s = value_s
+        best = Decision(
+            rung=rung,
+            layout=layout,
+            reason=_reason(view, rung, current_s, price),
+            current_step_s=current_s,
+            planned_step_s=price.step_s,
+            fluid_step_s=price.fluid_step_s,
+            cost_s=cost_s,
+            moved_bytes=moved_bytes,
+        )
+    return best
+
+
+def _candidates(view: View, speeds: Mapping[int, float]) -> list[tuple[Rung, Layout]]:
+    """The rungs of the ladder, each on top of the one before."""
+    layout, loads = view.layout, view.workload.loads
+    shared = reshare(layout, loads=loads, speeds=speeds)
+    rows = batch_rows(view.shape.rows_per_step, {r: speeds[r] for r, _ in layout.batch_shares})
+    batch = tuple((rank, count / view.shape.rows_per_step) for rank, count in rows.items())
+    placed = place(layout, loads=loads, speeds=speeds, slots_per_rank=view.shape.slots_per_rank)
+
+    def made(
+        experts: tuple[tuple[ExpertHosts, ...], ...], shares: tuple[tuple[int, float], ...]
+    ) -> Layout:
+        return replace(
+            layout, generation=view.next_generation, experts=experts, batch_shares=shares
+        )
+
+    candidates = [
+        (Rung.TOKEN_SHARES, made(shared, layout.batch_shares)),
+        (Rung.BATCH_SHARES, made(shared, batch)),
+    ]
+    if placed != shared:
+        candidates.append((Rung.MOVE_REPLICAS, made(placed, batch)))
+    return candidates
+
+
+def _is_elsewhere(layout: Layout, home: Layout) -> bool:
+    """Is there a way home, and are we not there?"""
+    here = (layout.experts, layout.batch_shares)
+    return home.ranks == layout.ranks and here != (home.experts, home.batch_shares)
+
+
+def _go_home(view: View, home: Layout) -> Decision:
+    return Decision(
+        rung=Rung.RETURN_HOME,
+        layout=replace(home, generation=view.next_generation),
+        reason="all findings are over: back to the layout from before the first one",
+        moved_bytes=_moved_bytes(view.layout, home, view.shape),
+    )
+
+
+def _price(view: View, layout: Layout, speeds: Mapping[int, float], overhead_s: float) -> Forecast:
+    return forecast(
+        layout,
+        model=view.model,
+        workload=view.workload,
+        speeds=speeds,
+        overhead_s=overhead_s,
+    )
+
+
+def _moved_bytes(old: Layout, new: Layout, shape: ModelShape) -> int:
+    moved = [t for t in transfers(old, new) if t.block.kind is BlockKind.EXPERT]
+    return len(moved) * shape.expert_bytes
+
+
+def _reason(view: View, rung: Rung, current_s: float, price: Forecast) -> str:
+    if view.slow:
+        who = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
+    else:
+        who = "some experts are hot"
+    what = {
+        Rung.TOKEN_SHARES: "other token shares over the expert replicas",
+        Rung.BATCH_SHARES: "other token shares and batch shares",
+        Rung.MOVE_REPLICAS: "more expert replicas, other token and batch shares",
+    }[rung]
+    return (
+        f"{who}: {what} take a step from {current_s * 1e3:.0f} to {price.step_s * 1e3:.0f} ms "
+        f"(no layout can be below {price.fluid_step_s * 1e3:.0f} ms)"
+    )
+
+
+def _nothing(reason: str) -> Decision:
+    return Decision(rung=Rung.NOTHING, layout=None, reason=reason)
