@@ -87,7 +87,7 @@ class _Job:
     """One job's directory: its rings, what its ranks should know, layout files already told."""
 
     rings: dict[str, RingReader] = field(default_factory=dict)
-    command: ring.CommandSlot = ring.CommandSlot()
+    command: ring.CommandSlot = field(default_factory=ring.CommandSlot)
     layouts: dict[str, int] = field(default_factory=dict)  # file name -> mtime_ns
 
 
@@ -129,7 +129,7 @@ class Intake:
         return tuple(readings)
 
     def everything_again(self) -> tuple[Reading, ...]:
-        """All attachments and layouts once more: a controller that has forgotten can start from it."""
+        """All attachments and layouts once more, for a controller that has forgotten them."""
         readings = []
         for name, job in sorted(self._jobs.items()):
             job.layouts.clear()

@@ -178,7 +178,7 @@ def _act(
         return _with_job(state, job), _told(name, decision) if is_new else ()
     assert decision.layout is not None, "a rung other than nothing has a layout"
     assert job.layout is not None, "an actionable job has a layout"
-    plan = decision.layout
+    plan, base_generation = decision.layout, job.layout.generation
     job = replace(
         job,
         desired=plan,
@@ -192,7 +192,7 @@ def _act(
         SaveDecision(job=name, step=job.step, decision=decision),
         SaveJob(job=name),
         *_told(name, decision),
-        OfferPlan(job=name, nodes=job.nodes, layout=plan, base_generation=job.layout.generation),
+        OfferPlan(job=name, nodes=job.nodes, layout=plan, base_generation=base_generation),
     )
     return _with_job(state, job), commands
 
@@ -233,10 +233,11 @@ def _view(job: JobState) -> View:
 def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Command, ...]]:
     """Offers and deaths until they are observed; offers that can not be taken are given up."""
     job = state.jobs[name]
-    if job.layout is None:
+    layout = job.layout
+    if layout is None:
         return state, ()
     if job.desired is not None:
-        overtaken = job.layout.ranks != job.desired.ranks
+        overtaken = layout.ranks != job.desired.ranks
         if overtaken or now_s - job.offered_s > OFFER_LIFE_S:
             why = "ranks died meanwhile" if overtaken else f"not taken for {OFFER_LIFE_S:.0f} s"
             given_up = Say(text=f"job={name} plan={job.desired.generation} given up: {why}")
@@ -251,11 +252,11 @@ def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Comm
                 job=name,
                 nodes=job.nodes,
                 layout=job.desired,
-                base_generation=job.layout.generation,
+                base_generation=layout.generation,
             )
         )
     dead = tuple(r for r in sorted(job.ranks) if job.ranks[r].life is RankLife.DEAD)
-    if set(dead) & set(job.layout.ranks):
+    if set(dead) & set(layout.ranks):
         commands.append(NotifyDeaths(job=name, nodes=job.nodes, ranks=dead))
     if commands:
         state = _with_job(state, replace(job, said_s=now_s))

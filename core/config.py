@@ -105,6 +105,9 @@ class PolicyConfig:
     mode: str = "act"
     # Smallest predicted gain (share of the step time) worth a plan.
     min_gain: float = 0.03
+    # The same while nobody is slow (hot experts only), and steps of loads and layout before that.
+    rebalance_min_gain: float = 0.08
+    settle_steps: int = 40
     # Steps over which a gain must pay the cost of moving, where the duration is unknown.
     horizon_steps: int = 200
     # Seconds one byte of expert state costs to move (1 / bandwidth), and one plan at the least.
@@ -122,9 +125,9 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         if self.mode not in ("act", "observe"):
             raise ValueError(f"mode: expected 'act' or 'observe', got {self.mode!r}")
-        _at_least(self, 0.0, "min_gain", "move_s_per_byte", "plan_s")
+        _at_least(self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s")
         _at_least(self, 1, "horizon_steps", "min_hosts")
-        _at_least(self, 0, "min_steps_between_plans")
+        _at_least(self, 0, "min_steps_between_plans", "settle_steps")
         _positive(self, "load_ema", "max_acted_ratio")
 
 

@@ -28,6 +28,7 @@ class Watch(StrEnum):
     HEALTHY = "healthy"
     SUSPICIOUS = "suspicious"
     DEGRADED = "degraded"  # at least one open incident
+    ENDED = "ended"  # no rank runs any more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

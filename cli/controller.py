@@ -1,0 +1,50 @@
+"""`pacekeeper controller`: the central service."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.toml_reader import override, read_config
+
+
+@click.command()
+@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML.")
+@click.option("--listen", help="HOST:PORT of gRPC (port 0: any free one).")
+@click.option("--store", help="SQLite file.")
+@click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
+def command(
+    config_file: str | None,
+    listen: str | None,
+    store: str | None,
+    metrics_listen: str | None,
+) -> None:
+    """Run the central controller: many jobs, one service.
+
+    Training never depends on it. Everything that must last is in the store: start it again and it
+    goes on.
+    """
+    config = ControllerConfig()
+    if config_file is not None:
+        try:
+            text = Path(config_file).read_text()
+        except OSError as error:
+            raise ConfigError(f"{config_file}: {error.strerror}") from None
+        config = read_config(ControllerConfig, text, file=config_file)
+    config = override(config, listen=listen, store=store, metrics_listen=metrics_listen)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr
+    )
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    from pacekeeper.controller.runtime import Controller
+
+    asyncio.run(_run(Controller, config))
+
+
+async def _run(make: type, config: ControllerConfig) -> None:
+    await make(config).run()

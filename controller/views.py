@@ -1,0 +1,122 @@
+"""The state as the messages of the status service. Pure functions of immutable values."""
+
+import math
+
+from pacekeeper.controller.events import StepSummary
+from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.core.findings import Incident
+from pacekeeper.core.layout import Layout
+from pacekeeper.protos import status_pb2
+
+
+def job_view(job: JobState) -> status_pb2.Job:
+    """A job with its ranks."""
+    layout = job.layout
+    generation = 0 if layout is None else layout.generation
+    message = status_pb2.Job(
+        name=job.name,
+        watch=job.watch,
+        generation=generation,
+        desired_generation=generation if job.desired is None else job.desired.generation,
+        step=max(0, job.step),
+        step_s=job.recent_step_s[-1] if job.recent_step_s else 0.0,
+        tokens_per_s=job.tokens_per_s,
+        loss=job.loss,
+        open_incidents=len(job.open_incidents),
+        clock=next((r.attachment.clock for r in job.ranks.values()), ""),
+        last_decision="" if job.last_decision is None else job.last_decision.reason,
+    )
+    shares = {} if layout is None else dict(layout.batch_shares)
+    replicas = {} if layout is None else replicas_by_rank(layout)
+    for number in sorted(job.ranks):
+        message.ranks.append(
+            _rank_view(number, job.ranks[number], shares.get(number, 0.0), replicas.get(number, 0))
+        )
+    return message
+
+
+def replicas_by_rank(layout: Layout) -> dict[int, int]:
+    """How many expert replicas each rank holds, all layers together."""
+    replicas: dict[int, int] = {}
+    for experts in layout.experts:
+        for hosts in experts:
+            for host in hosts:
+                replicas[host.rank] = replicas.get(host.rank, 0) + 1
+    return replicas
+
+
+def node_view(state: State, node: NodeState) -> status_pb2.Node:
+    """A node with its agent's own account."""
+    jobs = [
+        job.name
+        for job in state.jobs.values()
+        if any(r.node == node.name and r.life is RankLife.ALIVE for r in job.ranks.values())
+    ]
+    return status_pb2.Node(
+        name=node.name,
+        is_connected=node.is_connected,
+        product_version=node.product_version,
+        nvml=node.health.nvml,
+        num_devices=len(node.device_uuids),
+        jobs=sorted(jobs),
+        records_lost=node.health.records_lost,
+        records_corrupt=node.health.records_corrupt,
+        batches_dropped=node.health.batches_dropped,
+        unreadable=list(node.health.unreadable),
+        last_report_unix_s=node.last_report_s + state.unix_offset_s,
+    )
+
+
+def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
+    """An incident with the node its rank sits on, where that is known."""
+    finding = incident.finding
+    job = state.jobs.get(incident.job)
+    rank = None if job is None else job.ranks.get(finding.rank)
+    return status_pb2.Incident(
+        incident_id=incident.incident_id,
+        job=incident.job,
+        kind=finding.kind,
+        tier=finding.tier,
+        rank=finding.rank,
+        node="" if rank is None else rank.node,
+        slowdown=finding.slowdown,
+        onset_step=finding.onset_step,
+        found_step=finding.step,
+        reason=finding.reason,
+        opened_unix_s=incident.opened_unix_s,
+        closed_unix_s=incident.closed_unix_s,
+        closed_step=incident.closed_step,
+        actions=list(incident.actions),
+    )
+
+
+def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
+    """One complete step."""
+    unknown = [math.nan] * len(summary.ranks)
+    return status_pb2.WatchStepsResponse(
+        step=summary.step,
+        generation=summary.generation,
+        tokens=summary.tokens,
+        duration_s=summary.duration_s,
+        loss=summary.loss,
+        ranks=list(summary.ranks),
+        observed_s=list(summary.observed_s),
+        expected_s=list(summary.expected_s) or unknown,
+        slowdown=list(summary.slowdown) or unknown,
+        watch=summary.watch,
+    )
+
+
+def _rank_view(number: int, rank: RankState, batch_share: float, replicas: int) -> status_pb2.Rank:
+    return status_pb2.Rank(
+        rank=number,
+        node=rank.node,
+        state=rank.life,
+        slowdown=rank.slowdown,
+        observed_s=rank.observed_s,
+        expected_s=rank.expected_s,
+        suspicion=rank.suspicion,
+        batch_share=batch_share,
+        num_expert_replicas=replicas,
+        device_uuid=rank.attachment.device_uuid,
+    )
