@@ -141,7 +141,7 @@ def _overview_figure(outcome: Outcome, director: Director) -> Any:
     bottom.axhline(1.0, color="#bbbbbb", lw=0.8)
     bottom.set_ylabel("slowdown\n(observed / expected)")
     bottom.set_xlabel("seconds since the first step")
-    bottom.legend(loc="upper left", frameon=False, ncols=len(RANK_COLOURS))
+    middle.legend(*bottom.get_legend_handles_labels(), loc="lower left", frameon=False, ncols=4)
     for axis in (top, middle, bottom):
         axis.spines[["top", "right"]].set_visible(False)
     figure.suptitle(

@@ -177,6 +177,7 @@ def _enter_layout(
         job,
         layout=layout,
         layout_reason=reason,
+        is_makeshift=not is_ours and job.layout is not None,
         desired=None if is_ours else job.desired,
         home=None if _is_same_work(job.home, layout) else job.home,
         known_layouts={g: x for g, x in job.known_layouts.items() if g >= layout.generation},

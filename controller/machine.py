@@ -225,6 +225,7 @@ def _view(job: JobState) -> View:
         home=job.home,
         step_s=step_s,
         steps_since_plan=job.step - job.layout_step,
+        is_makeshift=job.is_makeshift,
         num_load_steps=job.num_load_steps,
         next_generation=job.newest_generation + 1,
     )

@@ -22,6 +22,7 @@ class View:
 
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
+    `is_makeshift`: survivors of a death made it, for safety and not for pace.
     """
 
     layout: Layout
@@ -32,6 +33,7 @@ class View:
     home: Layout | None
     step_s: float
     steps_since_plan: int
+    is_makeshift: bool
     num_load_steps: int
     next_generation: int
 
@@ -52,7 +54,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     now = _price(view, view.layout, speeds, 0.0)
     overhead_s = max(0.0, view.step_s - now.step_s)
     min_gain = config.min_gain
-    if not view.slow:
+    if not view.slow and not view.is_makeshift:
         if view.num_load_steps < config.settle_steps:
             return _nothing("nobody is slow; loads are not settled yet")
         if view.steps_since_plan < config.settle_steps:
@@ -148,6 +150,8 @@ def _moved_bytes(old: Layout, new: Layout, shape: ModelShape) -> int:
 def _reason(view: View, rung: Rung, current_s: float, price: Forecast) -> str:
     if view.slow:
         who = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
+    elif view.is_makeshift:
+        who = "the survivors' own layout can be better"
     else:
         who = "some experts are hot"
     what = {

@@ -46,6 +46,7 @@ class JobState:
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     layout: Layout | None = None
     layout_reason: str = ""
+    is_makeshift: bool = False  # the survivors made it: nobody has optimised it
     desired: Layout | None = None
     desired_reason: str = ""
     offered_s: float = 0.0  # when the offer was first made

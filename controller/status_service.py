@@ -63,9 +63,7 @@ class Status(status_pb2_grpc.StatusServiceServicer):
         ]
         return status_pb2.ListIncidentsResponse(incidents=incidents)
 
-    async def WatchIncidents(
-        self, request: Any, context: Context
-    ) -> AsyncIterator[Any]:
+    async def WatchIncidents(self, request: Any, context: Context) -> AsyncIterator[Any]:
         """All known incidents, then every change."""
         queue: asyncio.Queue[Incident] = asyncio.Queue(WATCH_QUEUE)
         self._incident_watchers[queue] = request.job

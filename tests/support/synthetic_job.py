@@ -39,9 +39,7 @@ class SyntheticJob:
         tokens = TOKENS_PER_STEP * share * draw.uniform(0.96, 1.0, n)
         squared = tokens * 200 * draw.lognormal(0.0, 0.15, n)
         rows = TOKENS_PER_STEP * 2 * 4 * share * draw.lognormal(0.0, 0.08, n)
-        features = np.stack(
-            [np.ones(n), tokens, squared, rows, np.full(n, 16.0)], axis=1
-        )
+        features = np.stack([np.ones(n), tokens, squared, rows, np.full(n, 16.0)], axis=1)
         true_s = features @ COEFFICIENTS
         fresh = draw.normal(0.0, self.noise, n)
         self._last = self.correlation * self._last + np.sqrt(1 - self.correlation**2) * fresh
