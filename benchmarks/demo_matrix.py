@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 # (name, holds?) as the issue asks; the emulated clock only: with another, no limit is claimed.
-BARS = (
+BARS: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
     ("found the rank", lambda o: o["found_rank"] == o["injected_rank"]),
     ("delay <= 3", lambda o: o["delay_iterations"] is not None and o["delay_iterations"] <= 3),
     ("no false finding", lambda o: o["false_findings"] == 0),

@@ -20,7 +20,7 @@ def status_stub(address: str) -> Iterator[Any]:
     try:
         yield status_pb2_grpc.StatusServiceStub(channel)
     except grpc.RpcError as error:
-        code, details = error.code(), error.details()  # type: ignore[attr-defined]
+        code, details = error.code(), error.details()
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise UnreachableError(
                 f"no controller at {address}: {details}",

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from math import isfinite
+from math import inf, isfinite
 
 SHARE_TOLERANCE = 1e-6
 
@@ -121,8 +121,11 @@ class Layout:
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
 
     def stage_of(self, layer: int) -> Stage:
-        """The stage that runs `layer`."""
-        return next(s for s in self.stages if s.first_layer <= layer < s.end_layer)
+        """The stage that runs `layer`. Raises ValueError for a layer the model lacks."""
+        for stage in self.stages:
+            if stage.first_layer <= layer < stage.end_layer:
+                return stage
+        raise ValueError(f"no layer {layer}")
 
     def holders(self, block: Block) -> tuple[int, ...]:
         """The ranks that hold `block`, ascending. Raises ValueError for a block the model lacks."""
@@ -132,14 +135,15 @@ class Layout:
             case BlockKind.HEAD:
                 return self.stages[-1].ranks
             case BlockKind.EXPERT:
-                if not 0 <= block.layer < self.num_layers:
-                    raise ValueError(f"no layer {block.layer}")
+                self.stage_of(block.layer)
                 if not 0 <= block.index < len(self.experts[block.layer]):
                     raise ValueError(f"layer {block.layer} has no expert {block.index}")
                 return tuple(host.rank for host in self.experts[block.layer][block.index])
             case BlockKind.NORM_ROUTER:
                 return self.stage_of(block.layer).ranks
             case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
+                if not 0 <= block.index < self.num_virtual_shards:
+                    raise ValueError(f"layer {block.layer} has no virtual shard {block.index}")
                 runs = (run for group in self.stage_of(block.layer).groups for run in group)
                 return tuple(sorted(r.rank for r in runs if r.first <= block.index < r.end))
 
@@ -204,8 +208,15 @@ def transfers(
 
 
 def apportion(total: int, shares: Iterable[float]) -> tuple[int, ...]:
-    """Split `total` whole things by `shares` (largest remainder; ties go to the first)."""
-    exact = [total * share for share in shares]
+    """Split `total` whole things by `shares` (largest remainder; ties go to the first).
+
+    Shares count in proportion to their sum. Raises ValueError where there is nothing to share by.
+    """
+    weights = list(shares)
+    whole = sum(weights)
+    if total < 0 or not all(isfinite(w) and w >= 0.0 for w in weights) or not 0.0 < whole < inf:
+        raise ValueError(f"{total} things can not be split by the shares {weights}")
+    exact = [total * (weight / whole) for weight in weights]
     counts = [int(x + 1e-9) for x in exact]
     by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
     for i in by_remainder[: total - sum(counts)]:
@@ -295,6 +306,8 @@ def _check_stages(layout: Layout) -> None:
         if not stage.groups:
             raise ValueError(f"the stage of layer {stage.first_layer} has no rank")
         ranks = [run.rank for group in stage.groups for run in group]
+        if min(ranks, default=0) < 0:
+            raise ValueError(f"ranks count from 0, got {min(ranks)}")
         if len(ranks) != len(set(ranks)):
             raise ValueError("a rank stands in two data-parallel groups of one stage")
         for group in stage.groups:

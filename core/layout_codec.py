@@ -57,7 +57,15 @@ def decode_layout(data: bytes) -> Layout:
             ),
             batch_shares=tuple((int(r), float(s)) for r, s in document["batch_shares"]),
         )
-    except (TypeError, KeyError, IndexError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (
+        TypeError,
+        KeyError,
+        IndexError,
+        OverflowError,  # an infinite number where a count belongs
+        RecursionError,  # nested beyond any layout
+        UnicodeDecodeError,
+        json.JSONDecodeError,
+    ) as error:
         raise ValueError(f"not a layout: {error!r}") from None
 
 

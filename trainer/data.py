@@ -6,6 +6,7 @@ a dozen to thousands of them. Documents are packed into rows of a fixed token bu
 """
 
 import math
+import os
 import random
 import re
 import sysconfig
@@ -23,7 +24,16 @@ MIN_DOCUMENT_BYTES = 16
 NO_TARGET = -1
 MAX_OPEN_ROWS = 16
 _BLANK_LINES = re.compile(rb"\n[ \t]*\n+")
-_SKIPPED = {"test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__", "turtledemo"}
+_SKIPPED = {
+    "test",
+    "tests",
+    "site-packages",
+    "dist-packages",
+    "idlelib",
+    "lib2to3",
+    "__pycache__",
+    "turtledemo",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +147,14 @@ class Corpus:
 
 def _stdlib_documents() -> Iterator[bytes]:
     """Paragraphs of the standard library's modules, files in a fixed order."""
-    root = Path(sysconfig.get_path("stdlib"))
+    root = sysconfig.get_path("stdlib")
+    modules = []
+    for folder, inner, names in os.walk(root):
+        # Pruned before they are walked: site-packages may be larger than all the rest.
+        inner[:] = set(inner) - _SKIPPED
+        modules += [Path(folder, name) for name in names if name.endswith(".py")]
     taken = 0
-    for path in sorted(root.rglob("*.py")):
-        if _SKIPPED & set(path.relative_to(root).parts):
-            continue
+    for path in sorted(modules):
         source = path.read_bytes()
         yield from split_paragraphs(source)
         taken += len(source)

@@ -75,8 +75,8 @@ class Dispatched:
 
     rows_RD: Tensor
     counts_E: Tensor
-    source_A: Tensor  # assignment number of each row sent, in sending order
-    grouping_R: Tensor  # arrival order -> order by expert
+    sending_place_A: Tensor  # where each assignment stands in sending order
+    arrival_place_R: Tensor  # where each arrived row stands in the order by expert
     sent_splits: list[int]
     received_splits: list[int]
 
@@ -141,15 +141,16 @@ def dispatch(
     fabric.all_to_all(received_WE, sent_WE, [1] * size, [1] * size)
     sent_splits: list[int] = sent_WE.sum(1).tolist()
     received_splits: list[int] = received_WE.sum(1).tolist()
-    sent_AD = tokens_TD[source_A // experts_TK.shape[1]]
+    # index_select, here and below: advanced indexing costs several times as much on CPU.
+    sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits)
     expert_R = torch.arange(num_experts).repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)
     return Dispatched(
-        rows_RD=arrived_RD[grouping_R],
+        rows_RD=arrived_RD.index_select(0, grouping_R),
         counts_E=received_WE.sum(0),
-        source_A=source_A,
-        grouping_R=grouping_R,
+        sending_place_A=_inverse(source_A),
+        arrival_place_R=_inverse(grouping_R),
         sent_splits=sent_splits,
         received_splits=received_splits,
     )
@@ -163,11 +164,15 @@ def combine(
     meter: WorkMeter,
 ) -> Tensor:
     """Bring the experts' answers home and add them up by the router's weights: [T, D]."""
-    arrival_RD = torch.empty_like(answers_RD).index_copy(0, dispatched.grouping_R, answers_RD)
+    arrival_RD = answers_RD.index_select(0, dispatched.arrival_place_R)
     home_AD = _travel(arrival_RD, fabric, meter, dispatched.sent_splits, dispatched.received_splits)
     num_tokens, experts_per_token = weights_TK.shape
-    hidden = answers_RD.shape[1]
-    weighted_AD = home_AD * weights_TK.reshape(-1)[dispatched.source_A, None]
-    # One token's answers must be added in a fixed order whatever way they travelled.
-    by_assignment_AD = torch.empty_like(weighted_AD).index_copy(0, dispatched.source_A, weighted_AD)
-    return by_assignment_AD.view(num_tokens, experts_per_token, hidden).sum(1)
+    # By assignment: a token's answers are added in a fixed order whatever way they travelled.
+    answers_AD = home_AD.index_select(0, dispatched.sending_place_A)
+    answers_TKD = answers_AD.view(num_tokens, experts_per_token, answers_RD.shape[1])
+    return (answers_TKD * weights_TK[..., None]).sum(1)
+
+
+def _inverse(order: Tensor) -> Tensor:
+    """The permutation that undoes `order`."""
+    return torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))

@@ -1,7 +1,7 @@
 """A small but real mixture-of-experts transformer, data parallel with expert replicas.
 
 Byte tokens, positions per document, block-diagonal causal attention, top-k routed experts. Shape
-suffixes: B rows, L tokens of a row, T real tokens of the batch, D hidden, N heads.
+suffixes: B rows, L tokens of a row, P = B * L places, T real tokens of the batch, D hidden.
 """
 
 from dataclasses import dataclass
@@ -101,25 +101,28 @@ class MoETransformer(nn.Module):
         x_BLD = F.embedding(batch.tokens, self.embedding) + F.embedding(
             batch.positions, self.places
         )
-        is_real_BL = batch.documents >= 0
-        row_T = is_real_BL.nonzero()[:, 0]
-        mask_B1LL = document_mask(batch.documents).to(x_BLD.dtype).log()  # 0 or -inf, once
+        # Places in the flattened rows; index_select is the cheap way to gather and scatter on CPU.
+        real_T = (batch.documents >= 0).reshape(-1).nonzero()[:, 0]
+        row_T = real_T // config.row_tokens
+        mask_B1LL = attention_mask(batch.documents, x_BLD.dtype)  # once for all layers
         balance_sum = x_BLD.new_zeros(())
         counts, expert_rows, num_active = [], 0, 0
         for attention, moe in zip(self.attention, self.layers(), strict=True):
             meter.add(attention_work(batch.num_tokens, batch.sum_len_squared, config.hidden_size))
             x_BLD = attention(x_BLD, mask_B1LL)
-            mixed = moe(x_BLD[is_real_BL], row_T, batch.num_rows, fabric, meter)
-            x_BLD = x_BLD.masked_scatter(is_real_BL[..., None], mixed.tokens_TD)
+            x_PD = x_BLD.reshape(-1, config.hidden_size)
+            mixed = moe(x_PD.index_select(0, real_T), row_T, batch.num_rows, fabric, meter)
+            x_BLD = x_PD.index_copy(0, real_T, mixed.tokens_TD).view_as(x_BLD)
             balance_sum = balance_sum + mixed.balance_sum
             counts.append(mixed.routed_E)
             expert_rows += mixed.expert_rows
             num_active += mixed.num_active
-        has_target_BL = batch.targets != NO_TARGET
-        normed = F.rms_norm(x_BLD[has_target_BL], (config.hidden_size,), self.norm)
-        logits = F.linear(normed, self.head)
+        targets_P = batch.targets.reshape(-1)
+        answered = (targets_P != NO_TARGET).nonzero()[:, 0]
+        x_PD = x_BLD.reshape(-1, config.hidden_size).index_select(0, answered)
+        logits = F.linear(F.rms_norm(x_PD, (config.hidden_size,), self.norm), self.head)
         meter.add(head_work(len(logits), config.hidden_size, VOCABULARY))
-        loss_sum = F.cross_entropy(logits, batch.targets[has_target_BL], reduction="sum")
+        loss_sum = F.cross_entropy(logits, targets_P[answered], reduction="sum")
         return ModelOutput(
             loss_sum=loss_sum,
             balance_sum=balance_sum,
@@ -135,3 +138,9 @@ def document_mask(documents_BL: Tensor) -> Tensor:
     same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
     earlier_LL = torch.ones(length, length, dtype=torch.bool).tril()
     return (same_BLL & earlier_LL)[:, None]
+
+
+def attention_mask(documents_BL: Tensor, dtype: torch.dtype) -> Tensor:
+    """`document_mask` as what is added to the scores: 0 where a token may look, else -inf."""
+    mask_B1LL = document_mask(documents_BL)
+    return torch.zeros(mask_B1LL.shape, dtype=dtype).masked_fill_(~mask_B1LL, -torch.inf)

@@ -1,0 +1,51 @@
+"""A wrong setting is refused with file, key and what was expected; a right one is taken."""
+
+import pytest
+
+from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.errors import ConfigError, ExitCode
+from pacekeeper.core.toml_reader import override, read_config
+
+
+def test_an_empty_file_gives_the_defaults() -> None:
+    assert read_config(ControllerConfig, "", file="f") == ControllerConfig()
+
+
+def test_values_and_nested_tables_are_taken() -> None:
+    text = "[controller]\nlisten='h:1'\n[detector]\nwarmup_steps=20\n[policy]\nmin_gain=1\n"
+    config = read_config(ControllerConfig, text, file="f")
+    assert (config.listen, config.detector.warmup_steps, config.policy.min_gain) == ("h:1", 20, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[agent]\nrign_dir='x'", r"f.toml: \[agent\] rign_dir: unknown key.*ring_dir"),
+        (
+            "[agent]\nspool_batches='many'",
+            r"f.toml: \[agent\] spool_batches: expected int, got str",
+        ),
+        ("[agent]\nspool_batches=true", "expected int, got bool"),
+        ("[agent]\npoll_interval_s='1'", "expected float, got str"),
+        ("[agent]\nspool_batches=0", "spool_batches: expected at least 1, got 0"),
+        ("[agnet]\n", r"f.toml: unknown table \[agnet\]; expected one of \[agent\]"),
+        ("agent = 3", "agent: expected a table, got int"),
+        ("[agent", "f.toml: not valid TOML"),
+        ("[detector]\nrecover_slowdown=1.5", "at most min_slowdown"),
+        ("[policy]\nmode='maybe'", "expected 'act' or 'observe', got 'maybe'"),
+        ("[train]\nclock='sundial'", "expected 'emulated' or 'cpu', got 'sundial'"),
+        ("[train]\nhidden_size=63", "multiple of 4 x num_heads"),
+        ("[train]\nexperts_per_token=9", "at most num_experts = 8, got 9"),
+        ("[controller]\ndetector=3", "detector: unknown key"),
+    ],
+)
+def test_a_complaint_names_file_key_and_expectation(text: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        read_config(AgentConfig, text, file="f.toml")
+    assert caught.value.exit_code is ExitCode.CONFIG
+
+
+def test_the_command_line_overrides_and_complains_in_its_own_name() -> None:
+    assert override(TrainConfig(), steps=7, seed=None).steps == 7
+    with pytest.raises(ConfigError, match="command line steps: expected at least 1"):
+        override(TrainConfig(), steps=0)
