@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import HostError
 
 MAX_CORPUS_BYTES = 2_000_000
 MIN_DOCUMENT_BYTES = 16
@@ -68,13 +69,26 @@ class Corpus:
 
     @classmethod
     def from_stdlib(cls, config: TrainConfig) -> "Corpus":
-        """The standard library's source, shuffled by the seed, packed, shuffled again."""
+        """The standard library's source, shuffled by the seed, packed, shuffled again.
+
+        Raises ValueError where a row has no room for a document, HostError where this Python came
+        without its source.
+        """
+        if config.row_tokens < MIN_DOCUMENT_BYTES:
+            raise ValueError(
+                f"row_tokens: expected at least {MIN_DOCUMENT_BYTES}, got {config.row_tokens}"
+            )
         documents = [
             piece
             for document in _stdlib_documents()
             for piece in _cut(document, config.row_tokens)
             if len(piece) >= MIN_DOCUMENT_BYTES
         ]
+        if not documents:
+            raise HostError(
+                f"no Python source below {sysconfig.get_path('stdlib')} to train on",
+                remedy="use a Python whose standard library is not zipped",
+            )
         order = random.Random(config.seed)
         order.shuffle(documents)
         rows = list(_pack(documents, config.row_tokens))
@@ -94,7 +108,7 @@ class Corpus:
             return self.rows[place]
         # Another order each epoch, without keeping one: an affine walk over all rows.
         size = len(self.rows)
-        stride = random.Random(f"{self.seed}/{epoch}").randrange(1, size)
+        stride = random.Random(f"{self.seed}/{epoch}").randrange(1, max(size, 2))
         while math.gcd(stride, size) != 1:
             stride = stride % (size - 1) + 1
         return self.rows[(place * stride + epoch) % size]

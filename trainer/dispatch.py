@@ -15,6 +15,7 @@ from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.work import WorkMeter
 
 _BEYOND = 2.0  # larger than any position within an expert's tokens, which lie in [0, 1)
+_GOLDEN = 0.6180339887498949  # its multiples modulo 1 fill [0, 1) evenly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,18 +23,24 @@ class Routes:
     """Where each expert's tokens go: positions in the group and cumulative shares.
 
     destinations_EH int64 and bounds_EH float64, H = largest number of hosts of an expert; token
-    number k of n of an expert goes to the first host whose bound is beyond its place in [0, 1).
+    number k of n of an expert goes to the first host whose bound is beyond its place in [0, 1),
+    which is (k + phase_E) / n.
     """
 
     destinations_EH: Tensor
     bounds_EH: Tensor
-    phase: float
+    phase_E: Tensor
 
     @classmethod
     def of(cls, hosts: tuple[ExpertHosts, ...], fabric: Collectives) -> "Routes":
-        """Routes of one layer. `phase` differs by rank, so that rounding favours no host."""
+        """Routes of one layer.
+
+        The phases of one expert are spread evenly over the ranks, so that their roundings add up to
+        the shares; they turn from expert to expert, so that no host is favoured for standing first.
+        """
         position = {rank: i for i, rank in enumerate(fabric.ranks)}
         width = max(len(h) for h in hosts)
+        own_phase = (position[fabric.rank] + 0.5) / len(fabric.ranks)
         destinations, bounds = [], []
         for expert_hosts in hosts:
             used = [host for host in expert_hosts if host.share > 0.0]
@@ -48,7 +55,7 @@ class Routes:
         return cls(
             destinations_EH=torch.tensor(destinations),
             bounds_EH=torch.tensor(bounds, dtype=torch.float64),
-            phase=(position[fabric.rank] + 0.5) / len(fabric.ranks),
+            phase_E=(own_phase + _GOLDEN * torch.arange(len(hosts), dtype=torch.float64)) % 1.0,
         )
 
     def split(self, experts_A: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -61,7 +68,7 @@ class Routes:
         counts_E = torch.bincount(experts_A, minlength=num_experts)
         first_E = torch.cumsum(counts_E, 0) - counts_E
         within_A = torch.arange(len(experts_A)) - first_E[sorted_A]
-        place_A = (within_A + self.phase) / counts_E[sorted_A]
+        place_A = (within_A + self.phase_E[sorted_A]) / counts_E[sorted_A]
         host_A = (place_A[:, None] >= self.bounds_EH[sorted_A]).sum(1)
         return order_A, self.destinations_EH[sorted_A, host_A]
 

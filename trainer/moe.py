@@ -36,6 +36,15 @@ def drawn(config: TrainConfig, name: str, *shape: int, scale: float) -> nn.Param
     return nn.Parameter(values.to(getattr(torch, config.dtype)))
 
 
+def _can_group(weights: Tensor) -> bool:
+    """True where one grouped product serves all experts: float32, rows of whole 16 bytes.
+
+    Newer than the oldest torch we take; without it the experts are walked one by one.
+    """
+    aligned = all(size % 4 == 0 for size in weights.shape[1:])
+    return weights.dtype == torch.float32 and aligned and hasattr(F, "grouped_mm")
+
+
 class ExpertBank(nn.Module):
     """The expert replicas of one layer on this rank: w1 [S, D, H], w2 [S, H, D].
 
@@ -76,7 +85,7 @@ class ExpertBank(nn.Module):
         if not self.experts or rows_RD.shape[0] == 0:
             # Nothing to compute, but the backward collectives still need their way through.
             return rows_RD * 1.0
-        if rows_RD.dtype == torch.float32:
+        if _can_group(self.w1):
             ends_S = torch.cumsum(counts_S, 0).to(torch.int32)
             hidden = F.silu(F.grouped_mm(rows_RD, self.w1, offs=ends_S))
             return F.grouped_mm(hidden, self.w2, offs=ends_S)
