@@ -6,6 +6,8 @@ One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[po
 
 from dataclasses import dataclass, field
 
+from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
+
 GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
 METRICS_PORT = 9464
 
@@ -129,6 +131,8 @@ class PolicyConfig:
         _at_least(self, 1, "horizon_steps", "min_hosts")
         _at_least(self, 0, "min_steps_between_plans", "settle_steps")
         _positive(self, "load_ema", "max_acted_ratio")
+        if self.load_ema > 1.0:
+            raise ValueError(f"load_ema: expected at most 1, got {self.load_ema}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,15 +198,19 @@ class TrainConfig:
     peer_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
+        if not is_job_name(self.job):
+            raise ValueError(f"job: expected {JOB_NAME_RULE}, got {self.job!r}")
         _at_least(
             self,
             1,
             "steps",
             "num_layers",
+            "hidden_size",
             "num_heads",
             "experts_per_token",
             "replicas",
             "rows_per_step",
+            "row_tokens",
             "num_microbatches",
             "expert_hidden_size",
         )

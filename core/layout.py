@@ -144,6 +144,8 @@ class Layout:
             case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
                 if not 0 <= block.index < self.num_virtual_shards:
                     raise ValueError(f"layer {block.layer} has no virtual shard {block.index}")
+                if block.kind is BlockKind.DENSE_MLP and self.experts[block.layer]:
+                    raise ValueError(f"layer {block.layer} has experts instead of a dense MLP")
                 runs = (run for group in self.stage_of(block.layer).groups for run in group)
                 return tuple(sorted(r.rank for r in runs if r.first <= block.index < r.end))
 

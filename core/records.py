@@ -183,7 +183,10 @@ def unpack(kind: int, body: bytes) -> Record:
         reader = _READERS[RecordKind(kind)]
     except (ValueError, KeyError):
         raise ValueError(f"unknown record kind {kind}") from None
-    record = reader(body)
+    try:
+        record = reader(body)
+    except struct.error:
+        raise ValueError(f"a body of {len(body)} bytes is no record of kind {kind}") from None
     durations = [getattr(record, name, 0.0) for name in ("compute_s", "duration_s")]
     if not all(math.isfinite(value) and value >= 0.0 for value in durations):
         raise ValueError(f"impossible duration in {record}")
@@ -229,6 +232,8 @@ def _read_step(body: bytes) -> Record:
 
 def _read_expert_load(body: bytes) -> Record:
     rank, step, generation, layer, first, count, _, *counts = _EXPERT_LOAD.unpack_from(body)
+    if count > LOADS_PER_RECORD:
+        raise ValueError(f"{count} loads in a record of {LOADS_PER_RECORD}")
     return ExpertLoadRecord(
         rank=rank,
         step=step,

@@ -13,7 +13,8 @@ import json
 import struct
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.records import BODY_BYTES, Record, pack, unpack
@@ -28,8 +29,10 @@ SLOTS_OFFSET = 8192
 FILE_BYTES = SLOTS_OFFSET + SLOT_BYTES * SLOT_COUNT
 MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
 
+T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
 _SLOT = struct.Struct(f"<QIHH{BODY_BYTES}s")  # sequence, CRC, kind, body length, body
+_SLOT_KEY = struct.Struct("<QH")
 _COMMAND = struct.Struct(f"<QI4xQQ32s{MAX_RANKS // 8}s")
 _HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 HEARTBEAT = struct.Struct("<d")
@@ -75,12 +78,21 @@ def decode_header(header: bytes) -> Attachment:
             remedy="install the same pacekeeper in the trainer's and the agent's environment",
         )
     try:
-        fields = json.loads(header[_HEADER.size : _HEADER.size + length])
-        model = fields.pop("model")
-        fields["clock"] = Clock(fields["clock"])
-        return Attachment(**fields, model=None if model is None else ModelShape(**model))
-    except (TypeError, KeyError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        values = json.loads(header[_HEADER.size : _HEADER.size + length])
+        model = values.pop("model")
+        shape = None if model is None else _checked(ModelShape, model)
+        return _checked(Attachment, {**values, "clock": Clock(values["clock"]), "model": shape})
+    except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
         raise ValueError(f"the ring's header is corrupt: {error}") from None
+
+
+def _checked(kind: type[T], values: dict[str, Any]) -> T:
+    """`kind` made of JSON values, each of the type its field declares."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        value = values.get(field.name)
+        if field.type in (int, str) and field.name in values and type(value) is not field.type:
+            raise TypeError(f"{field.name} is {value!r}")
+    return kind(**values)
 
 
 def slot_offset(index: int) -> int:
@@ -99,18 +111,21 @@ def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | No
     """Record number `index` from a copied slot and the sequence read before and after the copy.
 
     None while it is not written yet. Raises TornError where the writer was at work, CorruptError
-    where the content can not be trusted, LookupError where the writer has lapped the reader.
+    where the content can not be trusted, LookupError where the writer has lapped the reader (that
+    too must fit the checksum: a damaged sequence may not send the reader into the far future).
     """
     expected = index + 1
     if before != after:
         raise TornError(f"slot of record {index} is being written")
-    if before > expected:
-        raise LookupError(f"record {index} is overwritten by record {before - 1}")
     if before < expected:
         return None
+    if len(slot) < _SLOT.size:
+        raise CorruptError(f"record {index} is cut off")
     sequence, crc, kind, length, body = _SLOT.unpack_from(slot)
-    if sequence != expected or crc != _slot_crc(sequence, kind, body) or length > BODY_BYTES:
+    if sequence != before or crc != _slot_crc(sequence, kind, body) or length > BODY_BYTES:
         raise CorruptError(f"record {index} does not fit its checksum")
+    if before > expected:
+        raise LookupError(f"record {index} is overwritten by record {before - 1}")
     try:
         return unpack(kind, body)
     except ValueError as error:
@@ -118,7 +133,7 @@ def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | No
 
 
 def _slot_crc(sequence: int, kind: int, body: bytes) -> int:
-    return zlib.crc32(body, sequence & 0xFFFFFFFF ^ kind)
+    return zlib.crc32(body, zlib.crc32(_SLOT_KEY.pack(sequence, kind)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +160,11 @@ def encode_command(sequence: int, command: CommandSlot) -> bytes:
 def decode_command(area: bytes) -> tuple[int, CommandSlot]:
     """(sequence, command) from the slot's bytes; (0, empty) before the agent's first write.
 
-    Raises TornError where the bytes do not fit their checksum (read again at the next step).
+    Raises TornError where the bytes do not fit their checksum (read again at the next step),
+    ValueError where they are too few.
     """
+    if len(area) < _COMMAND.size:
+        raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
     sequence, crc, plan, base, digest, bitmap = _COMMAND.unpack_from(area)
     if sequence == 0:
         return 0, CommandSlot()

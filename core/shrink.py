@@ -14,9 +14,9 @@ from pacekeeper.core.layout import ExpertHosts, Host, Layout
 def shrink(layout: Layout, *, dead: Collection[int], generation: int, min_hosts: int = 2) -> Layout:
     """`layout` without the `dead` ranks, where every expert has `min_hosts` hosts again (or all).
 
-    A survivor's share grows in proportion; an expert below `min_hosts` gets the least burdened
-    rank as a fresh host and the shares even out. Raises LostStateError where an expert or the
-    last rank of a stage has no living holder.
+    A tensor group that lost a rank leaves its stage. A survivor's share grows in proportion; an
+    expert below `min_hosts` gets the least burdened rank as a fresh host and the shares even out.
+    Raises LostStateError where an expert has no living host or a stage no whole group.
     """
     gone = set(dead)
     stages = []
@@ -31,8 +31,9 @@ def shrink(layout: Layout, *, dead: Collection[int], generation: int, min_hosts:
     kept = {rank: share for rank, share in layout.batch_shares if rank not in gone}
     batch = {g[0].rank: kept.get(g[0].rank, 0.0) for g in stages[0].groups}
     experts = tuple(
-        _rehost(layer, hosts_of_layer, layout.stage_of(layer).ranks, gone, min_hosts)
-        for layer, hosts_of_layer in enumerate(layout.experts)
+        _rehost(layer, layout.experts[layer], stage.ranks, gone, min_hosts)
+        for stage in stages
+        for layer in range(stage.first_layer, stage.end_layer)
     )
     return replace(
         layout,
@@ -46,26 +47,27 @@ def shrink(layout: Layout, *, dead: Collection[int], generation: int, min_hosts:
 def _rehost(
     layer: int,
     experts: tuple[ExpertHosts, ...],
-    stage_ranks: tuple[int, ...],
+    staying: tuple[int, ...],
     gone: set[int],
     min_hosts: int,
 ) -> tuple[ExpertHosts, ...]:
-    alive = [rank for rank in stage_ranks if rank not in gone]
+    """`staying`: the ranks that still run this layer; others may live and be a source only."""
     shares: list[dict[int, float]] = []
     for expert, hosts in enumerate(experts):
-        left = {host.rank: host.share for host in hosts if host.rank not in gone}
-        if not left:
+        if all(host.rank in gone for host in hosts):
             raise LostStateError(
                 f"layer {layer} expert {expert}: all its hosts "
                 f"{[host.rank for host in hosts]} are dead",
                 remedy="restart from a checkpoint, with more replicas per expert",
             )
+        left = {host.rank: host.share for host in hosts if host.rank in staying}
         shares.append(dict(_normalised(left)))
-    slots = {rank: sum(rank in s for s in shares) for rank in alive}
+    slots = {rank: sum(rank in s for s in shares) for rank in staying}
+    enough = min(max(1, min_hosts), len(staying))
     for hosts_of_expert in shares:
-        while len(hosts_of_expert) < min(min_hosts, len(alive)):
+        while len(hosts_of_expert) < enough:
             fresh = min(
-                (rank for rank in alive if rank not in hosts_of_expert),
+                (rank for rank in staying if rank not in hosts_of_expert),
                 key=lambda rank: (slots[rank], rank),
             )
             slots[fresh] += 1
@@ -77,7 +79,7 @@ def _rehost(
 
 def _normalised(shares: dict[int, float]) -> tuple[tuple[int, float], ...]:
     total = sum(shares.values())
-    even = 1.0 / len(shares)
     return tuple(
-        (rank, share / total if total > 0.0 else even) for rank, share in sorted(shares.items())
+        (rank, share / total if total > 0.0 else 1.0 / len(shares))
+        for rank, share in sorted(shares.items())
     )

@@ -2,6 +2,7 @@
 
 import tomllib
 from dataclasses import MISSING, fields, is_dataclass, replace
+from math import inf, isfinite
 from typing import Any, TypeVar
 
 from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
@@ -25,7 +26,7 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
     """
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     for table in document:
         if table not in _TABLES:
@@ -64,10 +65,12 @@ def _build(kind: type[T], values: dict[str, Any], where: str, base: T | None = N
             raise ConfigError(f"{where} {key}: unknown key", remedy=f"expected one of: {near}")
         expected = known[key].type
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
+            value = float(value) if abs(value) < 2**53 else inf
         if not isinstance(expected, type) or type(value) is not expected:
             name = expected.__name__ if isinstance(expected, type) else str(expected)
             raise ConfigError(f"{where} {key}: expected {name}, got {_kind_of(value)}")
+        if expected is float and not isfinite(value):
+            raise ConfigError(f"{where} {key}: expected a finite number, got {values[key]}")
         checked[key] = value
     try:
         return kind(**checked) if base is None else replace(base, **checked)  # type: ignore[type-var]

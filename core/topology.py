@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+JOB_NAME_RULE = "1 to 64 of letters, digits, '-', '_' and '.', not beginning with '.'"
+
 
 class Clock(StrEnum):
     """Where a rank's compute times come from."""
@@ -62,10 +64,7 @@ class Attachment:
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
-            raise ValueError(
-                f"job name {self.job!r} must be 1 to 64 of letters, digits, '-', '_' and '.', "
-                "and must not begin with '.'"
-            )
+            raise ValueError(f"job name {self.job!r}: expected {JOB_NAME_RULE}")
         if not 0 <= self.rank < self.world_size:
             raise ValueError(f"rank {self.rank} is not in a world of {self.world_size}")
 

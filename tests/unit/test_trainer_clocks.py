@@ -1,0 +1,214 @@
+"""Clocks count compute and nothing else; the emulated device takes as long as its work."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.trainer.faults import (
+    Burner,
+    DeviceModel,
+    EmulatedClock,
+    FaultInjector,
+    even_step_work,
+    stop_duty_cycle,
+)
+from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, WallClock
+from pacekeeper.trainer.work import Work, WorkMeter
+
+DEVICE = DeviceModel(flops_per_s=1e3, bytes_per_s=1e3, kernel_s=1e-3)
+
+
+def emulated(jitter: float = 0.0, slowdown: float = 1.0, seed: int = 1) -> EmulatedClock:
+    return EmulatedClock(
+        meter=WorkMeter(), device=DEVICE, jitter=jitter, seed=seed, slowdown=slowdown
+    )
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6))
+def test_backward_counts_twice_the_forward_work_of_each_segment(flops: list[float]) -> None:
+    meter = WorkMeter()
+    boundaries = []
+    for i, amount in enumerate(flops):
+        meter.add(Work(flops=amount))
+        if i < len(flops) - 1:
+            boundaries.append(meter.boundary())
+    assert meter.take().flops == pytest.approx(sum(flops))
+    for i in reversed(boundaries):
+        meter.backward_boundary(i)
+        assert meter.take().flops == pytest.approx(2 * flops[i + 1])
+    meter.finish_backward()
+    assert meter.take().flops == pytest.approx(2 * flops[0])
+    assert meter.take() == Work()
+
+
+def test_the_emulated_device_waits_for_its_modelled_time_and_reports_it() -> None:
+    clock = emulated()
+    clock.begin()
+    clock.meter.add(Work(flops=20.0, bytes=5.0, kernels=10))  # 20 ms of compute, 10 ms of kernels
+    began_s = time.perf_counter()
+    clock.pause()
+    assert time.perf_counter() - began_s >= 0.029
+    clock.resume()
+    measured = clock.end()
+    assert measured is not None
+    assert measured.compute_s == pytest.approx(0.030 + 2 * 0.030)  # forward, and twice backward
+
+
+def test_a_fault_stretches_the_modelled_time() -> None:
+    times = []
+    for slowdown in (1.0, 1.6):
+        clock = emulated(slowdown=slowdown)
+        clock.begin()
+        clock.meter.add(Work(kernels=5))
+        measured = clock.end()
+        assert measured is not None
+        times.append(measured.compute_s)
+    assert times[1] / times[0] == pytest.approx(1.6)
+
+
+def test_jitter_is_seeded_and_keeps_the_mean() -> None:
+    def run(seed: int) -> list[float]:
+        clock = emulated(jitter=0.02, seed=seed)
+        found = []
+        for _ in range(50):
+            clock.begin()
+            clock.meter.add(Work(kernels=0.01))
+            measured = clock.end()
+            assert measured is not None
+            found.append(measured.compute_s)
+        return found
+
+    assert run(1) == run(1) != run(2)
+    assert sum(run(3)) / 50 == pytest.approx(3e-5, rel=0.02)
+
+
+def test_real_arithmetic_that_takes_longer_is_counted_as_an_overrun() -> None:
+    clock = emulated()
+    clock.begin()
+    clock.meter.add(Work(kernels=1))
+    time.sleep(0.01)
+    clock.pause()
+    assert (clock.num_segments, clock.num_overruns) == (1, 1)
+
+
+@given(st.integers(1, 16), st.sampled_from([1, 2, 4]))
+def test_an_even_step_takes_the_configured_time(world: int, micro_batches: int) -> None:
+    config = replace(TrainConfig(), num_microbatches=micro_batches, emulated_step_s=0.5)
+    device = DeviceModel.calibrated(config, world)
+    assert device.time_s(even_step_work(config, world)) == pytest.approx(0.5, rel=0.02)
+
+
+def test_the_wall_clock_leaves_waiting_out() -> None:
+    clock = WallClock()
+    clock.begin()
+    clock.pause()
+    time.sleep(0.05)
+    clock.resume()
+    measured = clock.end()
+    assert measured is not None and measured.wait_s is not None
+    assert measured.compute_s < 0.05 <= measured.wait_s
+
+
+def test_the_cpu_clock_sees_cpu_time_and_stalls_but_not_waiting() -> None:
+    clock = CpuClock()
+    clock.begin()
+    until_s = time.thread_time() + 0.02
+    while time.thread_time() < until_s:
+        pass
+    clock.pause()
+    time.sleep(0.05)  # waiting for others
+    clock.resume()
+    time.sleep(0.03)  # frozen
+    measured = clock.end()
+    assert measured is not None and measured.cpu_s is not None and measured.wait_s is not None
+    assert measured.cpu_s >= 0.02
+    assert measured.wait_s >= 0.05
+    if measured.stall_s is not None:
+        assert measured.stall_s >= 0.02
+        assert measured.compute_s == pytest.approx(measured.cpu_s + measured.stall_s)
+
+
+def test_burning_is_real_extra_compute() -> None:
+    clock = CpuClock(burn=Burner(slowdown=3.0))
+    clock.begin()
+    began_s = time.thread_time()
+    while time.thread_time() - began_s < 0.01:
+        pass
+    measured = clock.end()
+    assert measured is not None and measured.cpu_s is not None
+    assert measured.cpu_s >= 0.029
+
+
+class FakeEvent:
+    """Stands for a device event: finished when told, 3 ms between any two."""
+
+    finished = True
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return FakeEvent.finished
+
+    def elapsed_time(self, other: Any) -> float:
+        return 3.0
+
+
+def test_device_events_are_read_one_micro_batch_late_and_never_waited_for() -> None:
+    clock = DeviceEventClock(FakeEvent)
+    answers = []
+    for finished in (True, True, False, True):
+        FakeEvent.finished = finished
+        clock.begin()
+        clock.pause()
+        clock.resume()
+        answers.append(clock.end())
+    first, second, third, fourth = answers
+    assert first is None and third is None
+    assert second is not None and second.is_of_previous
+    assert second.compute_s == pytest.approx(0.006)
+    assert fourth is not None
+
+
+def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> None:
+    target = Burner()
+    injector = FaultInjector(directory=tmp_path, rank=2, target=target)
+    injector.step_began(0)
+    order = tmp_path / "rank-2.json"
+    order.write_text("{")  # being written
+    injector.step_began(1)
+    assert target.slowdown == 1.0
+    fresh = tmp_path / "fresh"
+    fresh.write_text(json.dumps({"slowdown": 1.6}))
+    fresh.rename(order)
+    injector.step_began(2)
+    injector.step_began(3)
+    assert target.slowdown == 1.6
+    (line,) = (tmp_path / "truth.jsonl").read_text().splitlines()
+    truth = json.loads(line)
+    assert (truth["rank"], truth["step"], truth["slowdown"]) == (2, 2, 1.6)
+
+
+def test_a_stopped_process_runs_again_afterwards() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, seconds=0.1)
+        state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state != "T"
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, seconds=5.0)  # gone: ends at once
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        stop_duty_cycle(1, duty=1.0, period_s=1.0, seconds=1.0)

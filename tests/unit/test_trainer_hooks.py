@@ -1,0 +1,162 @@
+"""The seam of a foreign trainer: five moments, light imports, an example that runs as printed."""
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core import ring
+from pacekeeper.core.records import (
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    Record,
+    StepRecord,
+)
+from pacekeeper.trainer import hooks
+from pacekeeper.trainer.timing import ComputeTime
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def records(pace: hooks.Hooks) -> list[Record]:
+    assert pace.ring.path is not None
+    data, found = pace.ring.path.read_bytes(), []
+    for index in range(ring.SLOT_COUNT):
+        offset = ring.slot_offset(index)
+        (sequence,) = ring.SEQUENCE.unpack_from(data, offset)
+        record = ring.decode_slot(index, sequence, data[offset : offset + 128], sequence)
+        if record is None:
+            break
+        found.append(record)
+    return found
+
+
+def test_a_step_leaves_its_records(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path))
+    pace.plan_applied(step=0, generation=4, layout_crc=9)
+    pace.step_began(7)
+    pace.micro_batch(compute=ComputeTime(compute_s=0.25), tokens=100, sum_len_squared=5)
+    pace.micro_batch(compute=ComputeTime(compute_s=0.5), tokens=50)
+    pace.expert_loads(0, list(range(20)))
+    pace.step_ended(tokens=300, loss=2.0)
+    applied, first, second, low, high, ended = records(pace)
+    assert isinstance(applied, PlanAppliedRecord) and applied.previous_generation == 0
+    assert isinstance(first, MicroBatchRecord) and isinstance(second, MicroBatchRecord)
+    assert (first.step, first.micro_batch, first.generation, first.compute_s) == (7, 0, 4, 0.25)
+    assert (second.micro_batch, second.tokens) == (1, 50)
+    assert isinstance(low, ExpertLoadRecord) and isinstance(high, ExpertLoadRecord)
+    assert low.counts == tuple(range(16))
+    assert (high.first_expert, high.counts) == (16, (16, 17, 18, 19))
+    assert isinstance(ended, StepRecord) and (ended.tokens, ended.loss) == (300, 2.0)
+
+
+def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    late = ComputeTime(compute_s=0.5, is_of_previous=True)
+    pace.step_began(0)
+    pace.micro_batch(compute=None, tokens=10)
+    pace.step_began(1)
+    pace.micro_batch(compute=late, tokens=99)
+    (only,) = records(pace)
+    assert isinstance(only, MicroBatchRecord)
+    assert (only.step, only.tokens, only.compute_s) == (0, 10, 0.5)
+
+
+def offer(pace: hooks.Hooks, generation: int, data: bytes) -> None:
+    assert pace.ring.path is not None
+    command = ring.CommandSlot(
+        plan_generation=generation,
+        base_generation=1,
+        plan_sha256=hashlib.sha256(data).digest(),
+        dead_ranks=frozenset({3}),
+    )
+    with pace.ring.path.open("r+b") as file:
+        file.seek(ring.COMMAND_OFFSET)
+        file.write(ring.encode_command(generation, command))
+    pace.ring.path.with_name(ring.plan_file_name(generation)).write_bytes(data)
+
+
+def test_a_plan_is_offered_until_it_is_in_force_or_refused(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
+    assert pace.plan_offered() is None
+    offer(pace, 2, b"two")
+    for _ in range(2):
+        assert pace.plan_offered() == hooks.PlanOffer(
+            generation=2, base_generation=1, layout_json=b"two"
+        )
+    assert pace.dead_ranks() == {3}
+    pace.plan_applied(step=1, generation=2, layout_crc=0)
+    assert pace.plan_offered() is None
+    offer(pace, 3, b"three")
+    pace.refuse_plan(3, "does not fit")
+    assert pace.plan_offered() is None
+
+
+def test_waiting_is_not_compute(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    with pace.step(0), pace.micro_batch_timer(tokens=1), pace.waiting():
+        sum(range(200_000))
+    micro_batch, _ = records(pace)
+    assert isinstance(micro_batch, MicroBatchRecord)
+    assert micro_batch.wait_s is not None
+    assert micro_batch.compute_s < micro_batch.wait_s
+
+
+def test_a_step_that_raises_is_not_reported_as_ended(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    with pytest.raises(ZeroDivisionError), pace.step(0):
+        raise ZeroDivisionError
+    assert records(pace) == []
+
+
+def test_the_launcher_names_the_ring_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(hooks.RING_DIR_VARIABLE, str(tmp_path))
+    pace = hooks.attach(job="j", rank=0, world_size=1)
+    assert pace.ring.path == tmp_path / "j" / "rank-00000.ring"
+
+
+def test_the_seam_imports_the_standard_library_only() -> None:
+    code = (
+        "import sys, pacekeeper.trainer.hooks, pacekeeper.trainer.timing, "
+        "pacekeeper.trainer.telemetry; "
+        "print(sorted({'torch', 'grpc', 'google', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_example_of_the_readme_runs_as_printed(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    done: list[object] = []
+    names = {
+        "rank": 0,
+        "world_size": 1,
+        "batches": [[1, 2], [3]],
+        "compute": done.append,
+        "all_reduce": lambda: None,
+    }
+    os.environ[hooks.RING_DIR_VARIABLE] = str(tmp_path)
+    try:
+        exec(code, names)
+    finally:
+        del os.environ[hooks.RING_DIR_VARIABLE]
+    pace = names["pace"]
+    assert isinstance(pace, hooks.Hooks)
+    kinds = [type(record).__name__ for record in records(pace)]
+    assert kinds == ["MicroBatchRecord", "StepRecord"] * 2
+    assert done == [[1, 2], [3]]
+    assert len([line for line in code.splitlines() if "pace" in line or "hooks" in line]) <= 5
+
+
+def test_the_example_file_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "examples" / "attach.py"), "--ring-dir", str(tmp_path)]
+    done = subprocess.run([*command, "--steps", "3"], capture_output=True, text=True, check=True)
+    assert "3 steps; ring:" in done.stdout
