@@ -65,7 +65,7 @@ def _build(kind: type[T], values: dict[str, Any], where: str, base: T | None = N
             raise ConfigError(f"{where} {key}: unknown key", remedy=f"expected one of: {near}")
         expected = known[key].type
         if expected is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value) if abs(value) < 2**53 else inf
+            value = float(value) if abs(value) < 2**63 else inf  # TOML's integers have 64 bits
         if not isinstance(expected, type) or type(value) is not expected:
             name = expected.__name__ if isinstance(expected, type) else str(expected)
             raise ConfigError(f"{where} {key}: expected {name}, got {_kind_of(value)}")

@@ -1,8 +1,25 @@
 """Hypothesis strategies for valid layouts of every shape the design knows."""
 
+from dataclasses import dataclass
+
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout import ExpertHosts, Host, Layout, ShardRun, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBlocks:
+    """What two layouts of one model have in common; 0 experts: a dense layer."""
+
+    num_virtual_shards: int
+    experts_per_layer: tuple[int, ...]
+
+
+models = st.builds(
+    ModelBlocks,
+    num_virtual_shards=st.integers(1, 4),
+    experts_per_layer=st.lists(st.integers(0, 3), min_size=1, max_size=4).map(tuple),
+)
 
 
 def normalised(values: list[float]) -> list[float]:
@@ -11,42 +28,48 @@ def normalised(values: list[float]) -> list[float]:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, *, generation: int = 1, single_stage: bool = False) -> Layout:
-    """One or two stages, tensor groups with unequal runs, dense and MoE layers, uneven shares."""
-    num_shards = draw(st.integers(1, 4))
-    num_stages = 1 if single_stage else draw(st.integers(1, 2))
-    num_groups = draw(st.integers(1, 3))
-    stages, experts, next_rank, next_layer = [], [], 0, 0
-    for _ in range(num_stages):
-        groups = []
-        for _ in range(num_groups):
-            cuts = sorted(draw(st.sets(st.integers(1, max(1, num_shards - 1)), max_size=1)))
-            ends = [c for c in cuts if c < num_shards] + [num_shards]
-            runs, first = [], 0
-            for end in ends:
-                runs.append(ShardRun(next_rank, first, end))
-                next_rank, first = next_rank + 1, end
-            groups.append(tuple(runs))
-        end_layer = next_layer + draw(st.integers(1, 2))
-        stage = Stage(first_layer=next_layer, end_layer=end_layer, groups=tuple(groups))
-        stages.append(stage)
-        for _ in range(end_layer - next_layer):
-            num_experts = draw(st.integers(0, 3))
-            layer = []
-            for _ in range(num_experts):
-                on = sorted(draw(st.sets(st.sampled_from(stage.ranks), min_size=1)))
-                shares = normalised(
-                    draw(st.lists(st.floats(0, 1), min_size=len(on), max_size=len(on)))
-                )
-                layer.append(tuple(Host(r, s) for r, s in zip(on, shares, strict=True)))
-            experts.append(tuple(layer))
-        next_layer = end_layer
+def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: int = 1) -> Layout:
+    """One to three stages, tensor groups with unequal runs, dense and MoE layers, uneven shares."""
+    model = draw(models) if model is None else model
+    num_layers = len(model.experts_per_layer)
+    cuts = draw(st.sets(st.integers(1, max(1, num_layers - 1)), max_size=2))
+    ends = [*sorted(cut for cut in cuts if cut < num_layers), num_layers]
+    free = draw(st.permutations(range(30)))
+    stages: list[Stage] = []
+    for first_layer, end_layer in zip([0, *ends[:-1]], ends, strict=True):
+        groups = [_group(draw, free, model.num_virtual_shards) for _ in range(draw(_few))]
+        groups.sort(key=lambda group: group[0].rank)
+        stages.append(Stage(first_layer=first_layer, end_layer=end_layer, groups=tuple(groups)))
+    experts = tuple(
+        tuple(_hosts(draw, stage.ranks) for _ in range(model.experts_per_layer[layer]))
+        for stage in stages
+        for layer in range(stage.first_layer, stage.end_layer)
+    )
     first_ranks = [group[0].rank for group in stages[0].groups]
-    shares = normalised(draw(st.lists(st.floats(0, 1), min_size=num_groups, max_size=num_groups)))
     return Layout(
         generation=generation,
-        num_virtual_shards=num_shards,
+        num_virtual_shards=model.num_virtual_shards,
         stages=tuple(stages),
-        experts=tuple(experts),
-        batch_shares=tuple(zip(first_ranks, shares, strict=True)),
+        experts=experts,
+        batch_shares=tuple(zip(first_ranks, _shares(draw, len(first_ranks)), strict=True)),
     )
+
+
+_few = st.integers(1, 3)
+
+
+def _group(draw: st.DrawFn, free: list[int], num_shards: int) -> tuple[ShardRun, ...]:
+    cuts = draw(st.sets(st.integers(1, max(1, num_shards - 1)), max_size=2))
+    ends = [*sorted(cut for cut in cuts if cut < num_shards), num_shards]
+    return tuple(
+        ShardRun(free.pop(), first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)
+    )
+
+
+def _hosts(draw: st.DrawFn, ranks: tuple[int, ...]) -> ExpertHosts:
+    on = sorted(draw(st.sets(st.sampled_from(ranks), min_size=1)))
+    return tuple(Host(rank, s) for rank, s in zip(on, _shares(draw, len(on)), strict=True))
+
+
+def _shares(draw: st.DrawFn, count: int) -> list[float]:
+    return normalised(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count)))

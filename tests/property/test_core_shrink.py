@@ -1,0 +1,122 @@
+"""Wishes about survivors: never a dead rank, every expert safe again, lost only what is lost."""
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pacekeeper.core.errors import ExitCode, LostStateError
+from pacekeeper.core.layout import Layout, even_layout, transfers
+from pacekeeper.core.shrink import shrink
+from support.layouts import layouts
+
+
+def hosts_of(layout: Layout) -> dict[tuple[int, int], dict[int, float]]:
+    """(layer, expert) -> rank -> share."""
+    return {
+        (layer, expert): {host.rank: host.share for host in hosts}
+        for layer, layer_experts in enumerate(layout.experts)
+        for expert, hosts in enumerate(layer_experts)
+    }
+
+
+def deaths(layout: Layout) -> st.SearchStrategy[set[int]]:
+    return st.sets(st.sampled_from(layout.ranks), max_size=len(layout.ranks))
+
+
+def is_lost(layout: Layout, dead: set[int]) -> bool:
+    """Some expert has no living host, or some stage no group without a death."""
+    return any(set(hosts) <= dead for hosts in hosts_of(layout).values()) or any(
+        all(any(run.rank in dead for run in group) for group in stage.groups)
+        for stage in layout.stages
+    )
+
+
+@given(layouts(), st.integers(1, 3), st.data())
+def test_survivors_keep_every_expert_or_say_which_is_lost(
+    layout: Layout, min_hosts: int, data: st.DataObject
+) -> None:
+    dead = data.draw(deaths(layout))
+    if is_lost(layout, dead):
+        with pytest.raises(LostStateError) as caught:
+            shrink(layout, dead=dead, generation=2, min_hosts=min_hosts)
+        assert caught.value.exit_code is ExitCode.LOST_STATE and caught.value.remedy
+        return
+    after = shrink(layout, dead=dead, generation=2, min_hosts=min_hosts)
+    assert after.generation == 2
+    assert after == shrink(layout, dead=sorted(dead), generation=2, min_hosts=min_hosts)
+    assert not set(after.ranks) & dead
+    before = hosts_of(layout)
+    for (layer, expert), hosts in hosts_of(after).items():
+        staying = set(after.stage_of(layer).ranks)
+        assert len(hosts) >= min(min_hosts, len(staying))
+        assert sum(hosts.values()) == pytest.approx(1.0)
+        assert set(before[layer, expert]) & staying <= set(hosts)
+    # Every block a survivor needs can be had from a living rank.
+    living = set(layout.ranks) - dead
+    assert all(move.source is not None for move in transfers(layout, after, living=living))
+
+
+@given(layouts(), st.data())
+def test_a_group_that_lost_a_rank_leaves_and_the_others_stay(
+    layout: Layout, data: st.DataObject
+) -> None:
+    dead = data.draw(deaths(layout))
+    assume(not is_lost(layout, dead))
+    after = shrink(layout, dead=dead, generation=2)
+    for old, new in zip(layout.stages, after.stages, strict=True):
+        whole = [g for g in old.groups if not dead & {run.rank for run in g}]
+        assert list(new.groups) == whole
+
+
+@given(layouts(), st.data())
+def test_shares_of_untouched_experts_stay(layout: Layout, data: st.DataObject) -> None:
+    dead = data.draw(deaths(layout))
+    assume(not is_lost(layout, dead))
+    after = shrink(layout, dead=dead, generation=2, min_hosts=1)
+    for name, hosts in hosts_of(layout).items():
+        kept = hosts_of(after)[name]
+        if set(kept) == set(hosts):
+            assert kept == pytest.approx(hosts)
+
+
+@given(layouts(), st.data())
+def test_two_deaths_one_after_the_other_lose_no_more_than_both_at_once(
+    layout: Layout, data: st.DataObject
+) -> None:
+    first, second = data.draw(deaths(layout)), data.draw(deaths(layout))
+    assume(not is_lost(layout, first | second))
+    at_once = hosts_of(shrink(layout, dead=first | second, generation=3))
+    halfway = shrink(layout, dead=first, generation=2)
+    in_turn = shrink(halfway, dead=second, generation=3)
+    # The same groups stay, and everyone who held an expert before and lives holds it still.
+    assert [s.groups for s in in_turn.stages] == [
+        s.groups for s in shrink(layout, dead=first | second, generation=3).stages
+    ]
+    for name, hosts in hosts_of(layout).items():
+        staying = set(in_turn.stage_of(name[0]).ranks)
+        assert set(hosts) & staying <= set(at_once[name]) & set(hosts_of(in_turn)[name])
+
+
+@given(st.integers(3, 8), st.integers(1, 12))
+def test_a_fresh_host_is_the_least_burdened_one(num_ranks: int, num_experts: int) -> None:
+    before = even_layout(ranks=range(num_ranks), num_layers=1, num_experts=num_experts, replicas=2)
+    after = shrink(before, dead=[0], generation=2)
+    slots = {rank: len(after.experts_on(rank, 0)) for rank in after.ranks}
+    for rank in after.ranks:
+        fresh = set(after.experts_on(rank, 0)) - set(before.experts_on(rank, 0))
+        if fresh:  # the last one it got: at that time nobody else without it had fewer slots
+            others = set(after.ranks) - set(hosts_of(after)[0, max(fresh)])
+            assert all(slots[rank] - 1 <= slots[other] for other in others)
+
+
+@pytest.mark.parametrize(
+    ("dead", "words"),
+    [
+        ({0, 1}, "no living rank holds layers 0 to 1"),
+        ({0}, r"layer 0 expert 0: all its hosts \[0\] are dead"),
+    ],
+)
+def test_what_is_lost_is_named(dead: set[int], words: str) -> None:
+    layout = even_layout(ranks=range(2), num_layers=2, num_experts=2, replicas=1)
+    with pytest.raises(LostStateError, match=words):
+        shrink(layout, dead=dead, generation=2)
