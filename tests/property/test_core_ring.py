@@ -6,48 +6,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.records import (
-    ExpertLoadRecord,
-    MicroBatchRecord,
-    PlanAppliedRecord,
-    RankExitRecord,
-    Record,
-    StepRecord,
-    pack,
-    unpack,
-)
-from pacekeeper.core.topology import Attachment, Clock, ModelShape
-
-u32 = st.integers(0, 2**32 - 1)
-u64 = st.integers(0, 2**64 - 1)
-seconds = st.floats(0, 1e9)
-maybe = st.none() | st.floats(-1e9, 1e9)
-records: st.SearchStrategy[Record] = st.one_of(
-    st.builds(
-        MicroBatchRecord, rank=u32, step=u32, micro_batch=u32, generation=u32,
-        compute_s=seconds, tokens=u64, sum_len_squared=u64, expert_rows=u64,
-        num_active_experts=u32, cpu_s=maybe, run_queue_s=maybe, stall_s=maybe, wait_s=maybe,
-        ended_mono_s=seconds,
-    ),
-    st.builds(
-        StepRecord, rank=u32, step=u32, generation=u32, duration_s=seconds, tokens=u64,
-        loss=maybe, is_redone=st.booleans(), ended_mono_s=seconds,
-    ),
-    st.builds(
-        ExpertLoadRecord, rank=u32, step=u32, generation=u32, layer=st.integers(0, 65535),
-        first_expert=st.integers(0, 65535),
-        counts=st.lists(u32, min_size=1, max_size=16).map(tuple),
-    ),
-    st.builds(
-        PlanAppliedRecord, rank=u32, step=u32, generation=u32, previous_generation=u32,
-        duration_s=seconds, moved_bytes=u64, is_regroup=st.booleans(), layout_crc=u32,
-        ended_mono_s=seconds,
-    ),
-    st.builds(
-        RankExitRecord, rank=u32, pid=u32, exit_code=st.integers(-(2**31), 2**31 - 1),
-        signal=u32, detected_mono_s=seconds,
-    ),
-)  # fmt: skip
+from pacekeeper.core.records import RankExitRecord, Record, StepRecord, pack, unpack
+from pacekeeper.core.topology import Attachment
+from support.records import ATTACHMENT, records, u64
 
 
 @given(records)
@@ -130,13 +91,6 @@ def test_more_ranks_than_the_bitmap_holds_are_refused() -> None:
     command = ring.CommandSlot(dead_ranks=frozenset({ring.MAX_RANKS}))
     with pytest.raises(ValueError, match="beyond"):
         ring.encode_command(1, command)
-
-
-SHAPE = ModelShape(
-    num_layers=4, num_experts=8, experts_per_token=2, rows_per_step=32, slots_per_rank=8,
-    expert_bytes=100, dense_bytes=1000,
-)  # fmt: skip
-ATTACHMENT = Attachment(job="j", rank=1, world_size=4, pid=7, clock=Clock.EMULATED, model=SHAPE)
 
 
 @pytest.mark.parametrize(

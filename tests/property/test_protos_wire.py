@@ -1,0 +1,107 @@
+"""Everything that goes over the wire comes back as it was, and what is impossible is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.records import Record
+from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.topology import Attachment, DeviceSample
+from pacekeeper.protos import telemetry_pb2, wire
+from support.records import ATTACHMENT, records
+
+BARE = Attachment(job="x", rank=0, world_size=1, pid=1)
+numbers = st.integers(0, 2**31)
+maybe_float = st.none() | st.floats(0, 1e9)
+samples = st.builds(
+    DeviceSample,
+    device_index=numbers, device_uuid=st.text(max_size=5), sampled_s=st.floats(0, 1e9),
+    name=st.text(max_size=5), sm_clock_mhz=maybe_float, temperature_celsius=maybe_float,
+    power_watts=maybe_float, utilisation_ratio=maybe_float, memory_used_bytes=st.none() | numbers,
+    clock_event_reasons=st.none() | numbers, pcie_width=st.none() | numbers,
+    ecc_uncorrected=st.none() | numbers, processes=st.none() | st.just(()) | st.just((1, 2)),
+)  # fmt: skip
+health = st.builds(
+    AgentHealth, nvml=st.text(max_size=9), records_read=numbers, records_lost=numbers,
+    records_corrupt=numbers, batches_dropped=numbers,
+    unreadable=st.lists(st.text(max_size=5), max_size=2).map(tuple),
+)  # fmt: skip
+jobs = st.builds(
+    JobReport,
+    job=st.text(max_size=5),
+    attached=st.sampled_from([(), (ATTACHMENT,), (BARE, ATTACHMENT)]),
+    records=st.lists(records, max_size=6).map(tuple),
+    layouts=st.lists(st.tuples(numbers, st.binary(max_size=9)), max_size=2).map(tuple),
+)  # fmt: skip
+reports = st.builds(
+    NodeReport, sequence=numbers, sent_mono_s=st.floats(0, 1e9),
+    jobs=st.lists(jobs, max_size=2).map(tuple), devices=st.lists(samples, max_size=2).map(tuple),
+    health=health,
+)  # fmt: skip
+
+
+def by_kind(found: tuple[Record, ...]) -> list[Record]:
+    """Records of one kind keep their order; kinds travel in groups."""
+    return sorted(found, key=lambda record: type(record).__name__)
+
+
+@given(reports)
+def test_a_report_survives_the_wire(report: NodeReport) -> None:
+    data = wire.report_to_message(report).SerializeToString()
+    back = wire.report_from_message(telemetry_pb2.NodeReport.FromString(data))
+    assert (back.sequence, back.devices, back.health) == (
+        report.sequence,
+        report.devices,
+        report.health,
+    )
+    for ours, theirs in zip(report.jobs, back.jobs, strict=True):
+        assert (ours.job, ours.attached, ours.layouts) == (
+            theirs.job,
+            theirs.attached,
+            theirs.layouts,
+        )
+        assert by_kind(ours.records) == by_kind(theirs.records)
+
+
+def test_columns_of_different_length_are_the_senders_fault() -> None:
+    message = telemetry_pb2.NodeReport()
+    columns = message.jobs.add(job="j").micro_batches
+    columns.rank.extend([0, 1])
+    columns.step.extend([5])
+    with pytest.raises(ValueError, match="j micro_batches: column step has 1 entries, not 2"):
+        wire.report_from_message(message)
+
+
+def test_counts_that_promise_more_than_there_is_are_refused() -> None:
+    message = telemetry_pb2.NodeReport()
+    loads = message.jobs.add(job="j").expert_loads
+    for name in ("rank", "step", "generation", "layer", "first_expert"):
+        getattr(loads, name).append(0)
+    loads.num_counts.append(3)
+    loads.counts.append(1)
+    with pytest.raises(ValueError, match="promises more"):
+        wire.report_from_message(message)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_impossible_times_are_refused(value: float) -> None:
+    message = telemetry_pb2.NodeReport()
+    columns = message.jobs.add(job="j").rank_exits
+    assert columns is not None
+    steps = message.jobs[0].steps
+    for name in ("rank", "step", "generation", "tokens", "is_redone"):
+        getattr(steps, name).append(0)
+    steps.loss.append(0.0)
+    steps.ended_mono_s.append(0.0)
+    steps.duration_s.append(value)
+    with pytest.raises(ValueError, match="impossible duration_s"):
+        wire.report_from_message(message)
+
+
+def test_an_offer_that_was_damaged_on_the_way_is_noticed() -> None:
+    layout = even_layout(ranks=range(2), num_layers=1, num_experts=2, replicas=1)
+    offer = wire.offer_to_message("j", layout, 1)
+    assert wire.offer_is_whole(offer)
+    offer.layout_json += b" "
+    assert not wire.offer_is_whole(offer)
