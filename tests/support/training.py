@@ -1,0 +1,164 @@
+"""A small training run of one rank, the same for threads, processes and a rank alone."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Host, Layout, even_layout
+from pacekeeper.trainer import mover
+from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.fabric import Collectives, LocalFabric
+from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.replica_sync import ReplicaSync
+from pacekeeper.trainer.work import WorkMeter
+
+CONFIG = TrainConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_heads=2,
+    expert_hidden_size=48,
+    num_experts=5,
+    rows_per_step=9,
+    row_tokens=96,
+    dtype="float64",
+)
+RANKS = (0, 2, 3, 7)  # with gaps: after deaths, ranks are not positions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to train: step `s` runs on `layouts[s]`, the last one from then on."""
+
+    config: TrainConfig
+    layouts: tuple[Layout, ...]
+    steps: int
+
+
+def alone(config: TrainConfig, steps: int) -> dict[str, Tensor]:
+    """The reference: one rank that holds everything once."""
+    layout = even_layout(
+        ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1
+    )
+    return train(LocalFabric(), Run(config=config, layouts=(layout,), steps=steps))
+
+
+def train(fabric: Collectives, run: Run) -> dict[str, Tensor]:
+    """This rank's parameters after the run, by name, and "losses": one per step, of all ranks."""
+    torch.set_num_threads(1)
+    config, layout = run.config, run.layouts[0]
+    corpus = Corpus.from_stdlib(config)
+    model = MoETransformer(config, layout, fabric.rank)
+    model.set_layout(layout, fabric)
+    sync = ReplicaSync(layout, fabric)
+    optimizer = torch.optim.AdamW(
+        mover.ordered_parameters(model), lr=config.learning_rate, foreach=False
+    )
+    losses = []
+    for step in range(run.steps):
+        wanted = run.layouts[min(step, len(run.layouts) - 1)]
+        if wanted != layout:
+            staged = mover.stage(model, optimizer, layout, wanted, fabric)
+            mover.swap_in(model, optimizer, staged, fabric)
+            model.set_layout(wanted, fabric)
+            layout, sync = wanted, ReplicaSync(wanted, fabric)
+        own_sum = forward_backward(model, corpus, layout, fabric, step)
+        sync.synchronise(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(fabric.exchange([own_sum]).sum()) / corpus.target_tokens(step))
+    return named_state(model) | {"losses": torch.tensor(losses, dtype=torch.float64)}
+
+
+def forward_backward(
+    model: MoETransformer, corpus: Corpus, layout: Layout, fabric: Collectives, step: int
+) -> float:
+    """Gradients of this rank's rows, in the configured micro-batches; its sum of the loss."""
+    config, own_sum = model.config, 0.0
+    rows = rows_of(layout, config, fabric.rank)
+    cuts = [len(rows) * i // config.num_microbatches for i in range(config.num_microbatches + 1)]
+    for start, end in pairwise(cuts):
+        output = model(corpus.batch(step, rows[start:end]), fabric, WorkMeter())
+        balance = config.balance_loss * output.balance_sum / config.rows_per_step
+        (output.loss_sum / corpus.target_tokens(step) + balance).backward()
+        own_sum += float(output.loss_sum.detach())
+    return own_sum
+
+
+def rows_of(layout: Layout, config: TrainConfig, rank: int) -> range:
+    """The rows of the global batch that `rank` computes: in rank order, by the batch shares."""
+    counts = layout.rows_of(config.rows_per_step)
+    first = sum(count for other, count in counts.items() if other < rank)
+    return range(first, first + counts[rank])
+
+
+def named_state(model: MoETransformer) -> dict[str, Tensor]:
+    """Parameters by names that do not depend on the layout: "dense/3", "layer/expert/w1"."""
+    state = {f"dense/{i}": p.detach() for i, p in enumerate(model.dense_parameters())}
+    for layer, module in enumerate(model.layers()):
+        for slot, expert in enumerate(module.bank.experts):
+            state[f"{layer}/{expert}/w1"] = module.bank.w1[slot].detach()
+            state[f"{layer}/{expert}/w2"] = module.bank.w2[slot].detach()
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def even(ranks: Sequence[int] = RANKS, config: TrainConfig = CONFIG) -> Layout:
+    """Two hosts per expert, equal shares."""
+    return even_layout(
+        ranks=ranks, num_layers=config.num_layers, num_experts=config.num_experts, replicas=2
+    )
+
+
+def skewed(ranks: Sequence[int] = RANKS, config: TrainConfig = CONFIG) -> Layout:
+    """All corners at once.
+
+    A rank without rows, one without any expert of the second layer, an expert on one rank, one on
+    all, hosts with very unequal shares and with none at all.
+    """
+    layout = even(ranks, config)
+    idle = layout.ranks[-1]
+    others = [rank for rank in layout.ranks if rank != idle]
+    layers = []
+    for layer in range(config.num_layers):
+        hosts = list(layout.experts[layer])
+        hosts[0] = (Host(others[layer % len(others)], 1.0),)
+        hosts[1] = tuple(Host(rank, 1.0 / len(layout.ranks)) for rank in layout.ranks)
+        hosts[2] = (Host(others[0], 0.85), Host(others[1], 0.15))
+        hosts[3] = (Host(others[0], 0.0), Host(others[-1], 1.0))
+        if layer == 1:
+            hosts = [(Host(others[0], 0.4), Host(others[1], 0.6))] * config.num_experts
+        layers.append(tuple(hosts))
+    batch = [
+        (rank, 0.0 if i == 1 else 1.0 / (len(layout.ranks) - 1))
+        for i, rank in enumerate(layout.ranks)
+    ]
+    return replace(layout, experts=tuple(layers), batch_shares=tuple(batch))
+
+
+def random_layout(seed: int, generation: int = 1, config: TrainConfig = CONFIG) -> Layout:
+    """Any hosts, any shares (zero too), any batch shares."""
+    draw = random.Random(seed)
+    layout = even(RANKS, config)
+    layers = []
+    for _ in range(config.num_layers):
+        hosts = []
+        for _ in range(config.num_experts):
+            on = sorted(draw.sample(RANKS, draw.randint(1, len(RANKS))))
+            hosts.append(tuple(Host(r, s) for r, s in zip(on, _shares(draw, len(on)), strict=True)))
+        layers.append(tuple(hosts))
+    return replace(
+        layout,
+        generation=generation,
+        experts=tuple(layers),
+        batch_shares=tuple(zip(RANKS, _shares(draw, len(RANKS)), strict=True)),
+    )
+
+
+def _shares(draw: random.Random, count: int) -> list[float]:
+    weights = [draw.choice([0.0, 1.0, draw.random()]) for _ in range(count)]
+    weights[draw.randrange(count)] += 0.5
+    return [weight / sum(weights) for weight in weights]
