@@ -70,10 +70,10 @@ class Controller:
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises HostError where a port is taken."""
-        server, port = await self._serve()
         metrics = None
         if self.config.metrics_listen:
             metrics = self.metrics.serve(self.config.metrics_listen)
+        server, port = await self._serve()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,0 +1,151 @@
+"""What a user sees who gets something wrong: one clear line, an exit code, and no traceback."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+
+
+def pacekeeper(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pacekeeper.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], code: ExitCode, *words: str) -> None:
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    for word in words:
+        assert word in last
+
+
+@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+def test_an_unknown_key_names_file_and_key(part: str, tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("[detector]\nwarmup=3\n")
+    done = pacekeeper(part, "--config", str(config))
+    assert_refused(done, ExitCode.CONFIG, "my.toml", "[detector] warmup", "unknown key")
+
+
+@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+def test_a_wrong_type_names_what_was_expected(part: str, tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text("[train]\nsteps='many'\n")
+    done = pacekeeper(part, "--config", str(config))
+    assert_refused(done, ExitCode.CONFIG, "[train] steps", "expected int, got str 'many'")
+
+
+@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
+    done = pacekeeper(part, "--config", str(tmp_path / "none.toml"))
+    assert_refused(done, ExitCode.CONFIG, "none.toml", "No such file")
+
+
+def test_a_port_in_use_says_what_to_do(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        store = str(tmp_path / "store.sqlite")
+        done = pacekeeper("controller", "--listen", address, "--store", store)
+        assert_refused(done, ExitCode.HOST, address, "another controller")
+        done = pacekeeper(
+            "controller", "--listen", "127.0.0.1:0", "--store", store, "--metrics-listen", address
+        )
+        assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
+        done = pacekeeper("agent", "--ring-dir", str(tmp_path), "--metrics-listen", address)
+        assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
+        done = pacekeeper("launch", "--rendezvous", address, "--ring-dir", str(tmp_path))
+        assert_refused(done, ExitCode.HOST, address, "--rendezvous")
+
+
+def test_a_ring_directory_that_can_not_be_written_ends_the_agent_with_a_remedy(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").write_text("")
+    done = pacekeeper("agent", "--ring-dir", str(tmp_path / "file" / "x"), "--metrics-listen", "")
+    assert_refused(done, ExitCode.HOST, "ring directory", "make it writable")
+
+
+def test_a_store_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    store = tmp_path / "notes.txt"
+    store.write_text("my notes, not a database at all, and longer than a page header" * 50)
+    before = store.read_bytes()
+    done = pacekeeper("controller", "--listen", "127.0.0.1:0", "--store", str(store))
+    assert_refused(done, ExitCode.HOST, "notes.txt", "--store")
+    assert store.read_bytes() == before
+
+
+@pytest.mark.parametrize("command", ["status", "incidents"])
+def test_no_controller_is_said_with_its_address(command: str) -> None:
+    done = pacekeeper(command, "--controller", "127.0.0.1:1")
+    assert_refused(done, ExitCode.UNREACHABLE, "127.0.0.1:1", "pacekeeper controller")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("demo", "--rank", "9"), "expected 0 to 3"),
+        (("demo", "--slowdown", "0.5"), "expected 1.1 to 10"),
+        (("demo", "--steps", "10"), "at least 80"),
+        (("launch", "--node-rank", "3", "--num-nodes", "2"), "node-rank: expected 0 to 1"),
+        (("launch", "--steps", "0"), "steps: expected at least 1"),
+    ],
+)
+def test_an_impossible_option_names_what_was_expected(
+    arguments: tuple[str, ...], words: str
+) -> None:
+    assert_refused(pacekeeper(*arguments), ExitCode.CONFIG, words)
+
+
+def test_an_unknown_command_is_a_usage_error() -> None:
+    assert pacekeeper("dance").returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    "part", ["demo", "agent", "controller", "launch", "train", "status", "incidents", "doctor"]
+)
+def test_help_loads_nothing_heavy(part: str) -> None:
+    code = (
+        "import sys; from pacekeeper.cli.main import main\n"
+        f"try: main(['{part}', '--help'], standalone_mode=True)\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'sklearn', 'scipy', 'grpc', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("part", ["agent", "controller"])
+def test_the_services_load_neither_torch_nor_scikit_learn(part: str) -> None:
+    code = (
+        f"import sys, pacekeeper.{part}.runtime; "
+        "print(sorted({'torch', 'sklearn', 'scipy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_doctor_answers_programs_too() -> None:
+    import json
+
+    done = pacekeeper("doctor", "--json")
+    checks = {check["name"]: check["health"] for check in json.loads(done.stdout)}
+    assert checks["python"] == "ok"
+    assert all(health in ("ok", "limited", "broken") for health in checks.values())
+
+
+def test_doctor_says_when_a_part_can_not_run(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = pacekeeper("doctor", "--ring-dir", str(tmp_path / "file" / "x"))
+    assert done.returncode == ExitCode.HOST
+    assert "broken" in done.stdout
