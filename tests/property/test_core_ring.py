@@ -1,12 +1,25 @@
 """A reader of a ring gets the record that was written, or nothing; never another one."""
 
+import json
+from dataclasses import asdict, replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.records import RankExitRecord, Record, StepRecord, pack, unpack
+from pacekeeper.core.records import (
+    BODY_BYTES,
+    LOADS_PER_RECORD,
+    ExpertLoadRecord,
+    RankExitRecord,
+    Record,
+    RecordKind,
+    StepRecord,
+    pack,
+    unpack,
+)
 from pacekeeper.core.topology import Attachment
 from support.records import ATTACHMENT, records, u64
 
@@ -14,7 +27,7 @@ from support.records import ATTACHMENT, records, u64
 @given(records)
 def test_a_record_survives_its_body(record: Record) -> None:
     kind, body = pack(record)
-    assert len(body) <= 96
+    assert len(body) <= BODY_BYTES
     assert unpack(kind, body) == record
 
 
@@ -25,19 +38,57 @@ def test_a_slot_gives_its_record_back(index: int, record: Record) -> None:
 
 
 @given(st.integers(0, 2**40), records, st.data())
-def test_one_flipped_bit_never_gives_another_record(
+def test_flipped_bits_never_give_another_record(
     index: int, record: Record, data: st.DataObject
 ) -> None:
+    """CRC-32 sees any three flipped bits of a slot; padding behind the content does not matter."""
     slot = bytearray(ring.encode_slot(index, record))
-    used = ring.SLOT_BYTES - 16  # what the codec uses of a slot
-    bit = data.draw(st.integers(0, min(len(slot), used) * 8 - 1))
-    slot[bit // 8] ^= 1 << (bit % 8)
+    positions = st.integers(0, len(slot) * 8 - 1)
+    for bit in data.draw(st.sets(positions, min_size=1, max_size=3)):
+        slot[bit // 8] ^= 1 << (bit % 8)
     (sequence,) = ring.SEQUENCE.unpack_from(slot)
     try:
         found = ring.decode_slot(index, sequence, bytes(slot), sequence)
-    except (ring.CorruptError, LookupError):
+    except ring.CorruptError:
         return
     assert found in (None, record)
+
+
+def test_a_record_can_not_turn_into_another_kind() -> None:
+    # The one pair of flips that a checksum seeded by "sequence xor kind" does not see.
+    record = StepRecord(rank=0, step=1, generation=1, duration_s=1.0, tokens=1)
+    slot = bytearray(ring.encode_slot(4, record))
+    kind_at, body_at = 12, 16
+    slot[kind_at] ^= 1
+    slot[body_at] ^= 1
+    with pytest.raises(ring.CorruptError, match="checksum"):
+        ring.decode_slot(4, 5, bytes(slot), 5)
+
+
+@given(st.integers(0, 2**40), st.binary(max_size=ring.SLOT_BYTES), u64)
+def test_garbage_in_a_slot_is_never_a_record(index: int, slot: bytes, sequence: int) -> None:
+    try:
+        found = ring.decode_slot(index, sequence, slot, sequence)
+    except ring.CorruptError:
+        return
+    assert found is None
+
+
+@given(st.integers(0, 300), st.binary(max_size=200))
+def test_garbage_in_a_body_is_a_value_error(kind: int, body: bytes) -> None:
+    try:
+        unpack(kind, body)
+    except ValueError:
+        return
+    assert kind in list(RecordKind)
+
+
+def test_more_loads_than_a_record_has_are_refused() -> None:
+    one = ExpertLoadRecord(rank=0, step=0, generation=1, layer=0, first_expert=0, counts=(1,))
+    body = bytearray(pack(one)[1])
+    body[16] = LOADS_PER_RECORD + 1  # the count
+    with pytest.raises(ValueError, match="17 loads"):
+        unpack(RecordKind.EXPERT_LOAD, bytes(body))
 
 
 def test_a_slot_not_written_yet_is_none_and_a_torn_one_is_said_to_be() -> None:
@@ -51,8 +102,25 @@ def test_a_lapped_slot_says_so() -> None:
     record = RankExitRecord(rank=0, pid=1, exit_code=0, signal=9)
     index = 5 + ring.SLOT_COUNT
     slot = ring.encode_slot(index, record)
-    with pytest.raises(LookupError, match="overwritten"):
+    with pytest.raises(LookupError, match="overwritten by record 1029"):
         ring.decode_slot(5, index + 1, slot, index + 1)
+
+
+def test_a_damaged_sequence_does_not_look_like_a_lap() -> None:
+    # A reader that believed it would wait for record 2**50 for ever.
+    slot = bytearray(ring.encode_slot(5, RankExitRecord(rank=0, pid=1, exit_code=0, signal=9)))
+    slot[6] ^= 4
+    (sequence,) = ring.SEQUENCE.unpack_from(slot)
+    with pytest.raises(ring.CorruptError):
+        ring.decode_slot(5, sequence, bytes(slot), sequence)
+
+
+@given(st.integers(0, 2**40))
+def test_slots_lie_behind_the_header_and_wrap(index: int) -> None:
+    offset = ring.slot_offset(index)
+    assert ring.SLOTS_OFFSET <= offset <= ring.FILE_BYTES - ring.SLOT_BYTES
+    assert ring.slot_offset(index + ring.SLOT_COUNT) == offset
+    assert ring.slot_offset(index + 1) in (offset + ring.SLOT_BYTES, ring.SLOTS_OFFSET)
 
 
 def test_impossible_times_are_no_record() -> None:
@@ -61,34 +129,57 @@ def test_impossible_times_are_no_record() -> None:
         ring.decode_slot(0, 1, ring.encode_slot(0, record), 1)
 
 
-@given(
-    st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=40),
-    u64,
-    st.binary(min_size=32, max_size=32),
+commands = st.builds(
+    ring.CommandSlot,
+    plan_generation=u64,
+    base_generation=u64,
+    plan_sha256=st.binary(min_size=32, max_size=32),
+    dead_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=40),
 )
-def test_a_command_survives_its_slot(dead: frozenset[int], plan: int, digest: bytes) -> None:
-    command = ring.CommandSlot(
-        plan_generation=plan, base_generation=3, plan_sha256=digest, dead_ranks=dead
-    )
-    assert ring.decode_command(ring.encode_command(7, command)) == (7, command)
 
 
-@given(st.data())
-def test_a_damaged_command_is_torn(data: st.DataObject) -> None:
-    command = ring.CommandSlot(plan_generation=9, dead_ranks=frozenset({3}))
+@given(st.integers(1, 2**64 - 1), commands)
+def test_a_command_survives_its_slot(sequence: int, command: ring.CommandSlot) -> None:
+    area = ring.encode_command(sequence, command)
+    assert len(area) == ring.COMMAND_BYTES
+    assert ring.decode_command(area) == (sequence, command)
+
+
+@given(commands, commands, st.integers(8, ring.COMMAND_BYTES))
+def test_a_half_written_command_is_torn_or_the_whole_new_one(
+    old: ring.CommandSlot, new: ring.CommandSlot, written: int
+) -> None:
+    before, after = ring.encode_command(7, old), ring.encode_command(8, new)
+    try:
+        found = ring.decode_command(after[:written] + before[written:])
+    except ring.TornError:
+        return
+    assert found == (8, new)
+
+
+@given(commands, st.data())
+def test_a_flipped_bit_makes_a_command_torn(command: ring.CommandSlot, data: st.DataObject) -> None:
     area = bytearray(ring.encode_command(7, command))
-    at = data.draw(st.integers(8, len(area) - 1).filter(lambda i: not 12 <= i < 16))
-    area[at] ^= 0xFF
+    padding = range(12 * 8, 16 * 8)
+    bit = data.draw(st.integers(0, len(area) * 8 - 1).filter(lambda at: at not in padding))
+    area[bit // 8] ^= 1 << (bit % 8)
     with pytest.raises(ring.TornError):
         ring.decode_command(bytes(area))
+
+
+@given(st.binary(max_size=60))
+def test_too_few_bytes_are_no_command(area: bytes) -> None:
+    with pytest.raises(ValueError, match="a command slot has"):
+        ring.decode_command(area)
 
 
 def test_no_command_before_the_first() -> None:
     assert ring.decode_command(bytes(ring.COMMAND_BYTES)) == (0, ring.CommandSlot())
 
 
-def test_more_ranks_than_the_bitmap_holds_are_refused() -> None:
-    command = ring.CommandSlot(dead_ranks=frozenset({ring.MAX_RANKS}))
+@pytest.mark.parametrize("rank", [-1, ring.MAX_RANKS])
+def test_more_ranks_than_the_bitmap_holds_are_refused(rank: int) -> None:
+    command = ring.CommandSlot(dead_ranks=frozenset({rank}))
     with pytest.raises(ValueError, match="beyond"):
         ring.encode_command(1, command)
 
@@ -107,6 +198,46 @@ def test_a_ring_of_another_version_names_both() -> None:
         ring.decode_header(bytes(header))
 
 
+HEAD_BYTES = 24  # magic, version, sizes, pid, length of the JSON text behind it
+
+
+def with_json(text: bytes) -> bytes:
+    """A header of the right version with `text` in place of the attachment."""
+    head = ring.encode_header(ATTACHMENT)[: HEAD_BYTES - 4]
+    return head + len(text).to_bytes(4, "little") + text
+
+
+def test_an_attachment_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="does not fit"):
+        ring.encode_header(replace(ATTACHMENT, role="x" * ring.COMMAND_OFFSET))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": 0.5},
+        {"rank": 9},
+        {"pid": "7"},
+        {"job": 3},
+        {"role": None},
+        {"clock": "sundial"},
+        {"other": 1},
+        {"model": {"num_layers": 1}},
+        {"model": 7},
+    ],
+)
+def test_an_attachment_of_wrong_values_is_refused(change: dict[str, object]) -> None:
+    text = json.dumps({**asdict(ATTACHMENT), **change}).encode()
+    with pytest.raises(ValueError, match="header is corrupt"):
+        ring.decode_header(with_json(text))
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{}", b"[" * 4000, b"\xff\xfe"])
+def test_a_header_without_an_attachment_is_refused(text: bytes) -> None:
+    with pytest.raises(ValueError, match="header is corrupt"):
+        ring.decode_header(with_json(text))
+
+
 @given(st.binary(max_size=300))
 def test_what_is_no_ring_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
@@ -116,7 +247,7 @@ def test_what_is_no_ring_is_a_value_error(data: bytes) -> None:
 @given(st.binary(max_size=400))
 def test_a_damaged_header_is_a_value_error(data: bytes) -> None:
     header = bytearray(ring.encode_header(ATTACHMENT))
-    header[24 : 24 + len(data)] = data
+    header[HEAD_BYTES : HEAD_BYTES + len(data)] = data
     try:
         found = ring.decode_header(bytes(header))
     except ValueError:

@@ -14,8 +14,8 @@ from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-seconds = st.floats(0, 1e9)
-maybe = st.none() | st.floats(-1e9, 1e9)
+seconds = st.floats(0, allow_infinity=False)
+maybe = st.none() | st.floats(allow_nan=False)
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         MicroBatchRecord, rank=u32, step=u32, micro_batch=u32, generation=u32,
