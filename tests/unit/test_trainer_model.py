@@ -1,0 +1,157 @@
+"""The model: what a document's loss depends on, what it does not, and how its work is counted."""
+
+import pytest
+import torch
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import even_layout
+from pacekeeper.trainer.data import NO_TARGET, Batch, Corpus
+from pacekeeper.trainer.fabric import LocalFabric
+from pacekeeper.trainer.model import ModelOutput, MoETransformer, document_mask
+from pacekeeper.trainer.work import Work, WorkMeter
+from support.training import CONFIG as SMALL
+from support.training import RANKS, Run, even, rows_of, skewed
+from support.worlds import ThreadFabric, run_world
+
+CONFIG = TrainConfig(
+    num_layers=2,
+    hidden_size=16,
+    num_heads=2,
+    expert_hidden_size=16,
+    num_experts=4,
+    row_tokens=40,
+    dtype="float64",
+)
+LAYOUT = even_layout(ranks=[0], num_layers=2, num_experts=4, replicas=1)
+A, B, C = b"def first(): pass", b"x = [1, 2, 3]", b"import sys, os"
+
+
+def model() -> MoETransformer:
+    made = MoETransformer(CONFIG, LAYOUT, 0)
+    made.set_layout(LAYOUT, LocalFabric())
+    return made
+
+
+MODEL = model()
+
+
+def batch_of(*rows: tuple[bytes, ...]) -> Batch:
+    corpus = Corpus(rows=rows, row_tokens=40, rows_per_step=len(rows), seed=0)
+    return corpus.batch(0, range(len(rows)))
+
+
+def forward(batch: Batch) -> ModelOutput:
+    output = MODEL(batch, LocalFabric(), WorkMeter())
+    assert isinstance(output, ModelOutput)
+    return output
+
+
+def loss(*rows: tuple[bytes, ...]) -> float:
+    return forward(batch_of(*rows)).loss_sum.item()
+
+
+def test_a_document_costs_the_same_in_any_company_and_at_any_place() -> None:
+    """So attention stays within documents, positions begin anew, and padding does nothing."""
+    alone = loss((A,)), loss((B,)), loss((C,))
+    assert loss((A, B)) == pytest.approx(alone[0] + alone[1], rel=1e-12)
+    assert loss((B, A)) == pytest.approx(alone[0] + alone[1], rel=1e-12)
+    assert loss((A,), (C, B)) == pytest.approx(sum(alone), rel=1e-12)
+
+
+def test_a_changed_document_changes_its_own_loss_only() -> None:
+    changed = A.replace(b"first", b"other")
+    only_b = batch_of((A, B)), batch_of((changed, B))
+    for batch in only_b:
+        batch.targets[batch.documents == 0] = NO_TARGET
+    before, after = (forward(batch).loss_sum.item() for batch in only_b)
+    assert before == pytest.approx(after, rel=1e-12)
+    assert abs(loss((A, B)) - loss((changed, B))) > 0.01
+
+
+def test_a_token_knows_the_past_of_its_document_and_not_the_future() -> None:
+    def loss_of_target(place: int, document: bytes) -> float:
+        batch = batch_of((document,))
+        kept = batch.targets[0, place].item()
+        batch.targets[:] = NO_TARGET
+        batch.targets[0, place] = kept
+        return forward(batch).loss_sum.item()
+
+    here = loss_of_target(5, A)
+    assert loss_of_target(5, A[:7] + b"??????????") == pytest.approx(here, rel=1e-12)
+    assert abs(loss_of_target(5, b"D" + A[1:]) - here) > 1e-6
+
+
+def test_the_mask_is_causal_within_documents() -> None:
+    mask = document_mask(torch.tensor([[0, 0, 1, 1, -1]]))[0, 0].int()
+    assert mask.tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0],
+        [0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
+
+
+def test_an_untrained_model_is_about_as_wise_as_a_die_of_256_sides() -> None:
+    per_token = loss((A, B), (C,)) / (len(A + B + C) - 3)
+    assert 5.0 < per_token < 7.0
+
+
+def test_no_rows_cost_nothing_and_can_be_walked_back() -> None:
+    output = forward(Corpus(rows=((A,),), row_tokens=40, rows_per_step=1, seed=0).batch(0, []))
+    assert output.loss_sum.item() == 0.0
+    assert output.balance_sum.item() == 0.0
+    assert output.expert_counts.tolist() == [[0] * 4] * 2
+    (output.loss_sum + output.balance_sum).backward()
+
+
+def test_every_parameter_learns() -> None:
+    MODEL.zero_grad()
+    output = forward(batch_of((A, B), (C, A)))
+    (output.loss_sum + output.balance_sum).backward()
+    for name, parameter in MODEL.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0.0, name
+
+
+def test_counts_are_of_real_tokens() -> None:
+    output = forward(batch_of((A, B), (C,)))
+    tokens = len(A + B + C)
+    assert output.expert_counts.shape == (2, 4)
+    assert output.expert_counts.sum(1).tolist() == [tokens * CONFIG.experts_per_token] * 2
+    assert output.expert_rows == 2 * tokens * CONFIG.experts_per_token
+    assert output.num_active_experts == int((output.expert_counts > 0).sum())
+
+
+def test_dense_parameters_are_the_same_whatever_the_layout() -> None:
+    everything = MoETransformer(SMALL, even(), 0)
+    for rank in RANKS:
+        other = MoETransformer(SMALL, skewed(), rank)
+        pairs = zip(everything.dense_parameters(), other.dense_parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+        banks = sum(len(list(layer.bank.parameters())) for layer in other.layers())
+        assert len(list(other.parameters())) == len(other.dense_parameters()) + banks
+
+
+def test_backward_work_is_twice_the_forward_work_on_every_rank() -> None:
+    """Each forward segment is booked once more, twofold, by the walk back - none lost or double."""
+    run = Run(config=SMALL, layouts=(skewed(),), steps=1)
+    corpus = Corpus.from_stdlib(SMALL)
+
+    def body(fabric: ThreadFabric) -> tuple[Work, Work, int]:
+        layout, meter = run.layouts[0], WorkMeter()
+        worker = MoETransformer(SMALL, layout, fabric.rank)
+        worker.set_layout(layout, fabric)
+        batch = corpus.batch(0, rows_of(layout, SMALL, fabric.rank))
+        output = worker(batch, fabric, meter)
+        there = meter.take()
+        (output.loss_sum + output.balance_sum).backward()
+        meter.finish_backward()
+        return there, meter.take(), output.expert_rows
+
+    results = run_world(RANKS, body)
+    for there, back, _ in results.values():
+        assert back.flops == pytest.approx(2.0 * there.flops)
+        assert back.bytes == pytest.approx(2.0 * there.bytes)
+        assert back.kernels == pytest.approx(2.0 * there.kernels)
+    rows = sum(rows for _, _, rows in results.values())
+    assert rows == corpus.num_tokens(0) * SMALL.experts_per_token * SMALL.num_layers
