@@ -7,6 +7,7 @@ reports that time, as device events would. The detector sees only what a real tr
 
 import contextlib
 import json
+import logging
 import math
 import os
 import random
@@ -29,8 +30,10 @@ from pacekeeper.trainer.work import (
 
 VOCABULARY = 256  # bytes
 KERNEL_SHARE = 0.15  # of an even step's time goes into starting kernels
+COMPUTE_FAULT = "compute"
 FLOPS_PER_BYTE = 4.0  # balance of the emulated device: most segments are compute-bound
 _SPIN_S = 0.0005
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,8 @@ class DeviceModel:
         """A device on which an even share of the global batch takes `emulated_step_s`."""
         work = even_step_work(config, world_size)
         compute_s = config.emulated_step_s * (1.0 - KERNEL_SHARE)
-        flops_per_s = work.flops / compute_s
+        # A narrow model is bound by memory traffic: its step shall take that long all the same.
+        flops_per_s = max(work.flops, work.bytes * FLOPS_PER_BYTE) / compute_s
         return cls(
             flops_per_s=flops_per_s,
             bytes_per_s=flops_per_s / FLOPS_PER_BYTE,
@@ -74,9 +78,9 @@ def even_step_work(config: TrainConfig, world_size: int) -> Work:
         + combine_work(tokens, config.experts_per_token, hidden)
     )
     forward = layer.scaled(config.num_layers) + head_work(tokens, hidden, VOCABULARY)
-    per_micro_batch = Work(flops=forward.flops, bytes=forward.bytes)
-    kernels = Work(kernels=forward.kernels * config.num_microbatches)
-    return (per_micro_batch + kernels).scaled(3.0)
+    # Micro-batches share out flops and bytes, but each starts all the kernels.
+    started = forward.kernels * config.num_microbatches
+    return Work(flops=forward.flops, bytes=forward.bytes, kernels=started).scaled(3.0)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,35 +150,63 @@ class Burner:
 class FaultInjector:
     """Obeys `directory`/rank-R.json and writes down what it did, with the step, in truth.jsonl.
 
-    `{"slowdown": 1.6, "kind": "compute"}`; looked at once per step, only re-read when it changed.
+    `{"slowdown": 1.6, "kind": "compute"}` (1.0 lifts the fault); looked at once per step, only
+    re-read when it changed. A wrong order is refused with one warning; training goes on.
     """
 
     directory: Path
     rank: int
     target: EmulatedClock | Burner
-    _stamp_ns: int = 0
+    _stamp: tuple[int, int, int] = (0, 0, 0)
 
     def step_began(self, step: int) -> None:
         """Set the target's slowdown to what the file says now."""
         path = self.directory / f"rank-{self.rank}.json"
         try:
-            stamp_ns = path.stat().st_mtime_ns
-            if stamp_ns == self._stamp_ns:
+            status = path.stat()
+            # Size and inode too: the clock behind a file's time moves in ticks of milliseconds.
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp == self._stamp:
                 return
             order = json.loads(path.read_text())
-        except (OSError, json.JSONDecodeError):
+        except (OSError, ValueError):
             return  # none, or in the middle of being written: look again at the next step
-        self._stamp_ns = stamp_ns
-        self.target.slowdown = float(order["slowdown"])
+        self._stamp = stamp
+        try:
+            slowdown = _read_order(order)
+            # The truth first: a fault that is not written down would accuse the detector.
+            self._tell(slowdown, step)
+        except (OSError, ValueError) as error:
+            _log.warning("rank=%d fault order %s refused: %s", self.rank, path, error)
+            return
+        self.target.slowdown = slowdown
+
+    def _tell(self, slowdown: float, step: int) -> None:
         line = {
             "rank": self.rank,
-            "kind": order.get("kind", "compute"),
-            "slowdown": self.target.slowdown,
+            "kind": COMPUTE_FAULT,
+            "slowdown": slowdown,
             "step": step,
             "mono_s": time.monotonic(),
         }
         with (self.directory / "truth.jsonl").open("a") as truth:
             truth.write(json.dumps(line) + "\n")
+
+
+def _read_order(order: object) -> float:
+    """The slowdown ordered. Raises ValueError for what is no order to a rank."""
+    if not isinstance(order, dict):
+        raise ValueError(f"expected an object with 'slowdown', got {order!r}")
+    slowdown, kind = order.get("slowdown"), order.get("kind", COMPUTE_FAULT)
+    if isinstance(slowdown, bool) or not isinstance(slowdown, int | float):
+        raise ValueError(f"slowdown: expected a number, got {slowdown!r}")
+    if not (math.isfinite(slowdown) and slowdown > 0.0):
+        raise ValueError(f"slowdown: expected a finite number above 0, got {slowdown}")
+    if kind != COMPUTE_FAULT:
+        raise ValueError(
+            f"kind: expected {COMPUTE_FAULT!r} (others act from outside), got {kind!r}"
+        )
+    return float(slowdown)
 
 
 def stop_duty_cycle(pid: int, *, duty: float, period_s: float, seconds: float) -> None:

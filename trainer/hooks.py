@@ -1,16 +1,19 @@
 """The seam of any trainer: attached, step began, micro-batch, step ended, plan offered.
 
 Standard library only. No call blocks, raises or costs a system call on the way of a record; all of
-them work with no agent on the node. See `examples/attach.py` for a whole loop.
+them work with no agent on the node. What goes wrong in here is counted by the ring, which says so
+and in the end disarms itself. See `examples/attach.py` for a whole loop.
 """
 
+import functools
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
 
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.records import (
@@ -20,12 +23,15 @@ from pacekeeper.core.records import (
     PlanAppliedRecord,
     StepRecord,
 )
+from pacekeeper.core.ring import CommandSlot
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
 
 RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
 _log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,21 @@ def attach(
     return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
 
 
+def _never_raises(
+    moment: Callable[Concatenate["Hooks", P], None],
+) -> Callable[Concatenate["Hooks", P], None]:
+    """The seam's catch-all: whatever a trainer passes, its training goes on."""
+
+    @functools.wraps(moment)
+    def guarded(self: "Hooks", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            moment(self, *args, **kwargs)
+        except Exception as error:
+            self.ring.count_error(error)
+
+    return guarded
+
+
 class Hooks:
     """The five moments of one rank. Use from the training thread."""
 
@@ -93,7 +114,8 @@ class Hooks:
         self._began_s = 0.0
         self._micro_batch = 0
         self._previous: _Workload | None = None
-        self._refused_generation = 0
+        self._offer: tuple[CommandSlot, PlanOffer] | None = None
+        self._refused: CommandSlot | None = None
 
     def step_began(self, step: int) -> None:
         """Moment 2: an optimizer step starts (or starts again)."""
@@ -101,6 +123,7 @@ class Hooks:
         self._micro_batch = 0
         self._began_s = time.monotonic()
 
+    @_never_raises
     def micro_batch(
         self,
         *,
@@ -147,6 +170,7 @@ class Hooks:
             )
         )
 
+    @_never_raises
     def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
         """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
         for first in range(0, len(counts), LOADS_PER_RECORD):
@@ -161,6 +185,7 @@ class Hooks:
                 )
             )
 
+    @_never_raises
     def step_ended(
         self, *, tokens: int, loss: float | None = None, is_redone: bool = False
     ) -> None:
@@ -183,24 +208,35 @@ class Hooks:
         """Moment 5: a plan newer than the generation in force, once its file is here and whole."""
         command = self.ring.command()
         wanted = command.plan_generation
-        if wanted <= max(self.generation, self._refused_generation):
+        if wanted <= self.generation or _is_same_plan(command, self._refused):
             return None
-        data = self.ring.read_plan(wanted, command.plan_sha256)
-        if data is None:
-            return None
-        return PlanOffer(
-            generation=wanted, base_generation=command.base_generation, layout_json=data
-        )
+        if self._offer is None or not _is_same_plan(command, self._offer[0]):
+            data = self.ring.read_plan(wanted, command.plan_sha256)
+            if data is None:
+                return None
+            # Kept: a plan that waits for its step must not cost a file read at every step.
+            offer = PlanOffer(
+                generation=wanted, base_generation=command.base_generation, layout_json=data
+            )
+            self._offer = command, offer
+        return self._offer[1]
 
     def refuse_plan(self, generation: int, reason: str) -> None:
-        """Never offer this plan again; it does not fit (logged once)."""
-        self._refused_generation = max(self._refused_generation, generation)
+        """Never offer this plan again; it does not fit. Another of its generation still may."""
+        command = self.ring.command()
+        if command.plan_generation == generation:
+            self._refused = command
         _log.warning("rank=%d plan=%d refused: %s", self.rank, generation, reason)
 
     def dead_ranks(self) -> frozenset[int]:
         """The ranks of the job that the fleet knows to be dead."""
         return self.ring.command().dead_ranks
 
+    def set_generation(self, generation: int) -> None:
+        """Later records carry `generation`, and only plans above it are offered."""
+        self.generation = generation
+
+    @_never_raises
     def plan_applied(
         self,
         *,
@@ -240,23 +276,46 @@ class Hooks:
 
     @contextmanager
     def micro_batch_timer(
-        self, *, tokens: int, sum_len_squared: int = 0, expert_rows: int = 0
+        self,
+        *,
+        tokens: int,
+        sum_len_squared: int = 0,
+        expert_rows: int = 0,
+        num_active_experts: int = 0,
     ) -> Iterator[None]:
         """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
-        self._timer.begin()
+        self._ask(self._timer.begin)
         yield
         self.micro_batch(
-            compute=self._timer.end(),
+            compute=self._ask(self._timer.end),
             tokens=tokens,
             sum_len_squared=sum_len_squared,
             expert_rows=expert_rows,
+            num_active_experts=num_active_experts,
         )
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
         """Around anything that waits for other ranks, inside `micro_batch_timer`."""
-        self._timer.pause()
+        self._ask(self._timer.pause)
         try:
             yield
         finally:
-            self._timer.resume()
+            self._ask(self._timer.resume)
+
+    def _ask(self, timer_call: Callable[[], T]) -> T | None:
+        """A timer may be a device's or a trainer's own: its failures are no one else's."""
+        try:
+            return timer_call()
+        except Exception as error:
+            self.ring.count_error(error)
+            return None
+
+
+def _is_same_plan(command: CommandSlot, other: CommandSlot | None) -> bool:
+    """Deaths may be said in between; a plan is its generation, its base and its digest."""
+    return other is not None and (
+        command.plan_generation,
+        command.base_generation,
+        command.plan_sha256,
+    ) == (other.plan_generation, other.base_generation, other.plan_sha256)

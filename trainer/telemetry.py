@@ -16,6 +16,7 @@ from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment
 
 MAX_ERRORS = 3
+ALIVE_WITHIN_S = 5.0  # an agent looks ten times a second; a busy host may delay it
 _log = logging.getLogger(__name__)
 
 
@@ -29,6 +30,8 @@ class Ring:
         self.path = path
         self.reason = reason
         self.num_errors = 0
+        self.num_plans_missing = 0  # looked for, and no such file
+        self.num_plans_wrong = 0  # the file does not fit its digest
         self._memory = memory
         self._pid = os.getpid()
         self._index = 0
@@ -48,13 +51,14 @@ class Ring:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with fresh.open("w+b") as file:
-                file.truncate(ring.FILE_BYTES)
-                file.write(ring.encode_header(attachment))
+                # Every byte now: a store into a page that a full tmpfs can not give is a SIGBUS,
+                # and that ends the training process. This way it is an OSError here.
+                file.write(ring.encode_header(attachment).ljust(ring.FILE_BYTES, b"\0"))
                 file.flush()
                 memory = mmap.mmap(file.fileno(), ring.FILE_BYTES)
             fresh.rename(path)
         except (OSError, ValueError) as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):
                 fresh.unlink(missing_ok=True)
             _log.warning(
                 "rank=%d not watched: no ring at %s: %s; training goes on without pacekeeper",
@@ -82,8 +86,8 @@ class Ring:
             memory[offset + 8 : offset + len(slot)] = slot[8:]
             memory[offset : offset + 8] = slot[:8]
             self._index += 1
-        except Exception as error:  # the seam's one catch-all: training is never stopped by us
-            self._count(error)
+        except Exception as error:  # training is never stopped by us
+            self.count_error(error)
 
     def command(self) -> ring.CommandSlot:
         """What the agent last said; cheap while nothing changed, the old value while torn."""
@@ -93,14 +97,18 @@ class Ring:
         start = ring.COMMAND_OFFSET
         try:
             (sequence,) = ring.SEQUENCE.unpack_from(memory, start)
-            if sequence not in (0, self._command_sequence):
-                self._command_sequence, self._command = ring.decode_command(
-                    memory[start : start + ring.COMMAND_BYTES]
-                )
+            if sequence == 0:
+                # Being written, or its writer died in the middle: its next life counts anew, so
+                # that whatever number comes next is news.
+                self._command_sequence = 0
+            elif sequence != self._command_sequence:
+                whole = ring.decode_command(memory[start : start + ring.COMMAND_BYTES])
+                if whole[0] != 0:  # 0: the next write began between the look and the copy
+                    self._command_sequence, self._command = whole
         except ring.TornError:
             pass  # the agent is writing: the next look sees it
         except Exception as error:
-            self._count(error)
+            self.count_error(error)
         return self._command
 
     def heartbeat_mono_s(self) -> float:
@@ -110,6 +118,11 @@ class Ring:
         beat: float = ring.HEARTBEAT.unpack_from(self._memory, ring.HEARTBEAT_OFFSET)[0]
         return beat
 
+    def agent_is_alive(self, now_mono_s: float) -> bool:
+        """True where an agent looked at this ring in the last ALIVE_WITHIN_S seconds."""
+        beat_s = self.heartbeat_mono_s()
+        return beat_s > 0.0 and now_mono_s - beat_s <= ALIVE_WITHIN_S
+
     def read_plan(self, generation: int, sha256: bytes) -> bytes | None:
         """The plan's bytes if its file is there and fits the digest, else None (look again)."""
         if self.path is None:
@@ -117,8 +130,12 @@ class Ring:
         try:
             data = self.path.with_name(ring.plan_file_name(generation)).read_bytes()
         except OSError:
+            self.num_plans_missing += 1
             return None
-        return data if hashlib.sha256(data).digest() == sha256 else None
+        if hashlib.sha256(data).digest() != sha256:
+            self.num_plans_wrong += 1
+            return None
+        return data
 
     def write_layout(self, generation: int, layout_json: bytes) -> None:
         """Tell the node's agent which layout runs: a file beside the ring, whole or not at all."""
@@ -130,7 +147,9 @@ class Ring:
             fresh.write_bytes(layout_json)
             fresh.rename(target)
         except OSError as error:
-            self._count(error)
+            with contextlib.suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            self.count_error(error)
 
     def close(self) -> None:
         """Stop writing. The file stays for the agent to read to its end."""
@@ -138,9 +157,12 @@ class Ring:
             self._memory.close()
         self._memory = None
 
-    def _count(self, error: Exception) -> None:
+    def count_error(self, error: Exception) -> None:
+        """Something of ours went wrong: say so once, disarm when it keeps going wrong."""
         self.num_errors += 1
-        if self.num_errors == MAX_ERRORS:
+        if self.num_errors == 1:
+            _log.warning("ring=%s lost a record: %s: %s", self.path, type(error).__name__, error)
+        elif self.num_errors == MAX_ERRORS:
             self._memory = None
             self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
             _log.warning("ring=%s %s; training goes on unwatched", self.path, self.reason)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+SCHEDSTAT = "/proc/thread-self/schedstat"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeTime:
@@ -81,8 +83,9 @@ class CpuClock:
     """Thread CPU time, run-queue wait and the rest, of the calling thread.
 
     `compute_s` is CPU time plus stall: a competitor for the core is not the rank's own slowness, a
-    slower core or a stopped process is. Use from one thread. `burn` is called with the CPU
-    seconds of each segment just before it is read (fault injection).
+    slower core or a stopped process is. Make and use it in one thread. `burn` is called with the
+    CPU seconds of each segment just before it is read (fault injection). Where the kernel keeps no
+    run-queue statistics, `run_queue_s` and `stall_s` are None.
     """
 
     burn: Callable[[float], None] | None = None
@@ -93,15 +96,15 @@ class CpuClock:
     _wall_s: float = 0.0
     _cpu_s: float = 0.0
     _run_queue_s: float = 0.0
-    _knows_run_queue: bool = True
+    _knows_run_queue: bool = False  # in every segment of the open micro-batch
 
     def __post_init__(self) -> None:
         with contextlib.suppress(OSError):
-            self._schedstat = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
-        self._knows_run_queue = self._schedstat >= 0
+            self._schedstat = os.open(SCHEDSTAT, os.O_RDONLY)
 
     def begin(self) -> None:
         self._wait_s = self._wall_s = self._cpu_s = self._run_queue_s = 0.0
+        self._knows_run_queue = self._schedstat >= 0
         self._start = self._read()
 
     def pause(self) -> None:
@@ -134,13 +137,22 @@ class CpuClock:
         self._cpu_s += now.cpu_s - self._start.cpu_s
         if now.run_queue_s is not None and self._start.run_queue_s is not None:
             self._run_queue_s += now.run_queue_s - self._start.run_queue_s
+        else:
+            self._knows_run_queue = False
 
     def _read(self) -> _Reading:
-        run_queue_s = None
-        if self._schedstat >= 0:
+        return _Reading(time.perf_counter(), time.thread_time(), self._read_run_queue_s())
+
+    def _read_run_queue_s(self) -> float | None:
+        if self._schedstat < 0:
+            return None
+        try:
             # "<on CPU ns> <waiting on a run queue ns> <time slices>"
-            run_queue_s = int(os.pread(self._schedstat, 96, 0).split()[1]) * 1e-9
-        return _Reading(time.perf_counter(), time.thread_time(), run_queue_s)
+            on_cpu_ns, waited_ns, _ = map(int, os.pread(self._schedstat, 96, 0).split())
+        except (OSError, ValueError):
+            return None
+        # A running thread that never was on a CPU: this kernel's file is there but not kept.
+        return waited_ns * 1e-9 if on_cpu_ns > 0 else None
 
 
 @dataclass(slots=True)
