@@ -59,6 +59,7 @@ def take_in(
                 state, job, said = _take_exit(state, job, record, unix_s)
                 commands += said
             case MicroBatchRecord() | StepRecord() | ExpertLoadRecord():
+                job = _take_generation(job, record.rank, record.generation)
                 steps.append(record)
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
@@ -117,6 +118,16 @@ def _take_applied(job: JobState, record: PlanAppliedRecord) -> JobState:
         ranks={**job.ranks, record.rank: rank},
         newest_generation=max(job.newest_generation, record.generation),
     )
+
+
+def _take_generation(job: JobState, rank: int, generation: int) -> JobState:
+    """After a restart no rank says again which layout it runs: its records do."""
+    known, layout = job.ranks.get(rank), job.layout
+    if known is None or layout is None or known.observed_generation:
+        return job
+    if generation != layout.generation:
+        return job
+    return replace(job, ranks={**job.ranks, rank: replace(known, observed_generation=generation)})
 
 
 def _take_exit(

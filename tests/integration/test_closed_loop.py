@@ -1,0 +1,129 @@
+"""The whole loop with real processes: found, relieved, the controller killed, a rank killed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pacekeeper.cli.demo_fleet import Fleet
+from pacekeeper.cli.demo_recorder import read_step_log
+from pacekeeper.core.layout_codec import decode_layout
+from pacekeeper.protos import status_pb2, status_pb2_grpc
+
+VICTIM, KILLED = 2, 1
+
+
+def until(what: str, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for the world; the limit is for a broken one only."""
+    give_up_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < give_up_s, f"never: {what}"
+        time.sleep(0.05)
+
+
+class Asking:
+    """The status service; a controller that is away answers nothing."""
+
+    def __init__(self, address: str) -> None:
+        self.stub = status_pb2_grpc.StatusServiceStub(grpc.insecure_channel(address))
+
+    def job(self) -> Any:
+        try:
+            return self.stub.GetJob(status_pb2.GetJobRequest(job="loop"), timeout=5.0).job
+        except grpc.RpcError:
+            return status_pb2.Job()
+
+    def incidents(self) -> list[Any]:
+        try:
+            answer = self.stub.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
+        except grpc.RpcError:
+            return []
+        return list(answer.incidents)
+
+    def layout(self) -> Any:
+        request = status_pb2.GetLayoutRequest(job="loop")
+        return decode_layout(self.stub.GetLayout(request, timeout=5.0).layout_json)
+
+
+def set_fault(fleet: Fleet, slowdown: float) -> None:
+    path = fleet.run_dir / "faults" / f"rank-{VICTIM}.json"
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(json.dumps({"slowdown": slowdown}))
+    fresh.rename(path)
+
+
+@pytest.mark.timeout(240)
+def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: Path) -> None:
+    with Fleet(run_dir=tmp_path, job="loop", steps=400, seed=3, clock="emulated") as fleet:
+        ask = Asking(fleet.address)
+        until("the cost model is fitted", lambda: ask.job().watch == "healthy")
+        set_fault(fleet, 1.6)
+        until("the layout follows the finding", lambda: ask.job().generation == 2)
+        (found,) = ask.incidents()
+        assert (found.kind, found.rank) == ("device", VICTIM)
+        assert found.slowdown == pytest.approx(1.6, rel=0.1)
+        share = dict(ask.layout().batch_shares)
+        assert share[VICTIM] < min(s for rank, s in share.items() if rank != VICTIM)
+
+        # kill -9 the controller: training goes on, and a new one knows what the old one knew.
+        fleet.processes["controller"].send_signal(signal.SIGKILL)
+        fleet.processes["controller"].wait()
+        before = len(read_step_log(tmp_path / "train" / "steps-0.jsonl"))
+        until(
+            "training goes on without a controller",
+            lambda: len(read_step_log(tmp_path / "train" / "steps-0.jsonl")) > before + 2,
+        )
+        fleet._spawn(
+            "controller",
+            ["controller", "--listen", fleet.address]
+            + ["--store", str(tmp_path / "controller.sqlite")],
+        )
+        until("the new controller answers", lambda: ask.job().name == "loop")
+        (again,) = ask.incidents()
+        assert (again.incident_id, again.rank) == (found.incident_id, VICTIM)
+        assert not again.HasField("closed_unix_s")
+        assert ask.job().generation == 2
+        until("agents are back", lambda: len(ask.job().ranks) == 4 and ask.job().step > before)
+
+        # It measures anew, sees the end of the fault, and goes home.
+        until("it has measured again", lambda: ask.job().watch == "degraded")
+        set_fault(fleet, 1.0)
+        until("the incident is closed", lambda: ask.incidents()[0].HasField("closed_unix_s"))
+        even = pytest.approx([0.25] * 4)
+        until("the layout goes home", lambda: [s for _, s in ask.layout().batch_shares] == even)
+
+        fleet.kill_rank(KILLED)
+        until("the survivors' layout is known", lambda: KILLED not in ask.layout().ranks)
+        layout = ask.layout()
+        assert all(len(hosts) >= 2 for layer in layout.experts for hosts in layer)
+        assert [i.kind for i in ask.incidents()] == ["device", "death"]
+        until("the death is closed", lambda: ask.incidents()[1].HasField("closed_unix_s"))
+        states = {rank.rank: rank.state for rank in ask.job().ranks}
+        assert states == {0: "alive", 1: "dead", 2: "alive", 3: "alive"}
+        for rank in (0, 2, 3):
+            steps = [s.step for s in read_step_log(tmp_path / "train" / f"steps-{rank}.jsonl")]
+            assert steps == list(range(len(steps)))
+
+
+@pytest.mark.timeout(240)
+def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json"]
+    command += ["--rank", "0", "--steps", "80", "--run-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert (outcome["injected_rank"], outcome["found_rank"]) == (0, 0)
+    assert outcome["found_slowdown"] == pytest.approx(1.6, rel=0.1)
+    assert (outcome["false_findings"], outcome["steps_lost"]) == (0, 0)
+    assert outcome["loss_last"] < outcome["loss_first"]
+    assert outcome["survivors"] == 3
+    page = (tmp_path / "report.html").read_text()
+    assert "data:image/png;base64," in page and "http" not in page.split("</head>")[1]
+    assert (tmp_path / "demo.png").stat().st_size > 10_000
