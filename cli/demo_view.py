@@ -12,7 +12,7 @@ from rich.text import Text
 
 from pacekeeper.cli.demo_recorder import Happening, Recorder
 
-_SPARKS = " ▁▂▃▄▅▆▇█"
+_SPARKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # bars, one to eight eighths high
 _STYLES = {
     "fault": "bold red",
     "kill": "bold red",

@@ -54,12 +54,8 @@ def token_shares(
     pairs = [(e, rank) for e, on in enumerate(hosts) for rank in sorted(on)]
     reference = np.array([speeds[r] / sum(speeds[x] for x in hosts[e]) for e, r in pairs])
     if total <= 0.0:
-        return Split(
-            hosts=_with_shares(len(hosts), pairs, reference.tolist()),
-            value=0.0,
-            fluid=0.0,
-            witness=(),
-        )
+        idle = _with_shares(len(hosts), pairs, reference.tolist())
+        return Split(hosts=idle, value=0.0, fluid=0.0, witness=())
     num_pairs, num_ranks, num_experts = len(pairs), len(ranks), len(hosts)
     pair_range = np.arange(num_pairs)
     expert_of = np.array([e for e, _ in pairs])

@@ -152,12 +152,7 @@ def _warm_up(
         calm_steps=zeros,
     )
     evidence = replace(
-        evidence,
-        warmup=(),
-        history=trusted,
-        model=model,
-        charts=charts,
-        fitted_step=sample.step,
+        evidence, warmup=(), history=trusted, model=model, charts=charts, fitted_step=sample.step
     )
     evidence, findings = _find(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
@@ -235,8 +230,7 @@ def _find(
 def _recover(config: DetectorConfig, evidence: Evidence) -> tuple[Evidence, tuple[int, ...]]:
     """Close findings whose rank has been calm for `recover_steps` steps in a row."""
     charts = evidence.charts
-    assert charts is not None, "after the warm-up"
-    assert evidence.model is not None, "after the warm-up"
+    assert charts is not None and evidence.model is not None, "after the warm-up"
     needed = config.recover_steps * _patience(config, evidence.model)
     calm = dict(zip(charts.ranks, charts.calm_steps.tolist(), strict=True))
     recovered = tuple(rank for rank in sorted(evidence.slow) if calm.get(rank, 0.0) >= needed)

@@ -209,14 +209,14 @@ def _read_order(order: object) -> float:
     return float(slowdown)
 
 
-def stop_duty_cycle(pid: int, *, duty: float, period_s: float, seconds: float) -> None:
+def stop_duty_cycle(pid: int, *, duty: float, period_s: float, duration_s: float) -> None:
     """Stop the process `pid` for `duty` of each period (SIGSTOP, SIGCONT); always ends running.
 
     Raises ValueError for a duty outside (0, 1); ends early where the process is gone.
     """
     if not 0.0 < duty < 1.0:
         raise ValueError(f"duty: expected between 0 and 1, got {duty}")
-    give_up_s = time.monotonic() + seconds
+    give_up_s = time.monotonic() + duration_s
     with contextlib.suppress(ProcessLookupError):
         try:
             while time.monotonic() < give_up_s:

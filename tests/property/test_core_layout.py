@@ -213,3 +213,34 @@ def test_an_impossible_layout_is_refused_with_its_reason(
 def test_a_block_that_the_model_lacks_has_no_holders(block: Block, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         two_ranks().holders(block)
+
+
+def test_who_holds_what_in_two_stages_with_an_unequal_tensor_group() -> None:
+    layout = Layout(
+        generation=1,
+        num_virtual_shards=4,
+        stages=(
+            stage((ShardRun(5, 0, 3), ShardRun(1, 3, 4))),
+            stage((ShardRun(2, 0, 4),), (ShardRun(0, 0, 2), ShardRun(7, 2, 4)), first=1, end=3),
+        ),
+        experts=((), ((Host(0, 0.25), Host(7, 0.75)),), ()),
+        batch_shares=((5, 1.0),),
+    )
+    assert layout.ranks == (0, 1, 2, 5, 7)
+    expected = {
+        Block(BlockKind.EMBEDDING): (1, 5),
+        Block(BlockKind.HEAD): (0, 2, 7),
+        Block(BlockKind.NORM_ROUTER, 0): (1, 5),
+        Block(BlockKind.NORM_ROUTER, 2): (0, 2, 7),
+        Block(BlockKind.ATTENTION, 0, 2): (5,),
+        Block(BlockKind.ATTENTION, 0, 3): (1,),
+        Block(BlockKind.DENSE_MLP, 0, 0): (5,),
+        Block(BlockKind.ATTENTION, 1, 1): (0, 2),
+        Block(BlockKind.ATTENTION, 1, 2): (2, 7),
+        Block(BlockKind.EXPERT, 1, 0): (0, 7),
+    }
+    assert {block: layout.holders(block) for block in expected} == expected
+    assert layout.experts_on(7, 1) == (0,)
+    assert layout.experts_on(2, 1) == ()
+    # Nothing twice, nothing forgotten: 4 attention shards per layer, dense shards without experts.
+    assert len(list(layout.blocks())) == 1 + 3 * (1 + 4) + 2 * 4 + 1 + 1

@@ -203,12 +203,12 @@ def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> Non
 def test_a_stopped_process_runs_again_afterwards() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, seconds=0.1)
+        stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, duration_s=0.1)
         state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state != "T"
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-    stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, seconds=5.0)  # gone: ends at once
+    stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, duration_s=5.0)  # gone: ends at once
     with pytest.raises(ValueError, match="between 0 and 1"):
-        stop_duty_cycle(1, duty=1.0, period_s=1.0, seconds=1.0)
+        stop_duty_cycle(1, duty=1.0, period_s=1.0, duration_s=1.0)

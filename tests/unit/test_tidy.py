@@ -1,0 +1,210 @@
+"""The habits of docs/style.md that a program can see, over all that git tracks."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from support.tree import ROOT, modules, project_files
+
+MAX_LINES = 400
+MAX_FUNCTION_LINES = 70
+PURE = (
+    "core/",
+    "predictor/",
+    "agent/window.py",
+    "controller/events.py",
+    "controller/inbox.py",
+    "controller/incidents.py",
+    "controller/machine.py",
+    "controller/placement.py",
+    "controller/policy.py",
+    "controller/state.py",
+    "trainer/commit.py",
+    "trainer/work.py",
+)
+WORLD = {
+    *("asyncio", "builtins", "concurrent", "datetime", "glob", "grpc", "io", "logging"),
+    *("multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil", "signal"),
+    *("socket", "sqlite3", "subprocess", "sys", "tempfile", "threading", "time", "torch"),
+    *("urllib", "uuid"),
+}
+WORLDLY_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
+# docs/glossary.md: each has one word that is used instead.
+BANNED_WORDS = {
+    "epoch": "generation",
+    "chunk": "micro_batch",
+    "gpu": "device",
+    "machine": "node",
+    "hostname": "node",
+    "callback": "event or command",
+    "speedup": "slowdown or speed",
+    "dim": "size, or an axis by its name",
+    "seconds": "the ending _s",
+    "secs": "the ending _s",
+    "sec": "the ending _s",
+    "millis": "the ending _ms",
+    "msec": "the ending _ms",
+    "usec": "the ending _us",
+}
+ABSOLUTE = re.compile(r"(?<![\w.~$-])/(?:work|opt|root|home|Users|mnt)/")
+LATER = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XXX|NotImplemented" r"Error)\b")
+
+
+def parsed(path: str) -> ast.Module:
+    return ast.parse((ROOT / path).read_text(), filename=path)
+
+
+def is_pure(path: str) -> bool:
+    return path.startswith(PURE)
+
+
+def text_files() -> Iterator[tuple[str, str]]:
+    for path in project_files():
+        try:
+            yield path, (ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue  # a picture
+
+
+def imports(tree: ast.Module) -> set[str]:
+    """Top-level names of all modules that are imported anywhere in the file."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def impure_parts(tree: ast.Module) -> set[str]:
+    """What a pure module may not have: imports of the world, and calls that reach it without."""
+    found = {name for name in imports(tree) if name.split(".")[0] in WORLD}
+    found |= {name for name in imports(tree) if name.startswith(("pacekeeper.protos", "numpy.r"))}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id in WORLDLY_CALLS:
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and node.attr == "random":
+            found.add("numpy.random")
+    return found
+
+
+def public_names(tree: ast.Module) -> Iterator[str]:
+    """Names of functions, classes, their arguments and fields that do not begin with '_'."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                name = node.name
+            case ast.arg():
+                name = node.arg
+            case ast.AnnAssign(target=ast.Name(id=target)):
+                name = target
+            case _:
+                continue
+        if not name.startswith("_"):
+            yield name
+
+
+def words(name: str) -> list[str]:
+    return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+@pytest.mark.parametrize("path", modules())
+def test_a_file_has_one_rule_and_fits_its_size(path: str) -> None:
+    tree = parsed(path)
+    assert ast.get_docstring(tree), "the module's docstring states the file's one rule"
+    num_lines = len((ROOT / path).read_text().splitlines())
+    assert num_lines <= MAX_LINES, f"{num_lines} lines: split it"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            length = node.end_lineno - node.lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{node.name}: {length} lines"
+
+
+@pytest.mark.parametrize("path", modules())
+def test_code_is_ascii_and_says_nothing_about_later(path: str) -> None:
+    text = (ROOT / path).read_text()
+    assert text.isascii(), [line for line in text.splitlines() if not line.isascii()]
+    assert not LATER.findall(text)
+
+
+@pytest.mark.parametrize("path", modules())
+def test_imports_are_absolute_and_of_this_python(path: str) -> None:
+    assert not {name for name in imports(parsed(path)) if name.startswith("__future__")}
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if p.endswith("__init__.py")])
+def test_a_package_file_is_a_docstring_only(path: str) -> None:
+    assert len(parsed(path).body) == 1 and ast.get_docstring(parsed(path))
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if is_pure(p)])
+def test_pure_modules_touch_nothing_of_the_world(path: str) -> None:
+    assert impure_parts(parsed(path)) == set()
+
+
+def test_the_list_of_pure_modules_names_files_that_exist() -> None:
+    for prefix in PURE:
+        assert any(path.startswith(prefix) for path in modules()), prefix
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time",
+        "from os import environ",
+        "def f():\n    import random",
+        "import numpy as np\nx = np.random.normal()",
+        "from numpy.random import default_rng",
+        "from pacekeeper.protos import wire",
+        "print('x')",
+        "y = open('f')",
+    ],
+)
+def test_what_is_impure_is_seen(code: str) -> None:
+    assert impure_parts(ast.parse(code))
+
+
+@pytest.mark.parametrize("path", [p for p in modules() if not p.startswith("tests/")])
+def test_names_use_the_words_of_the_glossary(path: str) -> None:
+    for name in public_names(parsed(path)):
+        for word in words(name):
+            assert word not in BANNED_WORDS, f"{name}: say {BANNED_WORDS[word]}"
+
+
+def test_banned_words_are_seen_inside_names() -> None:
+    tree = ast.parse("class GpuWatch:\n    num_secs: int = 0\n\ndef f(epochCount): ...")
+    seen = {word for name in public_names(tree) for word in words(name)}
+    assert seen & set(BANNED_WORDS) == {"gpu", "secs", "epoch"}
+
+
+def test_nothing_committed_knows_where_it_was_written() -> None:
+    found = [
+        f"{path}:{number}: {line.strip()}"
+        for path, text in text_files()
+        for number, line in enumerate(text.splitlines(), 1)
+        if ABSOLUTE.search(line)
+    ]
+    assert found == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    names = Counter(p.split("/")[-1] for p in modules() if p.startswith("tests/"))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_links_in_documents_lead_somewhere() -> None:
+    link = re.compile(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)")
+    broken = [
+        f"{path}: {target}"
+        for path, text in text_files()
+        if path.endswith(".md")
+        for target in link.findall(text)
+        if not (ROOT / path).parent.joinpath(target).exists()
+    ]
+    assert broken == []
