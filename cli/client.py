@@ -1,46 +1,78 @@
 """A command's way to the controller: one channel, deadlines, and errors with a remedy."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pacekeeper.core.errors import PacekeeperError, UnreachableError
+from pacekeeper.core.errors import ExitCode, PacekeeperError, UnreachableError
 
 DEADLINE_S = 5.0
 
 
+class NotFoundError(PacekeeperError):
+    """The controller does not know what the command line names."""
+
+    exit_code = ExitCode.USAGE
+
+
 @contextmanager
 def status_stub(address: str) -> Iterator[Any]:
-    """The status service at host:port. Raises UnreachableError or PacekeeperError with a reason."""
+    """The status service at host:port.
+
+    Raises UnreachableError, NotFoundError or PacekeeperError in place of what gRPC raises inside.
+    """
     import grpc
 
-    from pacekeeper.protos import status_pb2_grpc
+    from pacekeeper.protos import status_pb2_grpc, wire
 
-    channel = grpc.insecure_channel(address)
+    channel = grpc.insecure_channel(address, options=wire.GRPC_OPTIONS_CLIENT)
     try:
         yield status_pb2_grpc.StatusServiceStub(channel)
     except grpc.RpcError as error:
-        code, details = error.code(), error.details()
+        code, details = error.code(), error.details() or "no reason given"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise UnreachableError(
                 f"no controller at {address}: {details}",
                 remedy="start one with `pacekeeper controller`, or name it with --controller",
+            ) from None
+        if code is grpc.StatusCode.NOT_FOUND:
+            raise NotFoundError(details) from None
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            raise UnreachableError(
+                f"{address} answers, but is no controller of this version: {details}",
+                remedy="name the controller with --controller",
             ) from None
         raise PacekeeperError(f"the controller at {address} says {code.name}: {details}") from None
     finally:
         channel.close()
 
 
-def as_dict(message: Any) -> dict[str, Any]:
-    """A message as plain values for JSON: field names as in the protos, defaults included."""
-    from google.protobuf.json_format import MessageToDict
-
-    result: dict[str, Any] = MessageToDict(
-        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    return result
-
-
 def ask(call: Callable[..., Any], request: Any) -> Any:
     """One answer within the deadline."""
     return call(request, timeout=DEADLINE_S)
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """A message as plain values for JSON: names as in the protos, every field always there.
+
+    What is unset or not a finite number is null; whole numbers stay numbers, also 64-bit ones.
+    """
+    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(message: Any, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.label == field.LABEL_REPEATED:
+        return [_plain_one(field, item) for item in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _plain_one(field, value)
+
+
+def _plain_one(field: Any, value: Any) -> Any:
+    if field.type == field.TYPE_MESSAGE:
+        return as_dict(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -35,16 +35,18 @@ def command(
             text = Path(config_file).read_text()
         except OSError as error:
             raise ConfigError(f"{config_file}: {error.strerror}") from None
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
         config = read_config(ControllerConfig, text, file=config_file)
     config = override(config, listen=listen, store=store, metrics_listen=metrics_listen)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr
     )
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters we say ourselves
+    asyncio.run(_run(config))
+
+
+async def _run(config: ControllerConfig) -> None:
     from pacekeeper.controller.runtime import Controller
 
-    asyncio.run(_run(Controller, config))
-
-
-async def _run(make: type, config: ControllerConfig) -> None:
-    await make(config).run()
+    await Controller(config).run()

@@ -10,7 +10,9 @@ from pacekeeper.core.config import AgentConfig
 
 
 @click.command()
-@click.option("--controller", default=AgentConfig().controller, show_default=True)
+@click.option(
+    "--controller", default=AgentConfig().controller, show_default=True, help="HOST:PORT of it."
+)
 @click.option("--job", default="", help="Only of this job.")
 @click.option("--open", "open_only", is_flag=True, help="Only open ones.")
 @click.option("--watch", is_flag=True, help="All known ones, then each change, until Ctrl-C.")
@@ -21,39 +23,55 @@ def command(controller: str, job: str, open_only: bool, watch: bool, as_json: bo
     from pacekeeper.protos import status_pb2
 
     with status_stub(controller) as stub:
-        if watch:
-            request = status_pb2.WatchIncidentsRequest(job=job)
-            try:
-                for message in stub.WatchIncidents(request):
-                    if as_json:
-                        click.echo(json.dumps(as_dict(message.incident)))
-                    elif not open_only or not message.incident.HasField("closed_unix_s"):
-                        _print(message.incident)
-            except KeyboardInterrupt:
-                return
+        # Also before a watch: it has a deadline, and says so where the job is misspelt.
         listing = status_pb2.ListIncidentsRequest(job=job, open_only=open_only)
         incidents = list(ask(stub.ListIncidents, listing).incidents)
-    if as_json:
-        click.echo(json.dumps([as_dict(incident) for incident in incidents]))
-    elif not incidents:
-        click.echo("no incidents")
-    else:
-        for incident in incidents:
-            _print(incident)
+        if watch:
+            _watch(stub, job, open_only, as_json)
+        elif as_json:
+            click.echo(json.dumps([as_dict(incident) for incident in incidents]))
+        elif not incidents:
+            click.echo("no open incidents" if open_only else "no incidents")
+        else:
+            for incident in incidents:
+                _print(incident)
+
+
+def _watch(stub: Any, job: str, open_only: bool, as_json: bool) -> None:
+    """Until Ctrl-C. With `open_only` an incident's closing is told too, if its life was shown."""
+    from pacekeeper.cli.client import as_dict
+    from pacekeeper.protos import status_pb2
+
+    shown: set[int] = set()
+    try:
+        for message in stub.WatchIncidents(status_pb2.WatchIncidentsRequest(job=job)):
+            incident = message.incident
+            is_closed = incident.HasField("closed_unix_s")
+            if open_only and is_closed and incident.incident_id not in shown:
+                continue
+            shown.add(incident.incident_id)
+            if as_json:
+                click.echo(json.dumps(as_dict(incident)))
+            else:
+                _print(incident)
+    except KeyboardInterrupt:
+        return
 
 
 def _print(incident: Any) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
-    console = Console()
-    opened = time.strftime("%H:%M:%S", time.localtime(incident.opened_unix_s))
+    console = Console(highlight=False, soft_wrap=True)
+    opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.opened_unix_s))
     is_open = not incident.HasField("closed_unix_s")
     state = "[bold red]open[/]" if is_open else f"[green]closed at step {incident.closed_step}[/]"
+    slow = "" if incident.kind == "death" else f" x{incident.slowdown:.2f}"
     console.print(
-        f"#{incident.incident_id} {opened} {incident.job} [bold]{incident.kind}[/] "
-        f"rank {incident.rank} on {incident.node or '?'} {incident.tier} {state}",
-        highlight=False,
+        f"#{incident.incident_id} {opened} {escape(incident.job)} [bold]{escape(incident.kind)}[/] "
+        f"rank {incident.rank} on {escape(incident.node or '?')}{slow} {escape(incident.tier)} "
+        f"{state}"
     )
-    console.print(f"    {incident.reason}", highlight=False, soft_wrap=True)
+    console.print(f"    {escape(incident.reason)}")
     for action in incident.actions:
-        console.print(f"    -> {action}", highlight=False, soft_wrap=True)
+        console.print(f"    -> {escape(action)}")

@@ -1,6 +1,7 @@
 """`pacekeeper status`: jobs, ranks and nodes, for people or for programs."""
 
 import json
+import sys
 import time
 from typing import Any
 
@@ -8,24 +9,25 @@ import click
 
 from pacekeeper.core.config import AgentConfig
 
+WATCH_PERIOD_S = 1.0
+FILE_WIDTH = 160  # columns where the output is no terminal
+SLOW = 1.1  # worth a person's eye
+
 
 @click.command()
-@click.option("--controller", default=AgentConfig().controller, show_default=True)
+@click.option(
+    "--controller", default=AgentConfig().controller, show_default=True, help="HOST:PORT of it."
+)
 @click.option("--job", default="", help="Only this job.")
 @click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
 def command(controller: str, job: str, watch: bool, as_json: bool) -> None:
     """Ask the controller for jobs, ranks and nodes."""
-    from pacekeeper.cli.client import as_dict, ask, status_stub
-    from pacekeeper.protos import status_pb2
+    from pacekeeper.cli.client import as_dict, status_stub
 
     with status_stub(controller) as stub:
         while True:
-            if job:
-                jobs = [ask(stub.GetJob, status_pb2.GetJobRequest(job=job)).job]
-            else:
-                jobs = list(ask(stub.ListJobs, status_pb2.ListJobsRequest()).jobs)
-            nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest()).nodes)
+            jobs, nodes = _ask(stub, job)
             if as_json:
                 document = {
                     "jobs": [as_dict(j) for j in jobs],
@@ -33,19 +35,36 @@ def command(controller: str, job: str, watch: bool, as_json: bool) -> None:
                 }
                 click.echo(json.dumps(document))
             else:
+                if watch:
+                    click.clear()  # does nothing where the output is no terminal
                 _print(jobs, nodes)
             if not watch:
                 return
             try:
-                time.sleep(1.0)
+                time.sleep(WATCH_PERIOD_S)
             except KeyboardInterrupt:
                 return
 
 
+def _ask(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
+    """Jobs and nodes; of one job only itself and its nodes."""
+    from pacekeeper.cli.client import ask
+    from pacekeeper.protos import status_pb2
+
+    nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest()).nodes)
+    if not job:
+        return list(ask(stub.ListJobs, status_pb2.ListJobsRequest()).jobs), nodes
+    found = ask(stub.GetJob, status_pb2.GetJobRequest(job=job)).job
+    names = {rank.node for rank in found.ranks}
+    return [found], [node for node in nodes if node.name in names]
+
+
 def _print(jobs: list[Any], nodes: list[Any]) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
-    console = Console()
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else FILE_WIDTH, highlight=False, soft_wrap=True)
     if not jobs:
         console.print("no jobs yet")
     for job in jobs:
@@ -56,60 +75,73 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             else ""
         )
         console.print(
-            f"[bold]{job.name}[/]  {job.watch}  step {job.step}  {job.tokens_per_s:,.0f} tokens/s"
-            f"{loss}  generation {job.generation}{moving}  open incidents {job.open_incidents}",
-            highlight=False,
+            f"[bold]{escape(job.name)}[/]  {escape(job.watch)}  step {job.step}  "
+            f"{job.tokens_per_s:,.0f} tokens/s{loss}  generation {job.generation}{moving}  "
+            f"open incidents {job.open_incidents}  clock {escape(job.clock or '?')}"
         )
         if job.last_decision:
-            console.print(f"[dim]{job.last_decision}[/]", highlight=False)
-        console.print(_rank_table(job))
+            console.print(f"[dim]{escape(job.last_decision)}[/]")
+        if job.ranks:
+            console.print(_rank_table(job))
+        else:
+            console.print("no rank heard of since the controller started")
+        console.print()
     if nodes:
         console.print(_node_table(nodes))
 
 
 def _rank_table(job: Any) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
     for name in ("rank", "node", "state", "slowdown", "observed ms", "expected ms"):
-        table.add_column(name, justify="right")
-    for name in ("suspicion", "batch share", "expert replicas"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("suspicion", "batch share", "replicas"):
+        table.add_column(name, justify="right", no_wrap=True)
     for rank in job.ranks:
-        measured = rank.HasField("slowdown")
-        slow = measured and rank.slowdown >= 1.1
+        is_measured = rank.HasField("slowdown")
         table.add_row(
             str(rank.rank),
-            rank.node,
+            escape(rank.node),
             rank.state,
-            f"x{rank.slowdown:.2f}" if measured else "measuring",
+            f"x{rank.slowdown:.2f}" if is_measured else "measuring",
             f"{rank.observed_s * 1e3:.0f}" if rank.HasField("observed_s") else "",
             f"{rank.expected_s * 1e3:.0f}" if rank.HasField("expected_s") else "",
             f"{rank.suspicion:.2f}",
             f"{rank.batch_share:.1%}",
             str(rank.num_expert_replicas),
-            style="bold red" if rank.state == "dead" or slow else "",
+            style=_style(rank),
         )
     return table
 
 
+def _style(rank: Any) -> str:
+    if rank.state == "dead" or (rank.HasField("slowdown") and rank.slowdown >= SLOW):
+        return "bold red"
+    return "yellow" if rank.state == "silent" else ""
+
+
 def _node_table(nodes: list[Any]) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
-    for name in ("node", "agent", "version", "GPUs", "jobs", "lost", "corrupt", "remarks"):
-        table.add_column(name)
+    for name in ("node", "agent", "version", "GPUs", "jobs", "lost", "corrupt", "dropped"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("remarks")
     for node in nodes:
         remarks = [] if node.nvml == "ok" else [node.nvml]
         table.add_row(
-            node.name,
+            escape(node.name),
             "attached" if node.is_connected else "away",
-            node.product_version,
+            escape(node.product_version),
             str(node.num_devices),
-            ", ".join(node.jobs),
+            escape(", ".join(node.jobs)),
             str(node.records_lost),
             str(node.records_corrupt),
-            "; ".join([*remarks, *node.unreadable]),
+            str(node.batches_dropped),
+            escape("; ".join([*remarks, *node.unreadable])),
             style="" if node.is_connected else "yellow",
         )
     return table

@@ -1,12 +1,19 @@
-"""What the controller tells Prometheus: few series, base units, its own registry."""
+"""What the controller tells Prometheus: few series, base units, its own registry.
 
+No series per rank: of each job only the slowest few ranks are shown, and none while all are well.
+"""
+
+from collections import Counter as Tally
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
-from pacekeeper.controller.state import State
+from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.findings import FindingKind, Incident
+
+SHOWN_RANKS = 8  # per job
+WORTH_SHOWING = 1.05  # slowdown
 
 
 class ControllerMetrics:
@@ -33,6 +40,12 @@ class ControllerMetrics:
         self.incidents = Counter(
             "pacekeeper_incidents_total", "Incidents opened.", ["kind"], registry=self.registry
         )
+        self.store_retries = Counter(
+            "pacekeeper_store_retries_total",
+            "Writes to the store that had to be tried again.",
+            registry=self.registry,
+        )
+        self._newest_incident = 0
         gauges = {
             "jobs": ("Jobs known.", []),
             "nodes_connected": ("Agents attached.", []),
@@ -40,6 +53,7 @@ class ControllerMetrics:
             "job_step": ("Newest complete step.", ["job"]),
             "job_tokens_per_second": ("Tokens per second of it.", ["job"]),
             "job_generation": ("Layout in force.", ["job"]),
+            "rank_slowdown": ("Slowest ranks: observed / expected.", ["job", "rank"]),
             "job_info": ("1 for what is said of the job.", ["job", "watch"]),
         }
         self._gauges = {
@@ -47,14 +61,24 @@ class ControllerMetrics:
             for name, (text, labels) in gauges.items()
         }
 
-    def serve(self, listen: str) -> WSGIServer:
-        """Answer /metrics on host:port. Raises HostError where the port is taken."""
-        host, _, port = listen.rpartition(":")
+    def begin_after(self, newest_incident: int) -> None:
+        """Incidents up to this number were counted in an earlier life."""
+        self._newest_incident = newest_incident
+
+    def count_incident(self, incident: Incident) -> None:
+        """Count it once, however often it is re-measured."""
+        if incident.incident_id > self._newest_incident:
+            self._newest_incident = incident.incident_id
+            self.incidents.labels(incident.finding.kind.value).inc()
+
+    def serve(self, host: str, port: int) -> WSGIServer:
+        """Answer /metrics there (port 0: any free one). Raises HostError where it is taken."""
         try:
-            server, _ = start_http_server(int(port), addr=host, registry=self.registry)
-        except (OSError, ValueError) as error:
+            server, _ = start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
             raise HostError(
-                f"metrics on {listen!r}: {error}", remedy="choose another --metrics-listen"
+                f"metrics on {host}:{port}: {error.strerror or error}",
+                remedy="choose another --metrics-listen HOST:PORT",
             ) from None
         return server
 
@@ -63,17 +87,28 @@ class ControllerMetrics:
         gauges = self._gauges
         gauges["jobs"].set(len(state.jobs))
         gauges["nodes_connected"].set(sum(node.is_connected for node in state.nodes.values()))
+        open_now = Tally(
+            incident.finding.kind for job in state.jobs.values() for incident in job.open_incidents
+        )
         for kind in FindingKind:
-            number = sum(
-                incident.finding.kind is kind
-                for job in state.jobs.values()
-                for incident in job.open_incidents
-            )
-            gauges["incidents_open"].labels(kind).set(number)
+            gauges["incidents_open"].labels(kind.value).set(open_now[kind])
         gauges["job_info"].clear()
+        gauges["rank_slowdown"].clear()
         for name, job in state.jobs.items():
             gauges["job_step"].labels(name).set(job.step)
             gauges["job_tokens_per_second"].labels(name).set(job.tokens_per_s)
             generation = 0 if job.layout is None else job.layout.generation
             gauges["job_generation"].labels(name).set(generation)
-            gauges["job_info"].labels(name, job.watch).set(1)
+            gauges["job_info"].labels(name, job.watch.value).set(1)
+            for number, slowdown in slowest_ranks(job):
+                gauges["rank_slowdown"].labels(name, str(number)).set(slowdown)
+
+
+def slowest_ranks(job: JobState) -> list[tuple[int, float]]:
+    """The slowest few living ranks of a job that are slow at all: (rank, slowdown)."""
+    slow = [
+        (number, job.ranks[number].slowdown or 0.0)
+        for number in job.living
+        if (job.ranks[number].slowdown or 0.0) >= WORTH_SHOWING
+    ]
+    return sorted(slow, key=lambda pair: (-pair[1], pair[0]))[:SHOWN_RANKS]

@@ -1,16 +1,23 @@
-"""Wires the controller: one inbox, one consumer, one ticker, one store. The clock enters here."""
+"""Wires the controller: one inbox, one consumer, one ticker, one store. The clock enters here.
+
+What an event changes is stored before anybody is told. While the store can not be written the
+inbox waits: agents keep their reports, training goes on, nothing is promised that could be lost.
+"""
 
 import asyncio
 import contextlib
 import logging
 import signal
+import socket
+import sqlite3
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pacekeeper.controller import machine
@@ -34,7 +41,7 @@ from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
@@ -45,85 +52,101 @@ from pacekeeper.protos import (
 
 INBOX_EVENTS = 4096
 DRAIN_S = 2.0
+STORE_RETRY_S = 0.5
 _log = logging.getLogger(__name__)
+_SERVICES = (
+    control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name,
+    status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
+)
 
 
 class Controller:
     """The central service of a fleet."""
 
     def __init__(self, config: ControllerConfig) -> None:
+        """Raises ConfigError (addresses), HostError and VersionError (store)."""
         self.config = config
+        self._address = parse_address(config.listen, "listen")
+        self._metrics_address = (
+            parse_address(config.metrics_listen, "metrics_listen")
+            if config.metrics_listen
+            else None
+        )
         self.store = Store.open(Path(config.store))
         self.metrics = ControllerMetrics()
         jobs, incidents, next_id = self.store.load()
+        self.metrics.begin_after(next_id - 1)
         self.state: State = machine.restored(
             jobs,
             incidents,
             next_incident_id=next_id,
             unix_offset_s=time.time() - time.monotonic(),
         )
+        if jobs:
+            _log.info("store=%s jobs=%d incidents=%d", config.store, len(jobs), len(incidents))
         self.agents = AgentControl(put=self._put, on_rejected=self.metrics.rejected.inc)
         self.status = Status(state=lambda: self.state, past_layout=self.store.layout)
-        self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue(
-            INBOX_EVENTS
-        )
+        self._health = health.aio.HealthServicer()
+        self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
+        self._last_failure = ""
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises HostError where a port is taken."""
-        metrics = None
-        if self.config.metrics_listen:
-            metrics = self.metrics.serve(self.config.metrics_listen)
-        server, port = await self._serve()
-        stop = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-        print(f"listening on {self.config.listen.rpartition(':')[0]}:{port}", flush=True)
-        # The first fit would else stall the inbox for a second.
-        threading.Thread(target=_import_early, daemon=True).start()
-        tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
-        try:
-            waiter = asyncio.create_task(stop.wait())
-            done, _ = await asyncio.wait([*tasks, waiter], return_when=asyncio.FIRST_COMPLETED)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.store.close)
+            stop = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop.set)
+            if self._metrics_address is not None:
+                metrics = self.metrics.serve(*self._metrics_address)
+                stack.callback(metrics.server_close)
+                stack.callback(metrics.shutdown)
+                _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
+            server, port = await self._serve()
+            tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
+            stack.push_async_callback(self._drain, server, tasks)
+            print(f"listening on {_joined(self._address[0], port)}", flush=True)
+            # The first fit would else stall the inbox for a second.
+            threading.Thread(target=_import_early, daemon=True).start()
+            stopping = asyncio.create_task(stop.wait())
+            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        finally:
-            self.agents.end_all()
-            await server.stop(DRAIN_S)
-            for task in tasks:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
-            if metrics is not None:
-                metrics.shutdown()
-            self.store.close()
         _log.info("stopped")
 
     async def _serve(self) -> tuple[grpc.aio.Server, int]:
         server = grpc.aio.server(options=wire.GRPC_OPTIONS_SERVER)
         control_pb2_grpc.add_AgentControlServiceServicer_to_server(self.agents, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
-        servicer = health.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-        await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
-        names = (
-            control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name,
-            status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
-            health_pb2.DESCRIPTOR.services_by_name["Health"].full_name,
-            reflection.SERVICE_NAME,
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for name in ("", *_SERVICES):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection(
+            (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        reflection.enable_server_reflection(names, server)
         try:
-            port = server.add_insecure_port(self.config.listen)
+            port = server.add_insecure_port(_joined(*self._address))
         except RuntimeError:
             port = 0
         if port == 0:
             raise HostError(
-                f"can not listen on {self.config.listen}",
+                f"can not listen on {_joined(*self._address)}: {_why_not(*self._address)}",
                 remedy="is another controller running? choose another --listen HOST:PORT",
             )
         await server.start()
         return server, port
+
+    async def _drain(self, server: grpc.aio.Server, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Say that we go, end the streams, take in what came before; then stop."""
+        await self._health.enter_graceful_shutdown()
+        self.agents.end_all()
+        self.status.end_all()
+        await server.stop(DRAIN_S)
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     async def _put(self, event: Event) -> None:
         """Through the machine before the caller goes on: back-pressure, and acks mean stored."""
@@ -142,33 +165,50 @@ class Controller:
         while True:
             event, done = await self._inbox.get()
             try:
-                self._advance(event)
-            except Exception:
-                # Our bug: say it loudly, drop this one event, keep serving.
+                await self._take(event)
+            except Exception as error:
+                # Our bug: say it loudly, drop this one event whole, keep serving.
                 self.metrics.failures.inc()
-                _log.exception("event dropped: %s", type(event).__name__)
-            if done is not None and not done.done():
+                self._say_failure(event, error)
+            if not done.done():
                 done.set_result(None)
 
-    def _advance(self, event: Event) -> None:
+    async def _take(self, event: Event) -> None:
+        """One event: the new state counts once it is stored, and only then anybody is told."""
         began_s = time.monotonic()
         state, commands = machine.advance(self.state, event, config=self.config, now_s=began_s)
+        await self._store(state, commands)
         self.state = state
-        # Stored before anybody is told.
-        lasting = [
-            c for c in commands if isinstance(c, SaveIncident | SaveLayout | SaveDecision | SaveJob)
-        ]
-        if lasting:
-            with self.store.transaction():
-                for stored in lasting:
-                    self._store(stored)
         for command in commands:
             self._obey(command)
         if isinstance(event, NodeReported):
             self.metrics.reports.inc()
         self.metrics.advance.observe(time.monotonic() - began_s)
 
-    def _store(self, command: Command) -> None:
+    async def _store(self, state: State, commands: Sequence[Command]) -> None:
+        """All that must last, in one transaction; again and again while the disk refuses."""
+        if not any(
+            isinstance(c, SaveIncident | SaveLayout | SaveDecision | SaveJob) for c in commands
+        ):
+            return
+        refused = ""
+        while True:
+            try:
+                with self.store.transaction():
+                    for command in commands:
+                        self._write(state, command)
+            except sqlite3.OperationalError as error:  # full, locked, unreadable: the world's fault
+                self.metrics.store_retries.inc()
+                if str(error) != refused:
+                    refused = str(error)
+                    _log.error("store=%s refuses: %s; intake waits", self.config.store, refused)
+                await asyncio.sleep(STORE_RETRY_S)
+            else:
+                break
+        if refused:
+            _log.info("store=%s takes writes again", self.config.store)
+
+    def _write(self, state: State, command: Command) -> None:
         match command:
             case SaveIncident(incident=incident):
                 self.store.save_incident(incident)
@@ -177,23 +217,18 @@ class Controller:
             case SaveDecision(job=job, step=step, decision=decision):
                 self.store.save_decision(job, step, decision)
             case SaveJob(job=job):
-                self.store.save_job(machine.job_record(self.state, job))
-            case _:
-                raise AssertionError(f"{type(command).__name__} is not stored")
+                self.store.save_job(machine.job_record(state, job))
 
     def _obey(self, command: Command) -> None:
         match command:
             case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base):
                 offer = wire.offer_to_message(job, layout, base)
-                for node in nodes:
-                    self.agents.send(node, control_pb2.AttachResponse(offer_plan=offer))
+                self._send(nodes, "plan", job, control_pb2.AttachResponse(offer_plan=offer))
             case NotifyDeaths(job=job, nodes=nodes, ranks=ranks):
                 notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks))
-                for node in nodes:
-                    self.agents.send(node, control_pb2.AttachResponse(notify_deaths=notice))
+                self._send(nodes, "deaths", job, control_pb2.AttachResponse(notify_deaths=notice))
             case SaveIncident(incident=incident):
-                if incident.closed_unix_s is None and not incident.actions:
-                    self.metrics.incidents.labels(incident.finding.kind).inc()
+                self.metrics.count_incident(incident)
                 self.status.publish_incident(incident)
             case StepSummary():
                 self.status.publish_step(command)
@@ -202,6 +237,48 @@ class Controller:
             case SaveLayout() | SaveDecision() | SaveJob():
                 pass  # stored already
 
+    def _send(
+        self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
+    ) -> None:
+        for node in nodes:
+            self.agents.send(node, kind, job, message)
 
-def _import_early() -> None:
-    import sklearn.linear_model  # noqa: F401
+    def _say_failure(self, event: Event, error: Exception) -> None:
+        """With its traceback once; the same one again is only counted."""
+        text = f"{type(event).__name__}: {error!r}"
+        if text != self._last_failure:
+            self._last_failure = text
+            _log.error("event dropped: %s", text, exc_info=error)
+
+
+def parse_address(text: str, key: str) -> tuple[str, int]:
+    """HOST:PORT as (host, port). Raises ConfigError naming `key`.
+
+    Checked here because gRPC takes port 443 for a missing one and wraps one that is too large.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise ConfigError(f"{key}: expected HOST:PORT with a port from 0 to 65535, got {text!r}")
+    return host, int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _why_not(host: str, port: int) -> str:
+    """The system's word for why nobody can listen there: gRPC keeps it for itself."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return "gRPC refuses the address"
+
+
+def _import_early() -> Any:
+    import sklearn.linear_model
+
+    return sklearn.linear_model

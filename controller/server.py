@@ -1,38 +1,108 @@
 """The agents' side of the controller: streams in, commands out. Decides nothing.
 
 Reports go into one bounded inbox with a single consumer; commands go to the outbox of each named
-node. Two streams of one node never live side by side: the newer one wins.
+node, where the newest of a kind replaces what it repeats. Two streams of one node never live side
+by side: the newer one wins.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
+from pacekeeper.core.reports import NodeReport
+from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
 from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
 
-OUTBOX_COMMANDS = 256  # per node; offers are said again, so the oldest may go
+OUTBOX_COMMANDS = 256  # per node; commands are said again, so the oldest may go
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
+HELLO_WITHIN_S = 10.0
+MAX_NODE_NAME = 253  # of a host name
 _log = logging.getLogger(__name__)
 
+Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Outbox:
+    """What one node is to be told, oldest first. A newer message with the same key takes over."""
+
+    capacity: int = OUTBOX_COMMANDS
+    _waiting: dict[tuple[str, str], control_pb2.AttachResponse] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_closed: bool = False
+
+    def put(self, key: tuple[str, str], message: control_pb2.AttachResponse) -> None:
+        """Queue `message`; beyond the capacity the oldest one goes."""
+        self._waiting.pop(key, None)
+        self._waiting[key] = message
+        while len(self._waiting) > self.capacity:
+            del self._waiting[next(iter(self._waiting))]
+        self._news.set()
+
+    def close(self) -> None:
+        """Nothing more will come after what waits."""
+        self._is_closed = True
+        self._news.set()
+
+    async def get(self) -> control_pb2.AttachResponse | None:
+        """The oldest message; None once closed and empty."""
+        while not self._waiting and not self._is_closed:
+            self._news.clear()
+            await self._news.wait()
+        if not self._waiting:
+            return None
+        return self._waiting.pop(next(iter(self._waiting)))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class _Stream:
-    """One agent's open stream."""
+    """One agent's open stream. `end`: why we end it, a status code and words."""
 
     node: str
     life: str
-    outbox: asyncio.Queue[control_pb2.AttachResponse | None]
+    outbox: Outbox = field(default_factory=Outbox)
     handled: int = 0  # sequence of the newest report that went through the machine
-    acknowledged: int = 0
-    reports_since: int = 0
-    acknowledged_s: float = 0.0
+    unacknowledged: int = 0
+    ack_timer: asyncio.TimerHandle | None = None
+    end: tuple[grpc.StatusCode, str] | None = None
+
+    def taken_in(self, sequence: int) -> None:
+        """One more report is stored: say so soon, and at once where many wait."""
+        self.handled = sequence
+        self.unacknowledged += 1
+        if self.unacknowledged >= ACK_EVERY_REPORTS:
+            self.acknowledge()
+        elif self.ack_timer is None:
+            loop = asyncio.get_running_loop()
+            self.ack_timer = loop.call_later(ACK_EVERY_S, self.acknowledge)
+
+    def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
+        """End the stream: in peace, or with a code and the reason."""
+        if code is not None and self.end is None:
+            self.end = (code, why)
+        if self.ack_timer is not None:
+            self.ack_timer.cancel()
+            self.ack_timer = None
+        self.outbox.close()
+
+    def acknowledge(self) -> None:
+        """Everything handled so far needs not be sent again."""
+        if self.ack_timer is not None:
+            self.ack_timer.cancel()
+            self.ack_timer = None
+        self.unacknowledged = 0
+        acknowledge = control_pb2.Acknowledge(sequence=self.handled)
+        message = control_pb2.AttachResponse(acknowledge=acknowledge)
+        self.outbox.put(("", "acknowledge"), message)
 
 
 @dataclass(kw_only=True)
@@ -44,122 +114,139 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
     streams: dict[str, _Stream] = field(default_factory=dict)
 
     async def Attach(
-        self,
-        request_iterator: AsyncIterator[control_pb2.AttachRequest],
-        context: "grpc.aio.ServicerContext[object, object]",
+        self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Context
     ) -> AsyncIterator[control_pb2.AttachResponse]:
         """One agent, from its Hello to the end of its stream."""
         hello = await self._greet(request_iterator, context)
-        stream = _Stream(
-            node=hello.node,
-            life=hello.agent_life,
-            outbox=asyncio.Queue(OUTBOX_COMMANDS),
-        )
-        older = self.streams.get(hello.node)
-        if older is not None:
-            _end(older)
-        self.streams[hello.node] = stream
-        await self.put(
-            NodeAttached(
-                node=hello.node,
-                product_version=hello.product_version,
-                agent_life=hello.agent_life,
-            )
-        )
-        yield control_pb2.AttachResponse(
-            welcome=control_pb2.Welcome(
-                protocol_version=wire.PROTOCOL_VERSION, product_version=version("pacekeeper")
-            )
-        )
-        failure: list[str] = []
-        reader = asyncio.create_task(self._read(stream, request_iterator, failure))
+        stream = _Stream(node=hello.node, life=hello.agent_life)
+        self._replace(stream)
+        reader: asyncio.Task[None] | None = None
         try:
+            await self.put(
+                NodeAttached(
+                    node=hello.node,
+                    product_version=hello.product_version,
+                    agent_life=hello.agent_life,
+                )
+            )
+            yield control_pb2.AttachResponse(
+                welcome=control_pb2.Welcome(
+                    protocol_version=wire.PROTOCOL_VERSION, product_version=version("pacekeeper")
+                )
+            )
+            reader = asyncio.create_task(self._read(stream, request_iterator))
             while (message := await stream.outbox.get()) is not None:
                 yield message
         finally:
-            reader.cancel()
+            stream.close()
+            if reader is not None:
+                reader.cancel()
             if self.streams.get(stream.node) is stream:
                 del self.streams[stream.node]
                 await self.put(NodeDetached(node=stream.node, agent_life=stream.life))
-        if failure:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, failure[0])
+        if stream.end is not None:
+            await context.abort(*stream.end)
 
-    def send(self, node: str, message: control_pb2.AttachResponse) -> None:
+    def send(self, node: str, kind: str, job: str, message: control_pb2.AttachResponse) -> None:
         """Queue a command for a node; nothing where it is away (it is said again)."""
         stream = self.streams.get(node)
         if stream is not None:
-            _enqueue(stream, message)
+            stream.outbox.put((job, kind), message)
 
     def end_all(self) -> None:
         """The service is going down: end all streams, agents come back by themselves."""
         for stream in self.streams.values():
-            _end(stream)
+            stream.close(grpc.StatusCode.UNAVAILABLE, "the controller is going down")
+
+    def _replace(self, stream: _Stream) -> None:
+        older = self.streams.get(stream.node)
+        self.streams[stream.node] = stream
+        if older is None:
+            return
+        if older.life != stream.life:
+            _log.warning(
+                "node=%s attached anew: agent %s replaces %s", stream.node, stream.life, older.life
+            )
+        older.close(
+            grpc.StatusCode.ABORTED,
+            f"another agent attached as node {stream.node}; give each its own --node",
+        )
 
     async def _greet(
-        self,
-        requests: AsyncIterator[control_pb2.AttachRequest],
-        context: "grpc.aio.ServicerContext[object, object]",
+        self, requests: AsyncIterator[control_pb2.AttachRequest], context: Context
     ) -> control_pb2.Hello:
-        first = await anext(requests, None)
-        if first is None or first.WhichOneof("message") != "hello" or not first.hello.node:
-            self.on_rejected()
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello with a node name"
+        first = None
+        with contextlib.suppress(StopAsyncIteration, TimeoutError):
+            first = await asyncio.wait_for(_next(requests), HELLO_WITHIN_S)
+        if first is None or first.WhichOneof("message") != "hello":
+            await self._refuse(
+                context, grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello"
             )
-        assert first is not None, "abort raises"
+        assert first is not None, "refusing raises"
         theirs = first.hello
+        # First the version: with another one nothing else can be trusted.
         if theirs.protocol_version != wire.PROTOCOL_VERSION:
-            self.on_rejected()
-            await context.abort(
+            await self._refuse(
+                context,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"agent {theirs.product_version or '?'} speaks protocol {theirs.protocol_version}, "
                 f"controller {version('pacekeeper')} speaks {wire.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
+        if not theirs.node or len(theirs.node) > MAX_NODE_NAME or not theirs.node.isprintable():
+            await self._refuse(
+                context,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"node name: expected 1 to {MAX_NODE_NAME} printable characters",
+            )
         return theirs
 
+    async def _refuse(self, context: Context, code: grpc.StatusCode, why: str) -> None:
+        self.on_rejected()
+        _log.warning("refused an agent from %s: %s", context.peer(), why)
+        await context.abort(code, why)
+
     async def _read(
-        self,
-        stream: _Stream,
-        requests: AsyncIterator[control_pb2.AttachRequest],
-        failure: list[str],
+        self, stream: _Stream, requests: AsyncIterator[control_pb2.AttachRequest]
     ) -> None:
         """Reports into the inbox until the agent goes; then end the stream's other half."""
-        loop = asyncio.get_running_loop()
         try:
             async for request in requests:
-                report = wire.report_from_message(request.report)
+                report = _report_in(request)
                 await self.put(
                     NodeReported(node=stream.node, agent_life=stream.life, report=report)
                 )
-                stream.handled = report.sequence
-                stream.reports_since += 1
-                is_due = loop.time() - stream.acknowledged_s > ACK_EVERY_S
-                if is_due or stream.reports_since >= ACK_EVERY_REPORTS:
-                    stream.reports_since, stream.acknowledged_s = 0, loop.time()
-                    _enqueue(
-                        stream,
-                        control_pb2.AttachResponse(
-                            acknowledge=control_pb2.Acknowledge(sequence=stream.handled)
-                        ),
-                    )
+                stream.taken_in(report.sequence)
         except ValueError as error:
             self.on_rejected()
             _log.warning("node=%s sent an impossible report: %s", stream.node, error)
-            failure.append(str(error))
+            # Acknowledged all the same: sent again, it would block the good ones for ever.
+            stream.handled = request.report.sequence
+            stream.acknowledge()
+            stream.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except grpc.aio.AioRpcError as error:
             _log.info("node=%s stream broke: %s", stream.node, error.code().name)
+        except Exception:
+            # Our bug: this stream ends, the agent comes back and sends its reports again.
+            _log.exception("node=%s reader failed", stream.node)
+            stream.close(grpc.StatusCode.INTERNAL, "the controller failed to read a report")
         finally:
-            _end(stream)
+            stream.close()
 
 
-def _enqueue(stream: _Stream, message: control_pb2.AttachResponse) -> None:
-    while stream.outbox.full():
-        stream.outbox.get_nowait()
-    stream.outbox.put_nowait(message)
+async def _next(requests: AsyncIterator[control_pb2.AttachRequest]) -> control_pb2.AttachRequest:
+    return await anext(requests)
 
 
-def _end(stream: _Stream) -> None:
-    while stream.outbox.full():
-        stream.outbox.get_nowait()
-    stream.outbox.put_nowait(None)
+def _report_in(request: control_pb2.AttachRequest) -> NodeReport:
+    """Raises ValueError for anything but a whole report."""
+    if request.WhichOneof("message") != "report":
+        raise ValueError("expected a report after Hello")
+    report = wire.report_from_message(request.report)
+    for job in report.jobs:
+        if not is_job_name(job.job):
+            raise ValueError(f"job name {job.job!r}: expected {JOB_NAME_RULE}")
+        strangers = sorted({attached.job for attached in job.attached} - {job.job})
+        if strangers:
+            raise ValueError(f"job {job.job}: attachments of other jobs {strangers}")
+    return report

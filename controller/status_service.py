@@ -1,9 +1,12 @@
-"""The status service: answers from the immutable state, and streams what changes."""
+"""The status service: answers from the immutable state, and streams what changes.
+
+Nobody who asks can slow the controller down: a watcher that does not keep up loses the oldest.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,6 +21,10 @@ from pacekeeper.protos import status_pb2, status_pb2_grpc
 
 WATCH_QUEUE = 1024  # per watcher; a slow one loses the oldest, it never stalls the controller
 
+T = TypeVar("T")
+Watchers = dict[asyncio.Queue[T | None], str]
+"""Each watcher's queue and the job it watches (empty: all); None ends the watch."""
+
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
@@ -27,8 +34,8 @@ class Status(status_pb2_grpc.StatusServiceServicer):
 
     state: Callable[[], State]
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
-    _step_watchers: dict[asyncio.Queue[StepSummary], str] = field(default_factory=dict)
-    _incident_watchers: dict[asyncio.Queue[Incident], str] = field(default_factory=dict)
+    _step_watchers: Watchers[StepSummary] = field(default_factory=dict)
+    _incident_watchers: Watchers[Incident] = field(default_factory=dict)
 
     def publish_step(self, summary: StepSummary) -> None:
         """Tell those who watch steps."""
@@ -38,14 +45,23 @@ class Status(status_pb2_grpc.StatusServiceServicer):
         """Tell those who watch incidents."""
         _publish(self._incident_watchers, incident.job, incident)
 
+    def end_all(self) -> None:
+        """The service is going down: end all watches."""
+        for steps in self._step_watchers:
+            _put(steps, None)
+        for incidents in self._incident_watchers:
+            _put(incidents, None)
+
     async def ListJobs(self, request: Any, context: Context) -> Any:
         """All jobs, by name."""
-        jobs = self.state().jobs
-        return status_pb2.ListJobsResponse(jobs=[job_view(jobs[name]) for name in sorted(jobs)])
+        state = self.state()
+        jobs = [job_view(state, state.jobs[name]) for name in sorted(state.jobs)]
+        return status_pb2.ListJobsResponse(jobs=jobs)
 
     async def GetJob(self, request: Any, context: Context) -> Any:
         """One job."""
-        return status_pb2.GetJobResponse(job=job_view(await self._job(request.job, context)))
+        job = await self._job(request.job, context)
+        return status_pb2.GetJobResponse(job=job_view(self.state(), job))
 
     async def ListNodes(self, request: Any, context: Context) -> Any:
         """All nodes, by name."""
@@ -55,6 +71,8 @@ class Status(status_pb2_grpc.StatusServiceServicer):
 
     async def ListIncidents(self, request: Any, context: Context) -> Any:
         """Incidents by number, of one job or of all."""
+        if request.job:
+            await self._job(request.job, context)  # "none" must not mean "misspelt"
         state = self.state()
         incidents = [
             incident_view(state, incident)
@@ -65,25 +83,27 @@ class Status(status_pb2_grpc.StatusServiceServicer):
 
     async def WatchIncidents(self, request: Any, context: Context) -> AsyncIterator[Any]:
         """All known incidents, then every change."""
-        queue: asyncio.Queue[Incident] = asyncio.Queue(WATCH_QUEUE)
-        self._incident_watchers[queue] = request.job
+        queue: asyncio.Queue[Incident | None] = asyncio.Queue(WATCH_QUEUE)
+        self._incident_watchers[queue] = request.job  # first this, or changes would be missed
         try:
             for incident in _incidents(self.state(), request.job):
                 view = incident_view(self.state(), incident)
                 yield status_pb2.WatchIncidentsResponse(incident=view)
-            while True:
-                view = incident_view(self.state(), await queue.get())
+            while (change := await queue.get()) is not None:
+                view = incident_view(self.state(), change)
                 yield status_pb2.WatchIncidentsResponse(incident=view)
+            await _say_goodbye(context)
         finally:
             del self._incident_watchers[queue]
 
     async def WatchSteps(self, request: Any, context: Context) -> AsyncIterator[Any]:
         """Every complete step from now on."""
-        queue: asyncio.Queue[StepSummary] = asyncio.Queue(WATCH_QUEUE)
+        queue: asyncio.Queue[StepSummary | None] = asyncio.Queue(WATCH_QUEUE)
         self._step_watchers[queue] = request.job
         try:
-            while True:
-                yield step_view(await queue.get())
+            while (summary := await queue.get()) is not None:
+                yield step_view(summary)
+            await _say_goodbye(context)
         finally:
             del self._step_watchers[queue]
 
@@ -97,10 +117,8 @@ class Status(status_pb2_grpc.StatusServiceServicer):
         elif request.generation:
             found = self.past_layout(request.job, request.generation)
         if found is None:
-            await context.abort(
-                grpc.StatusCode.NOT_FOUND,
-                f"job {job.name} has no layout of generation {request.generation}",
-            )
+            which = f"layout of generation {request.generation}" if request.generation else "layout"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job.name} has no {which} yet")
         assert found is not None, "abort raises"
         layout, reason = found
         return status_pb2.GetLayoutResponse(
@@ -120,9 +138,18 @@ def _incidents(state: State, job: str) -> list[Incident]:
     return sorted(found, key=lambda incident: incident.incident_id)
 
 
-def _publish(watchers: dict[asyncio.Queue[Any], str], job: str, value: object) -> None:
+async def _say_goodbye(context: Context) -> None:
+    """A watch never just ends: who watches must know that nothing more is seen."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller is going down")
+
+
+def _publish(watchers: Watchers[T], job: str, value: T) -> None:
     for queue, wanted in watchers.items():
         if wanted in ("", job):
-            while queue.full():
-                queue.get_nowait()
-            queue.put_nowait(value)
+            _put(queue, value)
+
+
+def _put(queue: asyncio.Queue[T | None], value: T | None) -> None:
+    while queue.full():
+        queue.get_nowait()
+    queue.put_nowait(value)

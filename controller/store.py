@@ -1,9 +1,13 @@
 """What must outlive the controller, in one SQLite file: jobs, layouts, incidents, decisions.
 
-Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment.
+Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. One
+controller writes a store at a time: two would give the same numbers to different incidents.
 """
 
+import fcntl
 import json
+import math
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +21,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
 SCHEMA_VERSION = 1
+APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 _TABLES = """
 CREATE TABLE jobs (
     name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
@@ -39,37 +44,35 @@ CREATE TABLE decisions (
 class Store:
     """One open store; use from one thread."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, lock: int) -> None:
         self._connection = connection
+        self._path = path
+        self._lock = lock
 
     @classmethod
     def open(cls, path: Path) -> "Store":
-        """Open or make the store. Raises HostError (no access, no database), VersionError."""
+        """Open or make the store. Raises HostError (no access, not ours, in use), VersionError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            (version,) = connection.execute("PRAGMA user_version").fetchone()
-            if version == 0:
-                connection.executescript(
-                    f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-                )
-        except (sqlite3.DatabaseError, OSError) as error:
+            lock = _lock(path)
+        except BlockingIOError:
             raise HostError(
-                f"store {path}: {error}",
-                remedy="name a writable file that is ours with --store",
+                f"store {path} is in use by another controller",
+                remedy="stop that one, or name another file with --store",
             ) from None
-        if version not in (0, SCHEMA_VERSION):
-            raise VersionError(
-                f"store {path} has schema {version}, this controller writes {SCHEMA_VERSION}",
-                remedy="install the newer pacekeeper, or name another --store",
-            )
-        return cls(connection)
+        except OSError as error:
+            raise _refused(path, error.strerror or str(error)) from None
+        try:
+            connection = _connect(path)
+        except BaseException:
+            os.close(lock)
+            raise
+        return cls(connection, path, lock)
 
     def close(self) -> None:
-        """Write everything back into one file."""
+        """Write everything back into one file, and let another controller have it."""
         self._connection.close()
+        os.close(self._lock)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -77,10 +80,11 @@ class Store:
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._connection.execute("COMMIT")
         except BaseException:
-            self._connection.execute("ROLLBACK")
+            if self._connection.in_transaction:  # SQLite may have rolled back by itself
+                self._connection.execute("ROLLBACK")
             raise
-        self._connection.execute("COMMIT")
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace a job."""
@@ -144,7 +148,16 @@ class Store:
         )
 
     def load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
-        """(jobs, incidents, the next incident's number)."""
+        """(jobs, incidents, the next incident's number). Raises HostError for a damaged store."""
+        try:
+            return self._load()
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise HostError(
+                f"store {self._path} is damaged: {error}",
+                remedy="move it away and start again: running jobs are found anew",
+            ) from None
+
+    def _load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
         jobs = tuple(
             JobRecord(
                 name=row[0],
@@ -171,6 +184,53 @@ class Store:
         return None if row is None else (decode_layout(row[0]), row[1])
 
 
+def _lock(path: Path) -> int:
+    """The open file whose lock says that the store is taken; a killed process gives it up."""
+    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection: sqlite3.Connection | None = None
+    try:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if application != APPLICATION_ID and (application or version or tables):
+            raise _refused(path, "a database of another program")
+        if application == APPLICATION_ID and version != SCHEMA_VERSION:
+            raise VersionError(
+                f"store {path} has schema {version}, this controller reads {SCHEMA_VERSION}",
+                remedy="install the pacekeeper that wrote it, or name another --store",
+            )
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if application != APPLICATION_ID:
+            connection.executescript(
+                f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA_VERSION};"
+                f"PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
+            )
+        connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run
+        connection.execute("ROLLBACK")
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, sqlite3.DatabaseError):
+            raise _refused(path, str(error)) from None
+        raise
+    return connection
+
+
+def _refused(path: Path, why: str) -> HostError:
+    return HostError(f"store {path}: {why}", remedy="name a writable file of ours with --store")
+
+
 def _incident(row: tuple[Any, ...]) -> Incident:
     return Incident(
         incident_id=row[0],
@@ -179,7 +239,7 @@ def _incident(row: tuple[Any, ...]) -> Incident:
             kind=FindingKind(row[2]),
             tier=Tier(row[3]),
             rank=row[4],
-            slowdown=row[5],
+            slowdown=math.nan if row[5] is None else row[5],  # SQLite keeps NaN as NULL
             onset_step=row[6],
             step=row[7],
             reason=row[8],

@@ -4,14 +4,15 @@ import math
 
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.core.findings import Incident
+from pacekeeper.core.findings import Incident, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.protos import status_pb2
 
 
-def job_view(job: JobState) -> status_pb2.Job:
+def job_view(state: State, job: JobState) -> status_pb2.Job:
     """A job with its ranks."""
     layout = job.layout
+    away = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
     message = status_pb2.Job(
         name=job.name,
@@ -29,10 +30,22 @@ def job_view(job: JobState) -> status_pb2.Job:
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
     for number in sorted(job.ranks):
+        rank = job.ranks[number]
         message.ranks.append(
-            _rank_view(number, job.ranks[number], shares.get(number, 0.0), replicas.get(number, 0))
+            _rank_view(
+                number,
+                rank,
+                state=rank_state(rank, is_silent=rank.node in away or job.watch is Watch.BLIND),
+                batch_share=shares.get(number, 0.0),
+                replicas=replicas.get(number, 0),
+            )
         )
     return message
+
+
+def rank_state(rank: RankState, *, is_silent: bool) -> str:
+    """ "alive", "dead", "finished", or "silent": nobody can say, since nothing is heard."""
+    return "silent" if rank.life is RankLife.ALIVE and is_silent else rank.life.value
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:
@@ -107,11 +120,13 @@ def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
     )
 
 
-def _rank_view(number: int, rank: RankState, batch_share: float, replicas: int) -> status_pb2.Rank:
+def _rank_view(
+    number: int, rank: RankState, *, state: str, batch_share: float, replicas: int
+) -> status_pb2.Rank:
     return status_pb2.Rank(
         rank=number,
         node=rank.node,
-        state=rank.life,
+        state=state,
         slowdown=rank.slowdown,
         observed_s=rank.observed_s,
         expected_s=rank.expected_s,

@@ -95,7 +95,8 @@ class StatusServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListIncidents(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """NOT_FOUND for a job that is not known.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -115,7 +116,8 @@ class StatusServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetLayout(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """NOT_FOUND for a job or a generation that is not known.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
