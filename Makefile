@@ -17,6 +17,7 @@ venv: $(VENV)/.stamp
 demo: venv
 	$(BIN)/pacekeeper demo
 
+# -I: the folders at the top are importable as pacekeeper.<folder> only, as they are for users.
 test: venv
 	$(BIN)/python -Im pytest
 
@@ -28,9 +29,10 @@ lint: venv
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python protos/generate.py --check
 
 protos: venv
 	$(BIN)/python protos/generate.py
 
 clean:
-	rm -rf $(VENV) build dist runs
+	rm -rf $(VENV) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -259,3 +259,12 @@ def test_a_damaged_header_is_a_value_error(data: bytes) -> None:
 def test_a_job_name_that_is_no_directory_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="job name"):
         Attachment(job=name, rank=0, world_size=1, pid=1)
+
+
+def test_a_copy_of_another_record_is_not_believed() -> None:
+    # The writer came past between the two looks at the sequence and left a whole, later record.
+    later = ring.encode_slot(
+        5 + ring.SLOT_COUNT, RankExitRecord(rank=0, pid=1, exit_code=0, signal=9)
+    )
+    with pytest.raises(ring.CorruptError):
+        ring.decode_slot(5, 6, later, 6)

@@ -1,0 +1,60 @@
+"""The layers hold, and each contract sees a breach that is planted on purpose."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.tree import FOLDERS, ROOT
+
+# (file, what is put into it, contract that must break)
+BREACHES = (
+    ("controller/views.py", "import pacekeeper.agent.window", "layers point downwards"),
+    ("core/reports.py", "import time", "pure modules touch nothing of the world"),
+    (
+        "agent/metrics.py",
+        "import pacekeeper.predictor.forecast",
+        "only controller and simulator predict",
+    ),
+    ("trainer/hooks.py", "import numpy", "the seam of a foreign trainer"),
+    ("simulator/__init__.py", "import torch", "torch in the trainer only"),
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the folders under the product's name, with the project's contracts."""
+    for folder in FOLDERS:
+        shutil.copytree(
+            ROOT / folder,
+            tmp_path / "pacekeeper" / folder,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def verdict(tree: Path) -> str:
+    """What import-linter says of the tree's imports."""
+    # The copy must come before the editable install on the path, hence no -I here.
+    code = "from importlinter.cli import lint_imports_command as main; main(['--no-cache'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False
+    )
+    return done.stdout + done.stderr
+
+
+def test_every_contract_holds(tree: Path) -> None:
+    said = verdict(tree)
+    assert "0 broken" in said, said
+
+
+@pytest.mark.parametrize(("path", "line", "contract"), BREACHES)
+def test_a_planted_breach_is_found(tree: Path, path: str, line: str, contract: str) -> None:
+    file = tree / "pacekeeper" / path
+    file.write_text(f"{file.read_text()}\n{line}\n")
+    said = verdict(tree)
+    broken = [row for row in said.splitlines() if row.endswith("BROKEN")]
+    assert any(row.startswith(contract) for row in broken), said
