@@ -114,7 +114,8 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _line(happening: Happening) -> Text:
-    line = Text(f"step {happening.step:>4}  ", style="dim")
+    line = Text()
+    line.append(f"step {happening.step:>4}  ", style="dim")
     line.append(f"{happening.kind:<8} ", style=_STYLES.get(happening.kind, ""))
     line.append(happening.text)
     return line

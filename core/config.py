@@ -106,7 +106,7 @@ class PolicyConfig:
     # "act", or "observe": decide and report, but never offer a plan.
     mode: str = "act"
     # Smallest predicted gain (share of the step time) worth a plan.
-    min_gain: float = 0.03
+    min_gain: float = 0.05
     # The same while nobody is slow (hot experts only), and steps of loads and layout before that.
     rebalance_min_gain: float = 0.08
     settle_steps: int = 40
