@@ -50,7 +50,7 @@ BANNED_WORDS = {
     "usec": "the ending _us",
 }
 ABSOLUTE = re.compile(r"(?<![\w.~$-])/(?:work|opt|root|home|Users|mnt)/")
-LATER = re.compile(r"\b(?:TO" r"DO|FIX" r"ME|XXX|NotImplemented" r"Error)\b")
+LATER = re.compile("TO" + "DO|FIX" + "ME|NotImplemented" + "Error")  # put together: not said here
 
 
 def parsed(path: str) -> ast.Module:
