@@ -71,6 +71,13 @@ def test_sources_with_equally_many_tokens_round_to_the_share_together(
             assert abs(int(total_EW[expert, RANKS.index(host.rank)]) - exact) < 1.0 + 1e-6
 
 
+def test_what_shares_lack_to_one_goes_to_the_last_host_that_has_a_share() -> None:
+    # Shares may miss 1 by rounding; the gap is exaggerated here so that tokens fall into it.
+    hosts = ((Host(1, 0.5), Host(2, 0.3), Host(5, 0.0)),)
+    counts_EW = split_counts(hosts, 1, torch.zeros(100, dtype=torch.int64))
+    assert counts_EW.tolist() == [[50, 50, 0, 0]]
+
+
 def test_rounding_of_one_source_favours_no_host_for_standing_first() -> None:
     # Odd numbers of tokens over two equal hosts: the odd one must not always go to the first.
     hosts = ((Host(1, 0.5), Host(2, 0.5)),) * 64

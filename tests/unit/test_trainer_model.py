@@ -105,6 +105,14 @@ def test_no_rows_cost_nothing_and_can_be_walked_back() -> None:
     (output.loss_sum + output.balance_sum).backward()
 
 
+def test_the_balance_loss_is_the_sum_over_layers_and_rows() -> None:
+    undecided = model()
+    for layer in undecided.layers():
+        layer.router.data.zero_()
+    output = undecided(batch_of((A, B), (C,), (B,)), LocalFabric(), WorkMeter())
+    assert output.balance_sum.item() == pytest.approx(2 * 3)
+
+
 def test_every_parameter_learns() -> None:
     MODEL.zero_grad()
     output = forward(batch_of((A, B), (C, A)))

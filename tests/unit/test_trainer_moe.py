@@ -132,18 +132,21 @@ def test_the_balance_loss_of_rows_is_the_sum_of_each_alone() -> None:
     torch.testing.assert_close(together.balance_sum, apart[0].balance_sum + apart[1].balance_sum)
 
 
-def test_all_experts_together_are_a_plain_mixture() -> None:
-    """With every expert chosen the weights are the router's probabilities."""
-    config = replace(DOUBLE, experts_per_token=4)
+@pytest.mark.parametrize("chosen", [1, 2, 4])
+def test_a_token_is_the_mixture_of_its_best_experts_by_renormalised_weights(chosen: int) -> None:
+    config = replace(DOUBLE, experts_per_token=chosen)
     tokens_TD = torch.randn(6, 16, dtype=torch.float64)
     output = layer_output(config, tokens_TD, [0] * 6, None)
-    layer = MoELayer(config, 0, (0, 1, 2, 3))
     normed = torch.nn.functional.rms_norm(tokens_TD, (16,))
-    weights_TE = torch.softmax(normed @ layer.router.T, dim=-1)
+    scores_TE = normed @ MoELayer(config, 0, (0, 1, 2, 3)).router.T
+    best_TK = scores_TE.topk(chosen, dim=-1).indices
+    # Softmax over the chosen scores alone is the renormalised softmax over all of them.
+    weights_TK = torch.softmax(scores_TE.gather(1, best_TK), dim=-1)
+    weights_TE = torch.zeros_like(scores_TE).scatter(1, best_TK, weights_TK)
     expected = tokens_TD.clone()
     for expert in range(4):
         answer = one_by_one(ExpertBank(config, 0, (expert,)), normed, [6])
         expected = expected + weights_TE[:, expert, None] * answer
     torch.testing.assert_close(output.tokens_TD, expected)
-    assert output.expert_rows == 24
-    assert output.num_active == 4
+    assert output.expert_rows == 6 * chosen
+    assert output.num_active == len(set(best_TK.flatten().tolist()))
