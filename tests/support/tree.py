@@ -40,3 +40,27 @@ def project_files(*, with_new: bool = False) -> tuple[str, ...]:
 def modules() -> tuple[str, ...]:
     """The project's own Python files: all but generated code."""
     return tuple(p for p in project_files() if p.endswith(".py") and not p.endswith(GENERATED))
+
+
+# Decisions are pure unless they stand here: what touches the world is the exception.
+SHELLS = {
+    "agent": {"__init__", "intake", "metrics", "nvml", "runtime", "spool", "uplink"},
+    "controller": {
+        "__init__",
+        "metrics",
+        "runtime",
+        "server",
+        "status_service",
+        "store",
+        "views",
+    },
+}
+PURE_IN_TRAINER = {"commit", "work"}
+
+
+def is_pure(path: str) -> bool:
+    """Must this module do without clock, randomness, I/O, threads, torch, grpc and protos?"""
+    folder, _, name = path.removesuffix(".py").partition("/")
+    if folder == "trainer":
+        return name in PURE_IN_TRAINER
+    return folder in ("core", "predictor") or (folder in SHELLS and name not in SHELLS[folder])

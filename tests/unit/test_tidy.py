@@ -2,29 +2,16 @@
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from support.tree import ROOT, modules, project_files
+from support.tree import ROOT, is_pure, modules, project_files
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 70
-PURE = (
-    "core/",
-    "predictor/",
-    "agent/window.py",
-    "controller/events.py",
-    "controller/inbox.py",
-    "controller/incidents.py",
-    "controller/machine.py",
-    "controller/placement.py",
-    "controller/policy.py",
-    "controller/state.py",
-    "trainer/commit.py",
-    "trainer/work.py",
-)
 WORLD = {
     *("asyncio", "builtins", "concurrent", "datetime", "glob", "grpc", "io", "logging"),
     *("multiprocessing", "os", "pathlib", "random", "secrets", "select", "shutil", "signal"),
@@ -55,10 +42,6 @@ LATER = re.compile("TO" + "DO|FIX" + "ME|NotImplemented" + "Error")  # put toget
 
 def parsed(path: str) -> ast.Module:
     return ast.parse((ROOT / path).read_text(), filename=path)
-
-
-def is_pure(path: str) -> bool:
-    return path.startswith(PURE)
 
 
 def text_files() -> Iterator[tuple[str, str]]:
@@ -148,9 +131,13 @@ def test_pure_modules_touch_nothing_of_the_world(path: str) -> None:
     assert impure_parts(parsed(path)) == set()
 
 
-def test_the_list_of_pure_modules_names_files_that_exist() -> None:
-    for prefix in PURE:
-        assert any(path.startswith(prefix) for path in modules()), prefix
+def test_the_contract_of_the_layers_names_the_pure_modules() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = (c for c in contracts["contracts"] if c["name"].startswith("pure modules"))
+    named = tuple(name.split(".", 1)[1].replace(".", "/") for name in contract["source_modules"])
+    under_contract = {p for p in modules() if p.removesuffix(".py").startswith(named)}
+    pure = {p for p in modules() if is_pure(p)}
+    assert under_contract == pure, "put a new module of decisions under the contract"
 
 
 @pytest.mark.parametrize(
