@@ -21,9 +21,19 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from pacekeeper.trainer.timing import SegmentClock
 
+FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
+_ARRIVAL_POLL_S = 0.002
+
 
 class PeerLost(Exception):
-    """A collective broke, or a member is known to be dead: leave this generation."""
+    """A collective broke, or a member is known to be dead: leave this generation.
+
+    `is_silence`: nothing broke, a member just did not answer for the whole timeout.
+    """
+
+    def __init__(self, why: str, *, is_silence: bool = False) -> None:
+        super().__init__(why)
+        self.is_silence = is_silence
 
 
 class Collectives(Protocol):
@@ -88,18 +98,29 @@ class Fabric:
         self._is_aborted = is_aborted
         self._tick = timedelta(seconds=tick_s)
         self._timeout_s = timeout_s
-        before = _sockets()
+        self._sockets: set[tuple[int, int]] = set()
+        own = PrefixStore(f"generation-{generation}", store)
+        before: set[tuple[int, int]] = set()
+        failure = ""
         try:
+            self._await_members(own)
+            before = _sockets()
             dist.init_process_group(
                 "gloo",
-                store=PrefixStore(f"generation-{generation}", store),
+                store=own,
                 rank=ranks.index(rank),
                 world_size=len(ranks),
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=min(timeout_s, FORM_TIMEOUT_S)),
             )
+            # Ours is the shorter one: the group's own must never end a collective first.
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * timeout_s))
         except (RuntimeError, ValueError) as error:
-            raise PeerLost(f"generation {generation} could not be formed: {error}") from None
-        self._sockets = _sockets() - before
+            failure = str(error).splitlines()[0][:200]
+        if before:
+            self._sockets = _sockets() - before
+        if failure:
+            self.close()
+            raise PeerLost(f"generation {generation} could not be formed: {failure}")
 
     def all_to_all(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
@@ -121,13 +142,30 @@ class Fabric:
 
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
-        for descriptor in self._sockets:
+        # A descriptor that was closed meanwhile may be another connection's by now.
+        for descriptor, _ in self._sockets & _sockets():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
                 copy.getpeername()  # a listening socket has none: gloo dies if that one is cut
                 copy.shutdown(socket.SHUT_RDWR)
         self._sockets = set()
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):
             dist.destroy_process_group()
+
+    def _await_members(self, store: Store) -> None:
+        """Until all are here: forming the group can not be interrupted, waiting for it can."""
+        give_up_s = time.monotonic() + self._timeout_s
+        look_s = time.monotonic() + self._tick.total_seconds()
+        if store.add("arrived", 1) == len(self.ranks):
+            store.set("complete", "1")
+        while not store.check(["complete"]):
+            now_s = time.monotonic()
+            if now_s > look_s:
+                look_s = now_s + self._tick.total_seconds()
+                if self._is_aborted():
+                    raise PeerLost(f"a member of generation {self.generation} is dead")
+            if now_s > give_up_s:
+                raise PeerLost(f"not all came within {self._timeout_s:.0f} s", is_silence=True)
+            time.sleep(_ARRIVAL_POLL_S)
 
     def _all_to_all(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
@@ -147,16 +185,18 @@ class Fabric:
                 if self._is_aborted():
                     raise PeerLost(f"a member of generation {self.generation} is dead") from None
                 if time.monotonic() > give_up_s:
-                    raise PeerLost(f"silent for {self._timeout_s:.0f} s") from None
+                    why = f"a member is silent for {self._timeout_s:.0f} s"
+                    raise PeerLost(why, is_silence=True) from None
         except RuntimeError as error:
             raise PeerLost(f"a collective broke: {str(error).splitlines()[0][:200]}") from None
 
 
-def _sockets() -> set[int]:
-    """Descriptors of this process's sockets."""
+def _sockets() -> set[tuple[int, int]]:
+    """(descriptor, inode) of this process's sockets: the inode tells a re-used descriptor."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                found.add(int(name))
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
     return found

@@ -8,16 +8,21 @@ import contextlib
 import ctypes
 import gc
 import logging
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
-from pacekeeper.trainer.agreement import Agreement, Fenced, Report, Verdict
+from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
 from pacekeeper.trainer.fabric import Fabric, PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.stores import Stores
@@ -27,6 +32,15 @@ _FENCED = 75  # the exit code of a rank the others went on without (EX_TEMPFAIL)
 _COLLECT_PERIOD_STEPS = 50
 _LOG_PERIOD_STEPS = 10
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """What is left of a PeerLost: its frames would hold the dead group's collectives."""
+
+    why: str
+    is_silence: bool = False
 
 
 def rank_main(spec: RankSpec) -> None:
@@ -74,29 +88,34 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     gc.collect()
     gc.freeze()
     gc.disable()
-    _first_fabric(rank, stores, agreement)
+    lost = _begin(rank, stores, agreement)
     is_over = False
     while True:
-        try:
-            if is_over:
-                # Nobody leaves before all have committed the last step.
-                rank.fabric.exchange([1.0])
+        if lost is not None:
+            if is_over and agreement.has_finished_member(rank.fabric.ranks):
                 break
-            is_over = _advance(rank)
-        except PeerLost as lost:
-            lost.__traceback__ = None  # its frames hold the dead group's tensors
-            _log.info("step=%d left generation %d: %s", rank.step, rank.layout.generation, lost)
-            if is_over and agreement.has_finished_member(rank.layout.ranks):
+            try:
+                _regroup(rank, stores, agreement, lost)
+            except AllDone:
                 break
-            _regroup(rank, stores, agreement)
             is_over = rank.step >= spec.config.steps
+        if is_over:
+            # Nobody leaves before all have committed the last step.
+            _, lost = _attempt(lambda: rank.fabric.exchange([1.0]))
+            if lost is None:
+                break
             continue
+        was_last, lost = _attempt(lambda: _advance(rank))
+        if lost is not None:
+            continue
+        is_over = bool(was_last)
         if on_step is not None:
             on_step(rank)
         if rank.step % _COLLECT_PERIOD_STEPS == 0:
             gc.collect()
         if rank.spec.rank == rank.layout.ranks[0] and rank.step % _LOG_PERIOD_STEPS == 0:
             _log.info("step=%d loss=%.4f", rank.step, rank.last_loss)
+    agreement.finish(rank.fabric.ranks)
     rank.hooks.detach()
     rank.fabric.close()
     return rank
@@ -114,78 +133,91 @@ def _advance(rank: Rank) -> bool:
         began_s = time.monotonic()
         moved_bytes = rank.do_move(rank.plan.layout)
         took_s = time.monotonic() - began_s
-        rank.enter(rank.fabric, is_regroup=False, moved_bytes=moved_bytes, took_s=took_s)
+        rank.enter(is_regroup=False, moved_bytes=moved_bytes, took_s=took_s)
         _log.info("step=%d generation=%d took %.3f s", rank.step, generation, took_s)
     return False
 
 
-def _first_fabric(rank: Rank, stores: Stores, agreement: Agreement) -> None:
-    """Form generation 1, or regroup at once where somebody died before it stood."""
+def _attempt(action: Callable[[], T]) -> tuple[T | None, Loss | None]:
+    """The action's result, or why the group was lost in it."""
     try:
-        fabric = _form(rank, stores, agreement, rank.layout.generation, rank.layout.ranks)
-    except PeerLost as lost:
-        _log.info("generation 1 could not be formed: %s", lost)
-        _regroup(rank, stores, agreement)
-        return
-    rank.enter(fabric, is_regroup=False, moved_bytes=0, took_s=0.0)
+        return action(), None
+    except PeerLost as error:
+        return None, Loss(why=str(error), is_silence=error.is_silence)
 
 
-def _form(
+def _begin(rank: Rank, stores: Stores, agreement: Agreement) -> Loss | None:
+    """Form generation 1; the loss where somebody died before it stood."""
+    layout = rank.layout
+    _, lost = _attempt(lambda: _join(rank, stores, agreement, layout.generation, layout.ranks))
+    if lost is None:
+        rank.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
+    return lost
+
+
+def _join(
     rank: Rank, stores: Stores, agreement: Agreement, generation: int, ranks: tuple[int, ...]
-) -> Fabric:
-    """A fabric of `ranks`, its addresses in the store of the lowest one's node."""
+) -> None:
+    """Form a group with `ranks`, its addresses in the store of the lowest one's node."""
     node = ranks[0] // rank.spec.ranks_per_node
     store = stores.client(node)
     if store is None:
         raise PeerLost(f"the store of node {node} is gone")
     config = rank.spec.config
-    return Fabric(
+    fabric = Fabric(
         store=store,
         generation=generation,
         rank=rank.spec.rank,
         ranks=ranks,
-        is_aborted=lambda: bool(agreement.dead_among(ranks)),
+        is_aborted=lambda: agreement.is_left(generation, ranks),
         tick_s=config.tick_s,
         timeout_s=config.peer_timeout_s,
     )
+    rank.join(fabric)
 
 
-def _regroup(rank: Rank, stores: Stores, agreement: Agreement) -> None:
+def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> None:
     """Leave the broken generation; agree, form the next one, move, and stand ready to go on.
 
     A death in the middle of this is one more broken generation: it starts over with the next one.
     """
     began_s = time.monotonic()
-    members, generation = rank.layout.ranks, rank.layout.generation
+    # Of the fabric, not of the layout: a move may be committed here and still open elsewhere.
+    generation, members = rank.group
     while True:
-        with contextlib.suppress(AttributeError):  # none was formed yet
-            rank.fabric.close()
-        verdict = _agree(rank, agreement, generation, members)
+        _log.info("step=%d left generation %d: %s", rank.step, generation, lost.why)
+        rank.leave()
+        verdict = _agree(rank, agreement, generation, members, lost)
         if rank.spec.rank in verdict.commits:
-            rank.commit(loss=verdict.last_loss)
+            rank.commit(loss=verdict.last_loss, is_applied=verdict.was_applied)
         else:
             rank.give_up_part()
-        members, generation = verdict.members, verdict.layout.generation
-        try:
-            fabric = _form(rank, stores, agreement, generation, members)
-            rank.fabric = fabric
-            moved_bytes = rank.do_move(verdict.layout)
-        except PeerLost as lost:
-            _log.info("generation %d could not be formed: %s", generation, lost)
-            continue
-        took_s = time.monotonic() - began_s
-        rank.enter(fabric, is_regroup=True, moved_bytes=moved_bytes, took_s=took_s)
-        _log.info(
-            "step=%d generation=%d ranks=%s regrouped in %.3f s",
-            rank.step,
-            generation,
-            list(members),
-            took_s,
-        )
-        return
+        generation, members = verdict.layout.generation, verdict.members
+        move_in = partial(_move_in, rank, stores, agreement, verdict.layout)
+        moved_bytes, next_loss = _attempt(move_in)
+        if next_loss is None:
+            break
+        lost = next_loss
+    took_s = time.monotonic() - began_s
+    rank.enter(is_regroup=True, moved_bytes=moved_bytes or 0, took_s=took_s)
+    _log.info(
+        "step=%d generation=%d ranks=%s regrouped in %.3f s",
+        rank.step,
+        generation,
+        list(members),
+        took_s,
+    )
 
 
-def _agree(rank: Rank, agreement: Agreement, generation: int, members: tuple[int, ...]) -> Verdict:
+def _move_in(rank: Rank, stores: Stores, agreement: Agreement, layout: Layout) -> int:
+    """Form the group of `layout` and go over to it; bytes sent."""
+    _join(rank, stores, agreement, layout.generation, layout.ranks)
+    return rank.do_move(layout)
+
+
+def _agree(
+    rank: Rank, agreement: Agreement, generation: int, members: tuple[int, ...], lost: Loss
+) -> Verdict:
     def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Layout:
         layout = rank.layout
         if commits and rank.pending_layout is not None:
@@ -195,17 +227,34 @@ def _agree(rank: Rank, agreement: Agreement, generation: int, members: tuple[int
         min_hosts = min(rank.spec.config.replicas, len(layout.ranks) - len(gone))
         return shrink(layout, dead=gone, generation=new_generation, min_hosts=min_hosts)
 
-    newest = max(generation, rank.hooks.ring.command().plan_generation)
-    report = Report(progress=rank.progress, newest_generation=newest, last_loss=rank.last_loss)
+    offered = rank.hooks.ring.command().plan_generation
+    report = Report(
+        progress=rank.progress,
+        newest_generation=max(generation, rank.layout.generation, offered),
+        last_loss=rank.last_loss,
+        was_applied=rank.was_applied,
+        was_silence=lost.is_silence,
+    )
     return agreement.reach(
         generation=generation, members=members, report=report, next_layout=next_layout
     )
 
 
 def _die_with_parent() -> None:
-    """A rank without its supervisor would go on unwatched: end with it."""
+    """A rank without its supervisor would go on unwatched: end with it.
+
+    The parent in the kernel's eyes is the forkserver, which lives as long as any rank does.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    supervisor = multiprocessing.parent_process()
+    if supervisor is not None:
+        threading.Thread(target=_die_after, args=(supervisor,), daemon=True).start()
+
+
+def _die_after(supervisor: multiprocessing.process.BaseProcess) -> None:
+    supervisor.join()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _interface_of(address: str) -> str:

@@ -16,6 +16,7 @@ import torch
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Layout, apportion, even_layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
+from pacekeeper.core.records import LOADS_PER_RECORD
 from pacekeeper.core.topology import Clock, ModelShape
 from pacekeeper.trainer import hooks, mover
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
@@ -28,6 +29,7 @@ from pacekeeper.trainer.timing import CpuClock, SegmentClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
+_MAX_LOAD_RECORDS = 64  # per step; the ring holds 1024 records of all kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +65,14 @@ class Rank:
     phase: Phase = Phase.PRE
     step: int = 0
     last_loss: float = NO_LOSS
+    was_applied: bool = True  # the last commit changed the weights
     is_redone: bool = False
+    has_begun: bool = False  # the open step, at least once
     is_stopping: bool = False
     plan: Plan | None = None
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
+    _fabric: Fabric | None = None
 
     def __post_init__(self) -> None:
         spec, config = self.spec, self.spec.config
@@ -101,15 +106,36 @@ class Rank:
     def progress(self) -> Progress:
         return Progress(ticket=self.ticket, phase=self.phase)
 
-    def enter(self, fabric: Fabric, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
-        """Take part in `fabric` under `self.layout` from the current step on; say so."""
-        self.fabric = fabric
-        self.model.set_layout(self.layout, fabric)
-        self.sync = ReplicaSync(self.layout, fabric)
+    @property
+    def fabric(self) -> Fabric:
+        """The group this rank is in."""
+        assert self._fabric is not None, "joined before the first step"
+        return self._fabric
+
+    @property
+    def group(self) -> tuple[int, tuple[int, ...]]:
+        """(generation, members) of the newest group this rank was in, or wants to be in first."""
+        if self._fabric is None:
+            return self.layout.generation, self.layout.ranks
+        return self._fabric.generation, self._fabric.ranks
+
+    def join(self, fabric: Fabric) -> None:
+        """Use `fabric` from now on."""
+        self._fabric = fabric
+
+    def leave(self) -> None:
+        """Cut the connections to the group, if there is one: its members notice at once."""
+        if self._fabric is not None:
+            self._fabric.close()
+
+    def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
+        """Train under `self.layout` in the joined group from the current step on; say so."""
+        self.model.set_layout(self.layout, self.fabric)
+        self.sync = ReplicaSync(self.layout, self.fabric)
         self.plan = None
         generation = self.layout.generation
         node = self.spec.rank // self.spec.ranks_per_node
-        on_node = [r for r in fabric.ranks if r // self.spec.ranks_per_node == node]
+        on_node = [r for r in self.fabric.ranks if r // self.spec.ranks_per_node == node]
         if (is_regroup or generation == 1) and self.spec.rank == on_node[0]:
             self.hooks.ring.write_layout(generation, encode_layout(self.layout))
         self.hooks.plan_applied(
@@ -131,6 +157,7 @@ class Rank:
             self.faults.step_began(self.step)
         self.hooks.step_began(self.step)
         self.phase = Phase.PRE
+        self.is_redone, self.has_begun = self.has_begun, True
         self.meter.reset()
         self.optimizer.zero_grad()
         loss_sum, tokens = self._forward_backward()
@@ -139,10 +166,9 @@ class Rank:
         self.pending, self.pending_layout = self._apply_update, None
         self.phase = Phase.VOTE
         ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum, tokens=tokens)
-        if not ballot.is_applied:
-            self.pending = self._skip_update
         targets = self.corpus.target_tokens(self.step)
-        self.commit(loss=sum(vote.loss_sum for vote in ballot.votes) / targets)
+        loss = sum(vote.loss_sum for vote in ballot.votes) / targets
+        self.commit(loss=loss, is_applied=ballot.is_applied)
         return ballot
 
     def do_move(self, new: Layout) -> int:
@@ -156,10 +182,14 @@ class Rank:
         self.commit(loss=self.last_loss)
         return staged.moved_bytes
 
-    def commit(self, *, loss: float) -> None:
-        """Do what is pending; the ticket is over. For a step: it counts, and is reported."""
+    def commit(self, *, loss: float, is_applied: bool = True) -> None:
+        """Do what is pending, or skip it; the ticket is over. A step counts and is reported."""
         assert self.pending is not None, "a commit follows a vote"
-        self.pending()
+        if is_applied:
+            self.pending()
+        else:  # somebody's gradient is not finite: nobody updates, the step still counts
+            self._write_log({"event": "skipped", "step": self.step})
+        self.was_applied = is_applied
         is_step = self.pending_layout is None
         if self.pending_layout is not None:
             self.layout = self.pending_layout
@@ -173,7 +203,6 @@ class Rank:
         """Forget the open ticket's part: it is done again."""
         self.pending = self.pending_layout = None
         self.phase = Phase.PRE
-        self.is_redone = True
 
     def _forward_backward(self) -> tuple[float, int]:
         """Gradients of this rank's rows; (loss sum, tokens) of its part of the global batch."""
@@ -201,8 +230,9 @@ class Rank:
             loss_sum += float(output.loss_sum.detach())
             tokens += batch.num_tokens
             counts += output.expert_counts
-        for layer, layer_counts in enumerate(counts.tolist()):
-            self.hooks.expert_loads(layer, layer_counts)
+        if self.step % _load_period_steps(config) == 0:
+            for layer, layer_counts in enumerate(counts.tolist()):
+                self.hooks.expert_loads(layer, layer_counts)
         return loss_sum, tokens
 
     def _own_rows(self) -> range:
@@ -217,7 +247,7 @@ class Rank:
     def _vote(self, *, is_finite: bool, loss: float = 0.0, tokens: int = 0) -> Ballot:
         mine = Vote(
             ticket=self.ticket,
-            generation=self.fabric.generation,
+            generation=self.layout.generation,
             is_finite=is_finite,
             is_stopping=self.is_stopping,
             ready_generation=0 if self.plan is None else self.plan.layout.generation,
@@ -252,14 +282,9 @@ class Rank:
         return total - total == 0.0
 
     def _apply_update(self) -> None:
-        config = self.spec.config
-        warm = min(1.0, (self.step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        self.optimizer.param_groups[0]["lr"] = config.learning_rate * warm
+        rate = learning_rate(self.spec.config, self.step)
+        self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
-
-    def _skip_update(self) -> None:
-        """Somebody's gradient is not finite: nobody updates, the step still counts."""
-        self._write_log({"event": "skipped", "step": self.step})
 
     def _step_is_over(self, loss: float) -> None:
         self.last_loss = loss
@@ -276,12 +301,24 @@ class Rank:
         if isinstance(self.clock, EmulatedClock):
             line |= {"segments": self.clock.num_segments, "overruns": self.clock.num_overruns}
         self._write_log(line)
-        self.is_redone = False
+        self.has_begun = False
         self.step += 1
 
     def _write_log(self, line: dict[str, object]) -> None:
         self.log.write(json.dumps(line) + "\n")
         self.log.flush()
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then constant: a function of the step alone, never of the layout."""
+    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    return config.learning_rate * warm
+
+
+def _load_period_steps(config: TrainConfig) -> int:
+    """Loads of a large model every few steps only: they share the ring with everything else."""
+    records = config.num_layers * -(-config.num_experts // LOADS_PER_RECORD)
+    return 1 if records <= _MAX_LOAD_RECORDS else 4
 
 
 def first_layout(config: TrainConfig, world_size: int) -> Layout:

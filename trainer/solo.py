@@ -1,4 +1,8 @@
-"""The MoE trainer as one process with a group of one: no store, no ring, no emulation."""
+"""The MoE trainer as one process with a group of one: no store, no ring, no emulation.
+
+It takes the same steps as a job of many ranks: same samples, same learning rates, same losses up to
+rounding. Tests use it as the undisturbed run.
+"""
 
 import time
 from collections.abc import Iterator
@@ -10,6 +14,8 @@ from pacekeeper.core.layout import even_layout
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.mover import ordered_parameters
+from pacekeeper.trainer.rank import learning_rate
 from pacekeeper.trainer.work import WorkMeter
 
 
@@ -23,7 +29,7 @@ def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     model = MoETransformer(config, layout, 0)
     model.set_layout(layout, fabric)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        ordered_parameters(model), lr=config.learning_rate, weight_decay=config.weight_decay
     )
     for step in range(config.steps):
         began_s = time.perf_counter()
@@ -31,6 +37,7 @@ def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
         output = model(corpus.batch(step, range(config.rows_per_step)), fabric, meter)
         loss = output.loss_sum / corpus.target_tokens(step)
         (loss + config.balance_loss * output.balance_sum / config.rows_per_step).backward()
+        optimizer.param_groups[0]["lr"] = learning_rate(config, step)
         optimizer.step()
         optimizer.zero_grad()
         rate = corpus.num_tokens(step) / (time.perf_counter() - began_s)

@@ -11,11 +11,30 @@ from datetime import timedelta
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.errors import HostError, UnreachableError
+from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
 
 CONNECT_TIMEOUT_S = 5.0
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"expected HOST:PORT with a port up to 65535, got {address!r}")
+    return host, int(port)
+
+
+def own_host_towards(address: str) -> str:
+    """The address of this machine's interface that leads to HOST:PORT. Raises HostError."""
+    host, port = split_address(address)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port or 1))  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise HostError(f"no way to {address}: {error.strerror}") from None
 
 
 def host_store(host: str, port: int) -> TCPStore:
@@ -45,16 +64,18 @@ def host_store(host: str, port: int) -> TCPStore:
 
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError."""
-    host, _, port = address.rpartition(":")
+    host, port = split_address(address)
     try:
+        # The client below knocks for all of `timeout_s`, even at a door that is not there.
+        socket.create_connection((host, port), timeout_s).close()
         return TCPStore(
             host,
-            int(port),
+            port,
             is_master=False,
             wait_for_workers=False,
             timeout=timedelta(seconds=timeout_s),
         )
-    except (DistError, RuntimeError, ValueError) as error:
+    except (OSError, DistError, RuntimeError) as error:
         raise UnreachableError(
             f"no store at {address}: {str(error).splitlines()[0]}",
             remedy="is the launcher of node 0 running, and is --rendezvous the same everywhere?",
@@ -126,7 +147,7 @@ class Stores:
         self._clients.pop(node, None)
 
 
-# Supervisors append "RANK," when a rank's process has died, or has done all its steps.
+# Supervisors append "RANK," when a rank's process has died, a rank when it has done all its steps.
 DEATHS_KEY = "deaths"
 FINISHED_KEY = "finished"
 

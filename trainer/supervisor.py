@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
+from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
@@ -24,11 +24,12 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
-    FINISHED_KEY,
     Stores,
     connect_store,
     fence_key,
     host_store,
+    own_host_towards,
+    split_address,
 )
 from pacekeeper.trainer.telemetry import Ring
 
@@ -67,18 +68,20 @@ class NodeSpec:
         return self.num_nodes * self.ranks_per_node
 
 
-def supervise(spec: NodeSpec) -> ExitCode:
-    """Run this node's part of the job to its end.
+def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCode:
+    """Run this node's part of the job to its end; `body` is what its rank processes run.
 
-    OK where at least one rank finished (others may have died on the way); the worst rank's code
-    otherwise. Raises HostError (port taken) and UnreachableError (no rendezvous).
+    OK where at least one rank finished (others may have died on the way) or all ended on request;
+    the worst rank's code otherwise. Raises ConfigError (no HOST:PORT), HostError (port taken) and
+    UnreachableError (no rendezvous).
     """
-    host, _, port = spec.rendezvous.rpartition(":")
-    if not host or not port.isdigit():
-        raise HostError(f"rendezvous {spec.rendezvous!r} is not HOST:PORT")
-    server = host_store(host, int(port) if spec.node_rank == 0 else 0)
+    host, port = split_address(spec.rendezvous)
+    if spec.node_rank > 0:
+        host, port = own_host_towards(spec.rendezvous), 0
+    server = host_store(host, port)
     addresses = _exchange_addresses(spec, f"{host}:{server.port}")
-    supervisor = Supervisor(spec, addresses)
+    supervisor = Supervisor(spec, addresses, body)
+    _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
         return supervisor.watch()
@@ -89,13 +92,18 @@ def supervise(spec: NodeSpec) -> ExitCode:
 class Supervisor:
     """The watcher of one node's rank processes."""
 
-    def __init__(self, spec: NodeSpec, addresses: tuple[str, ...]) -> None:
+    def __init__(
+        self, spec: NodeSpec, addresses: tuple[str, ...], body: Callable[[RankSpec], None]
+    ) -> None:
         self.spec = spec
+        self.body = body
+        self.fenced: set[int] = set()
         self.addresses = addresses
         self.stores = Stores(addresses)
         self.processes: dict[int, ForkServerProcess] = {}
         self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
         self.stop_asked_s = 0.0
+        self.is_told = False
         self.ring = Ring.create(
             Path(spec.ring_dir),
             Attachment(
@@ -110,11 +118,13 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all ranks, from a server that has torch loaded already."""
+        for node in range(self.spec.num_nodes):
+            self.stores.client(node)  # a death is told at once, not after connecting
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["pacekeeper.trainer.loop"])
         for rank in self.spec.ranks:
             process = context.Process(
-                target=rank_main,
+                target=self.body,
                 args=(
                     RankSpec(
                         config=self.spec.config,
@@ -135,30 +145,33 @@ class Supervisor:
 
     def watch(self) -> ExitCode:
         """Until all ranks ended. Survivors are left alone."""
-        _on_stop(self.ask_to_stop)
         while len(self.codes) < len(self.processes):
             running = {p.sentinel: r for r, p in self.processes.items() if r not in self.codes}
             for sentinel in wait(list(running), timeout=POLL_S):
                 assert isinstance(sentinel, int), "sentinels are descriptors"
                 self._ended(running[sentinel])
             self._fence()
+            if self.stop_asked_s and not self.is_told:
+                self._tell_to_stop()
             if self.stop_asked_s and time.monotonic() - self.stop_asked_s > GRACE_S:
                 self.kill_all()
         return self._verdict()
 
     def ask_to_stop(self) -> None:
-        """Ask the ranks to end at their next step boundary; after GRACE_S they are killed."""
-        if not self.stop_asked_s:
-            self.stop_asked_s = time.monotonic()
-            for rank, process in self.processes.items():
-                if rank not in self.codes:
-                    process.terminate()
+        """Let the ranks end at their next step boundary; after GRACE_S they are killed."""
+        self.stop_asked_s = self.stop_asked_s or time.monotonic()
 
     def kill_all(self) -> None:
         """SIGKILL whatever still runs."""
         for process in self.processes.values():
             if process.is_alive():
                 process.kill()
+
+    def _tell_to_stop(self) -> None:
+        self.is_told = True
+        for rank, process in self.processes.items():
+            if rank not in self.codes:
+                process.terminate()
 
     def _ended(self, rank: int) -> None:
         process = self.processes[rank]
@@ -178,22 +191,26 @@ class Supervisor:
             _log.info("rank=%d finished", rank)
         else:
             _log.warning("rank=%d died: %s", rank, _describe(code))
-        for node in range(self.spec.num_nodes):
-            self.stores.append(node, DEATHS_KEY if code else FINISHED_KEY, f"{rank},")
+        if code:
+            for node in range(self.spec.num_nodes):
+                self.stores.append(node, DEATHS_KEY, f"{rank},")
 
     def _fence(self) -> None:
         """Kill for good who was declared dead elsewhere: it must never wake up again."""
         declared = self.ring.command().dead_ranks
         for rank, process in self.processes.items():
-            if rank in self.codes:
+            if rank in self.codes or rank in self.fenced:
                 continue
             asked = self.stores.read(self.spec.node_rank, fence_key(rank)) is not None
             if asked or rank in declared:
                 _log.warning("rank=%d is fenced (killed): it was declared dead", rank)
+                self.fenced.add(rank)
                 process.kill()
 
     def _verdict(self) -> ExitCode:
-        if 0 in self.codes.values():
+        codes = set(self.codes.values())
+        # A rank that was asked to end before it could listen ends by the signal itself.
+        if 0 in codes or (self.stop_asked_s and codes <= {-signal.SIGTERM}):
             return ExitCode.OK
         known = {int(code) for code in ExitCode}
         own = [code for code in self.codes.values() if code in known]

@@ -1,0 +1,224 @@
+"""Whole jobs for tests: real launchers and ranks on loopback; the agent's part is played by hand."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.core import ring
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.trainer.rank import RankSpec
+
+PATIENCE_S = 90.0
+SMALL = TrainConfig(
+    job="test",
+    steps=40,
+    num_layers=2,
+    hidden_size=16,
+    num_heads=2,
+    expert_hidden_size=16,
+    num_experts=4,
+    rows_per_step=6,
+    row_tokens=48,
+    warmup_steps=5,
+    emulated_step_s=0.005,
+    dtype="float64",
+    tick_s=0.05,
+)
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_config(path: Path, config: TrainConfig) -> Path:
+    """`config` as a TOML file."""
+    lines = ["[train]"]
+    lines += [f"{name} = {json.dumps(getattr(config, name))}" for name in config.__slots__]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@dataclass(kw_only=True)
+class Fleet:
+    """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
+
+    `body` runs the ranks; leave it out for the real command `pacekeeper launch`.
+    """
+
+    directory: Path
+    config: TrainConfig = SMALL
+    num_nodes: int = 1
+    ranks_per_node: int = 4
+    body: Callable[[RankSpec], None] | None = None
+    port: int = field(default_factory=free_port)
+    launchers: list["Launcher"] = field(default_factory=list)
+
+    def __enter__(self) -> "Fleet":
+        config_file = write_config(self.directory / "job.toml", self.config)
+        self.launchers = [Launcher(self, node, config_file) for node in range(self.num_nodes)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pids = [self.pid(rank) for rank in self.ranks if self.ring_path(rank).exists()]
+        for launcher in self.launchers:
+            launcher.kill()
+        for pid in pids:
+            give_up_s = time.monotonic() + PATIENCE_S
+            while Path(f"/proc/{pid}").exists():
+                assert time.monotonic() < give_up_s, f"rank process {pid} outlived its launcher"
+                time.sleep(0.01)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.num_nodes * self.ranks_per_node)
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / "run"
+
+    def ring_dir(self, node: int) -> Path:
+        return self.directory / f"node-{node}"
+
+    def ring_path(self, rank: int) -> Path:
+        node = rank // self.ranks_per_node
+        return self.ring_dir(node) / self.config.job / ring.ring_file_name(rank)
+
+    def pid(self, rank: int) -> int:
+        """A rank's process, as it says in its ring."""
+        return ring.decode_header(self.ring_path(rank).read_bytes()).pid
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.pid(rank), number)
+
+    def log(self, rank: int) -> list[dict[str, Any]]:
+        """A rank's log: steps and events."""
+        path = self.run_dir / f"steps-{rank}.jsonl"
+        if not path.exists():
+            return []
+        whole = [line for line in path.read_text().splitlines(keepends=True) if line[-1] == "\n"]
+        return [json.loads(line) for line in whole]
+
+    def steps(self, rank: int) -> list[dict[str, Any]]:
+        return [line for line in self.log(rank) if "loss" in line]
+
+    def events(self, rank: int, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.log(rank) if line.get("event") == name]
+
+    def await_step(self, step: int, rank: int) -> None:
+        """Until `rank` has committed `step`."""
+        self.await_(lambda: bool(self.steps(rank)) and self.steps(rank)[-1]["step"] >= step)
+
+    def await_(self, is_so: Callable[[], bool]) -> None:
+        """Until `is_so`; raises AssertionError, with what the launchers wrote, after PATIENCE_S."""
+        give_up_s = time.monotonic() + PATIENCE_S
+        while not is_so():
+            if time.monotonic() > give_up_s:
+                raise AssertionError("\n".join(launcher.output() for launcher in self.launchers))
+            time.sleep(0.01)
+
+    def codes(self) -> list[int]:
+        """The launchers' exit codes, once all have ended."""
+        self.await_(lambda: all(launcher.code() is not None for launcher in self.launchers))
+        return [launcher.code() or 0 for launcher in self.launchers]
+
+    def layout(self, generation: int, node: int = 0) -> Layout:
+        """A layout the trainer wrote down for the node's agent."""
+        path = self.ring_dir(node) / self.config.job / ring.layout_file_name(generation)
+        return decode_layout(path.read_bytes())
+
+    def offer(self, layout: Layout, base_generation: int) -> None:
+        """Offer a plan as every node's agent does: the file first, then the command slots."""
+        data = encode_layout(layout)
+        for rank in self.ranks:
+            path = self.ring_path(rank).with_name(ring.plan_file_name(layout.generation))
+            path.write_bytes(data)
+        command = ring.CommandSlot(
+            plan_generation=layout.generation,
+            base_generation=base_generation,
+            plan_sha256=hashlib.sha256(data).digest(),
+        )
+        for rank in self.ranks:
+            self.command(rank, command)
+
+    def command(self, rank: int, command: ring.CommandSlot) -> None:
+        """Write a rank's command slot."""
+        with self.ring_path(rank).open("r+b") as file:
+            file.seek(ring.COMMAND_OFFSET)
+            sequence, _ = ring.decode_command(file.read(ring.COMMAND_BYTES))
+            file.seek(ring.COMMAND_OFFSET)
+            file.write(ring.encode_command(sequence + 1, command))
+
+
+class Launcher:
+    """One node's supervisor: the real command, or a process that runs `supervise` with a body."""
+
+    def __init__(self, fleet: Fleet, node: int, config_file: Path) -> None:
+        self.log_path = fleet.directory / f"launcher-{node}.txt"
+        options: dict[str, Any] = {
+            "node_rank": node,
+            "num_nodes": fleet.num_nodes,
+            "ranks_per_node": fleet.ranks_per_node,
+            "rendezvous": f"127.0.0.1:{fleet.port}",
+            "ring_dir": str(fleet.ring_dir(node)),
+            "run_dir": str(fleet.run_dir),
+        }
+        if fleet.body is None:
+            line = [sys.executable, "-m", "pacekeeper.cli.main", "launch"]
+            line += ["--config", str(config_file)]
+            for name, value in options.items():
+                line += [f"--{name.replace('_', '-')}", str(value)]
+            with self.log_path.open("w") as log:
+                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log)
+        else:
+            self._process = multiprocessing.get_context("spawn").Process(
+                target=_supervise, args=(fleet.config, options, fleet.body, str(self.log_path))
+            )
+            self._process.start()
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
+
+    def code(self) -> int | None:
+        """The exit code; None while it runs."""
+        if isinstance(self._process, subprocess.Popen):
+            return self._process.poll()
+        code: int | None = self._process.exitcode
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL; its ranks end with it."""
+        self._process.kill()
+        if isinstance(self._process, subprocess.Popen):
+            self._process.wait()
+        else:
+            self._process.join()
+
+    def output(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+
+def _supervise(
+    config: TrainConfig, options: dict[str, Any], body: Callable[[RankSpec], None], log_path: str
+) -> None:
+    from pacekeeper.trainer.supervisor import NodeSpec, supervise
+
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os._exit(int(supervise(NodeSpec(config=config, **options), body)))
