@@ -119,21 +119,20 @@ def pack(record: Record) -> tuple[RecordKind, bytes]:
     """The kind and the body (at most BODY_BYTES) of `record`. Raises struct.error on overflow."""
     match record:
         case MicroBatchRecord():
-            return RecordKind.MICRO_BATCH, _MICRO_BATCH.pack(
+            return RecordKind.MICRO_BATCH, pack_micro_batch(
                 record.rank,
                 record.step,
                 record.micro_batch,
                 record.generation,
-                record.num_active_experts,
-                0,
+                record.compute_s,
                 record.tokens,
                 record.sum_len_squared,
                 record.expert_rows,
-                record.compute_s,
-                _from_optional(record.cpu_s),
-                _from_optional(record.run_queue_s),
-                _from_optional(record.stall_s),
-                _from_optional(record.wait_s),
+                record.num_active_experts,
+                record.cpu_s,
+                record.run_queue_s,
+                record.stall_s,
+                record.wait_s,
                 record.ended_mono_s,
             )
         case StepRecord():
@@ -175,6 +174,45 @@ def pack(record: Record) -> tuple[RecordKind, bytes]:
             return RecordKind.RANK_EXIT, _RANK_EXIT.pack(
                 record.rank, record.pid, record.exit_code, record.signal, record.detected_mono_s
             )
+
+
+def pack_micro_batch(
+    rank: int,
+    step: int,
+    micro_batch: int,
+    generation: int,
+    compute_s: float,
+    tokens: int,
+    sum_len_squared: int,
+    expert_rows: int,
+    num_active_experts: int,
+    cpu_s: float | None,
+    run_queue_s: float | None,
+    stall_s: float | None,
+    wait_s: float | None,
+    ended_mono_s: float,
+) -> bytes:
+    """The body of a MicroBatchRecord of these fields, in its order, without making one.
+
+    For the seam: a frozen record of 14 fields costs more than packing and writing it.
+    """
+    return _MICRO_BATCH.pack(
+        rank,
+        step,
+        micro_batch,
+        generation,
+        num_active_experts,
+        0,
+        tokens,
+        sum_len_squared,
+        expert_rows,
+        compute_s,
+        math.nan if cpu_s is None else cpu_s,
+        math.nan if run_queue_s is None else run_queue_s,
+        math.nan if stall_s is None else stall_s,
+        math.nan if wait_s is None else wait_s,
+        ended_mono_s,
+    )
 
 
 def unpack(kind: int, body: bytes) -> Record:

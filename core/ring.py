@@ -102,7 +102,11 @@ def slot_offset(index: int) -> int:
 
 def encode_slot(index: int, record: Record) -> bytes:
     """The slot of record number `index`; the writer stores its first 8 bytes (sequence) last."""
-    kind, body = pack(record)
+    return encode_body(index, *pack(record))
+
+
+def encode_body(index: int, kind: int, body: bytes) -> bytes:
+    """The slot of a record that is packed already (`core.records.pack`)."""
     padded = body.ljust(BODY_BYTES, b"\0")
     return _SLOT.pack(index + 1, _slot_crc(index + 1, kind, padded), kind, len(body), padded)
 

@@ -1,11 +1,10 @@
 """The seam of any trainer: attached, step began, micro-batch, step ended, plan offered.
 
-Standard library only. No call blocks, raises or costs a system call on the way of a record; all of
-them work with no agent on the node. What goes wrong in here is counted by the ring, which says so
-and in the end disarms itself. See `examples/attach.py` for a whole loop.
+Standard library only. No call blocks or raises; all of them work with no agent on the node. What
+goes wrong in here is counted by the ring, which says so and in the end disarms itself. See
+`examples/attach.py` for a whole loop.
 """
 
-import functools
 import logging
 import os
 import time
@@ -13,15 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TypeVar
 
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.records import (
     LOADS_PER_RECORD,
     ExpertLoadRecord,
-    MicroBatchRecord,
     PlanAppliedRecord,
+    RecordKind,
     StepRecord,
+    pack_micro_batch,
 )
 from pacekeeper.core.ring import CommandSlot
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
@@ -30,7 +30,6 @@ from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
 
 RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
 _log = logging.getLogger(__name__)
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -41,17 +40,6 @@ class PlanOffer:
     generation: int
     base_generation: int
     layout_json: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Workload:
-    step: int
-    micro_batch: int
-    generation: int
-    tokens: int
-    sum_len_squared: int
-    expert_rows: int
-    num_active_experts: int
 
 
 def attach(
@@ -87,21 +75,6 @@ def attach(
     return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
 
 
-def _never_raises(
-    moment: Callable[Concatenate["Hooks", P], None],
-) -> Callable[Concatenate["Hooks", P], None]:
-    """The seam's catch-all: whatever a trainer passes, its training goes on."""
-
-    @functools.wraps(moment)
-    def guarded(self: "Hooks", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            moment(self, *args, **kwargs)
-        except Exception as error:
-            self.ring.count_error(error)
-
-    return guarded
-
-
 class Hooks:
     """The five moments of one rank. Use from the training thread."""
 
@@ -113,7 +86,8 @@ class Hooks:
         self._step = 0
         self._began_s = 0.0
         self._micro_batch = 0
-        self._previous: _Workload | None = None
+        # Of a clock that tells late: the micro-batch whose time is not known yet.
+        self._late: tuple[int, int, int, int, int, int, int] | None = None
         self._offer: tuple[CommandSlot, PlanOffer] | None = None
         self._refused: CommandSlot | None = None
 
@@ -123,7 +97,6 @@ class Hooks:
         self._micro_batch = 0
         self._began_s = time.monotonic()
 
-    @_never_raises
     def micro_batch(
         self,
         *,
@@ -134,75 +107,105 @@ class Hooks:
         num_active_experts: int = 0,
     ) -> None:
         """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows."""
-        workload = _Workload(
-            step=self._step,
-            micro_batch=self._micro_batch,
-            generation=self.generation,
-            tokens=tokens,
-            sum_len_squared=sum_len_squared,
-            expert_rows=expert_rows,
-            num_active_experts=num_active_experts,
-        )
+        try:
+            if compute is not None and not compute.is_of_previous:
+                self._write(
+                    compute,
+                    self._step,
+                    self._micro_batch,
+                    self.generation,
+                    tokens,
+                    sum_len_squared,
+                    expert_rows,
+                    num_active_experts,
+                )
+            else:
+                late, self._late = (
+                    self._late,
+                    (
+                        self._step,
+                        self._micro_batch,
+                        self.generation,
+                        tokens,
+                        sum_len_squared,
+                        expert_rows,
+                        num_active_experts,
+                    ),
+                )
+                if compute is not None and late is not None:
+                    self._write(compute, *late)
+        except Exception as error:
+            self.ring.count_error(error)
         self._micro_batch += 1
-        late, self._previous = self._previous, workload
-        if compute is None:
-            return
-        if compute.is_of_previous:
-            if late is None:
-                return
-            workload = late
-        self.ring.write(
-            MicroBatchRecord(
-                rank=self.rank,
-                step=workload.step,
-                micro_batch=workload.micro_batch,
-                generation=workload.generation,
-                compute_s=compute.compute_s,
-                tokens=workload.tokens,
-                sum_len_squared=workload.sum_len_squared,
-                expert_rows=workload.expert_rows,
-                num_active_experts=workload.num_active_experts,
-                cpu_s=compute.cpu_s,
-                run_queue_s=compute.run_queue_s,
-                stall_s=compute.stall_s,
-                wait_s=compute.wait_s,
-                ended_mono_s=compute.ended_mono_s,
-            )
+
+    def _write(
+        self,
+        compute: ComputeTime,
+        step: int,
+        micro_batch: int,
+        generation: int,
+        tokens: int,
+        sum_len_squared: int,
+        expert_rows: int,
+        num_active_experts: int,
+    ) -> None:
+        self.ring.write_body(
+            RecordKind.MICRO_BATCH,
+            pack_micro_batch(
+                self.rank,
+                step,
+                micro_batch,
+                generation,
+                compute.compute_s,
+                tokens,
+                sum_len_squared,
+                expert_rows,
+                num_active_experts,
+                compute.cpu_s,
+                compute.run_queue_s,
+                compute.stall_s,
+                compute.wait_s,
+                compute.ended_mono_s,
+            ),
         )
 
-    @_never_raises
     def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
         """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
-        for first in range(0, len(counts), LOADS_PER_RECORD):
-            self.ring.write(
-                ExpertLoadRecord(
-                    rank=self.rank,
-                    step=self._step,
-                    generation=self.generation,
-                    layer=layer,
-                    first_expert=first,
-                    counts=tuple(counts[first : first + LOADS_PER_RECORD]),
+        try:
+            for first in range(0, len(counts), LOADS_PER_RECORD):
+                self.ring.write(
+                    ExpertLoadRecord(
+                        rank=self.rank,
+                        step=self._step,
+                        generation=self.generation,
+                        layer=layer,
+                        first_expert=first,
+                        counts=tuple(counts[first : first + LOADS_PER_RECORD]),
+                    )
                 )
-            )
+        except Exception as error:
+            self.ring.count_error(error)
 
-    @_never_raises
     def step_ended(
         self, *, tokens: int, loss: float | None = None, is_redone: bool = False
     ) -> None:
         """Moment 4: the step is committed; `tokens` and `loss` of the global batch."""
-        now_s = time.monotonic()
-        self.ring.write(
-            StepRecord(
-                rank=self.rank,
-                step=self._step,
-                generation=self.generation,
-                duration_s=max(0.0, now_s - self._began_s),
-                tokens=tokens,
-                loss=loss,
-                is_redone=is_redone,
-                ended_mono_s=now_s,
+        try:
+            now_s = time.monotonic()
+            self.ring.write(
+                StepRecord(
+                    rank=self.rank,
+                    step=self._step,
+                    generation=self.generation,
+                    duration_s=max(0.0, now_s - self._began_s),
+                    tokens=tokens,
+                    loss=loss,
+                    is_redone=is_redone,
+                    ended_mono_s=now_s,
+                )
             )
-        )
+        except Exception as error:
+            self.ring.count_error(error)
 
     def plan_offered(self) -> PlanOffer | None:
         """Moment 5: a plan newer than the generation in force, once its file is here and whole."""
@@ -236,7 +239,6 @@ class Hooks:
         """Later records carry `generation`, and only plans above it are offered."""
         self.generation = generation
 
-    @_never_raises
     def plan_applied(
         self,
         *,
@@ -248,20 +250,23 @@ class Hooks:
         is_regroup: bool = False,
     ) -> None:
         """This rank trains under `generation` from `step` on; later records carry it."""
-        previous, self.generation = self.generation, generation
-        self.ring.write(
-            PlanAppliedRecord(
-                rank=self.rank,
-                step=step,
-                generation=generation,
-                previous_generation=previous,
-                duration_s=duration_s,
-                moved_bytes=moved_bytes,
-                is_regroup=is_regroup,
-                layout_crc=layout_crc,
-                ended_mono_s=time.monotonic(),
+        try:
+            previous, self.generation = self.generation, generation
+            self.ring.write(
+                PlanAppliedRecord(
+                    rank=self.rank,
+                    step=step,
+                    generation=generation,
+                    previous_generation=previous,
+                    duration_s=duration_s,
+                    moved_bytes=moved_bytes,
+                    is_regroup=is_regroup,
+                    layout_crc=layout_crc,
+                    ended_mono_s=time.monotonic(),
+                )
             )
-        )
+        except Exception as error:
+            self.ring.count_error(error)
 
     def detach(self) -> None:
         """The rank is done. Its ring stays for the agent to read to its end."""
