@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident, Say
+from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident, SaveJob, Say
 from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.predictor.evidence import forget
@@ -46,9 +46,8 @@ def bury(
         home=None,  # the layout from before needs the dead rank
     )
     job, closed = close(job, {rank}, FindingKind.DEVICE, unix_s, "the rank died")
-    dead = tuple(r for r in sorted(job.ranks) if job.ranks[r].life is RankLife.DEAD)
-    notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=dead)
-    return state, job, [*opened, *closed, notice]
+    notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead)
+    return state, job, [*opened, *closed, SaveJob(job=job.name), notice]
 
 
 def close(
@@ -87,6 +86,7 @@ def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
 
 
 def remeasure(job: JobState, rank: int, slowdown: float) -> tuple[JobState, list[Command]]:
+    """The open finding of this rank is now clearly larger or smaller."""
     commands: list[Command] = []
     incidents = []
     for incident in job.incidents:

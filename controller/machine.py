@@ -1,11 +1,11 @@
 """The controller as one pure function: (state, event, now) -> (state, commands).
 
 Level-based: whatever is wanted and not yet observed is said again; whatever arrives twice changes
-nothing. All state changes happen here and in the two files it calls: `inbox.py` (what reports say)
-and `policy.py` (what to do).
+nothing. All state changes happen here and below: `inbox.py`, `steps.py`, `incidents.py` (what
+reports say), `policy.py` (what to do).
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from pacekeeper.controller import inbox
@@ -23,7 +23,7 @@ from pacekeeper.controller.events import (
     Tick,
 )
 from pacekeeper.controller.policy import View, decide
-from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankLife, State
+from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
 from pacekeeper.predictor.evidence import restore
@@ -31,6 +31,7 @@ from pacekeeper.predictor.forecast import Workload
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
 OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
+CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
 MEASURED_STEPS = 5  # steps the present layout must have run before its price is known
 
 
@@ -66,6 +67,7 @@ def restored(
             if incident.is_open and incident.finding.kind is FindingKind.DEVICE
         }
         known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
+        ours = (job.desired,) if job.desired is not None else ()
         states[job.name] = JobState(
             name=job.name,
             layout=job.layout,
@@ -76,6 +78,8 @@ def restored(
             evidence=restore(slow),
             incidents=own,
             step=job.step,
+            remembered={rank.rank: rank for rank in job.ranks},
+            offered={plan.generation: "offered before a restart" for plan in ours},
         )
     return State(jobs=states, next_incident_id=next_incident_id, unix_offset_s=unix_offset_s)
 
@@ -91,6 +95,11 @@ def job_record(state: State, job: str) -> JobRecord:
         layout_reason=known.layout_reason,
         desired=known.desired,
         home=known.home,
+        ranks=tuple(
+            RankRecord(rank=rank, pid=r.attachment.pid, life=r.life)
+            for rank, r in sorted(known.ranks.items())
+        )
+        + tuple(known.remembered[rank] for rank in sorted(known.remembered)),
     )
 
 
@@ -142,12 +151,7 @@ def _tick(
     commands: list[Command] = []
     for name in sorted(state.jobs):
         job = state.jobs[name]
-        if job.ranks and not job.living:
-            watch, reason = Watch.ENDED, "no rank runs any more"
-        elif now_s - job.last_record_s > config.blind_after_s:
-            watch, reason = Watch.BLIND, f"no record for {config.blind_after_s:.0f} s"
-        else:
-            watch, reason = job.watch, job.watch_reason
+        watch, reason = _watch(job, config, now_s)
         if watch is not job.watch:
             commands.append(Say(text=f"job={name} watch={watch} was={job.watch} ({reason})"))
             job = replace(job, watch=watch, watch_reason=reason)
@@ -159,17 +163,30 @@ def _tick(
     return state, tuple(commands)
 
 
+def _watch(job: JobState, config: ControllerConfig, now_s: float) -> tuple[Watch, str]:
+    """Silence is never taken for health: one silent rank blinds the job."""
+    if job.ranks and not job.living:
+        return Watch.ENDED, "no rank runs any more"
+    limit_s = config.blind_after_s
+    if now_s - job.last_record_s > limit_s:
+        return Watch.BLIND, f"no record for {limit_s:.0f} s"
+    running = job.living if job.layout is None else set(job.living) & set(job.layout.ranks)
+    silent = [r for r in sorted(running) if now_s - job.ranks[r].last_record_s > limit_s]
+    if silent:
+        return Watch.BLIND, f"no record of ranks {silent} for {limit_s:.0f} s"
+    return job.watch, job.watch_reason
+
+
 def _act(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """Decide for one job, where it can be acted on and nothing is under way."""
     job = state.jobs[name]
-    if not _is_actionable(job):
+    if not _is_actionable(job) or _basis(job) == job.decided_on:
         return state, ()
-    view = _view(job)
-    decision = decide(view, config.policy)
+    decision = decide(_view(job), config.policy)
     before = job.last_decision
-    job = replace(job, last_decision=decision)
+    job = replace(job, last_decision=decision, decided_on=_basis(job))
     if decision.rung is Rung.NOTHING:
         said = () if before is not None and before.rung is Rung.NOTHING else _told(name, decision)
         return _with_job(state, job), said
@@ -182,7 +199,8 @@ def _act(
     job = replace(
         job,
         desired=plan,
-        desired_reason=decision.reason,
+        desired_base=base_generation,
+        offered={**job.offered, plan.generation: decision.reason},
         offered_s=now_s,
         said_s=now_s,
         newest_generation=plan.generation,
@@ -205,6 +223,14 @@ def _is_actionable(job: JobState) -> bool:
     return layout.ranks == job.living and all(
         job.ranks[rank].observed_generation == layout.generation for rank in layout.ranks
     )
+
+
+def _basis(job: JobState) -> Hashable:
+    """What could change the mind. Loads drift slowly: with nobody slow, not each step matters."""
+    slow = tuple(sorted(job.evidence.slow.items()))
+    is_calm = not slow and job.home is None and not job.is_makeshift
+    steps = job.step // CALM_PERIOD_STEPS if is_calm else job.step
+    return steps, job.newest_generation, slow, is_calm
 
 
 def _view(job: JobState) -> View:
@@ -234,16 +260,17 @@ def _view(job: JobState) -> View:
 def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Command, ...]]:
     """Offers and deaths until they are observed; offers that can not be taken are given up."""
     job = state.jobs[name]
-    layout = job.layout
-    if layout is None:
-        return state, ()
+    present = 0 if job.layout is None else job.layout.generation
     if job.desired is not None:
-        overtaken = layout.ranks != job.desired.ranks
-        if overtaken or now_s - job.offered_s > OFFER_LIFE_S:
-            why = "ranks died meanwhile" if overtaken else f"not taken for {OFFER_LIFE_S:.0f} s"
+        is_overtaken = present != job.desired_base
+        is_stale = bool(set(job.desired.ranks) & set(job.dead))
+        if is_overtaken or is_stale or now_s - job.offered_s > OFFER_LIFE_S:
+            why = f"not taken for {OFFER_LIFE_S:.0f} s"
+            if is_overtaken or is_stale:
+                why = "ranks died meanwhile" if is_stale else f"generation {present} came first"
             given_up = Say(text=f"job={name} plan={job.desired.generation} given up: {why}")
-            job = replace(job, desired=None, layout_step=job.step)
-            return _with_job(state, job), (given_up,)
+            job = replace(job, desired=None)
+            return _with_job(state, job), (SaveJob(job=name), given_up)
     if now_s - job.said_s < REPEAT_S:
         return state, ()
     commands: list[Command] = []
@@ -253,12 +280,12 @@ def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Comm
                 job=name,
                 nodes=job.nodes,
                 layout=job.desired,
-                base_generation=layout.generation,
+                base_generation=job.desired_base,
             )
         )
-    dead = tuple(r for r in sorted(job.ranks) if job.ranks[r].life is RankLife.DEAD)
-    if set(dead) & set(layout.ranks):
-        commands.append(NotifyDeaths(job=name, nodes=job.nodes, ranks=dead))
+    runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
+    if set(job.dead) & runs and job.living:
+        commands.append(NotifyDeaths(job=name, nodes=job.nodes, ranks=job.dead))
     if commands:
         state = _with_job(state, replace(job, said_s=now_s))
     return state, tuple(commands)

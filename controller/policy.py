@@ -7,7 +7,8 @@ replicas. Each rung is priced; the plan with the best gain over the horizon wins
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pacekeeper.controller.placement import batch_rows, place, reshare
+from pacekeeper.controller.placement import place
+from pacekeeper.controller.shares import batch_rows, split_layers
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
@@ -22,7 +23,7 @@ class View:
 
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
-    `is_makeshift`: survivors of a death made it, for safety and not for pace.
+    `is_makeshift`: the layout was made for what is over, so any better one is welcome at once.
     """
 
     layout: Layout
@@ -63,7 +64,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     best = _nothing("no layout is better")
     best_value_s = 0.0
     current_s = now.step_s + overhead_s
-    for rung, layout in _candidates(view, speeds):
+    for rung, layout in _candidates(view, speeds, config):
         price = _price(view, layout, speeds, overhead_s)
         gain_s = current_s - price.step_s
         moved_bytes = _moved_bytes(view.layout, layout, view.shape)
@@ -73,11 +74,11 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         if value_s <= best_value_s + 0.01 * current_s * config.horizon_steps * bool(best_value_s):
             continue
         if gain_s < min_gain * current_s:
-            best = replace(
-                best,
-                reason=f"the best layout gains {gain_s / current_s:.1%}, "
-                f"less than {min_gain:.0%} of a step",
-            )
+            if best.layout is None:
+                best = _nothing(
+                    f"the best layout gains {gain_s / current_s:.1%}, less than {min_gain:.0%} of "
+                    "a step"
+                )
             continue
         best_value_s = value_s
         best = Decision(
@@ -93,13 +94,24 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     return best
 
 
-def _candidates(view: View, speeds: Mapping[int, float]) -> list[tuple[Rung, Layout]]:
+def _candidates(
+    view: View, speeds: Mapping[int, float], config: PolicyConfig
+) -> list[tuple[Rung, Layout]]:
     """The rungs of the ladder, each on top of the one before."""
     layout, loads = view.layout, view.workload.loads
-    shared = reshare(layout, loads=loads, speeds=speeds)
+    splits = split_layers(layout, loads=loads, speeds=speeds)
     rows = batch_rows(view.shape.rows_per_step, {r: speeds[r] for r, _ in layout.batch_shares})
     batch = tuple((rank, count / view.shape.rows_per_step) for rank, count in rows.items())
-    placed = place(layout, loads=loads, speeds=speeds, slots_per_rank=view.shape.slots_per_rank)
+    places = place(
+        layout,
+        splits=splits,
+        loads=loads,
+        speeds=speeds,
+        slots_per_rank=view.shape.slots_per_rank,
+        min_hosts=config.min_hosts,
+    )
+    shared = tuple(split.hosts for split in splits)
+    placed = tuple(split.hosts for split in places)
 
     def made(
         experts: tuple[tuple[ExpertHosts, ...], ...], shares: tuple[tuple[int, float], ...]
@@ -151,13 +163,13 @@ def _reason(view: View, rung: Rung, current_s: float, price: Forecast) -> str:
     if view.slow:
         who = ", ".join(f"rank {r} is x{s:.2f} slow" for r, s in sorted(view.slow.items()))
     elif view.is_makeshift:
-        who = "the survivors' own layout can be better"
+        who = "the present layout was made for what is over"
     else:
         who = "some experts are hot"
     what = {
         Rung.TOKEN_SHARES: "other token shares over the expert replicas",
         Rung.BATCH_SHARES: "other token shares and batch shares",
-        Rung.MOVE_REPLICAS: "more expert replicas, other token and batch shares",
+        Rung.MOVE_REPLICAS: "other expert replicas, token shares and batch shares",
     }[rung]
     return (
         f"{who}: {what} take a step from {current_s * 1e3:.0f} to {price.step_s * 1e3:.0f} ms "

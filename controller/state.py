@@ -1,15 +1,18 @@
 """Everything the controller knows, as one frozen value; only `machine.advance` makes a new one."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pacekeeper.core.findings import Decision, Incident, Watch
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.records import Record
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, ModelShape
 from pacekeeper.predictor.evidence import Evidence, begin
+
+StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
+"""What ranks report of one step."""
 
 
 class RankLife(StrEnum):
@@ -25,7 +28,9 @@ class RankState:
     attachment: Attachment
     node: str
     life: RankLife = RankLife.ALIVE
-    observed_generation: int = 0
+    observed_generation: int = 0  # the newest it said it runs
+    observed_crc: int | None = None  # of that layout; None where it only named the number
+    last_record_s: float = 0.0
     observed_s: float | None = None
     expected_s: float | None = None
     slowdown: float | None = None
@@ -34,28 +39,32 @@ class RankState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """One job. `layout` is the observed one, `desired` the one offered (None: nothing offered).
+    """One job. `layout` is the observed one, `desired` the one offered (None: nothing offered) to
+    ranks that run generation `desired_base`.
 
-    `known_layouts` are layouts that ranks may say they run: offered ones and those survivors wrote.
-    `home` is the layout to go back to when the open incidents are over. `pending` holds records
-    of steps that are not complete yet, by step. `loads[layer][expert]` is the running mean of token
-    rows per step over `num_load_steps` steps.
+    `known_layouts` are layouts that ranks may say they run: offered ones and those survivors wrote;
+    `offered` gives the reason of each that we offered. `home` is the layout to go back to when the
+    open incidents are over. `remembered`: ranks of a stored past that have not attached to us yet.
+    `pending` holds records of steps that are not complete yet, by step. `loads[layer][expert]` is
+    the running mean of token rows per step over `num_load_steps` steps.
     """
 
     name: str
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     layout: Layout | None = None
     layout_reason: str = ""
-    is_makeshift: bool = False  # the survivors made it: nobody has optimised it
+    is_makeshift: bool = False  # made for what is over: by survivors, or around a past finding
     desired: Layout | None = None
-    desired_reason: str = ""
+    desired_base: int = 0
     offered_s: float = 0.0  # when the offer was first made
     said_s: float = 0.0  # when offers and deaths were last said
     home: Layout | None = None
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
+    offered: Mapping[int, str] = field(default_factory=dict)
+    remembered: Mapping[int, "RankRecord"] = field(default_factory=dict)
     newest_generation: int = 0
     evidence: Evidence = field(default_factory=begin)
-    pending: Mapping[int, tuple[Record, ...]] = field(default_factory=dict)
+    pending: Mapping[int, tuple[StepFact, ...]] = field(default_factory=dict)
     loads: tuple[tuple[float, ...], ...] = ()
     num_load_steps: int = 0
     tokens_per_step: float = 0.0
@@ -70,11 +79,17 @@ class JobState:
     last_record_s: float = 0.0
     layout_step: int = 0  # first step of the present layout
     last_decision: Decision | None = None
+    decided_on: Hashable = None  # what the last decision rested on: the same is not decided twice
 
     @property
     def living(self) -> tuple[int, ...]:
         """Ranks that are known and neither dead nor finished, ascending."""
         return tuple(r for r in sorted(self.ranks) if self.ranks[r].life is RankLife.ALIVE)
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """Ranks that died, ascending."""
+        return tuple(r for r in sorted(self.ranks) if self.ranks[r].life is RankLife.DEAD)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -115,6 +130,15 @@ class State:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """Which process a rank was, and whether it lived: tells a new life of a job from the old."""
+
+    rank: int
+    pid: int
+    life: RankLife
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """What of a job outlives the controller (with its incidents and layouts)."""
 
@@ -125,3 +149,4 @@ class JobRecord:
     layout_reason: str
     desired: Layout | None
     home: Layout | None
+    ranks: tuple[RankRecord, ...] = ()

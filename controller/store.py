@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.state import JobRecord
+from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 _TABLES = """
 CREATE TABLE jobs (
     name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
-    layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB);
+    layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB, ranks TEXT NOT NULL);
 CREATE TABLE layouts (
     job TEXT NOT NULL, generation INTEGER NOT NULL, layout BLOB NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, generation));
@@ -89,7 +89,7 @@ class Store:
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace a job."""
         self._connection.execute(
-            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 job.name,
                 job.newest_generation,
@@ -98,6 +98,7 @@ class Store:
                 job.layout_reason,
                 _encoded(job.desired),
                 _encoded(job.home),
+                json.dumps([[rank.rank, rank.pid, rank.life] for rank in job.ranks]),
             ),
         )
 
@@ -167,6 +168,10 @@ class Store:
                 layout_reason=row[4],
                 desired=_decoded(row[5]),
                 home=_decoded(row[6]),
+                ranks=tuple(
+                    RankRecord(rank=rank, pid=pid, life=RankLife(life))
+                    for rank, pid, life in json.loads(row[7])
+                ),
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
         )

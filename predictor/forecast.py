@@ -57,8 +57,9 @@ def forecast(
         load_at = _load_at(layout, layer, loads, position)
         layer_s.append(float((per_row * load_at / speed).max()))
         expert_work_s += per_row * float(sum(loads))
-        for rank in ranks:
-            active[position[rank]] += len(layout.experts_on(rank, layer)) if loads else 0
+        if loads:
+            hosts = [position[host.rank] for on in layout.experts[layer] for host in on]
+            active += np.bincount(hosts, minlength=len(ranks))
     dense_work = per_token * workload.tokens + per_square * workload.sum_len_squared
     dense = (fixed + dense_work * share + per_expert * active) / speed
     standing_s = float((fixed + per_expert * active).mean())  # paid by each rank, not shared
