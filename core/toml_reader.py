@@ -69,7 +69,7 @@ def _build(kind: type[T], values: dict[str, Any], where: str, base: T | None = N
         if not isinstance(expected, type) or type(value) is not expected:
             name = expected.__name__ if isinstance(expected, type) else str(expected)
             raise ConfigError(f"{where} {key}: expected {name}, got {_kind_of(value)}")
-        if expected is float and not isfinite(value):
+        if isinstance(value, float) and not isfinite(value):
             raise ConfigError(f"{where} {key}: expected a finite number, got {values[key]}")
         checked[key] = value
     try:
