@@ -21,6 +21,15 @@ def test_the_codec_is_exact_and_canonical(layout: Layout) -> None:
     assert encode_layout(decode_layout(data)) == data
 
 
+def test_the_bytes_are_the_format() -> None:
+    # Stored and sent: another text for the same layout needs another FORMAT.
+    assert encode_layout(EVEN) == (
+        b'{"batch_shares":[[0,0.5],[1,0.5]],"experts":[[[[0,1.0]],[[1,1.0]]]],"format":1,'
+        b'"generation":1,"num_virtual_shards":1,'
+        b'"stages":[{"groups":[[[0,0,1]],[[1,0,1]]],"layers":[0,1]}]}'
+    )
+
+
 @given(layouts())
 def test_the_checksum_names_the_content(layout: Layout) -> None:
     assert layout_crc(layout) == layout_crc(decode_layout(encode_layout(layout)))

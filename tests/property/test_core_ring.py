@@ -37,6 +37,19 @@ def test_a_slot_gives_its_record_back(index: int, record: Record) -> None:
     assert ring.decode_slot(index, index + 1, slot, index + 1) == record
 
 
+def test_the_bytes_are_the_format() -> None:
+    # On disk, read by another process: other bytes for the same record need another VERSION.
+    record = RankExitRecord(rank=1, pid=2, exit_code=-1, signal=9, detected_mono_s=1.5)
+    content = ring.encode_slot(4, record).rstrip(b"\0")
+    assert (
+        content.hex()
+        == (
+            "0500000000000000" + "c86c97f9" + "0500" + "1800"  # sequence, CRC, kind, length
+            "01000000" + "02000000" + "ffffffff" + "09000000" + "000000000000f83f"
+        )
+    )
+
+
 @given(st.integers(0, 2**40), records, st.data())
 def test_flipped_bits_never_give_another_record(
     index: int, record: Record, data: st.DataObject
