@@ -2,164 +2,169 @@
 
 A ring that is not ours, of another version or damaged is reported and left alone; a damaged record
 is counted and skipped. Nothing a trainer does can stop the agent, and nothing here stops a trainer.
+User data is never deleted: what an earlier life of a job left behind stays and is not told again.
 """
 
-import mmap
+import contextlib
+import fcntl
+import logging
 import os
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
 from pacekeeper.agent.window import Reading
 from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, is_job_name
 
-MAX_RECORDS_PER_LOOK = 4096  # per ring and look: one busy rank must not starve the others
-SETTLE_LOOKS = 3  # looks a half-written ring may take before it counts as unreadable
-
-
-@dataclass(slots=True, kw_only=True)
-class RingReader:
-    """The reader's side of one ring file."""
-
-    path: Path
-    inode: int
-    memory: mmap.mmap
-    attachment: Attachment
-    index: int = 0
-    command_sequence: int = 0
-
-    def records(self, counts: "Counts") -> list[Record]:
-        """What is new; never more than MAX_RECORDS_PER_LOOK."""
-        found: list[Record] = []
-        while len(found) < MAX_RECORDS_PER_LOOK:
-            offset = ring.slot_offset(self.index)
-            (before,) = ring.SEQUENCE.unpack_from(self.memory, offset)
-            slot = self.memory[offset : offset + ring.SLOT_BYTES]
-            (after,) = ring.SEQUENCE.unpack_from(self.memory, offset)
-            try:
-                record = ring.decode_slot(self.index, before, slot, after)
-            except ring.TornError:
-                break
-            except ring.CorruptError:
-                counts.corrupt += 1
-                self.index += 1
-                continue
-            except LookupError:
-                # Lapped: the slot holds a record of a later round. Go to the oldest still there.
-                oldest = before - ring.SLOT_COUNT + 1
-                counts.lost += max(1, oldest - self.index)
-                self.index = max(self.index + 1, oldest)
-                continue
-            if record is None:
-                break
-            counts.read += 1
-            found.append(record)
-            self.index += 1
-        return found
-
-    def write_command(self, command: ring.CommandSlot) -> None:
-        """Put the command into the slot: sequence last, so that a rank sees it whole or not."""
-        self.command_sequence += 1
-        data = ring.encode_command(self.command_sequence, command)
-        start = ring.COMMAND_OFFSET
-        self.memory[start : start + 8] = bytes(8)
-        self.memory[start + 8 : start + len(data)] = data[8:]
-        self.memory[start : start + 8] = data[:8]
-
-    def beat(self, now_s: float) -> None:
-        """Tell the rank that somebody reads."""
-        ring.HEARTBEAT.pack_into(self.memory, ring.HEARTBEAT_OFFSET, now_s)
-
-
-@dataclass(slots=True)
-class Counts:
-    """Since the agent's start."""
-
-    read: int = 0
-    lost: int = 0
-    corrupt: int = 0
+MAX_LAYOUT_BYTES = 16 * 1024 * 1024
+_LAYOUT_PREFIX, _LAYOUT_SUFFIX = "layout-", ".json"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """One job's directory: its rings, what its ranks should know, layout files already told."""
+    """One job's directory: its rings, what its ranks should know, layout files already told.
+
+    `told` is what this life of the agent was told to say. `earlier_pids` and `earlier_layouts`
+    belong to a life of the job before the present one.
+    """
 
     rings: dict[str, RingReader] = field(default_factory=dict)
-    command: ring.CommandSlot = field(default_factory=ring.CommandSlot)
+    told: ring.CommandSlot = field(default_factory=ring.CommandSlot)
     layouts: dict[str, int] = field(default_factory=dict)  # file name -> mtime_ns
+    earlier_pids: frozenset[int] = frozenset()
+    earlier_layouts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def present_ranks(self) -> list[RingReader]:
+        return [
+            reader
+            for reader in self.rings.values()
+            if reader.is_rank and reader.attachment.pid not in self.earlier_pids
+        ]
+
+    def began_anew(self) -> None:
+        """Another process took a ring over: the job was started again, under the same name."""
+        self.earlier_pids = frozenset(r.attachment.pid for r in self.rings.values())
+        self.earlier_layouts = dict(self.layouts)
+        self.told = ring.CommandSlot()  # the dead of the earlier life are no one's dead any more
 
 
 @dataclass(slots=True, kw_only=True)
 class Intake:
-    """All rings below one ring directory."""
+    """All rings below one ring directory.
+
+    `unreadable` and `unwritable` name files and say why; they hold what is wrong now.
+    """
 
     directory: Path
     counts: Counts = field(default_factory=Counts)
     unreadable: dict[str, str] = field(default_factory=dict)
+    unwritable: dict[str, str] = field(default_factory=dict)
     _jobs: dict[str, _Job] = field(default_factory=dict)
-    _young: dict[Path, int] = field(default_factory=dict)
+    _lock: int = -1
+    _has_looked: bool = False
 
     def prepare(self) -> None:
-        """Make the directory. Raises HostError where it can not be made or written."""
+        """Make the directory and claim it. Raises HostError where that can not be."""
+        remedy = "make it writable for this user, or name another with --ring-dir"
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            probe = self.directory / f".probe.{os.getpid()}"
-            probe.touch()
-            probe.unlink()
+            if not self.directory.is_dir():
+                self.directory.mkdir(parents=True)
+                self.directory.chmod(0o1777)  # ranks of other users make their job's directory
+            with tempfile.TemporaryFile(dir=self.directory):
+                pass
+            self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileExistsError:
+            raise HostError(
+                f"ring directory {self.directory}: is not a directory", remedy=remedy
+            ) from None
+        except BlockingIOError:
+            raise HostError(
+                f"ring directory {self.directory}: another agent reads it",
+                remedy="stop that agent, or name another directory with --ring-dir",
+            ) from None
         except OSError as error:
             raise HostError(
-                f"ring directory {self.directory}: {error.strerror}",
-                remedy="make it writable for this user, or name another with --ring-dir",
+                f"ring directory {self.directory}: {error.strerror}", remedy=remedy
             ) from None
+
+    def close(self) -> None:
+        """Close all rings and give the directory back."""
+        for job in self._jobs.values():
+            for reader in job.rings.values():
+                reader.close()
+        self._jobs.clear()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     @property
     def num_rings(self) -> int:
         return sum(len(job.rings) for job in self._jobs.values())
 
+    def pids(self) -> Mapping[str, Mapping[int, int]]:
+        """The process of each rank here, by job."""
+        return {
+            name: {r.attachment.rank: r.attachment.pid for r in job.present_ranks}
+            for name, job in self._jobs.items()
+        }
+
     def look(self, now_s: float) -> tuple[Reading, ...]:
         """Everything new in all rings; heartbeats written."""
-        readings = []
-        names = {path.name for path in _subdirectories(self.directory) if is_job_name(path.name)}
-        for gone in set(self._jobs) - names:
-            del self._jobs[gone]
-        for name in sorted(names):
-            readings.append(self._look_at_job(name, now_s))
-        return tuple(readings)
+        names = set()
+        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
+            names = {e.name for e in entries if is_job_name(e.name) and e.is_dir()}
+        last = [self._close_job(gone) for gone in sorted(set(self._jobs) - names)]
+        readings = [self._look_at_job(name, now_s) for name in sorted(names)]
+        self._has_looked = True
+        return (*(reading for reading in last if not reading.is_empty), *readings)
 
     def everything_again(self) -> tuple[Reading, ...]:
-        """All attachments and layouts once more, for a controller that has forgotten them."""
+        """Attachments and layouts of all jobs once more, for a controller that has forgotten."""
         readings = []
         for name, job in sorted(self._jobs.items()):
             job.layouts.clear()
-            attached = tuple(r.attachment for r in job.rings.values() if _is_rank(r))
             readings.append(
-                Reading(job=name, attached=attached, layouts=self._new_layouts(name, job))
+                Reading(
+                    job=name,
+                    attached=tuple(r.attachment for r in job.present_ranks),
+                    layouts=self._new_layouts(name, job, self._list(name)),
+                )
             )
         return tuple(readings)
 
     def offer_plan(
         self, job: str, generation: int, base_generation: int, data: bytes, digest: bytes
     ) -> bool:
-        """Write the plan's file, whole, then tell the job's ranks. False: no such job here."""
+        """Write the plan's file, whole, then tell the job's ranks. False: not possible here."""
         known = self._jobs.get(job)
         if known is None:
             return False
-        command = known.command
-        if (command.plan_generation, command.plan_sha256) == (generation, digest):
-            return True  # said before: offers are repeated until they are observed
         target = self.directory / job / ring.plan_file_name(generation)
-        fresh = target.with_name(f".{target.name}.{os.getpid()}")
-        fresh.write_bytes(data)
-        fresh.rename(target)
+        said = (known.told.plan_generation, known.told.plan_sha256)
+        if said == (generation, digest) and target.exists():
+            return True  # offers are repeated until they are observed
+        key = f"{job}/{target.name}"
+        try:
+            _write_whole(target, data)
+        except OSError as error:
+            self._note(self.unwritable, key, str(error.strerror))
+            return False
+        self.unwritable.pop(key, None)
         self._tell(
             known,
-            ring.CommandSlot(
+            lambda command: replace(
+                command,
                 plan_generation=generation,
                 base_generation=base_generation,
                 plan_sha256=digest,
-                dead_ranks=command.dead_ranks,
             ),
         )
         return True
@@ -167,108 +172,152 @@ class Intake:
     def notify_deaths(self, job: str, ranks: frozenset[int]) -> None:
         """Tell the job's ranks here who is dead, in addition to what they know."""
         known = self._jobs.get(job)
-        if known is None or ranks <= known.command.dead_ranks:
-            return
-        command = known.command
-        self._tell(
-            known,
-            ring.CommandSlot(
-                plan_generation=command.plan_generation,
-                base_generation=command.base_generation,
-                plan_sha256=command.plan_sha256,
-                dead_ranks=command.dead_ranks | ranks,
-            ),
-        )
+        sane = frozenset(rank for rank in ranks if 0 <= rank < ring.MAX_RANKS)
+        if known is not None and sane:
+            self._tell(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
-    def _tell(self, job: _Job, command: ring.CommandSlot) -> None:
-        job.command = command
+    def _tell(self, job: _Job, change: Callable[[ring.CommandSlot], ring.CommandSlot]) -> None:
+        """Change what every ring of the job says; what an earlier agent said there is kept."""
+        job.told = change(job.told)
         for reader in job.rings.values():
-            reader.write_command(command)
+            reader.write_command(change(reader.said))
 
     def _look_at_job(self, name: str, now_s: float) -> Reading:
         job = self._jobs.setdefault(name, _Job())
-        attached = []
-        for path in sorted((self.directory / name).glob("*.ring")):
-            reader = self._open_if_new(job, path)
-            if reader is not None and _is_rank(reader):
-                attached.append(reader.attachment)
+        files = self._list(name)
         records: list[Record] = []
+        attached: list[Attachment] = []
+        for gone in set(job.rings) - set(files):
+            records += self._drain(job.rings.pop(gone))
+        # The supervisor's ring first: it is the first one of a new life of the job.
+        rings = sorted((f for f in files if f.endswith(".ring")), key=lambda f: (f[0] != "s", f))
+        for file_name in rings:
+            opened, rest = self._open_if_new(name, job, file_name, files[file_name], now_s)
+            records += rest
+            if opened is not None and opened.is_rank:
+                attached.append(opened.attachment)
         for reader in job.rings.values():
             records += reader.records(self.counts)
             reader.beat(now_s)
-        return Reading(
-            job=name,
-            attached=tuple(attached),
-            records=tuple(records),
-            layouts=self._new_layouts(name, job),
-        )
+        layouts = self._new_layouts(name, job, files)
+        for key in [k for k in self.unreadable if k.startswith(f"{name}/")]:
+            if key.removeprefix(f"{name}/") not in files:
+                del self.unreadable[key]
+        return Reading(job=name, attached=tuple(attached), records=tuple(records), layouts=layouts)
 
-    def _open_if_new(self, job: _Job, path: Path) -> RingReader | None:
-        """A reader where the file is new (another inode: another life of that rank), else None."""
-        try:
-            status = path.stat()
-        except OSError:
-            return None
-        known = job.rings.get(path.name)
-        key = str(path.relative_to(self.directory))
+    def _open_if_new(
+        self, name: str, job: _Job, file_name: str, status: os.stat_result, now_s: float
+    ) -> tuple[RingReader | None, list[Record]]:
+        """A reader where the file is new (another inode: another life of that rank), else None.
+
+        And what was left unread in the ring that it replaces.
+        """
+        known = job.rings.get(file_name)
         if known is not None and known.inode == status.st_ino:
-            return None
+            if status.st_size == ring.FILE_BYTES:
+                return None, []
+            known.close()  # somebody cut the file: touching the mapping would kill the agent
+            del job.rings[file_name]
+        key = f"{name}/{file_name}"
         try:
-            with path.open("r+b") as file:
-                if status.st_size != ring.FILE_BYTES:
-                    raise ValueError(f"{status.st_size} bytes, a ring has {ring.FILE_BYTES}")
-                memory = mmap.mmap(file.fileno(), ring.FILE_BYTES)
-            attachment = ring.decode_header(memory[: ring.COMMAND_OFFSET])
-        except (OSError, ValueError, VersionError) as error:
-            self.unreadable[key] = str(error)
-            return None
+            reader = open_ring(self.directory / name / file_name, name, now_s)
+        except OSError as error:
+            self._note(self.unreadable, key, str(error.strerror))
+            return None, []
+        except (ValueError, VersionError) as error:
+            self._note(self.unreadable, key, str(error))
+            return None, []
         self.unreadable.pop(key, None)
-        if _is_job_restart(known, attachment):
-            # The ranks of an earlier life of this job are no one's dead any more.
-            job.command = ring.CommandSlot()
-        reader = RingReader(path=path, inode=status.st_ino, memory=memory, attachment=attachment)
-        reader.command_sequence, command = _old_command(memory)
-        job.rings[path.name] = reader
-        if known is None and command.plan_generation > job.command.plan_generation:
-            job.command = command  # the agent was restarted: go on with what it had said
-        if job.command != ring.CommandSlot():
-            reader.write_command(job.command)
-        return reader
+        rest: list[Record] = []
+        if known is not None and known.inode != status.st_ino:
+            rest = self._drain(known)
+            known_pid, pid = known.attachment.pid, reader.attachment.pid
+            if known_pid != pid and known_pid not in job.earlier_pids:
+                job.began_anew()
+        if self._has_looked:
+            self.counts.lost += reader.index  # it was born under our eyes, yet lapped already
+        job.rings[file_name] = reader
+        reader.write_command(_merged(reader.said, job.told))
+        return reader, rest
 
-    def _new_layouts(self, name: str, job: _Job) -> tuple[tuple[int, bytes], ...]:
+    def _drain(self, reader: RingReader) -> list[Record]:
+        """The last records of a ring whose file is gone, and the end of its reader."""
+        records = reader.records(self.counts)
+        reader.close()
+        return records
+
+    def _close_job(self, name: str) -> Reading:
+        job = self._jobs.pop(name)
+        records = [r for reader in job.rings.values() for r in self._drain(reader)]
+        for notes in (self.unreadable, self.unwritable):
+            for key in [k for k in notes if k.startswith(f"{name}/")]:
+                del notes[key]
+        return Reading(job=name, records=tuple(records))
+
+    def _new_layouts(
+        self, name: str, job: _Job, files: Mapping[str, os.stat_result]
+    ) -> tuple[tuple[int, bytes], ...]:
         found = []
-        for path in sorted((self.directory / name).glob("layout-*.json")):
-            try:
-                stamp_ns = path.stat().st_mtime_ns
-                if job.layouts.get(path.name) == stamp_ns:
-                    continue
-                generation = int(path.stem.removeprefix("layout-"))
-                found.append((generation, path.read_bytes()))
-            except (OSError, ValueError):
+        for file_name, status in sorted(files.items()):
+            number = file_name.removeprefix(_LAYOUT_PREFIX).removesuffix(_LAYOUT_SUFFIX)
+            is_layout = file_name == f"{_LAYOUT_PREFIX}{number}{_LAYOUT_SUFFIX}"
+            if not is_layout or not (number.isascii() and number.isdigit() and len(number) < 10):
                 continue
-            job.layouts[path.name] = stamp_ns
+            stamp_ns = status.st_mtime_ns
+            if stamp_ns in (job.layouts.get(file_name), job.earlier_layouts.get(file_name)):
+                continue
+            key = f"{name}/{file_name}"
+            if status.st_size > MAX_LAYOUT_BYTES:
+                self._note(self.unreadable, key, f"{status.st_size} bytes are no layout")
+                continue
+            try:
+                found.append((int(number), (self.directory / name / file_name).read_bytes()))
+            except OSError as error:
+                self._note(self.unreadable, key, str(error.strerror))
+                continue
+            self.unreadable.pop(key, None)
+            job.layouts[file_name] = stamp_ns
         return tuple(found)
 
+    def _list(self, name: str) -> dict[str, os.stat_result]:
+        """Ring and layout files of a job, by name; empty where it can not be read."""
+        found = {}
+        try:
+            with os.scandir(self.directory / name) as entries:
+                for entry in entries:
+                    if entry.name.endswith((".ring", _LAYOUT_SUFFIX)) and entry.name[0] != ".":
+                        with contextlib.suppress(FileNotFoundError):
+                            found[entry.name] = entry.stat(follow_symlinks=False)
+        except OSError as error:
+            self._note(self.unreadable, name, str(error.strerror))
+        else:
+            self.unreadable.pop(name, None)
+        return found
 
-def _subdirectories(directory: Path) -> list[Path]:
+    def _note(self, notes: dict[str, str], key: str, reason: str) -> None:
+        """Say it in the log when it is new, and in every report while it lasts."""
+        if notes.get(key) != reason:
+            _log.warning("file=%s/%s: %s", self.directory, key, reason)
+        notes[key] = reason
+
+
+def _merged(own: ring.CommandSlot, told: ring.CommandSlot) -> ring.CommandSlot:
+    """What a ring just opened must say: its own words, and what was told since."""
+    dead = own.dead_ranks | told.dead_ranks
+    if told.plan_generation:
+        return replace(told, dead_ranks=dead)
+    return replace(own, dead_ranks=dead)
+
+
+def _write_whole(target: Path, data: bytes) -> None:
+    """A file that appears whole or not at all, readable for ranks of any user."""
+    descriptor, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     try:
-        return [path for path in directory.iterdir() if path.is_dir()]
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        os.rename(fresh, target)
     except OSError:
-        return []
-
-
-def _is_rank(reader: RingReader) -> bool:
-    return reader.path.name != ring.SUPERVISOR_RING
-
-
-def _is_job_restart(known: RingReader | None, attachment: Attachment) -> bool:
-    return known is not None and known.attachment.pid != attachment.pid
-
-
-def _old_command(memory: mmap.mmap) -> tuple[int, ring.CommandSlot]:
-    """What an earlier life of the agent left in the command slot."""
-    start = ring.COMMAND_OFFSET
-    try:
-        return ring.decode_command(memory[start : start + ring.COMMAND_BYTES])
-    except ring.TornError:
-        return 1, ring.CommandSlot()
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise

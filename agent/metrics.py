@@ -8,82 +8,90 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import DeviceSample
 
+_COUNTERS = {
+    "records_read": "Records read from rings.",
+    "records_lost": "Records overwritten before they were read.",
+    "records_corrupt": "Records that did not fit their checksum.",
+    "batches_dropped": "Reports given up: the controller was away too long or refused them.",
+}
+_GAUGES = {
+    "rings": "Ring files read.",
+    "unreadable": "Ring and layout files that can not be read.",
+    "spool_batches": "Reports waiting to be acknowledged.",
+    "spool_bytes": "Size of the reports waiting to be acknowledged.",
+    "connected": "1 while the controller is attached.",
+    "devices": "GPUs that answer NVML.",
+}
+# Metric -> (its help, the sample's field, its unit in base units).
+_DEVICE_GAUGES = {
+    "temperature_celsius": ("Temperature of the GPU.", "temperature_celsius", 1.0),
+    "power_watts": ("Power drawn by the GPU's board.", "power_watts", 1.0),
+    "sm_clock_hertz": ("Clock of the GPU's multiprocessors.", "sm_clock_mhz", 1e6),
+    "utilisation_ratio": ("Share of time a kernel was running.", "utilisation_ratio", 1.0),
+}
+_DEVICE_LABELS = ("device_uuid", "device_index")
+
 
 class AgentMetrics:
     """All series of one agent."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        counters = {
-            "records_read": "Records read from rings.",
-            "records_lost": "Records overwritten before they were read.",
-            "records_corrupt": "Records that did not fit their checksum.",
-            "batches_dropped": "Reports dropped because the controller was away too long.",
-        }
         self._counters = {
             name: Counter(f"pacekeeper_agent_{name}_total", text, registry=self.registry)
-            for name, text in counters.items()
+            for name, text in _COUNTERS.items()
         }
-        self._last = dict.fromkeys(counters, 0)
-        self.rings = Gauge("pacekeeper_agent_rings", "Ring files read.", registry=self.registry)
-        self.spool = Gauge(
-            "pacekeeper_agent_spool_batches",
-            "Reports waiting to be acknowledged.",
+        self._last = dict.fromkeys(_COUNTERS, 0)
+        self._gauges = {
+            name: Gauge(f"pacekeeper_agent_{name}", text, registry=self.registry)
+            for name, text in _GAUGES.items()
+        }
+        self.poll = Summary(
+            "pacekeeper_agent_poll_seconds",
+            "Duration of one look into all rings.",
             registry=self.registry,
         )
-        self.connected = Gauge(
-            "pacekeeper_agent_connected",
-            "1 while the controller is attached.",
-            registry=self.registry,
-        )
-        self.look = Summary(
-            "pacekeeper_agent_look_seconds", "One look into all rings.", registry=self.registry
-        )
-        device = ["device_uuid", "device_index"]
         self._devices = {
-            "temperature_celsius": Gauge(
-                "pacekeeper_device_temperature_celsius", "GPU.", device, registry=self.registry
-            ),
-            "power_watts": Gauge(
-                "pacekeeper_device_power_watts", "GPU.", device, registry=self.registry
-            ),
-            "utilisation_ratio": Gauge(
-                "pacekeeper_device_utilisation_ratio", "GPU.", device, registry=self.registry
-            ),
+            name: Gauge(f"pacekeeper_device_{name}", text, _DEVICE_LABELS, registry=self.registry)
+            for name, (text, _, _) in _DEVICE_GAUGES.items()
         }
-        self._clock = Gauge(
-            "pacekeeper_device_sm_clock_hertz", "GPU.", device, registry=self.registry
-        )
+        self._shown: dict[str, set[tuple[str, str]]] = {name: set() for name in _DEVICE_GAUGES}
 
     def serve(self, listen: str) -> WSGIServer:
-        """Answer /metrics on host:port. Raises HostError where the port is taken."""
+        """Answer /metrics on host:port. Raises HostError where that address can not be had."""
         host, _, port = listen.rpartition(":")
         try:
-            server, _ = start_http_server(int(port), addr=host, registry=self.registry)
-        except (OSError, ValueError) as error:
+            server, _ = start_http_server(
+                int(port), addr=host.strip("[]") or "0.0.0.0", registry=self.registry
+            )
+        except (OSError, ValueError, OverflowError) as error:
             raise HostError(
                 f"metrics on {listen!r}: {error}",
                 remedy="another agent may run here; choose another --metrics-listen, or ''",
             ) from None
         return server
 
-    def update(self, health: AgentHealth, *, rings: int, spooled: int, connected: bool) -> None:
-        """Take over the agent's own counters."""
+    def update(self, health: AgentHealth, **gauges: float) -> None:
+        """Take over the agent's own counters, and gauges by their names."""
         for name, counter in self._counters.items():
             value = getattr(health, name)
             counter.inc(value - self._last[name])
             self._last[name] = value
-        self.rings.set(rings)
-        self.spool.set(spooled)
-        self.connected.set(int(connected))
+        self._gauges["unreadable"].set(len(health.unreadable))
+        for name, value in gauges.items():
+            self._gauges[name].set(value)
 
     def update_devices(self, samples: tuple[DeviceSample, ...]) -> None:
-        """Take over the newest samples; what a device does not tell has no series."""
-        for sample in samples:
-            labels = (sample.device_uuid, str(sample.device_index))
-            for name, gauge in self._devices.items():
-                value = getattr(sample, name)
-                if value is not None:
-                    gauge.labels(*labels).set(value)
-            if sample.sm_clock_mhz is not None:
-                self._clock.labels(*labels).set(sample.sm_clock_mhz * 1e6)
+        """Take over the newest samples; what a device does not tell, or no more, has no series."""
+        self._gauges["devices"].set(len(samples))
+        for metric, (_, field, unit) in _DEVICE_GAUGES.items():
+            told = {
+                (sample.device_uuid, str(sample.device_index)): getattr(sample, field)
+                for sample in samples
+                if getattr(sample, field) is not None
+            }
+            for labels in self._shown[metric] - set(told):
+                self._devices[metric].remove(*labels)
+            for labels, value in told.items():
+                self._devices[metric].labels(*labels).set(value * unit)
+            self._shown[metric] = set(told)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -17,95 +17,151 @@ import grpc.aio
 
 from pacekeeper.agent.spool import Spool
 from pacekeeper.core.errors import VersionError
-from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
+from pacekeeper.protos import control_pb2, control_pb2_grpc, telemetry_pb2, wire
 
 FIRST_BACKOFF_S = 0.2
+SETTLED_S = 5.0  # a connection that lasted as long starts the back-off anew
 _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Uplink:
-    """Keeps one stream open. `wake()` after putting a report into the spool."""
+    """Keeps one stream open. `wake()` after putting a report into the spool.
+
+    `greeting(sequence)` makes the report that opens each connection, before those that wait: what
+    a controller must know to understand them. It carries the number of the last settled report.
+    """
 
     address: str
     node: str
     life: str
-    spool: Spool
+    spool: Spool[telemetry_pb2.NodeReport]
     ack_timeout_s: float
     reconnect_max_s: float
     on_command: Callable[[control_pb2.AttachResponse], None]
-    on_connected: Callable[[], None]
+    greeting: Callable[[int], telemetry_pb2.NodeReport]
     is_connected: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _welcomed: asyncio.Event = field(default_factory=asyncio.Event)
+    _finishing: asyncio.Event = field(default_factory=asyncio.Event)
     _last_answer_s: float = 0.0
 
     def wake(self) -> None:
         """There is something to send."""
         self._wake.set()
 
+    def finish(self) -> None:
+        """Send what waits, then end: `run` returns when the controller has it, or is away."""
+        self._finishing.set()
+        self._wake.set()
+
     async def run(self) -> None:
-        """Until cancelled. Raises VersionError where the controller speaks another version."""
+        """Until cancelled or finished. Raises VersionError where the controller is of another."""
+        loop = asyncio.get_running_loop()
         backoff_s = FIRST_BACKOFF_S
         reason = ""
         while True:
-            channel = grpc.aio.insecure_channel(self.address, options=wire.GRPC_OPTIONS_CLIENT)
-            try:
-                await self._stream(channel)
-                said = "the controller closed the stream"
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-                    raise VersionError(f"{self.address} refuses: {error.details()}") from None
-                said = f"{error.code().name}: {error.details()}"
-            except asyncio.InvalidStateError:  # a write after the stream had died
-                said = "the stream broke"
-            finally:
-                was_connected, self.is_connected = self.is_connected, False
-                await channel.close()
-            if was_connected:
-                backoff_s = FIRST_BACKOFF_S
+            began_s = loop.time()
+            said = await self._connect()
+            if self._finishing.is_set():
+                return
+            if self._welcomed.is_set():
+                reason = ""
+                if loop.time() - began_s > SETTLED_S:
+                    backoff_s = FIRST_BACKOFF_S
             if said != reason:
                 _log.warning("controller=%s away: %s; reports are kept", self.address, said)
                 reason = said
-            await asyncio.sleep(random.uniform(0.0, backoff_s))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(random.uniform(0.0, backoff_s)):
+                    await self._finishing.wait()
+                    return
             backoff_s = min(self.reconnect_max_s, backoff_s * 2.0)
 
-    async def _stream(self, channel: grpc.aio.Channel) -> None:
-        stub = control_pb2_grpc.AgentControlServiceStub(channel)
-        call = stub.Attach(self._requests())
-        loop = asyncio.get_running_loop()
-        self._last_answer_s = loop.time()
-        watchdog = asyncio.create_task(self._cancel_when_silent(call))
-        try:
-            async for message in call:
-                self._last_answer_s = loop.time()
-                self._take(message)
-        finally:
-            watchdog.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await watchdog
-
-    async def _requests(self) -> AsyncIterator[control_pb2.AttachRequest]:
-        yield control_pb2.AttachRequest(
-            hello=control_pb2.Hello(
-                protocol_version=wire.PROTOCOL_VERSION,
-                product_version=version("pacekeeper"),
-                node=self.node,
-                agent_life=self.life,
-            )
+    async def _connect(self) -> str:
+        """One connection, from its opening to its end; says why it ended."""
+        self._welcomed.clear()
+        self._last_answer_s = asyncio.get_running_loop().time()
+        channel = grpc.aio.insecure_channel(self.address, options=wire.GRPC_OPTIONS_CLIENT)
+        call = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
+        # Tasks of this connection only: a sender that outlived it would take reports of the next.
+        tasks = (
+            asyncio.create_task(self._send(call)),
+            asyncio.create_task(self._cancel_when_silent(call)),
         )
-        self.spool.rewind()
-        while True:
-            self._wake.clear()
-            while (report := self.spool.next()) is not None:
-                yield control_pb2.AttachRequest(report=wire.report_to_message(report))
-            await self._wake.wait()
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._last_answer_s = asyncio.get_running_loop().time()
+                self._take(message)
+            return "the controller closed the stream"
+        except asyncio.CancelledError:
+            # The watchdog's cancelling of the call looks the same as one of this task.
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            return f"no acknowledgement for {self.ack_timeout_s:g} s"
+        except grpc.aio.AioRpcError as error:
+            return self._judge(error)
+        finally:
+            self.is_connected = False
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            await channel.close()
+            for result in ended:
+                if isinstance(result, Exception):
+                    raise result  # our own mistake: never to be hidden behind a reconnect
+
+    def _judge(self, error: grpc.aio.AioRpcError) -> str:
+        """Why the stream broke. Raises VersionError where trying again can not help."""
+        if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+            raise VersionError(f"controller {self.address} refuses this agent: {error.details()}")
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT and self._welcomed.is_set():
+            # It would refuse the same report for ever: give up the oldest one, and count it.
+            self.spool.drop_first()
+        return f"{error.code().name}: {error.details()}"
+
+    async def _send(self, call: "grpc.aio.StreamStreamCall[object, object]") -> None:
+        """Hello; once welcome, the greeting; then the spool from its first report on."""
+        try:
+            await call.write(
+                control_pb2.AttachRequest(
+                    hello=control_pb2.Hello(
+                        protocol_version=wire.PROTOCOL_VERSION,
+                        product_version=version("pacekeeper"),
+                        node=self.node,
+                        agent_life=self.life,
+                    )
+                )
+            )
+            await self._welcomed.wait()
+            greeting = self.greeting(self.spool.settled)
+            await call.write(control_pb2.AttachRequest(report=greeting))
+            self.spool.rewind()
+            while True:
+                self._wake.clear()
+                while (report := self.spool.next()) is not None:
+                    await call.write(control_pb2.AttachRequest(report=report))
+                if self._finishing.is_set():
+                    await call.done_writing()
+                    return
+                await self._wake.wait()
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the stream is over; the reading side says why
 
     def _take(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):
             case "welcome":
+                theirs = message.welcome.protocol_version
+                if theirs != wire.PROTOCOL_VERSION:
+                    raise VersionError(
+                        f"controller {self.address} speaks protocol {theirs}, this agent "
+                        f"{wire.PROTOCOL_VERSION}",
+                        remedy="install the same pacekeeper on both",
+                    )
                 self.is_connected = True
+                self._welcomed.set()
                 _log.info("controller=%s attached", self.address)
-                self.on_connected()
             case "acknowledge":
                 self.spool.acknowledge(message.acknowledge.sequence)
             case _:
@@ -115,8 +171,8 @@ class Uplink:
         """A half-open connection says nothing: no answer for too long while reports wait."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self.ack_timeout_s / 3)
-            if not len(self.spool):
+            await asyncio.sleep(self.ack_timeout_s / 4)
+            if self._welcomed.is_set() and not len(self.spool):
                 self._last_answer_s = loop.time()
             elif loop.time() - self._last_answer_s > self.ack_timeout_s:
                 call.cancel()

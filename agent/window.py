@@ -1,11 +1,15 @@
 """From what was read to what is sent: joins records and device samples; says who died. Pure."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from pacekeeper.core.records import RankExitRecord, Record
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample
+
+MAX_RECORDS_PER_REPORT = 4096
+_NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,27 @@ class Reading:
     @property
     def is_empty(self) -> bool:
         return not (self.attached or self.records or self.layouts)
+
+
+def split(
+    readings: Sequence[Reading], max_records: int = MAX_RECORDS_PER_REPORT
+) -> Iterator[tuple[Reading, ...]]:
+    """The readings in portions of at most `max_records` records, nothing lost, order kept.
+
+    At least one portion, empty or not. Attachments and layouts go before the records they explain.
+    """
+    portion: list[Reading] = []
+    room = max_records
+    for reading in readings:
+        left = reading.records
+        reading = replace(reading, records=left[:room])
+        while len(left) > room:
+            yield (*portion, reading)
+            portion, left, room = [], left[room:], max_records
+            reading = Reading(job=reading.job, records=left[:room])
+        portion.append(reading)
+        room -= len(left)
+    yield tuple(portion)
 
 
 def batch(
@@ -49,17 +74,23 @@ def batch(
     )
 
 
-def deaths_in(readings: Sequence[Reading]) -> Mapping[str, frozenset[int]]:
+def deaths_in(
+    readings: Sequence[Reading], pids: Mapping[str, Mapping[int, int]] = _NO_PIDS
+) -> Mapping[str, frozenset[int]]:
     """Ranks whose process ended badly, by job: their neighbours here are told at once.
 
-    A clean exit (code 0) is no death. Ranks of other nodes hear of it from the controller.
+    A clean exit (code 0) is no death, nor is the end of a process that another one has replaced
+    (`pids[job][rank]`). Ranks of other nodes hear of it from the controller.
     """
     dead: dict[str, frozenset[int]] = {}
     for reading in readings:
+        present = pids.get(reading.job, {})
         found = frozenset(
             record.rank
             for record in reading.records
-            if isinstance(record, RankExitRecord) and (record.signal or record.exit_code)
+            if isinstance(record, RankExitRecord)
+            and (record.signal or record.exit_code)
+            and present.get(record.rank, record.pid) == record.pid
         )
         if found:
             dead[reading.job] = dead.get(reading.job, frozenset()) | found

@@ -228,6 +228,9 @@ def unpack(kind: int, body: bytes) -> Record:
     durations = [getattr(record, name, 0.0) for name in ("compute_s", "duration_s")]
     if not all(math.isfinite(value) and value >= 0.0 for value in durations):
         raise ValueError(f"impossible duration in {record}")
+    moments = [getattr(record, name, 0.0) for name in ("ended_mono_s", "detected_mono_s")]
+    if not all(math.isfinite(value) for value in moments):
+        raise ValueError(f"impossible time in {record}")
     return record
 
 

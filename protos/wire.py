@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import (
+    LOADS_PER_RECORD,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -46,6 +47,7 @@ GRPC_OPTIONS_SERVER = (
 )
 
 T = TypeVar("T")
+_DURATIONS = ("compute_s", "duration_s")
 _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("micro_batches", MicroBatchRecord),
     ("steps", StepRecord),
@@ -104,15 +106,28 @@ def offer_to_message(job: str, layout: Layout, base_generation: int) -> control_
     )
 
 
-def offer_is_whole(message: control_pb2.OfferPlan) -> bool:
-    """Does the plan fit its digest?"""
-    return bool(hashlib.sha256(message.layout_json).digest() == message.sha256)
+def offer_from_message(message: control_pb2.OfferPlan) -> tuple[str, int, int, bytes, bytes]:
+    """(job, generation, base generation, layout's JSON, SHA-256 of it).
+
+    Raises ValueError where the plan does not fit its digest.
+    """
+    if hashlib.sha256(message.layout_json).digest() != message.sha256:
+        raise ValueError(
+            f"plan {message.generation} of job {message.job!r} does not fit its digest"
+        )
+    return (
+        message.job,
+        message.generation,
+        message.base_generation,
+        message.layout_json,
+        message.sha256,
+    )
 
 
 def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
     message = telemetry_pb2.JobReport(
         job=job.job,
-        attached=[_attachment_to_message(a) for a in job.attached],
+        attached=[attachment_to_message(a) for a in job.attached],
         layouts=[
             telemetry_pb2.LayoutFile(generation=generation, layout_json=data)
             for generation, data in job.layouts
@@ -154,29 +169,38 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
 
 def _from_columns(columns: Any, kind: Callable[..., T], where: str) -> Iterable[T]:
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    optional = {field.name for field in fields(kind) if field.default is None}  # type: ignore[arg-type]
     values = [list(getattr(columns, name)) for name in names]
     length = len(values[0])
     for name, column in zip(names, values, strict=True):
         if len(column) != length:
             raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
+        if name in optional:
+            column[:] = [None if value != value else value for value in column]
+        elif column and isinstance(column[0], float):
+            floor = 0.0 if name in _DURATIONS else -math.inf
+            for value in column:
+                if not (math.isfinite(value) and value >= floor):
+                    raise ValueError(f"{where}: impossible {name} {value}")
     for row in zip(*values, strict=True):
-        given = {n: None if v != v else v for n, v in zip(names, row, strict=True)}
-        for name in ("compute_s", "duration_s"):
-            value = given.get(name, 0.0)
-            if value is None or not 0.0 <= value < math.inf:
-                raise ValueError(f"{where}: impossible {name} {value}")
-        yield kind(**given)
+        yield kind(**dict(zip(names, row, strict=True)))
 
 
 def _loads_from_columns(columns: Any, job: str) -> Iterable[ExpertLoadRecord]:
+    where = f"{job} expert_loads"
     counts, at = list(columns.counts), 0
     names = ("rank", "step", "generation", "layer", "first_expert", "num_counts")
     values = [list(getattr(columns, name)) for name in names]
-    if len({len(column) for column in values}) != 1:
-        raise ValueError(f"{job} expert_loads: columns of different lengths")
+    for name, column in zip(names, values, strict=True):
+        if len(column) != len(values[0]):
+            raise ValueError(
+                f"{where}: column {name} has {len(column)} entries, not {len(values[0])}"
+            )
     for rank, step, generation, layer, first, number in zip(*values, strict=True):
         if at + number > len(counts):
-            raise ValueError(f"{job} expert_loads: num_counts promises more than counts holds")
+            raise ValueError(f"{where}: num_counts promises more than counts holds")
+        if not 1 <= number <= LOADS_PER_RECORD:
+            raise ValueError(f"{where}: impossible num_counts {number}")
         yield ExpertLoadRecord(
             rank=rank,
             step=step,
@@ -186,9 +210,12 @@ def _loads_from_columns(columns: Any, job: str) -> Iterable[ExpertLoadRecord]:
             counts=tuple(counts[at : at + number]),
         )
         at += number
+    if at != len(counts):
+        raise ValueError(f"{where}: counts holds {len(counts)} entries, num_counts promises {at}")
 
 
-def _attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
+def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
+    """What a rank says of itself. Raises ValueError for values the wire has no room for."""
     message = telemetry_pb2.Attachment(
         job=attachment.job,
         rank=attachment.rank,

@@ -13,7 +13,7 @@ ACTIONS = st.lists(
 
 @given(st.integers(1, 8), ACTIONS)
 def test_any_history_keeps_order_bound_and_count(capacity: int, actions: list[str]) -> None:
-    spool = Spool(capacity=capacity)
+    spool: Spool[NodeReport] = Spool(capacity=capacity)
     put, acked, sent = 0, 0, 0
     for action in actions:
         match action:
@@ -44,7 +44,7 @@ def test_any_history_keeps_order_bound_and_count(capacity: int, actions: list[st
 
 
 def test_drops_are_counted() -> None:
-    spool = Spool(capacity=2)
+    spool: Spool[NodeReport] = Spool(capacity=2)
     for sequence in range(1, 6):
         spool.put(NodeReport(sequence=sequence, sent_mono_s=0.0))
     assert spool.num_dropped == 3

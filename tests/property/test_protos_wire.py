@@ -1,10 +1,13 @@
 """Everything that goes over the wire comes back as it was, and what is impossible is refused."""
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout import even_layout
+from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import Record
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample
@@ -102,6 +105,9 @@ def test_impossible_times_are_refused(value: float) -> None:
 def test_an_offer_that_was_damaged_on_the_way_is_noticed() -> None:
     layout = even_layout(ranks=range(2), num_layers=1, num_experts=2, replicas=1)
     offer = wire.offer_to_message("j", layout, 1)
-    assert wire.offer_is_whole(offer)
+    data = encode_layout(layout)
+    digest = hashlib.sha256(data).digest()
+    assert wire.offer_from_message(offer) == ("j", layout.generation, 1, data, digest)
     offer.layout_json += b" "
-    assert not wire.offer_is_whole(offer)
+    with pytest.raises(ValueError, match="does not fit its digest"):
+        wire.offer_from_message(offer)

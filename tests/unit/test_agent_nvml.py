@@ -1,16 +1,27 @@
 """NVML: what a device tells is taken in base units, what it does not tell is None."""
 
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import fields
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pacekeeper.agent.nvml import NoNvml, Nvml, open_nvml
+from pacekeeper.agent import nvml
+from pacekeeper.agent.nvml import NoNvml, Nvml, Sampler, open_nvml
+from pacekeeper.core.topology import DeviceSample
+
+LOST, NOT_SUPPORTED, NOT_FOUND, UNKNOWN, UNINITIALIZED = 15, 3, 13, 999, 1
 
 
 class FakeError(Exception):
-    """What the fake driver raises."""
+    """What the fake driver raises; `value` is NVML's return code."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(f"code {value}")
+        self.value = value
 
 
 ANSWERS: dict[str, Any] = {
@@ -23,7 +34,8 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=80),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5),
-    "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
+    "nvmlDeviceGetCurrentClocksEventReasons": 4,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": FakeError(NOT_FOUND),
     "nvmlDeviceGetCurrPcieLinkGeneration": 5,
     "nvmlDeviceGetCurrPcieLinkWidth": 16,
     "nvmlDeviceGetPcieReplayCounter": 0,
@@ -32,72 +44,160 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A fake NVML whose answers the test may change; an exception is raised."""
-    answers = dict(ANSWERS)
-    fake: Any = ModuleType("pynvml")
-    fake.NVMLError = FakeError
-    for name in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU"):
-        setattr(fake, name, 0)
-    fake.NVML_MEMORY_ERROR_TYPE_UNCORRECTED = fake.NVML_VOLATILE_ECC = 1
-    fake.nvmlInit = fake.nvmlShutdown = lambda: None
-    fake.nvmlDeviceGetCount = lambda: 1
-    fake.nvmlDeviceGetHandleByIndex = lambda index: index
+class Driver:
+    """A fake NVML. A test changes `answers`; an exception is raised, a dict is by device."""
 
-    def answer(name: str) -> Any:
-        def call(*_: Any) -> Any:
-            if isinstance(answers[name], Exception):
-                raise answers[name]
-            return answers[name]
+    def __init__(self) -> None:
+        self.answers = dict(ANSWERS)
+        self.asked: list[str] = []
+        self.num_devices = 1
+        self.sick_handles: set[int] = set()
+
+    def module(self) -> Any:
+        fake: Any = ModuleType("pynvml")
+        fake.NVMLError = FakeError
+        for name in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU"):
+            setattr(fake, name, 0)
+        fake.NVML_MEMORY_ERROR_TYPE_UNCORRECTED = fake.NVML_VOLATILE_ECC = 1
+        fake.NVML_ERROR_GPU_IS_LOST = LOST
+        fake.NVML_ERROR_NOT_SUPPORTED = NOT_SUPPORTED
+        fake.NVML_ERROR_FUNCTION_NOT_FOUND = NOT_FOUND
+        fake.NVML_ERROR_UNINITIALIZED = UNINITIALIZED
+        fake.nvmlInit = fake.nvmlShutdown = lambda: None
+        fake.nvmlDeviceGetCount = lambda: self.num_devices
+        fake.nvmlDeviceGetHandleByIndex = self._handle
+        for name in ANSWERS:
+            setattr(fake, name, self._answer(name))
+        return fake
+
+    def _handle(self, index: int) -> int:
+        if index in self.sick_handles:
+            raise FakeError(UNKNOWN)
+        return index
+
+    def _answer(self, name: str) -> Any:
+        def call(handle: int, *_: Any) -> Any:
+            self.asked.append(name)
+            answer = self.answers[name]
+            if isinstance(answer, dict):
+                answer = answer[handle]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
         return call
 
-    for name in ANSWERS:
-        setattr(fake, name, answer(name))
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    return answers
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver()
+    monkeypatch.setitem(sys.modules, "pynvml", made.module())
+    return made
 
 
 def opened() -> Nvml:
-    nvml = open_nvml()
-    assert isinstance(nvml, Nvml)
-    return nvml
+    found = open_nvml()
+    assert isinstance(found, Nvml)
+    return found
 
 
-def test_a_reading_is_in_base_units(driver: dict[str, Any]) -> None:
+def test_a_reading_is_in_base_units(driver: Driver) -> None:
+    assert opened().sample(3.0) == (
+        DeviceSample(
+            device_index=0,
+            device_uuid="GPU-1",
+            sampled_s=3.0,
+            name="H200",
+            sm_clock_mhz=1500,
+            sm_clock_max_mhz=1980,
+            memory_clock_mhz=1500,
+            temperature_celsius=61,
+            power_watts=350.0,
+            power_limit_watts=700.0,
+            utilisation_ratio=0.8,
+            memory_used_bytes=5,
+            clock_event_reasons=4,
+            pcie_generation=5,
+            pcie_width=16,
+            pcie_replays=0,
+            ecc_uncorrected=2,
+            processes=(77,),
+        ),
+    )
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NOT_FOUND, UNKNOWN])
+def test_what_a_device_refuses_to_tell_is_none(driver: Driver, code: int) -> None:
+    for name in ANSWERS:
+        if name != "nvmlDeviceGetUUID":
+            driver.answers[name] = FakeError(code)
     (sample,) = opened().sample(3.0)
-    assert (sample.device_uuid, sample.name, sample.sampled_s) == ("GPU-1", "H200", 3.0)
-    assert (sample.power_watts, sample.power_limit_watts) == (350.0, 700.0)
-    assert (sample.utilisation_ratio, sample.processes) == (0.8, (77,))
+    told = {"device_index", "device_uuid", "sampled_s", "name"}
+    assert {f.name for f in fields(sample) if getattr(sample, f.name) is not None} == told
+    assert sample.name == ""
 
 
-def test_what_a_device_refuses_to_tell_is_none(driver: dict[str, Any]) -> None:
-    driver["nvmlDeviceGetPowerUsage"] = FakeError("not supported")
-    driver["nvmlDeviceGetComputeRunningProcesses"] = FakeError("not supported")
+def test_what_is_not_supported_is_not_asked_again_what_failed_once_is(driver: Driver) -> None:
+    driver.answers["nvmlDeviceGetPowerUsage"] = FakeError(NOT_SUPPORTED)
+    driver.answers["nvmlDeviceGetTemperature"] = FakeError(UNKNOWN)
+    found = opened()
+    found.sample(0.0)
+    driver.answers["nvmlDeviceGetTemperature"] = 40
+    (sample,) = found.sample(1.0)
+    assert driver.asked.count("nvmlDeviceGetPowerUsage") == 1
+    assert sample.temperature_celsius == 40
+
+
+def test_an_older_driver_tells_its_reasons_under_the_older_name(driver: Driver) -> None:
+    driver.answers["nvmlDeviceGetCurrentClocksEventReasons"] = FakeError(NOT_FOUND)
+    driver.answers["nvmlDeviceGetCurrentClocksThrottleReasons"] = 0x60
     (sample,) = opened().sample(3.0)
-    assert sample.power_watts is None
-    assert sample.processes is None
-    assert sample.temperature_celsius == 61
+    assert sample.clock_event_reasons == 0x60
 
 
-def test_a_lost_gpu_is_said_to_be_lost(driver: dict[str, Any]) -> None:
-    nvml = opened()
-    driver["nvmlDeviceGetUUID"] = FakeError("GPU is lost")
-    assert nvml.sample(3.0) == ()
-    assert nvml.lost == ["device 0 does not answer"]
+def test_costly_questions_are_asked_seldom_and_their_answers_kept(driver: Driver) -> None:
+    found = opened()
+    for now_s in (0.0, 1.0, nvml.SLOW_S - 0.1):
+        (sample,) = found.sample(now_s)
+        assert sample.processes == (77,)
+    assert driver.asked.count("nvmlDeviceGetComputeRunningProcesses") == 1
+    assert driver.asked.count("nvmlDeviceGetPowerUsage") == 3
+    driver.answers["nvmlDeviceGetComputeRunningProcesses"] = []
+    (sample,) = found.sample(nvml.SLOW_S)
+    assert sample.processes == ()
+
+
+@pytest.mark.parametrize("name", ["nvmlDeviceGetUUID", "nvmlDeviceGetTemperature"])
+def test_a_lost_device_is_said_to_be_lost_and_left_alone(driver: Driver, name: str) -> None:
+    driver.num_devices = 2
+    driver.answers["nvmlDeviceGetUUID"] = {0: "GPU-0", 1: "GPU-1"}
+    driver.answers[name] = {0: FakeError(LOST), 1: ANSWERS[name]}
+    found = opened()
+    assert [sample.device_index for sample in found.sample(3.0)] == [1]
+    assert found.lost == ("device 0 is lost",)
+    driver.answers[name] = ANSWERS[name]
+    assert [sample.device_index for sample in found.sample(4.0)] == [1], "until it is opened anew"
+    driver.answers["nvmlDeviceGetUUID"] = {0: "GPU-0", 1: "GPU-1"}
+    assert len(opened().sample(5.0)) == 2
+
+
+def test_a_device_that_can_not_be_opened_hides_no_other(driver: Driver) -> None:
+    driver.num_devices, driver.sick_handles = 3, {1}
+    found = opened()
+    assert [sample.device_index for sample in found.sample(3.0)] == [0, 2]
+    assert found.lost == ("device 1 is lost",)
 
 
 def test_no_driver_is_a_reason_not_a_failure(
-    driver: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse() -> None:
-        raise FakeError("library not found")
+        raise FakeError(12)
 
     monkeypatch.setattr(sys.modules["pynvml"], "nvmlInit", refuse)
     found = open_nvml()
     assert isinstance(found, NoNvml)
-    assert "library not found" in found.reason
+    assert "code 12" in found.reason
 
 
 def test_no_package_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +205,52 @@ def test_no_package_is_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
     found = open_nvml()
     assert isinstance(found, NoNvml)
     assert "not installed" in found.reason
+
+
+def test_the_real_library_knows_every_name_we_ask() -> None:
+    import pynvml
+
+    for name in (*ANSWERS, "NVML_ERROR_GPU_IS_LOST", "NVML_ERROR_UNINITIALIZED"):
+        assert hasattr(pynvml, name), name
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def wait_for_state(sampler: Sampler, state: str, now_s: float = 0.0) -> None:
+    waiter = threading.Event()
+    for _ in range(1000):
+        if sampler.latest(now_s)[1] == state:
+            return
+        waiter.wait(0.01)
+    raise AssertionError(f"never {state!r}, but {sampler.latest(now_s)}")
+
+
+def test_samples_come_from_a_thread_of_their_own(driver: Driver) -> None:
+    sampler = Sampler(0.01)
+    assert sampler.latest(0.0) == ((), "not asked yet")
+    sampler.start()
+    wait_for_state(sampler, "ok")
+    assert [sample.device_uuid for sample in sampler.latest(0.0)[0]] == ["GPU-1"]
+    driver.answers["nvmlDeviceGetUUID"] = FakeError(LOST)
+    wait_for_state(sampler, "device 0 is lost")
+    assert sampler.latest(0.0)[0] == ()
+    sampler.stop()
+
+
+def test_a_driver_that_hangs_is_said_to_hang_and_stops_nobody(gate: threading.Event) -> None:
+    def hang() -> NoNvml:
+        gate.wait()
+        return NoNvml(reason="late")
+
+    sampler = Sampler(0.01, opener=hang)
+    sampler.start()
+    wait_for_state(sampler, f"NVML hangs: no answer for more than {nvml.HUNG_S:g} s", 1e12)
+    assert [t.daemon for t in threading.enumerate() if t.name == "nvml"] == [True], (
+        "the agent's end does not wait for it"
+    )
+    sampler.stop()

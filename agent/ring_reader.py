@@ -1,0 +1,179 @@
+"""The reader's side of one ring file: every record once, in order, and what is lost is counted.
+
+A slot is read again later while it is being written, skipped and counted where its bytes do not
+fit, and passed over where the writer was faster. Nothing here waits and nothing here raises.
+"""
+
+import mmap
+import os
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pacekeeper.core import ring
+from pacekeeper.core.errors import VersionError
+from pacekeeper.core.records import Record
+from pacekeeper.core.topology import Attachment
+from pacekeeper.protos import wire
+
+MAX_RECORDS_PER_LOOK = 4096  # per ring and look: one busy rank must not starve the others
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the agent's start."""
+
+    read: int = 0
+    lost: int = 0
+    corrupt: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class RingReader:
+    """One open ring. `said` is what its command slot holds now."""
+
+    path: Path
+    inode: int
+    memory: mmap.mmap
+    attachment: Attachment
+    index: int = 0
+    said: ring.CommandSlot = field(default_factory=ring.CommandSlot)
+    command_sequence: int = 0
+    _stuck_at: int = -1
+
+    @property
+    def is_rank(self) -> bool:
+        return self.path.name != ring.SUPERVISOR_RING
+
+    def records(self, counts: Counts) -> list[Record]:
+        """What is new; never more than MAX_RECORDS_PER_LOOK."""
+        found: list[Record] = []
+        while len(found) < MAX_RECORDS_PER_LOOK:
+            offset = ring.slot_offset(self.index)
+            (before,) = ring.SEQUENCE.unpack_from(self.memory, offset)
+            slot = self.memory[offset : offset + ring.SLOT_BYTES]
+            (after,) = ring.SEQUENCE.unpack_from(self.memory, offset)
+            try:
+                record = ring.decode_slot(self.index, before, slot, after)
+            except ring.TornError:
+                break
+            except ring.CorruptError:
+                counts.corrupt += 1
+                self.index += 1
+                continue
+            except LookupError:
+                # The slot holds a record of a later round: the oldest one left is the next slot's.
+                oldest = max(self.index + 1, before - ring.SLOT_COUNT)
+                counts.lost += oldest - self.index
+                self.index = oldest
+                continue
+            if record is not None:
+                counts.read += 1
+                found.append(record)
+            elif self._is_abandoned():
+                counts.corrupt += 1
+            else:
+                break
+            self.index += 1
+        return found
+
+    def _is_abandoned(self) -> bool:
+        """Was the next record left out half-written, or its sequence damaged, for good?
+
+        True on the second look at it with a later record beside it: a writer writes in order.
+        """
+        following = self.index + 1
+        (sequence,) = ring.SEQUENCE.unpack_from(self.memory, ring.slot_offset(following))
+        is_passed = sequence > following and (sequence - 1 - following) % ring.SLOT_COUNT == 0
+        was_seen, self._stuck_at = self._stuck_at == self.index, self.index
+        return is_passed and was_seen
+
+    def write_command(self, command: ring.CommandSlot) -> None:
+        """Put the command into the slot: sequence last, so that a rank sees it whole or not."""
+        if command == self.said:
+            return
+        self.said = command
+        self.command_sequence += 1
+        data = ring.encode_command(self.command_sequence, command)
+        start = ring.COMMAND_OFFSET
+        self.memory[start : start + 8] = bytes(8)
+        self.memory[start + 8 : start + len(data)] = data[8:]
+        self.memory[start : start + 8] = data[:8]
+
+    def beat(self, now_s: float) -> None:
+        """Tell the rank that somebody reads."""
+        ring.HEARTBEAT.pack_into(self.memory, ring.HEARTBEAT_OFFSET, now_s)
+
+    def close(self) -> None:
+        """Give the mapping back; the file is not touched."""
+        self.memory.close()
+
+
+def open_ring(path: Path, job: str, now_s: float) -> RingReader:
+    """A reader that stands at the oldest record still in the ring.
+
+    Raises OSError, ValueError or VersionError for what can not be read as a ring of `job`.
+    """
+    # Links and pipes are not followed: the directory is written by others than the agent's user.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size != ring.FILE_BYTES:
+            raise ValueError(f"{status.st_size} bytes, a ring has {ring.FILE_BYTES}")
+        memory = mmap.mmap(descriptor, ring.FILE_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        attachment = ring.decode_header(memory[: ring.COMMAND_OFFSET])
+        _check(attachment, path.name, job)
+    except (ValueError, VersionError):
+        memory.close()
+        raise
+    reader = RingReader(
+        path=path,
+        inode=status.st_ino,
+        memory=memory,
+        attachment=attachment,
+        index=_oldest_index(memory),
+    )
+    reader.command_sequence, reader.said = _old_command(memory, now_s)
+    return reader
+
+
+def _check(attachment: Attachment, file_name: str, job: str) -> None:
+    """Raises ValueError where the header names another ring or does not fit the wire."""
+    if attachment.job != job:
+        raise ValueError(f"is of job {attachment.job!r}, but lies in the directory of {job!r}")
+    if attachment.rank >= ring.MAX_RANKS:
+        raise ValueError(f"rank {attachment.rank} is beyond the {ring.MAX_RANKS} ranks of a job")
+    expected = ring.ring_file_name(attachment.rank)
+    if file_name not in (expected, ring.SUPERVISOR_RING):
+        raise ValueError(f"is of rank {attachment.rank}, whose ring is {expected}")
+    wire.attachment_to_message(attachment)
+
+
+def _oldest_index(memory: mmap.mmap) -> int:
+    """Number of the oldest record in the ring; 0 for an empty one."""
+    present = []
+    for slot in range(ring.SLOT_COUNT):
+        (sequence,) = ring.SEQUENCE.unpack_from(memory, ring.slot_offset(slot))
+        if sequence and (sequence - 1) % ring.SLOT_COUNT == slot:
+            present.append(sequence - 1)
+    return min(present, default=0)
+
+
+def _old_command(memory: mmap.mmap, now_s: float) -> tuple[int, ring.CommandSlot]:
+    """What an earlier life of the agent left in the command slot."""
+    start = ring.COMMAND_OFFSET
+    try:
+        sequence, command = ring.decode_command(memory[start : start + ring.COMMAND_BYTES])
+    except ring.TornError:
+        sequence, command = 0, ring.CommandSlot()
+    if sequence == 0:
+        # Empty, or an agent was killed in mid-write. The rank compares with the last number it
+        # saw: one taken from the clock can not be that one again.
+        sequence = int(now_s * 1e6)
+    return sequence, command

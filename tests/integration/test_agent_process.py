@@ -1,0 +1,427 @@
+"""A real agent process between real rings and a controller on paper."""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pacekeeper.core import ring
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.records import RankExitRecord, StepRecord
+from pacekeeper.core.topology import Attachment
+from pacekeeper.protos import control_pb2, wire
+from pacekeeper.trainer.telemetry import Ring
+from support.agents import Node, PaperController, fleet, step, until
+
+Body = Callable[[PaperController, Node], Coroutine[Any, Any, None]]
+
+
+def play(directory: Path, body: Body) -> None:
+    """Run `body` with a controller and a node."""
+
+    async def run() -> None:
+        async with fleet(directory) as (controller, node):
+            await body(controller, node)
+
+    asyncio.run(run())
+
+
+def write_steps(writer: Ring, numbers: range) -> None:
+    for number in numbers:
+        writer.write(step(number))
+
+
+def test_records_arrive_once_in_order_and_after_their_attachment(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring()
+        await node.start()
+        for first in range(0, 50, 10):
+            write_steps(writer, range(first, first + 10))
+            await until(lambda: len(controller.steps) >= first + 10, f"step {first + 9}")  # noqa: B023
+        assert controller.steps == list(range(50))
+        told = [job for report in controller.reports for job in report.jobs]
+        assert told[0].attached and told[0].attached[0].rank == 0
+        assert controller.hellos[0].node == "n0"
+        assert controller.hellos[0].protocol_version == wire.PROTOCOL_VERSION
+        newest = controller.reports[-1].health
+        assert (newest.records_lost, newest.records_corrupt, newest.batches_dropped) == (0, 0, 0)
+
+    play(tmp_path, body)
+
+
+def test_what_happens_while_the_controller_is_away_comes_later(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring()
+        await node.start()
+        write_steps(writer, range(5))
+        await until(lambda: len(controller.steps) == 5, "the first five steps")
+        await controller.stop()
+        for number in range(5, 12):
+            writer.write(step(number))
+            await asyncio.sleep(0.05)
+        await controller.start()
+        await until(lambda: 11 in controller.steps, "the step written last")
+        # Reports sent but not yet acknowledged may come twice, none may be missing.
+        assert sorted(set(controller.steps)) == list(range(12))
+        first = controller.streams[1][0]
+        assert [a.rank for job in first.jobs for a in job.attached] == [0], "who they are, first"
+        assert not any(job.records for job in first.jobs)
+
+    play(tmp_path, body)
+
+
+def test_a_spool_that_is_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        await controller.stop()
+        writer = node.ring()
+        await node.start(spool_batches=3)
+        reader = Path(writer.path or "")
+        assert reader.exists()
+        for number in range(8):
+            before = writer.heartbeat_mono_s()
+            await until(lambda: writer.heartbeat_mono_s() > before, "a look")  # noqa: B023
+            writer.write(step(number))
+        before = writer.heartbeat_mono_s()
+        await until(lambda: writer.heartbeat_mono_s() > before, "a look")
+        await controller.start()
+        await until(lambda: 7 in controller.steps, "the newest step")
+        await until(lambda: controller.reports[-1].health.batches_dropped > 0, "the count of drops")
+        steps = controller.steps
+        assert steps == list(range(steps[0], 8)), "what is left is the newest, in order"
+        assert steps[0] >= 5
+
+    play(tmp_path, body)
+
+
+def test_a_controller_that_says_nothing_more_is_left_and_tried_again(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        controller.is_acknowledging = False
+        writer = node.ring()
+        await node.start(ack_timeout_s=0.3)
+        writer.write(step(0))
+        await until(lambda: len(controller.streams) >= 3, "a third stream")
+        assert all(stream.count(stream[1]) == 1 for stream in controller.streams[:2])
+        controller.is_acknowledging = True
+        writer.write(step(1))
+        await until(lambda: 1 in controller.steps, "the second step")
+        code, _ = await node.stop()
+        assert code == 0
+
+    play(tmp_path, body)
+
+
+def test_reports_of_a_broken_stream_are_sent_again_on_the_next_one(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        controller.is_acknowledging = False
+        writer = node.ring()
+        await node.start()
+        for number in range(6):
+            writer.write(step(number))
+            await until(lambda: number in controller.steps, f"step {number}")  # noqa: B023
+        await controller.stop()
+        controller.streams.clear()
+        await controller.start()
+        writer.write(step(6))
+        await until(lambda: 6 in controller.steps, "the last step")
+        # The first connection's sender must not take anything from the second one's mouth.
+        assert controller.steps == list(range(7))
+
+    play(tmp_path, body)
+
+
+def test_a_report_the_controller_refuses_does_not_block_the_others(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        def has_step_13(report: Any) -> bool:
+            return any(
+                isinstance(record, StepRecord) and record.step == 13
+                for job in report.jobs
+                for record in job.records
+            )
+
+        controller.is_refused = has_step_13
+        writer = node.ring()
+        await node.start()
+        for number in (12, 13, 14):
+            before = writer.heartbeat_mono_s()
+            await until(lambda: writer.heartbeat_mono_s() > before, "a look")  # noqa: B023
+            writer.write(step(number))
+        await until(lambda: 14 in controller.steps, "the step after the refused one")
+        await until(lambda: controller.reports[-1].health.batches_dropped >= 1, "its count")
+        assert 12 in controller.steps
+
+    play(tmp_path, body)
+
+
+def test_an_offer_reaches_file_and_slot_and_a_damaged_one_does_not(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring()
+        await node.start()
+        await until(lambda: controller.reports, "the stream")
+        layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, generation=3)
+        damaged = wire.offer_to_message("job", layout, 1)
+        damaged.layout_json += b" "
+        controller.say(control_pb2.AttachResponse(offer_plan=damaged))
+        good = wire.offer_to_message("job", layout, 2)
+        controller.say(control_pb2.AttachResponse(offer_plan=good))
+        await until(lambda: writer.command().plan_generation == 3, "the plan in the slot")
+        assert writer.command().base_generation == 2
+        data = encode_layout(layout)
+        assert writer.read_plan(3, hashlib.sha256(data).digest()) == data
+        deaths = control_pb2.NotifyDeaths(job="job", ranks=[1, 3, 4_000_000_000])
+        controller.say(control_pb2.AttachResponse(notify_deaths=deaths))
+        await until(lambda: writer.command().dead_ranks == {1, 3}, "the dead in the slot")
+        assert writer.command().plan_generation == 3
+        elsewhere = control_pb2.NotifyDeaths(job="not-here", ranks=[2])
+        controller.say(control_pb2.AttachResponse(notify_deaths=elsewhere))
+        code, error = await node.stop()
+        assert code == 0, error
+        assert list(node.rings.iterdir()) == [node.rings / "job"]
+
+    play(tmp_path, body)
+
+
+def test_a_death_reaches_the_neighbours_without_any_controller(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        await controller.stop()
+        neighbour = node.ring(0)
+        node.ring(1, pid=4711)
+        supervisor = Ring.create(
+            node.rings,
+            Attachment(job="job", rank=0, world_size=4, pid=7, role="supervisor"),
+            file_name=ring.SUPERVISOR_RING,
+        )
+        await node.start()
+        await until(neighbour.heartbeat_mono_s, "a look")
+        supervisor.write(RankExitRecord(rank=2, pid=9, exit_code=0, signal=0))
+        supervisor.write(RankExitRecord(rank=1, pid=4711, exit_code=0, signal=9))
+        await until(lambda: neighbour.command().dead_ranks, "the death")
+        assert neighbour.command().dead_ranks == {1}, "a clean exit is no death"
+
+    play(tmp_path, body)
+
+
+def test_files_that_are_no_rings_are_told_and_the_others_are_read(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring(0)
+        write_steps(writer, range(3))
+        assert writer.path is not None
+        with writer.path.open("r+b") as file:
+            file.seek(ring.slot_offset(1) + 24)
+            file.write(b"\xff\xff\xff")
+        other = bytearray(node.ring(1).path.read_bytes())  # type: ignore[union-attr]
+        other[8] = 77
+        (node.rings / "job" / "rank-00002.ring").write_bytes(other)
+        (node.rings / "job" / "rank-00003.ring").write_bytes(os.urandom(ring.FILE_BYTES))
+        (node.rings / "job" / "rank-00004.ring").mkdir()
+        os.mkfifo(node.rings / "job" / "rank-00005.ring")
+        (node.rings / "job" / "rank-00006.ring").symlink_to("/etc/hostname")
+        await node.start()
+        await until(lambda: controller.steps == [0, 2], "the two good steps")
+        health = controller.reports[-1].health
+        assert health.records_corrupt == 1
+        named = {text.partition(":")[0] for text in health.unreadable}
+        assert named == {f"job/rank-0000{i}.ring" for i in range(2, 7)}
+        assert any("version 77" in text for text in health.unreadable)
+        writer.write(step(9))
+        await until(lambda: 9 in controller.steps, "a step after all that")
+        code, error = await node.stop()
+        assert code == 0
+        assert error.count("version 77") == 1, "said once in the log"
+
+    play(tmp_path, body)
+
+
+def test_a_writer_killed_at_any_moment_leaves_only_whole_records(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from support.agents import Node, step\n"
+        "ring = Node(Path(sys.argv[1]), 1).ring()\n"
+        "print('up', flush=True)\n"
+        "for number in range(10**9): ring.write(step(number))\n"
+    )
+
+    async def body(controller: PaperController, node: Node) -> None:
+        await node.start()
+        await until(lambda: controller.streams, "the agent")
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        writer = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        try:
+            await until(lambda: len(controller.steps) > 3000, "many steps")
+        finally:
+            writer.kill()
+            writer.communicate()
+        seen = len(controller.reports)
+        await until(lambda: any(not r.jobs for r in controller.reports[seen:]), "a quiet report")
+        health = controller.reports[-1].health
+        steps = controller.steps
+        assert steps == sorted(set(steps))
+        assert health.records_corrupt == 0
+        assert health.records_lost == steps[-1] + 1 - len(steps), "every gap is counted"
+        reborn = node.ring()
+        reborn.write(step(2_000_000_000))
+        await until(lambda: 2_000_000_000 in controller.steps, "the next life of the rank")
+
+    play(tmp_path, body)
+
+
+def test_a_new_agent_reads_what_is_still_in_the_rings(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        writer = node.ring()
+        await node.start()
+        write_steps(writer, range(2000))
+        await until(lambda: 1999 in controller.steps, "the newest step")
+        await node.kill()
+        write_steps(writer, range(2000, 2010))
+        controller.streams.clear()
+        await node.start()
+        await until(lambda: 2009 in controller.steps, "the step written last")
+        assert controller.steps == list(range(2010 - ring.SLOT_COUNT, 2010))
+        assert controller.reports[-1].health.records_lost == 0, "they were read in another life"
+        attached = [a for r in controller.reports for job in r.jobs for a in job.attached]
+        assert {a.pid for a in attached} == {os.getpid()}
+        assert len({hello.agent_life for hello in controller.hellos}) == 2
+
+    play(tmp_path, body)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_asked_end_sends_the_last_records_and_is_a_success(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        controller.is_acknowledging = False
+        writer = node.ring()
+        process = await node.start(poll_interval_s=5.0)
+        await until(lambda: controller.streams, "the stream")
+        writer.write(step(5))
+        process.send_signal(number)
+        code, error = await node.ended()
+        assert code == 0
+        assert controller.steps == [5], "read and sent in the last moment"
+        assert "Traceback" not in error
+
+    play(tmp_path, body)
+
+
+def test_an_asked_end_does_not_wait_for_a_controller_that_is_away(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        await controller.stop()
+        writer = node.ring()
+        await node.start()
+        writer.write(step(0))
+        await until(writer.heartbeat_mono_s, "a look")
+        code, error = await node.stop()
+        assert code == 0
+        assert "Traceback" not in error
+
+    play(tmp_path, body)
+
+
+def test_another_protocol_version_is_final(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        text = "agent 0.1.0 speaks protocol 1, controller 9.9 speaks 7"
+        controller.refusal = (grpc.StatusCode.FAILED_PRECONDITION, text)
+        await node.start()
+        code, error = await node.ended()
+        assert code == 5
+        assert text in error
+        assert "Traceback" not in error
+
+    play(tmp_path, body)
+
+
+@contextlib.asynccontextmanager
+async def taken_port() -> AsyncIterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_what_the_host_refuses_has_a_code_and_a_remedy(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        async with taken_port() as port:
+            await node.start(metrics_listen=f"127.0.0.1:{port}")
+            code, error = await node.ended()
+        assert code == 4
+        assert "choose another --metrics-listen" in error
+        (tmp_path / "file").write_text("")
+        for path in (tmp_path / "file", tmp_path / "file" / "rings"):
+            await node.start(ring_dir=str(path))
+            code, error = await node.ended()
+            assert code == 4, error
+            assert "--ring-dir" in error and "Traceback" not in error
+        first = Node(tmp_path, controller.port)
+        await first.start()
+        try:
+            await until(lambda: controller.streams, "the first agent")
+            await node.start()
+            code, error = await node.ended()
+            assert code == 4
+            assert "another agent reads it" in error
+        finally:
+            await first.kill()
+
+    play(tmp_path, body)
+
+
+def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        await node.start(pol_interval_s=1.0)
+        code, error = await node.ended()
+        assert code == 3
+        assert "pol_interval_s" in error and "poll_interval_s" in error
+
+    play(tmp_path, body)
+
+
+def test_prometheus_reads_the_agents_own_counts(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        async with taken_port() as port:
+            pass
+        writer = node.ring()
+        write_steps(writer, range(3))
+        await node.start(metrics_listen=f"127.0.0.1:{port}")
+        await until(lambda: len(controller.steps) == 3, "the steps")
+
+        def scrape() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+                text: str = answer.read().decode()
+                return text
+
+        text = ""
+        while "pacekeeper_agent_connected 1.0" not in text:
+            text = await asyncio.to_thread(scrape)
+        assert "pacekeeper_agent_records_read_total 3.0" in text
+        assert "pacekeeper_agent_rings 1.0" in text
+        for name in ("records_lost", "records_corrupt", "batches_dropped"):
+            assert f"pacekeeper_agent_{name}_total 0.0" in text
+        assert "pacekeeper_agent_poll_seconds_count" in text
+
+    play(tmp_path, body)
+
+
+def test_the_agent_starts_without_the_trainers_libraries() -> None:
+    program = (
+        "import sys, pacekeeper.cli.agent, pacekeeper.agent.runtime\n"
+        "print(sorted({'torch', 'numpy', 'sklearn', 'scipy', 'pynvml'} & set(sys.modules)))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip() == "[]"

@@ -1,0 +1,191 @@
+"""A controller on paper for real agent processes, and a node with rings for them to read."""
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from pacekeeper.core.records import Record, StepRecord
+from pacekeeper.core.reports import NodeReport
+from pacekeeper.core.topology import Attachment
+from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
+from pacekeeper.trainer.telemetry import Ring
+
+PATIENCE_S = 30.0  # no test waits for longer; none asserts how long something took
+
+
+class PaperController(control_pb2_grpc.AgentControlServiceServicer):
+    """Takes what agents send and says what the test wants. `streams` has one list per stream."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.streams: list[list[NodeReport]] = []
+        self.hellos: list[control_pb2.Hello] = []
+        self.is_acknowledging = True
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.is_refused: Callable[[NodeReport], bool] = lambda report: False
+        self._outbox: asyncio.Queue[control_pb2.AttachResponse | None] = asyncio.Queue()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Serve; on the same port as before where there was one."""
+        server = grpc.aio.server(options=wire.GRPC_OPTIONS_SERVER)
+        control_pb2_grpc.add_AgentControlServiceServicer_to_server(self, server)
+        self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await server.start()
+        self._server = server
+
+    async def stop(self) -> None:
+        """Be away: all streams break."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def say(self, message: control_pb2.AttachResponse) -> None:
+        """Send a command on the newest stream."""
+        self._outbox.put_nowait(message)
+
+    @property
+    def reports(self) -> list[NodeReport]:
+        return [report for stream in self.streams for report in stream]
+
+    @property
+    def records(self) -> list[Record]:
+        return [r for report in self.reports for job in report.jobs for r in job.records]
+
+    @property
+    def steps(self) -> list[int]:
+        return [record.step for record in self.records if isinstance(record, StepRecord)]
+
+    async def Attach(
+        self,
+        request_iterator: AsyncIterator[control_pb2.AttachRequest],
+        context: "grpc.aio.ServicerContext[object, object]",
+    ) -> AsyncIterator[control_pb2.AttachResponse]:
+        """One agent's stream."""
+        self.hellos.append((await anext(request_iterator)).hello)
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        outbox: asyncio.Queue[control_pb2.AttachResponse | None] = asyncio.Queue()
+        self._outbox = outbox
+        stream: list[NodeReport] = []
+        self.streams.append(stream)
+        refused: list[str] = []
+        yield control_pb2.AttachResponse(
+            welcome=control_pb2.Welcome(protocol_version=wire.PROTOCOL_VERSION)
+        )
+
+        async def read() -> None:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                async for request in request_iterator:
+                    report = wire.report_from_message(request.report)
+                    if self.is_refused(report):
+                        refused.append(f"report {report.sequence} is impossible")
+                        break
+                    stream.append(report)
+                    if self.is_acknowledging:
+                        outbox.put_nowait(
+                            control_pb2.AttachResponse(
+                                acknowledge=control_pb2.Acknowledge(sequence=report.sequence)
+                            )
+                        )
+            outbox.put_nowait(None)
+
+        reader = asyncio.create_task(read())
+        try:
+            while (message := await outbox.get()) is not None:
+                yield message
+        finally:
+            reader.cancel()
+        if refused:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, refused[0])
+
+
+async def until(is_true: Callable[[], object], what: str) -> None:
+    """Wait until it is true; a failure names what never came."""
+    for _ in range(int(PATIENCE_S / 0.02)):
+        if is_true():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"never: {what}")
+
+
+class Node:
+    """One node: a ring directory and an agent process."""
+
+    def __init__(self, directory: Path, controller_port: int) -> None:
+        self.rings = directory / "rings"
+        self.rings.mkdir(exist_ok=True)
+        self.config = directory / "agent.toml"
+        self.settings = {
+            "controller": f"127.0.0.1:{controller_port}",
+            "node": "n0",
+            "ring_dir": str(self.rings),
+            "metrics_listen": "",
+            "poll_interval_s": 0.02,
+            "reconnect_max_s": 0.4,
+        }
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self, **settings: object) -> asyncio.subprocess.Process:
+        """Start the agent with these settings in its file."""
+        values = {**self.settings, **settings}
+        lines = [f"{k} = {v!r}".replace("'", '"') for k, v in values.items()]
+        self.config.write_text("\n".join(["[agent]", *lines, ""]))
+        self.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "pacekeeper.cli.main", "agent", "--config", str(self.config)),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONWARNINGS": "error"},
+        )
+        return self.process
+
+    async def ended(self) -> tuple[int, str]:
+        """The agent's exit code and what it said on standard error."""
+        assert self.process is not None
+        async with asyncio.timeout(PATIENCE_S):
+            _, error = await self.process.communicate()
+        assert self.process.returncode is not None
+        return self.process.returncode, error.decode()
+
+    async def stop(self) -> tuple[int, str]:
+        """SIGTERM, then `ended`."""
+        assert self.process is not None
+        self.process.terminate()
+        return await self.ended()
+
+    async def kill(self) -> None:
+        """SIGKILL, where it still runs."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+
+    def ring(self, rank: int = 0, *, pid: int | None = None, job: str = "job") -> Ring:
+        """The ring of a rank that attaches now."""
+        attachment = Attachment(
+            job=job, rank=rank, world_size=4, pid=os.getpid() if pid is None else pid
+        )
+        return Ring.create(self.rings, attachment)
+
+
+def step(number: int, rank: int = 0) -> StepRecord:
+    """A step as small as it can be."""
+    return StepRecord(rank=rank, step=number, generation=1, duration_s=0.1, tokens=1)
+
+
+@contextlib.asynccontextmanager
+async def fleet(directory: Path) -> AsyncIterator[tuple[PaperController, Node]]:
+    """A controller that answers and a node whose agent is not started yet; both gone afterwards."""
+    controller = PaperController()
+    await controller.start()
+    node = Node(directory, controller.port)
+    try:
+        yield controller, node
+    finally:
+        await node.kill()
+        await controller.stop()
