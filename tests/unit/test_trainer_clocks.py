@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.trainer import timing
 from pacekeeper.trainer.faults import (
     Burner,
     DeviceModel,
@@ -109,6 +110,23 @@ def test_an_even_step_takes_the_configured_time(world: int, micro_batches: int) 
     assert device.time_s(even_step_work(config, world)) == pytest.approx(0.5, rel=0.02)
 
 
+def test_a_narrow_model_bound_by_memory_takes_the_configured_time_too() -> None:
+    config = replace(TrainConfig(), hidden_size=16, expert_hidden_size=1, emulated_step_s=0.5)
+    work = even_step_work(config, 4)
+    device = DeviceModel.calibrated(config, 4)
+    assert work.bytes / device.bytes_per_s > work.flops / device.flops_per_s
+    assert device.time_s(work) == pytest.approx(0.5)
+
+
+def test_device_time_is_not_merely_proportional_to_tokens() -> None:
+    device = DeviceModel.calibrated(TrainConfig(), 4)
+    even = even_step_work(TrainConfig(), 4)
+    kernels_s = even.kernels * device.kernel_s
+    assert 0.10 <= kernels_s / TrainConfig().emulated_step_s <= 0.20
+    half = Work(flops=even.flops / 2, bytes=even.bytes / 2, kernels=even.kernels)
+    assert device.time_s(half) - kernels_s == pytest.approx((device.time_s(even) - kernels_s) / 2)
+
+
 def test_the_wall_clock_leaves_waiting_out() -> None:
     clock = WallClock()
     clock.begin()
@@ -137,6 +155,38 @@ def test_the_cpu_clock_sees_cpu_time_and_stalls_but_not_waiting() -> None:
     if measured.stall_s is not None:
         assert measured.stall_s >= 0.02
         assert measured.compute_s == pytest.approx(measured.cpu_s + measured.stall_s)
+
+
+@pytest.mark.parametrize("content", [None, "", "0 0 0", "1 2", "a b c"])
+def test_without_run_queue_statistics_nothing_is_invented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    statistics = tmp_path / "schedstat"
+    if content is not None:
+        statistics.write_text(content)
+    monkeypatch.setattr(timing, "SCHEDSTAT", str(statistics))
+    clock = CpuClock()
+    clock.begin()
+    clock.pause()
+    clock.resume()
+    measured = clock.end()
+    assert measured is not None and measured.cpu_s is not None
+    assert measured.run_queue_s is None and measured.stall_s is None
+    assert measured.compute_s == measured.cpu_s
+
+
+def test_time_on_the_run_queue_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    statistics = tmp_path / "schedstat"
+    statistics.write_text("1000 500 1")
+    monkeypatch.setattr(timing, "SCHEDSTAT", str(statistics))
+    clock = CpuClock()
+    clock.begin()
+    time.sleep(0.03)
+    statistics.write_text("1000 20000500 1")  # 20 ms of it: a competitor had the core
+    measured = clock.end()
+    assert measured is not None and measured.stall_s is not None
+    assert measured.run_queue_s == pytest.approx(0.020)
+    assert measured.stall_s >= 0.009
 
 
 def test_burning_is_real_extra_compute() -> None:
@@ -198,6 +248,54 @@ def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> Non
     (line,) = (tmp_path / "truth.jsonl").read_text().splitlines()
     truth = json.loads(line)
     assert (truth["rank"], truth["step"], truth["slowdown"]) == (2, 2, 1.6)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("{}", "slowdown: expected a number"),
+        ("[1.6]", "expected an object"),
+        ('{"slowdown": "1.6"}', "slowdown: expected a number"),
+        ('{"slowdown": true}', "slowdown: expected a number"),
+        ('{"slowdown": NaN}', "finite"),
+        ('{"slowdown": 0}', "above 0"),
+        ('{"slowdown": -2}', "above 0"),
+        ('{"slowdown": 1.6, "kind": "stop"}', "kind: expected 'compute'"),
+    ],
+)
+def test_a_wrong_order_is_refused_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, order: str, expected: str
+) -> None:
+    target = Burner(slowdown=1.25)
+    injector = FaultInjector(directory=tmp_path, rank=2, target=target)
+    (tmp_path / "rank-2.json").write_text(order)
+    for step in range(3):
+        injector.step_began(step)
+    assert target.slowdown == 1.25
+    assert not (tmp_path / "truth.jsonl").exists()
+    (record,) = caplog.records
+    assert expected in record.message
+
+
+def test_a_fault_that_can_not_be_written_down_does_not_act(tmp_path: Path) -> None:
+    target = Burner()
+    (tmp_path / "truth.jsonl").mkdir()
+    (tmp_path / "rank-0.json").write_text('{"slowdown": 2.0}')
+    FaultInjector(directory=tmp_path, rank=0, target=target).step_began(0)
+    assert target.slowdown == 1.0
+
+
+def test_two_orders_within_one_tick_of_the_file_clock_both_count(tmp_path: Path) -> None:
+    target = Burner()
+    injector = FaultInjector(directory=tmp_path, rank=0, target=target)
+    order = tmp_path / "rank-0.json"
+    for slowdown in (1.6, 1.0):
+        fresh = tmp_path / f"fresh-{slowdown}"
+        fresh.write_text(json.dumps({"slowdown": slowdown}))
+        os.utime(fresh, ns=(1_000, 1_000))
+        fresh.rename(order)
+        injector.step_began(0)
+        assert target.slowdown == slowdown
 
 
 def test_a_stopped_process_runs_again_afterwards() -> None:

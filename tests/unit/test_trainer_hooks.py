@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,14 +61,19 @@ def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path)
     late = ComputeTime(compute_s=0.5, is_of_previous=True)
     pace.step_began(0)
     pace.micro_batch(compute=None, tokens=10)
+    pace.set_generation(7)
     pace.step_began(1)
     pace.micro_batch(compute=late, tokens=99)
-    (only,) = records(pace)
-    assert isinstance(only, MicroBatchRecord)
-    assert (only.step, only.tokens, only.compute_s) == (0, 10, 0.5)
+    pace.micro_batch(compute=None, tokens=98)
+    pace.micro_batch(compute=late, tokens=97)
+    found = [r for r in records(pace) if isinstance(r, MicroBatchRecord)]
+    assert [(r.step, r.micro_batch, r.generation, r.tokens) for r in found] == [
+        (0, 0, 0, 10),
+        (1, 1, 7, 98),
+    ]
 
 
-def offer(pace: hooks.Hooks, generation: int, data: bytes) -> None:
+def offer(pace: hooks.Hooks, generation: int, data: bytes, *, sequence: int | None = None) -> None:
     assert pace.ring.path is not None
     command = ring.CommandSlot(
         plan_generation=generation,
@@ -77,7 +83,7 @@ def offer(pace: hooks.Hooks, generation: int, data: bytes) -> None:
     )
     with pace.ring.path.open("r+b") as file:
         file.seek(ring.COMMAND_OFFSET)
-        file.write(ring.encode_command(generation, command))
+        file.write(ring.encode_command(sequence or generation, command))
     pace.ring.path.with_name(ring.plan_file_name(generation)).write_bytes(data)
 
 
@@ -95,6 +101,117 @@ def test_a_plan_is_offered_until_it_is_in_force_or_refused(tmp_path: Path) -> No
     offer(pace, 3, b"three")
     pace.refuse_plan(3, "does not fit")
     assert pace.plan_offered() is None
+
+
+def test_a_waiting_plan_costs_one_file_read(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
+    offer(pace, 2, b"two")
+    first = pace.plan_offered()
+    assert first is not None and pace.ring.path is not None
+    pace.ring.path.with_name(ring.plan_file_name(2)).unlink()
+    assert pace.plan_offered() is first
+
+
+def test_another_plan_of_a_refused_generation_is_offered(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
+    offer(pace, 2, b"wrong")
+    assert pace.plan_offered() is not None
+    pace.refuse_plan(2, "does not fit")
+    assert pace.plan_offered() is None
+    offer(pace, 2, b"right", sequence=9)
+    found = pace.plan_offered()
+    assert found is not None and found.layout_json == b"right"
+
+
+def test_a_plan_whose_file_is_another_one_is_never_offered(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
+    offer(pace, 2, b"two")
+    assert pace.ring.path is not None
+    pace.ring.path.with_name(ring.plan_file_name(2)).write_bytes(b"tw")
+    assert pace.plan_offered() is None
+    assert (pace.ring.num_plans_wrong, pace.ring.num_plans_missing) == (1, 0)
+
+
+def test_a_generation_told_by_the_trainer_is_on_its_records(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    offer(pace, 5, b"five")
+    pace.set_generation(5)
+    pace.step_began(0)
+    pace.step_ended(tokens=1)
+    (only,) = records(pace)
+    assert isinstance(only, StepRecord) and only.generation == 5
+    assert pace.plan_offered() is None
+
+
+class BrokenTimer:
+    """A trainer's own clock on a bad day."""
+
+    def fail(self) -> None:
+        raise OSError("the device is gone")
+
+    begin = pause = resume = fail
+
+    def end(self) -> ComputeTime | None:
+        raise OSError("the device is gone")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda pace: pace.micro_batch(compute="long", tokens=1),
+        lambda pace: pace.micro_batch(compute=ComputeTime(compute_s=1.0), tokens=-1),
+        lambda pace: pace.micro_batch(compute=ComputeTime(compute_s=1.0), tokens=None),
+        lambda pace: pace.expert_loads(0, None),
+        lambda pace: pace.expert_loads(0, [-1]),
+        lambda pace: pace.expert_loads(1 << 20, [1]),
+        lambda pace: pace.step_ended(tokens="many"),
+        lambda pace: pace.step_ended(tokens=1, loss="low"),
+        lambda pace: pace.plan_applied(step=0, generation=2, layout_crc=-1),
+    ],
+)
+def test_no_argument_stops_training(tmp_path: Path, call: Callable[[hooks.Hooks], None]) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    call(pace)
+    assert pace.ring.num_errors == 1
+    assert records(pace) == []
+    pace.step_began(1)
+    pace.step_ended(tokens=1)
+    assert len(records(pace)) == 1, "one mistake loses one record, no more"
+
+
+def test_a_failing_timer_is_told_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path), timer=BrokenTimer())
+    steps = 0
+    for step in range(3):
+        with pace.step(step), pace.micro_batch_timer(tokens=1), pace.waiting():
+            steps += 1
+    assert steps == 3
+    assert not pace.ring.is_armed
+    assert [r.message.count("the device is gone") for r in caplog.records] == [1, 1]
+
+
+@pytest.mark.parametrize("directory", ["file/below", "nul\0byte"])
+def test_every_moment_works_without_a_ring(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, directory: str
+) -> None:
+    (tmp_path / "file").write_text("no directory")
+    pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path / directory))
+    for step in range(5):
+        with pace.step(step), pace.micro_batch_timer(tokens=1), pace.waiting():
+            pace.expert_loads(0, [1, 2])
+        pace.plan_applied(step=step, generation=2, layout_crc=0)
+        assert pace.plan_offered() is None
+        assert pace.dead_ranks() == frozenset()
+    pace.detach()
+    assert len(caplog.records) == 1, "one warning, not one per call"
+
+
+@pytest.mark.parametrize(("job", "rank"), [("../up", 0), ("", 0), ("j", 4), ("j", -1)])
+def test_who_does_not_know_its_name_is_told_at_once(tmp_path: Path, job: str, rank: int) -> None:
+    with pytest.raises(ValueError):
+        hooks.attach(job=job, rank=rank, world_size=4, ring_dir=str(tmp_path))
 
 
 def test_waiting_is_not_compute(tmp_path: Path) -> None:

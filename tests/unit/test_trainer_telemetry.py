@@ -2,15 +2,17 @@
 
 import hashlib
 import os
-import threading
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from pacekeeper.core import ring
+from pacekeeper.core.errors import VersionError
 from pacekeeper.core.records import Record, StepRecord
 from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import MAX_ERRORS, Ring
+from pacekeeper.trainer.telemetry import ALIVE_WITHIN_S, MAX_ERRORS, Ring
 
 ATTACHMENT = Attachment(job="job", rank=3, world_size=4, pid=os.getpid())
 
@@ -75,8 +77,9 @@ def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         ours.write(step(7))
-        os._exit(0)
-    os.waitpid(child, 0)
+        os._exit(3 if ours.is_armed else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert ours.is_armed
     assert ours.path is not None
     assert read(ours.path, 0) is None
 
@@ -107,24 +110,144 @@ def test_a_plan_is_read_only_if_it_fits_its_digest(tmp_path: Path) -> None:
     assert ours.read_plan(4, digest) == b"plan"
 
 
-def test_a_racing_reader_never_gets_a_wrong_record(tmp_path: Path) -> None:
+def put_command(ours: Ring, data: bytes) -> None:
+    assert ours.path is not None
+    with ours.path.open("r+b") as file:
+        file.seek(ring.COMMAND_OFFSET)
+        file.write(data)
+
+
+def test_a_new_ring_owns_all_its_pages(tmp_path: Path) -> None:
+    # A store into a page that a full tmpfs can not give would end training by SIGBUS.
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours.path is not None
-    path, total = ours.path, 5 * ring.SLOT_COUNT
-    writer = threading.Thread(target=lambda: [ours.write(step(i)) for i in range(total)])
-    writer.start()
-    index, right = 0, 0
-    while index < total and (writer.is_alive() or right == 0):
-        try:
-            record = read(path, index)
-        except (ring.TornError, ring.CorruptError):
-            continue
-        except LookupError:
-            index += ring.SLOT_COUNT // 2
-            continue
-        if record is not None:
-            assert record == step(index)
-            right += 1
-            index += 1
-    writer.join()
-    assert right > 0
+    assert ours.path.stat().st_blocks * 512 >= ring.FILE_BYTES
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small tmpfs")
+def test_a_full_tmpfs_costs_the_ring_and_not_the_training(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not permitted here")
+    code = (
+        "import sys; from pacekeeper.trainer import hooks\n"
+        "pace = hooks.attach(job='j', rank=0, world_size=1, ring_dir=sys.argv[1])\n"
+        "for step in range(2000):\n"
+        "    pace.step_began(step); pace.step_ended(tokens=1)\n"
+        "print(pace.ring.is_armed, pace.ring.reason)"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(small)], capture_output=True, text=True
+        )
+        left = list((small / "j").iterdir())
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("False") and "No space left" in done.stdout
+    assert left == [], "half a ring is not left behind for the agent to stumble over"
+
+
+def test_a_ring_of_another_version_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "job" / ring.ring_file_name(3)
+    path.parent.mkdir()
+    header = bytearray(ring.encode_header(ATTACHMENT).ljust(ring.FILE_BYTES, b"\0"))
+    header[8] += 1
+    path.write_bytes(header)
+    with pytest.raises(VersionError):
+        ring.decode_header(path.read_bytes())
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    ours.write(step(1))
+    assert ring.decode_header(path.read_bytes()) == ATTACHMENT
+    assert read(path, 0) == step(1)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_command_caught_between_two_writes_keeps_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    first, second = (ring.CommandSlot(dead_ranks=frozenset({r})) for r in (1, 2))
+    put_command(ours, ring.encode_command(1, first))
+    assert ours.command() == first
+    put_command(ours, ring.encode_command(2, second))
+    decode = ring.decode_command
+    with monkeypatch.context() as patched:  # the agent begins its next write under our hands
+        patched.setattr(ring, "decode_command", lambda area: decode(bytes(8) + area[8:]))
+        assert ours.command() == first
+    assert ours.command() == second
+
+
+def test_an_agent_that_died_in_mid_write_and_counts_anew_is_heard(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    first, second = (ring.CommandSlot(dead_ranks=frozenset({r})) for r in (1, 2))
+    put_command(ours, ring.encode_command(1, first))
+    assert ours.command() == first
+    put_command(ours, bytes(8))
+    assert ours.command() == first
+    put_command(ours, ring.encode_command(1, second))
+    assert ours.command() == second
+
+
+def test_an_agent_is_alive_while_it_beats(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    assert not ours.agent_is_alive(1.0)
+    assert ours.path is not None
+    with ours.path.open("r+b") as file:
+        file.seek(ring.HEARTBEAT_OFFSET)
+        file.write(ring.HEARTBEAT.pack(100.0))
+    assert ours.heartbeat_mono_s() == 100.0
+    assert ours.agent_is_alive(100.0 + ALIVE_WITHIN_S)
+    assert not ours.agent_is_alive(100.1 + ALIVE_WITHIN_S)
+
+
+def test_a_missing_and_a_wrong_plan_are_counted_apart(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    assert ours.path is not None
+    assert ours.read_plan(4, bytes(32)) is None
+    ours.path.with_name(ring.plan_file_name(4)).write_bytes(b"plan")
+    assert ours.read_plan(4, bytes(32)) is None
+    assert (ours.num_plans_missing, ours.num_plans_wrong) == (1, 1)
+    assert ours.num_errors == 0, "a plan that is not there yet is no error of ours"
+
+
+def test_a_layout_appears_whole_or_not_at_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    assert ours.path is not None
+    ours.write_layout(7, b"layout")
+    target = ours.path.with_name(ring.layout_file_name(7))
+    assert target.read_bytes() == b"layout"
+    blocked = ours.path.with_name(ring.layout_file_name(8))
+    blocked.mkdir()
+    (blocked / "full").touch()
+    ours.write_layout(8, b"layout")  # can not be renamed onto a directory
+    assert sorted(p.name for p in ours.path.parent.iterdir()) == sorted(
+        [ours.path.name, target.name, blocked.name]
+    )
+    assert ours.num_errors == 1
+    assert len(caplog.records) == 1
+
+
+def test_the_supervisor_has_a_ring_of_its_own(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT, file_name=ring.SUPERVISOR_RING)
+    ours.write(step(0))
+    assert ours.path == tmp_path / "job" / ring.SUPERVISOR_RING
+    assert read(ours.path, 0) == step(0)
+
+
+def test_a_closed_ring_takes_no_more_and_stays_readable(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    ours.write(step(0))
+    ours.close()
+    ours.close()
+    ours.write(step(1))
+    assert ours.path is not None
+    assert read(ours.path, 0) == step(0)
+    assert read(ours.path, 1) is None
+    assert ours.heartbeat_mono_s() == 0.0
