@@ -86,7 +86,7 @@ def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
 
 
 def remeasure(job: JobState, rank: int, slowdown: float) -> tuple[JobState, list[Command]]:
-    """The open finding of this rank is now clearly larger or smaller."""
+    """The open finding of this rank is now clearly larger or smaller (not: nearly over)."""
     commands: list[Command] = []
     incidents = []
     for incident in job.incidents:

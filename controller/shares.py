@@ -18,8 +18,9 @@ from pacekeeper.core.layout import ExpertHosts, Host, Layout
 # average over many experts, so that noise in one expert's load hurts no one host.
 SLACK = 0.005
 MIN_SHARE = 1e-4  # smaller shares are none
-MAX_ROUNDS = 400
-SETTLED = 1e-4  # of a rank's capacity
+MAX_ROUNDS = 200
+SETTLED = 1e-5  # of the fluid load of a rank
+LEAST_LOG_FACTOR = -30.0
 
 Array = npt.NDArray[np.float64]
 
@@ -192,22 +193,37 @@ def _solve(problem: _Problem) -> tuple[Optimum, Array]:
 
 
 def _nearest(problem: _Problem, capacity: Array) -> Array:
-    """Shares [pairs] near speed-proportional ones with (nearly) no rank above its capacity.
+    """The shares [pairs] nearest to speed-proportional ones with no rank above its capacity.
 
-    Iterative scaling: one factor per rank, at most 1, for all its replicas alike. The limit is the
-    projection in relative entropy; few rounds are enough to be close, and all ranks are treated
-    alike whatever their numbers.
+    Nearest in relative entropy, weighted by load: then one factor per rank, at most 1, scales all
+    its replicas alike, and the logarithms of the factors minimise a smooth convex function. All
+    ranks are treated alike whatever their numbers.
     """
-    factor = np.ones(len(problem.ranks))
-    own = problem.speed[problem.rank_of]
-    shares = problem.normalised(own)
-    for _ in range(MAX_ROUNDS):
-        excess = problem.load_by_rank(shares) / capacity
-        if excess.max() <= 1.0 + SETTLED:
-            break
-        factor = np.minimum(1.0, factor / np.maximum(excess, 1e-3))
-        shares = problem.normalised(own * factor[problem.rank_of])
-    return shares
+    from scipy.optimize import minimize
+
+    own, loads = problem.speed[problem.rank_of], problem.loads / problem.fluid
+    limit = capacity / problem.fluid
+
+    def dual(log_factor: Array) -> tuple[float, Array]:
+        weights = own * np.exp(log_factor[problem.rank_of])
+        total = np.bincount(problem.expert_of, weights=weights, minlength=len(loads))
+        rows = loads[problem.expert_of] * weights / total[problem.expert_of]
+        at_rank = np.bincount(problem.rank_of, weights=rows, minlength=len(limit))
+        return float(loads @ np.log(total) - limit @ log_factor), at_rank - limit
+
+    start = np.zeros(len(problem.ranks))
+    natural = problem.normalised(own)
+    if (problem.load_by_rank(natural) <= capacity).all():
+        return natural
+    solution = minimize(
+        dual,
+        start,
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(LEAST_LOG_FACTOR, 0.0)] * len(start),
+        options={"maxiter": MAX_ROUNDS, "ftol": 1e-12, "gtol": SETTLED},
+    )
+    return problem.normalised(own * np.exp(solution.x[problem.rank_of]))
 
 
 def _mixed(problem: _Problem, near: Array, exact: Array, capacity: Array) -> Array:

@@ -102,7 +102,7 @@ def _judge(
         return state, job, []
     evidence, judgement = fold(config.detector, job.evidence, sample_of(list(work.values())))
     job = _show_on_ranks(replace(job, evidence=evidence), judgement)
-    state, job, commands = _take_judgement(state, job, judgement, unix_s)
+    state, job, commands = _take_judgement(state, job, judgement, config, unix_s)
     commands.append(
         StepSummary(
             job=job.name,
@@ -179,7 +179,7 @@ def is_same_work(one: Layout, other: Layout) -> bool:
 
 
 def _take_judgement(
-    state: State, job: JobState, judgement: Judgement, unix_s: float
+    state: State, job: JobState, judgement: Judgement, config: ControllerConfig, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Findings open incidents, recoveries close them, re-measured ones are told."""
     commands: list[Command] = []
@@ -195,6 +195,8 @@ def _take_judgement(
     if judgement.recovered and not job.evidence.slow:
         job = _all_is_over(job)
     for rank, slowdown in judgement.changed.items():
-        job, said = incidents.remeasure(job, rank, slowdown)
-        commands += said
+        # Below the smallest slowdown worth a finding it is ending: history keeps what it was.
+        if slowdown >= config.detector.min_slowdown:
+            job, said = incidents.remeasure(job, rank, slowdown)
+            commands += said
     return state, job, commands

@@ -1,0 +1,356 @@
+"""A closed loop on paper: a training job, its agents and the real machine, in virtual time, seeded.
+
+The job follows plans and deaths as the trainer does; the network between agents and controller
+loses, repeats and reorders. Facts that agents keep until they are acknowledged arrive late at
+worst; measurements in a lost report are gone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import numpy as np
+
+from pacekeeper.controller.events import (
+    Command,
+    Event,
+    NodeAttached,
+    NodeReported,
+    NotifyDeaths,
+    OfferPlan,
+    SaveIncident,
+    SaveJob,
+    Tick,
+)
+from pacekeeper.controller.machine import advance, job_record, restored
+from pacekeeper.controller.state import JobRecord, JobState, State
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.findings import Incident
+from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout_codec import encode_layout, layout_crc
+from pacekeeper.core.records import (
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    RankExitRecord,
+    Record,
+    StepRecord,
+)
+from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.core.shrink import shrink
+from pacekeeper.core.topology import Attachment, Clock, ModelShape
+
+JOB = "paper"
+NODES = {"node-0": (0, 1), "node-1": (2, 3)}
+SHAPE = ModelShape(
+    num_layers=2,
+    num_experts=4,
+    experts_per_token=2,
+    rows_per_step=32,
+    slots_per_rank=4,
+    expert_bytes=100_000,
+    dense_bytes=1_000_000,
+)
+ROW_TOKENS = 160
+COEFFICIENTS = np.array([0.02, 2e-5, 5e-9, 1.5e-5, 4e-4])  # seconds per unit of each feature
+POLL_S, TICK_S = 0.1, 0.2
+MAX_DELAY_S = 1.5
+UNIX_OFFSET_S = 1_000_000.0
+
+
+@dataclass(kw_only=True)
+class PaperCluster:
+    """`loss`: share of reports that the network mistreats; `offer_loss`: of commands it drops."""
+
+    seed: int
+    config: ControllerConfig
+    loss: float = 0.0
+    offer_loss: float = 0.0
+    noise: float = 0.02
+    speeds: dict[int, float] = field(default_factory=dict)
+    on_advance: Callable[[Event, float, tuple[Command, ...], State], None] | None = None
+    now_s: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.dice = Random(self.seed)
+        self.random = np.random.default_rng(self.seed)
+        self.layout = even_layout(
+            ranks=range(4),
+            num_layers=SHAPE.num_layers,
+            num_experts=SHAPE.num_experts,
+            replicas=2,
+        )
+        self.first_layout = self.layout
+        self.applied = [self.layout]  # every layout the job ever ran
+        self.living = list(self.layout.ranks)
+        self.step = 0
+        self.step_s: list[float] = []
+        self.state = State(unix_offset_s=UNIX_OFFSET_S)
+        self.stored: dict[str, JobRecord] = {}
+        self.incidents: dict[int, Incident] = {}
+        self.commands: list[Command] = []
+        self.seen_offers: dict[str, OfferPlan] = {}
+        self.told_dead: set[int] = set()
+        self._life = 0
+        self._outbox: dict[str, JobReport] = {node: JobReport(job=JOB) for node in NODES}
+        self._in_flight: list[tuple[float, int, str, JobReport]] = []
+        self._sent = 0
+        self._poll_s = self._tick_s = self.now_s
+        for node, ranks in NODES.items():
+            self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
+            self._keep(node, attached=tuple(_attachment(rank) for rank in ranks))
+            self._keep(node, layouts=((1, encode_layout(self.layout)),))
+        self._report_applied(previous=0, is_regroup=False)
+
+    @property
+    def job(self) -> JobState:
+        return self.state.jobs[JOB]
+
+    def run(self, steps: int) -> None:
+        """Train this many steps."""
+        for _ in range(steps):
+            self._follow_plan()
+            self._train_step()
+
+    def kill(self, rank: int) -> None:
+        """The rank dies; the survivors regroup by themselves, as the trainer's do."""
+        self.living.remove(rank)
+        gone = RankExitRecord(rank=rank, pid=_attachment(rank).pid, exit_code=0, signal=9)
+        self._keep(_node_of(rank), records=(gone,))
+        self._let_pass(0.3)
+        previous = self.layout.generation
+        newest = max([previous, *(o.layout.generation for o in self.seen_offers.values())])
+        self._enter(shrink(self.layout, dead=[rank], generation=newest + 1))
+        for node, ranks in NODES.items():
+            if set(ranks) & set(self.living):
+                text = encode_layout(self.layout)
+                self._keep(node, layouts=((self.layout.generation, text),))
+        self._report_applied(previous=previous, is_regroup=True)
+
+    def restart_controller(self) -> None:
+        """kill -9 and start again: only what was stored is left; agents say everything again."""
+        newest = max(self.incidents, default=0)
+        self.state = restored(
+            tuple(self.stored.values()),
+            tuple(self.incidents[i] for i in sorted(self.incidents)),
+            next_incident_id=newest + 1,
+            unix_offset_s=UNIX_OFFSET_S,
+        )
+        for node, ranks in NODES.items():
+            self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
+            known = tuple(_attachment(rank) for rank in ranks)
+            written = tuple(
+                (layout.generation, encode_layout(layout))
+                for layout in self.applied
+                if layout is self.first_layout or len(layout.ranks) < 4
+            )
+            self._keep(node, attached=known, layouts=written)
+
+    def settle(self, seconds: float) -> None:
+        """No step ends, but the network gets everything through."""
+        self._let_pass(seconds)
+
+    # The job.
+
+    def _follow_plan(self) -> None:
+        """Every living node must have seen the same plan, made for the present layout."""
+        offers = [
+            self.seen_offers.get(node)
+            for node, ranks in NODES.items()
+            if set(ranks) & set(self.living)
+        ]
+        first = offers[0]
+        if first is None or any(o is None or o.layout != first.layout for o in offers):
+            return
+        if first.base_generation != self.layout.generation:
+            return
+        assert first.layout.generation > self.layout.generation, "generations ascend"
+        assert first.layout.ranks == tuple(self.living), "a plan is for those who live"
+        previous = self.layout.generation
+        self._enter(first.layout)
+        self._report_applied(previous=previous, is_regroup=False)
+
+    def _enter(self, layout: Layout) -> None:
+        self.layout = layout
+        self.applied.append(layout)
+
+    def _train_step(self) -> None:
+        loads = self._loads()
+        records: dict[int, list[Record]] = {}
+        compute_s = {}
+        for rank in self.living:
+            rows = self.layout.rows_of(SHAPE.rows_per_step)[rank]
+            tokens = rows * ROW_TOKENS
+            squares = int(tokens * 60 * self.random.lognormal(0.0, 0.1))
+            expert_rows, active = 0.0, 0
+            for layer, layer_loads in enumerate(loads):
+                for hosts, load in zip(self.layout.experts[layer], layer_loads, strict=True):
+                    mine = sum(host.share for host in hosts if host.rank == rank)
+                    expert_rows += mine * load
+                    active += mine > 0.0
+            work = np.array([1.0, tokens, squares, round(expert_rows), active])
+            took_s = float(work @ COEFFICIENTS) / self.speeds.get(rank, 1.0)
+            took_s *= float(self.random.lognormal(0.0, self.noise))
+            compute_s[rank] = took_s
+            records[rank] = [
+                MicroBatchRecord(
+                    rank=rank,
+                    step=self.step,
+                    micro_batch=0,
+                    generation=self.layout.generation,
+                    compute_s=took_s,
+                    tokens=tokens,
+                    sum_len_squared=squares,
+                    expert_rows=round(expert_rows),
+                    num_active_experts=active,
+                )
+            ]
+            share = rows / SHAPE.rows_per_step
+            for layer, layer_loads in enumerate(loads):
+                records[rank].append(
+                    ExpertLoadRecord(
+                        rank=rank,
+                        step=self.step,
+                        generation=self.layout.generation,
+                        layer=layer,
+                        first_expert=0,
+                        counts=tuple(round(load * share) for load in layer_loads),
+                    )
+                )
+        duration_s = max(compute_s.values()) + 0.03
+        self._let_pass(duration_s)
+        self.step_s.append(duration_s)
+        for rank in self.living:
+            end = StepRecord(
+                rank=rank,
+                step=self.step,
+                generation=self.layout.generation,
+                duration_s=duration_s,
+                tokens=SHAPE.rows_per_step * ROW_TOKENS,
+                loss=3.0,
+            )
+            self._keep(_node_of(rank), records=(*records[rank], end))
+        self.step += 1
+
+    def _loads(self) -> list[list[float]]:
+        """Token rows per layer and expert: hot ones stay hot, and noise."""
+        total = SHAPE.rows_per_step * ROW_TOKENS * SHAPE.experts_per_token
+        loads = []
+        for layer in range(SHAPE.num_layers):
+            weights = np.array([1.0 + 0.2 * ((e + layer) % 3) for e in range(SHAPE.num_experts)])
+            weights = weights * self.random.lognormal(0.0, 0.05, SHAPE.num_experts)
+            loads.append((weights / weights.sum() * total).tolist())
+        return loads
+
+    def _report_applied(self, *, previous: int, is_regroup: bool) -> None:
+        for rank in self.living:
+            record = PlanAppliedRecord(
+                rank=rank,
+                step=self.step,
+                generation=self.layout.generation,
+                previous_generation=previous,
+                duration_s=0.01,
+                moved_bytes=0,
+                is_regroup=is_regroup,
+                layout_crc=layout_crc(self.layout),
+            )
+            self._keep(_node_of(rank), records=(record,))
+
+    # Agents, network and time.
+
+    def _keep(
+        self,
+        node: str,
+        *,
+        attached: tuple[Attachment, ...] = (),
+        records: tuple[Record, ...] = (),
+        layouts: tuple[tuple[int, bytes], ...] = (),
+    ) -> None:
+        held = self._outbox[node]
+        self._outbox[node] = replace(
+            held,
+            attached=held.attached + attached,
+            records=held.records + records,
+            layouts=held.layouts + layouts,
+        )
+
+    def _let_pass(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while True:
+            due_s = [self._poll_s, self._tick_s, *(flight[0] for flight in self._in_flight)]
+            if min(due_s) > end_s:
+                self.now_s = end_s
+                return
+            self.now_s = max(self.now_s, min(due_s))
+            if self._poll_s <= self.now_s:
+                self._poll_s += POLL_S
+                self._poll()
+            if self._tick_s <= self.now_s:
+                self._tick_s += TICK_S
+                self._advance(Tick())
+            for flight in sorted(f for f in self._in_flight if f[0] <= self.now_s):
+                self._in_flight.remove(flight)
+                self._deliver(flight[2], flight[3])
+
+    def _poll(self) -> None:
+        for node, report in self._outbox.items():
+            if report == JobReport(job=JOB):
+                continue
+            self._outbox[node] = JobReport(job=JOB)
+            mishap = self.dice.random()
+            later_s = self.now_s + self.dice.uniform(0.1, MAX_DELAY_S)
+            if mishap >= self.loss:
+                self._send(self.now_s, node, report)
+            elif mishap < self.loss / 3:
+                self._send(later_s, node, _facts(report))  # lost; what matters is said again
+            elif mishap < self.loss * 2 / 3:
+                self._send(later_s, node, report)  # overtaken by later ones
+            else:
+                self._send(self.now_s, node, report)
+                self._send(later_s, node, report)  # said twice
+
+    def _send(self, at_s: float, node: str, report: JobReport) -> None:
+        self._sent += 1
+        self._in_flight.append((at_s, self._sent, node, report))
+
+    def _deliver(self, node: str, report: JobReport) -> None:
+        whole = NodeReport(sequence=self._sent, sent_mono_s=self.now_s, jobs=(report,))
+        self._advance(NodeReported(node=node, agent_life="a", report=whole))
+
+    def _advance(self, event: Event) -> None:
+        self.state, commands = advance(self.state, event, config=self.config, now_s=self.now_s)
+        self.commands += commands
+        for command in commands:
+            match command:
+                case SaveJob(job=job):
+                    self.stored[job] = job_record(self.state, job)
+                case SaveIncident(incident=incident):
+                    self.incidents[incident.incident_id] = incident
+                case OfferPlan():
+                    for node in command.nodes:
+                        if self.dice.random() >= self.offer_loss:
+                            self.seen_offers[node] = command
+                case NotifyDeaths():
+                    self.told_dead |= set(command.ranks)
+        if self.on_advance is not None:
+            self.on_advance(event, self.now_s, commands, self.state)
+
+
+def _facts(report: JobReport) -> JobReport:
+    kept = tuple(r for r in report.records if isinstance(r, PlanAppliedRecord | RankExitRecord))
+    return replace(report, records=kept)
+
+
+def _attachment(rank: int) -> Attachment:
+    return Attachment(
+        job=JOB, rank=rank, world_size=4, pid=1000 + rank, clock=Clock.EMULATED, model=SHAPE
+    )
+
+
+def _node_of(rank: int) -> str:
+    return next(node for node, ranks in NODES.items() if rank in ranks)
+
+
+def shares_of(layout: Layout) -> Mapping[int, float]:
+    """Each rank's batch share."""
+    return dict(layout.batch_shares)
