@@ -84,7 +84,7 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
         if job.ranks:
             console.print(_rank_table(job))
         else:
-            console.print("no rank heard of since the controller started")
+            console.print("no rank known")
         console.print()
     if nodes:
         console.print(_node_table(nodes))

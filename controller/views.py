@@ -10,8 +10,9 @@ from pacekeeper.protos import status_pb2
 
 
 def job_view(state: State, job: JobState) -> status_pb2.Job:
-    """A job with its ranks."""
+    """A job with its ranks, also those that only the store still knows."""
     layout = job.layout
+    is_blind = job.watch is Watch.BLIND
     away = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
     message = status_pb2.Job(
@@ -29,13 +30,23 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
-    for number in sorted(job.ranks):
-        rank = job.ranks[number]
+    for number in sorted(job.ranks.keys() | job.remembered.keys()):
+        rank = job.ranks.get(number)
+        if rank is None:
+            message.ranks.append(
+                status_pb2.Rank(
+                    rank=number,
+                    state=rank_state(job.remembered[number].life, is_silent=True),
+                    batch_share=shares.get(number, 0.0),
+                    num_expert_replicas=replicas.get(number, 0),
+                )
+            )
+            continue
         message.ranks.append(
             _rank_view(
                 number,
                 rank,
-                state=rank_state(rank, is_silent=rank.node in away or job.watch is Watch.BLIND),
+                state=rank_state(rank.life, is_silent=rank.node in away or is_blind),
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),
             )
@@ -43,9 +54,9 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
     return message
 
 
-def rank_state(rank: RankState, *, is_silent: bool) -> str:
+def rank_state(life: RankLife, *, is_silent: bool) -> str:
     """ "alive", "dead", "finished", or "silent": nobody can say, since nothing is heard."""
-    return "silent" if rank.life is RankLife.ALIVE and is_silent else rank.life.value
+    return "silent" if life is RankLife.ALIVE and is_silent else life.value
 
 
 def replicas_by_rank(layout: Layout) -> dict[int, int]:
@@ -98,7 +109,8 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         reason=finding.reason,
         opened_unix_s=incident.opened_unix_s,
         closed_unix_s=incident.closed_unix_s,
-        closed_step=incident.closed_step,
+        # A job that ended before its first complete step is at step -1, which no message holds.
+        closed_step=None if incident.closed_step is None else max(0, incident.closed_step),
         actions=list(incident.actions),
     )
 

@@ -1,0 +1,108 @@
+"""What Prometheus is told: each incident once, no series per rank, nothing stale."""
+
+import urllib.request
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.metrics import SHOWN_RANKS, ControllerMetrics, slowest_ranks
+from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier, Watch
+from pacekeeper.core.topology import Attachment
+from support.controllers import first_layout
+
+
+def incident(number: int, kind: FindingKind = FindingKind.DEVICE) -> Incident:
+    finding = Finding(
+        kind=kind, tier=Tier.PROBABLE, rank=0, slowdown=1.6, onset_step=1, step=2, reason="slow"
+    )
+    return Incident(incident_id=number, job="train", finding=finding, opened_unix_s=0.0)
+
+
+def ranks(slowdowns: list[float | None]) -> dict[int, RankState]:
+    return {
+        number: RankState(
+            attachment=Attachment(job="train", rank=number, world_size=100, pid=1),
+            node="a",
+            slowdown=slowdown,
+        )
+        for number, slowdown in enumerate(slowdowns)
+    }
+
+
+def value(metrics: ControllerMetrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"pacekeeper_{name}", labels)
+
+
+def test_a_state_becomes_gauges() -> None:
+    nodes = {
+        "a": NodeState(name="a", agent_life="x"),
+        "b": NodeState(name="b", agent_life="y", is_connected=False),
+    }
+    job = JobState(
+        name="train",
+        step=9,
+        tokens_per_s=5000.0,
+        layout=first_layout(),
+        watch=Watch.DEGRADED,
+        incidents=(incident(1), replace(incident(2), closed_unix_s=1.0)),
+    )
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": job}, nodes=nodes))
+    assert value(metrics, "jobs") == 1
+    assert value(metrics, "nodes_connected") == 1
+    assert value(metrics, "incidents_open", kind="device") == 1
+    assert value(metrics, "incidents_open", kind="death") == 0
+    assert value(metrics, "job_step", job="train") == 9
+    assert value(metrics, "job_tokens_per_second", job="train") == 5000.0
+    assert value(metrics, "job_generation", job="train") == 1
+    assert value(metrics, "job_info", job="train", watch="degraded") == 1
+    metrics.update(State(jobs={"train": replace(job, watch=Watch.HEALTHY)}))
+    assert value(metrics, "job_info", job="train", watch="degraded") is None
+    assert value(metrics, "job_info", job="train", watch="healthy") == 1
+
+
+def test_an_incident_counts_once_however_often_it_is_saved() -> None:
+    metrics = ControllerMetrics()
+    metrics.begin_after(4)
+    metrics.count_incident(incident(4))  # of an earlier life, re-measured
+    for again in (incident(5), incident(5), replace(incident(5), closed_unix_s=1.0)):
+        metrics.count_incident(again)
+    metrics.count_incident(incident(6, FindingKind.DEATH))
+    assert value(metrics, "incidents_total", kind="device") == 1
+    assert value(metrics, "incidents_total", kind="death") == 1
+
+
+def test_only_the_slowest_few_ranks_are_shown_slowest_first() -> None:
+    slowdowns: list[float | None] = [1.0 + number / 64 for number in range(50)]
+    shown = slowest_ranks(JobState(name="train", ranks=ranks(slowdowns)))
+    assert shown == [(number, slowdowns[number]) for number in range(49, 49 - SHOWN_RANKS, -1)]
+
+
+def test_ranks_that_are_well_unknown_or_dead_are_not_shown() -> None:
+    known = ranks([None, 1.0, 1.04, 1.3, 9.0])
+    known[4] = replace(known[4], life=RankLife.DEAD)
+    assert slowest_ranks(JobState(name="train", ranks=known)) == [(3, 1.3)]
+
+
+def test_a_rank_that_recovered_leaves_no_series_behind() -> None:
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": JobState(name="train", ranks=ranks([1.5]))}))
+    assert value(metrics, "rank_slowdown", job="train", rank="0") == 1.5
+    metrics.update(State(jobs={"train": JobState(name="train", ranks=ranks([1.0]))}))
+    assert value(metrics, "rank_slowdown", job="train", rank="0") is None
+
+
+def test_it_answers_http_and_says_when_it_can_not() -> None:
+    metrics = ControllerMetrics()
+    server = metrics.serve("127.0.0.1", 0)
+    try:
+        address = f"http://127.0.0.1:{server.server_port}/metrics"
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            assert b"pacekeeper_jobs 0.0" in answer.read()
+        with pytest.raises(HostError, match=f"{server.server_port}.*--metrics-listen"):
+            metrics.serve("127.0.0.1", server.server_port)
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,189 @@
+"""The store opens what is ours, refuses the rest without touching it, and keeps all or nothing."""
+
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.controller.state import JobRecord
+from pacekeeper.controller.store import SCHEMA_VERSION, Store
+from pacekeeper.core.errors import ExitCode, HostError, VersionError
+from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from support.controllers import first_layout
+
+LAYOUT = first_layout()
+
+
+def incident(number: int, slowdown: float = 1.6) -> Incident:
+    return Incident(
+        incident_id=number,
+        job="train",
+        finding=Finding(
+            kind=FindingKind.DEVICE,
+            tier=Tier.PROBABLE,
+            rank=2,
+            slowdown=slowdown,
+            onset_step=7,
+            step=9,
+            reason="slow",
+        ),
+        opened_unix_s=1.0,
+    )
+
+
+def job(generation: int = 3) -> JobRecord:
+    return JobRecord(
+        name="train",
+        newest_generation=generation,
+        step=5,
+        layout=LAYOUT,
+        layout_reason="it began so",
+        desired=None,
+        home=None,
+    )
+
+
+def write(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def test_a_fresh_store_is_empty_and_counts_incidents_from_1(tmp_path: Path) -> None:
+    assert Store.open(tmp_path / "new" / "folder" / "store").load() == ((), (), 1)
+
+
+def test_what_is_saved_again_replaces_what_was(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    store.save_incident(incident(4, slowdown=1.6))
+    store.save_incident(incident(4, slowdown=2.5))
+    store.save_job(job(generation=3))
+    store.save_job(job(generation=4))
+    jobs, incidents, next_id = store.load()
+    assert [j.newest_generation for j in jobs] == [4]
+    assert [i.finding.slowdown for i in incidents] == [2.5]
+    assert next_id == 5
+
+
+@pytest.mark.parametrize("slowdown", [math.inf, math.nan])
+def test_a_slowdown_that_is_no_finite_number_comes_back(tmp_path: Path, slowdown: float) -> None:
+    store = Store.open(tmp_path / "store")
+    store.save_incident(incident(1, slowdown))
+    ((loaded,)) = store.load()[1]
+    assert repr(loaded.finding.slowdown) == repr(slowdown)
+
+
+def test_layouts_of_the_past_are_found_by_job_and_generation(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    store.save_layout("train", LAYOUT, "the first")
+    assert store.layout("train", LAYOUT.generation) == (LAYOUT, "the first")
+    assert store.layout("train", LAYOUT.generation + 1) is None
+    assert store.layout("other", LAYOUT.generation) is None
+
+
+def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    for step, rung in enumerate((Rung.TOKEN_SHARES, Rung.RETURN_HOME)):
+        decision = Decision(
+            rung=rung, layout=None, reason=f"why {step}", current_step_s=0.4, planned_step_s=0.3
+        )
+        store.save_decision("train", step, decision)
+    store.close()
+    rows = sqlite3.connect(tmp_path / "store").execute("SELECT * FROM decisions").fetchall()
+    assert [row[:6] for row in rows] == [
+        ("train", 0, "token_shares", "why 0", 0.4, 0.3),
+        ("train", 1, "return_home", "why 1", 0.4, 0.3),
+    ]
+
+
+def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    with pytest.raises(RuntimeError), store.transaction():
+        store.save_incident(incident(1))
+        raise RuntimeError
+    assert store.load()[1] == ()
+    with store.transaction():
+        store.save_incident(incident(2))
+    assert [i.incident_id for i in store.load()[1]] == [2]
+
+
+def test_two_controllers_never_share_a_store(tmp_path: Path) -> None:
+    first = Store.open(tmp_path / "store")
+    with pytest.raises(HostError, match="in use by another controller"):
+        Store.open(tmp_path / "store")
+    first.close()
+    Store.open(tmp_path / "store")
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    Store.open(path).close()
+    write(path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(VersionError, match=f"schema {SCHEMA_VERSION + 1}.* reads") as caught:
+        Store.open(path)
+    assert caught.value.exit_code is ExitCode.VERSION
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [("CREATE TABLE jobs (x)",), ("PRAGMA user_version = 1",), ("PRAGMA application_id = 7",)],
+)
+def test_a_database_of_another_program_is_left_alone(
+    tmp_path: Path, statements: tuple[str, ...]
+) -> None:
+    path = tmp_path / "theirs"
+    write(path, *statements)
+    before = path.read_bytes()
+    with pytest.raises(HostError, match="of another program"):
+        Store.open(path)
+    assert path.read_bytes() == before
+
+
+def test_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("something to read, longer than the header of a database file " * 3)
+    with pytest.raises(HostError, match="not a database") as caught:
+        Store.open(path)
+    assert caught.value.exit_code is ExitCode.HOST
+
+
+def test_a_path_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HostError, match=r"Not a directory|File exists"):
+        Store.open(tmp_path / "file" / "store")
+    with pytest.raises(HostError, match="unable to open"):
+        Store.open(tmp_path)
+
+
+def test_a_store_that_was_refused_can_be_opened_once_it_is_put_right(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_text("no database, but still longer than the header of one would be " * 3)
+    with pytest.raises(HostError):
+        Store.open(path)
+    path.unlink()
+    assert Store.open(path).load() == ((), (), 1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE jobs SET layout = 'no layout'",
+        "UPDATE incidents SET kind = 'ghost'",
+        "UPDATE incidents SET actions = '['",
+        "DROP TABLE incidents",
+    ],
+)
+def test_a_damaged_store_is_said_to_be_damaged(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "store"
+    store = Store.open(path)
+    store.save_job(job())
+    store.save_incident(incident(1))
+    store.close()
+    write(path, damage)
+    with pytest.raises(HostError, match="damaged"):
+        Store.open(path).load()

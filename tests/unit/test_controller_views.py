@@ -1,0 +1,213 @@
+"""What people and programs are shown: silence is not life, unknown is not zero."""
+
+import math
+
+import pytest
+
+from pacekeeper.controller.events import StepSummary
+from pacekeeper.controller.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankRecord,
+    RankState,
+    State,
+)
+from pacekeeper.controller.views import incident_view, job_view, node_view, step_view
+from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier, Watch
+from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.reports import AgentHealth
+from pacekeeper.core.topology import Attachment, Clock
+
+LAYOUT = Layout(
+    generation=5,
+    num_virtual_shards=1,
+    stages=(
+        Stage(first_layer=0, end_layer=2, groups=((ShardRun(0, 0, 1),), (ShardRun(1, 0, 1),))),
+    ),
+    experts=(
+        ((Host(0, 0.5), Host(1, 0.5)), (Host(1, 1.0),)),
+        ((Host(1, 1.0),), (Host(0, 0.25), Host(1, 0.75))),
+    ),
+    batch_shares=((0, 0.3), (1, 0.7)),
+)
+
+
+def rank(number: int, node: str, life: RankLife = RankLife.ALIVE) -> RankState:
+    attachment = Attachment(
+        job="train", rank=number, world_size=2, pid=1, clock=Clock.CPU, device_uuid=f"uuid-{number}"
+    )
+    return RankState(attachment=attachment, node=node, life=life)
+
+
+def job(**changes: object) -> JobState:
+    values: dict[str, object] = {
+        "name": "train",
+        "ranks": {1: rank(1, "b"), 0: rank(0, "a")},
+        "layout": LAYOUT,
+        "watch": Watch.HEALTHY,
+        "step": 11,
+    }
+    return JobState(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def node(name: str, *, is_connected: bool = True) -> NodeState:
+    return NodeState(name=name, agent_life="x", is_connected=is_connected, last_report_s=3.0)
+
+
+BOTH = State(nodes={"a": node("a"), "b": node("b")}, unix_offset_s=1000.0)
+
+
+def test_ranks_come_in_order_with_their_part_of_the_work() -> None:
+    view = job_view(BOTH, job())
+    assert [r.rank for r in view.ranks] == [0, 1]
+    assert [r.batch_share for r in view.ranks] == [0.3, 0.7]
+    assert [r.num_expert_replicas for r in view.ranks] == [2, 4]
+    assert [r.device_uuid for r in view.ranks] == ["uuid-0", "uuid-1"]
+    assert view.clock == "cpu"
+
+
+def test_what_is_not_measured_is_unset_and_not_zero() -> None:
+    view = job_view(BOTH, job())
+    for name in ("slowdown", "observed_s", "expected_s"):
+        assert not view.ranks[0].HasField(name)
+    assert not view.HasField("loss")
+
+
+@pytest.mark.parametrize(
+    ("life", "connected", "watch", "shown"),
+    [
+        (RankLife.ALIVE, True, Watch.HEALTHY, "alive"),
+        (RankLife.ALIVE, False, Watch.HEALTHY, "silent"),
+        (RankLife.ALIVE, True, Watch.BLIND, "silent"),
+        (RankLife.DEAD, True, Watch.DEGRADED, "dead"),
+        (RankLife.DEAD, False, Watch.BLIND, "dead"),
+        (RankLife.FINISHED, False, Watch.ENDED, "finished"),
+    ],
+)
+def test_a_rank_is_alive_only_where_it_is_heard(
+    life: RankLife, connected: bool, watch: Watch, shown: str
+) -> None:
+    state = State(nodes={"a": node("a", is_connected=connected), "b": node("b")})
+    view = job_view(state, job(ranks={0: rank(0, "a", life)}, watch=watch))
+    assert view.ranks[0].state == shown
+
+
+def test_an_agent_that_is_away_silences_its_own_ranks_only() -> None:
+    state = State(nodes={"a": node("a", is_connected=False), "b": node("b")})
+    assert [r.state for r in job_view(state, job()).ranks] == ["silent", "alive"]
+
+
+def test_generations_tell_whether_a_plan_is_under_way() -> None:
+    still = job_view(BOTH, job())
+    assert (still.generation, still.desired_generation) == (5, 5)
+    desired = Layout(
+        generation=6,
+        num_virtual_shards=1,
+        stages=LAYOUT.stages,
+        experts=LAYOUT.experts,
+        batch_shares=((0, 0.5), (1, 0.5)),
+    )
+    moving = job_view(BOTH, job(desired=desired))
+    assert (moving.generation, moving.desired_generation) == (5, 6)
+
+
+def test_a_job_that_only_the_store_knows_is_shown() -> None:
+    remembered = {
+        0: RankRecord(rank=0, pid=1, life=RankLife.ALIVE),
+        7: RankRecord(rank=7, pid=2, life=RankLife.DEAD),
+    }
+    view = job_view(State(), JobState(name="old", layout=LAYOUT, step=7, remembered=remembered))
+    assert (view.name, view.watch, view.generation, view.step) == ("old", "blind", 5, 7)
+    assert [(r.rank, r.state, r.batch_share) for r in view.ranks] == [
+        (0, "silent", 0.3),
+        (7, "dead", 0.0),
+    ]
+
+
+def test_a_job_before_its_first_step_has_no_negative_step() -> None:
+    assert job_view(State(), JobState(name="new")).step == 0
+
+
+def test_the_newest_decision_is_given_in_words() -> None:
+    decision = Decision(rung=Rung.NOTHING, layout=None, reason="no gain")
+    assert job_view(BOTH, job(last_decision=decision)).last_decision == "no gain"
+
+
+def test_a_node_lists_the_jobs_that_live_on_it() -> None:
+    gone = job(name="gone", ranks={0: rank(0, "a", RankLife.FINISHED)})
+    state = State(nodes=BOTH.nodes, jobs={"train": job(), "gone": gone}, unix_offset_s=1000.0)
+    view = node_view(state, state.nodes["a"])
+    assert list(view.jobs) == ["train"]
+    assert view.last_report_unix_s == 1003.0
+
+
+def test_a_node_says_what_its_agent_could_not_see() -> None:
+    health = AgentHealth(
+        nvml="no NVML library",
+        records_lost=1,
+        records_corrupt=2,
+        batches_dropped=3,
+        unreadable=("x: torn",),
+    )
+    view = node_view(State(), NodeState(name="a", agent_life="x", health=health))
+    assert (view.nvml, list(view.unreadable)) == ("no NVML library", ["x: torn"])
+    assert (view.records_lost, view.records_corrupt, view.batches_dropped) == (1, 2, 3)
+
+
+def incident(number: int, *, closed_step: int | None = None) -> Incident:
+    finding = Finding(
+        kind=FindingKind.DEVICE,
+        tier=Tier.PROBABLE,
+        rank=1,
+        slowdown=1.6,
+        onset_step=3,
+        step=5,
+        reason="slow",
+    )
+    return Incident(
+        incident_id=number,
+        job="train",
+        finding=finding,
+        opened_unix_s=5.0,
+        closed_unix_s=None if closed_step is None else 9.0,
+        closed_step=closed_step,
+        actions=("moved",),
+    )
+
+
+def test_an_incident_is_shown_with_its_node_where_that_is_known() -> None:
+    known = incident_view(State(jobs={"train": job()}), incident(4))
+    assert (known.incident_id, known.node, known.kind, known.tier) == (4, "b", "device", "probable")
+    assert not known.HasField("closed_unix_s") and not known.HasField("closed_step")
+    assert incident_view(State(), incident(4)).node == ""
+
+
+def test_a_closed_incident_says_when() -> None:
+    view = incident_view(State(), incident(4, closed_step=8))
+    assert (view.closed_unix_s, view.closed_step, list(view.actions)) == (9.0, 8, ["moved"])
+
+
+def test_an_incident_closed_before_the_first_step_is_shown_at_step_0() -> None:
+    assert incident_view(State(), incident(4, closed_step=-1)).closed_step == 0
+
+
+def test_a_step_while_measuring_has_unknown_columns_of_full_length() -> None:
+    summary = StepSummary(
+        job="train",
+        step=3,
+        generation=1,
+        tokens=100,
+        duration_s=0.5,
+        loss=None,
+        ranks=(0, 1),
+        observed_s=(0.1, 0.2),
+        expected_s=(),
+        slowdown=(),
+        watch="measuring",
+    )
+    view = step_view(summary)
+    assert list(view.observed_s) == [0.1, 0.2]
+    assert all(math.isnan(x) for x in (*view.expected_s, *view.slowdown))
+    assert len(view.expected_s) == len(view.slowdown) == len(view.ranks) == 2
+    assert not view.HasField("loss")
