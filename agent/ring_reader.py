@@ -16,6 +16,7 @@ from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment
 from pacekeeper.protos import wire
 
+LATER_SLOTS_ASKED = 4  # before a record that does not come is given up
 MAX_RECORDS_PER_LOOK = 4096  # per ring and look: one busy rank must not starve the others
 
 
@@ -49,27 +50,27 @@ class RingReader:
         """What is new; never more than MAX_RECORDS_PER_LOOK."""
         found: list[Record] = []
         while len(found) < MAX_RECORDS_PER_LOOK:
-            offset = ring.slot_offset(self.index)
-            (before,) = ring.SEQUENCE.unpack_from(self.memory, offset)
-            slot = self.memory[offset : offset + ring.SLOT_BYTES]
-            (after,) = ring.SEQUENCE.unpack_from(self.memory, offset)
             try:
-                record = ring.decode_slot(self.index, before, slot, after)
+                record = self._decode(self.index)
             except ring.TornError:
                 break
             except ring.CorruptError:
-                counts.corrupt += 1
-                self.index += 1
-                continue
+                if self._sequence_at(self.index) == self.index + 1:
+                    counts.corrupt += 1
+                    self.index += 1
+                    continue
+                record = None  # what is damaged there is not, or not surely, the one we wait for
             except LookupError:
                 # The slot holds a record of a later round: the oldest one left is the next slot's.
-                oldest = max(self.index + 1, before - ring.SLOT_COUNT)
+                oldest = max(self.index + 1, self._sequence_at(self.index) - ring.SLOT_COUNT)
                 counts.lost += oldest - self.index
                 self.index = oldest
                 continue
             if record is not None:
                 counts.read += 1
                 found.append(record)
+            elif self._sequence_at(self.index - 1) == self.index + ring.SLOT_COUNT:
+                counts.lost += 1  # the writer came round and is about to overwrite it
             elif self._is_abandoned():
                 counts.corrupt += 1
             else:
@@ -78,15 +79,34 @@ class RingReader:
         return found
 
     def _is_abandoned(self) -> bool:
-        """Was the next record left out half-written, or its sequence damaged, for good?
+        """Was the next record left half-written, or its sequence damaged, for good?
 
-        True on the second look at it with a later record beside it: a writer writes in order.
+        True on the second look at it with a whole later record beside it: a writer writes in order.
         """
-        following = self.index + 1
-        (sequence,) = ring.SEQUENCE.unpack_from(self.memory, ring.slot_offset(following))
-        is_passed = sequence > following and (sequence - 1 - following) % ring.SLOT_COUNT == 0
-        was_seen, self._stuck_at = self._stuck_at == self.index, self.index
+        is_passed = any(
+            self._is_whole(self.index + ahead) for ahead in range(1, LATER_SLOTS_ASKED + 1)
+        )
+        was_seen = self._stuck_at == self.index
+        self._stuck_at = self.index if is_passed else -1
         return is_passed and was_seen
+
+    def _is_whole(self, index: int) -> bool:
+        try:
+            return self._decode(index) is not None
+        except LookupError:
+            return True  # a record of a still later round
+        except ValueError:
+            return False
+
+    def _decode(self, index: int) -> Record | None:
+        offset = ring.slot_offset(index)
+        before = self._sequence_at(index)
+        slot = self.memory[offset : offset + ring.SLOT_BYTES]
+        return ring.decode_slot(index, before, slot, self._sequence_at(index))
+
+    def _sequence_at(self, index: int) -> int:
+        sequence: int = ring.SEQUENCE.unpack_from(self.memory, ring.slot_offset(index))[0]
+        return sequence
 
     def write_command(self, command: ring.CommandSlot) -> None:
         """Put the command into the slot: sequence last, so that a rank sees it whole or not."""

@@ -50,3 +50,49 @@ def test_drops_are_counted() -> None:
     assert spool.num_dropped == 3
     first = spool.next()
     assert first is not None and first.sequence == 4
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 100),
+    st.lists(
+        st.integers(0, 60) | st.sampled_from(["next", "ack", "far ack", "rewind"]), max_size=60
+    ),
+)
+def test_a_list_without_bounds_agrees(
+    capacity: int, capacity_bytes: int, actions: list[int | str]
+) -> None:
+    """The twin keeps everything that was put and cuts it to what may be left."""
+    spool: Spool[NodeReport] = Spool(capacity=capacity, capacity_bytes=capacity_bytes)
+    sizes: dict[int, int] = {}
+    waiting: list[int] = []
+    cursor = newest_sent = dropped = 0  # cursor: last number handed out on this connection
+    for action in actions:
+        match action:
+            case int():
+                sequence = len(sizes) + 1
+                sizes[sequence] = action
+                spool.put(NodeReport(sequence=sequence, sent_mono_s=0.0), action)
+                waiting.append(sequence)
+                while len(waiting) > 1 and (
+                    len(waiting) > capacity or sum(sizes[n] for n in waiting) > capacity_bytes
+                ):
+                    waiting.pop(0)
+                    dropped += 1
+            case "ack" | "far ack":
+                spool.acknowledge(cursor if action == "ack" else 10**6)
+                upto = cursor if action == "ack" else newest_sent
+                waiting = [n for n in waiting if n > upto]
+            case "rewind":
+                spool.rewind()
+                cursor = 0
+            case _:
+                report = spool.next()
+                left = [n for n in waiting if n > cursor]
+                assert (None if report is None else report.sequence) == (left[0] if left else None)
+                if report is not None:
+                    cursor = report.sequence
+                    newest_sent = max(newest_sent, cursor)
+        assert (len(spool), spool.num_dropped) == (len(waiting), dropped)
+        assert spool.num_bytes == sum(sizes[n] for n in waiting)
+        assert spool.settled == (waiting[0] - 1 if waiting else len(sizes))

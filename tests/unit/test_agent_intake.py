@@ -1,6 +1,8 @@
 """Reading rings: everything once, nothing believed that does not fit, nothing stops the agent."""
 
+import hashlib
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,8 +90,6 @@ def test_what_is_no_ring_of_ours_is_reported_and_left_alone(intake: Intake, tmp_
 def test_a_plan_reaches_file_and_slot_and_survives_a_new_agent(
     intake: Intake, tmp_path: Path
 ) -> None:
-    import hashlib
-
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
     digest = hashlib.sha256(b"plan").digest()
@@ -162,3 +162,178 @@ def test_a_batch_holds_the_newest_sample_of_each_device_and_no_empty_job() -> No
     assert report.devices == (new,)
     assert [job.job for job in report.jobs] == ["b"]
     assert report.sequence == 4
+
+
+def test_what_the_last_ranks_said_before_their_files_went_is_read(
+    intake: Intake, tmp_path: Path
+) -> None:
+    replaced, removed = Ring.create(tmp_path, attachment(0)), Ring.create(tmp_path, attachment(1))
+    whole = Ring.create(tmp_path, attachment(2, job="gone"))
+    intake.look(0.0)
+    for number, writer in enumerate((replaced, removed, whole)):
+        writer.write(step(number))
+    Ring.create(tmp_path, attachment(0, pid=200)).write(step(10))
+    assert removed.path is not None
+    removed.path.unlink()
+    shutil.rmtree(tmp_path / "gone")
+    readings = {reading.job: reading for reading in intake.look(1.0)}
+    steps = sorted(r.step for r in readings["job"].records if isinstance(r, StepRecord))
+    assert steps == [0, 1, 10]
+    assert readings["gone"].records == (step(2),)
+    assert intake.num_rings == 1
+    assert [reading.job for reading in intake.look(2.0)] == ["job"]
+
+
+def test_a_file_that_is_cut_is_let_go_before_it_can_hurt(intake: Intake, tmp_path: Path) -> None:
+    writer = Ring.create(tmp_path, attachment())
+    writer.write(step(0))
+    intake.look(0.0)
+    assert writer.path is not None
+    os.truncate(writer.path, 4096)
+    (reading,) = intake.look(1.0)
+    assert reading.is_empty
+    assert intake.unreadable == {"job/rank-00000.ring": "4096 bytes, a ring has 139264"}
+    Ring.create(tmp_path, attachment()).write(step(1))
+    assert intake.look(2.0)[0].records == (step(1),)
+    assert intake.unreadable == {}
+
+
+def test_complaints_end_with_their_files(intake: Intake, tmp_path: Path) -> None:
+    for job in ("a", "b"):
+        (tmp_path / job).mkdir()
+        (tmp_path / job / "rank-00000.ring").write_bytes(b"no ring")
+    intake.look(0.0)
+    assert sorted(intake.unreadable) == ["a/rank-00000.ring", "b/rank-00000.ring"]
+    (tmp_path / "a" / "rank-00000.ring").unlink()
+    shutil.rmtree(tmp_path / "b")
+    intake.look(1.0)
+    assert intake.unreadable == {}
+
+
+def test_a_ring_in_another_jobs_directory_is_no_ring_of_that_job(
+    intake: Intake, tmp_path: Path
+) -> None:
+    stray = Ring.create(tmp_path, attachment(job="a"))
+    assert stray.path is not None
+    (tmp_path / "b").mkdir()
+    shutil.copy(stray.path, tmp_path / "b")
+    readings = {reading.job: reading for reading in intake.look(0.0)}
+    assert readings["b"].attached == ()
+    assert "lies in the directory of 'b'" in intake.unreadable["b/rank-00000.ring"]
+
+
+def test_what_an_earlier_life_of_a_job_left_is_not_told_again(
+    intake: Intake, tmp_path: Path
+) -> None:
+    for rank in range(4):
+        Ring.create(tmp_path, attachment(rank, pid=100 + rank)).write_layout(1, b"old 1")
+    Ring.create(tmp_path, attachment(0, pid=100)).write_layout(5, b"old 5")
+    intake.look(0.0)
+    new = Ring.create(tmp_path, attachment(0, pid=200))
+    new.write_layout(1, b"new 1")
+    assert intake.look(1.0)[0].layouts == ((1, b"new 1"),)
+    Ring.create(tmp_path, attachment(1, pid=201))  # the second rank is slower, ranks 2, 3 are gone
+    intake.look(2.0)
+    (again,) = intake.everything_again()
+    assert {a.pid for a in again.attached} == {200, 201}
+    assert again.layouts == ((1, b"new 1"),)
+    assert intake.pids() == {"job": {0: 200, 1: 201}}
+
+
+def test_a_job_that_starts_again_forgets_its_dead_once(intake: Intake, tmp_path: Path) -> None:
+    for rank in range(2):
+        Ring.create(tmp_path, attachment(rank, pid=100 + rank))
+    intake.look(0.0)
+    intake.notify_deaths("job", frozenset({3}))
+    first = Ring.create(tmp_path, attachment(0, pid=200))
+    intake.look(1.0)
+    intake.notify_deaths("job", frozenset({2}))  # a death of the new life, ...
+    second = Ring.create(tmp_path, attachment(1, pid=201))
+    intake.look(2.0)
+    assert first.command().dead_ranks == {2}
+    assert second.command().dead_ranks == {2}, "... which the last of its ranks must hear too"
+
+
+def test_an_old_death_does_not_reach_the_next_life_of_a_job(intake: Intake, tmp_path: Path) -> None:
+    def supervisor(pid: int) -> Ring:
+        boss = Attachment(job="job", rank=0, world_size=4, pid=pid, role="supervisor")
+        return Ring.create(tmp_path, boss, file_name=ring.SUPERVISOR_RING)
+
+    old = supervisor(50)
+    Ring.create(tmp_path, attachment(1, pid=101))
+    intake.look(0.0)
+    old.write(RankExitRecord(rank=1, pid=101, exit_code=0, signal=9))
+    reborn = Ring.create(tmp_path, attachment(1, pid=201))
+    supervisor(51)
+    readings = intake.look(1.0)
+    assert [r for reading in readings for r in reading.records], "it is told to the controller"
+    assert deaths_in(readings, intake.pids()) == {}
+    assert reborn.command().dead_ranks == frozenset()
+
+
+def test_an_offer_is_written_once_and_again_when_its_file_is_gone(
+    intake: Intake, tmp_path: Path
+) -> None:
+    writer = Ring.create(tmp_path, attachment())
+    intake.look(0.0)
+    digest = hashlib.sha256(b"plan").digest()
+    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    plan = tmp_path / "job" / ring.plan_file_name(2)
+    inode = plan.stat().st_ino
+    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert plan.stat().st_ino == inode
+    plan.unlink()
+    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert writer.read_plan(2, digest) == b"plan"
+    assert [p.name for p in (tmp_path / "job").iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_plan_that_can_not_be_written_is_told_and_tried_again(
+    intake: Intake, tmp_path: Path
+) -> None:
+    writer = Ring.create(tmp_path, attachment())
+    intake.look(0.0)
+    digest = hashlib.sha256(b"plan").digest()
+    obstacle = tmp_path / "job" / ring.plan_file_name(2)
+    obstacle.mkdir()
+    assert not intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert list(intake.unwritable) == [f"job/{obstacle.name}"]
+    assert writer.command().plan_generation == 0, "no rank hears of a plan that is not there"
+    obstacle.rmdir()
+    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert intake.unwritable == {}
+    assert writer.command().plan_generation == 2
+
+
+def test_a_rank_that_comes_late_hears_what_was_said_before(intake: Intake, tmp_path: Path) -> None:
+    Ring.create(tmp_path, attachment(0))
+    intake.look(0.0)
+    digest = hashlib.sha256(b"plan").digest()
+    intake.offer_plan("job", 2, 1, b"plan", digest)
+    intake.notify_deaths("job", frozenset({3}))
+    late = Ring.create(tmp_path, attachment(1))
+    intake.look(1.0)
+    command = late.command()
+    assert (command.plan_generation, command.base_generation) == (2, 1)
+    assert (command.plan_sha256, command.dead_ranks) == (digest, frozenset({3}))
+
+
+@pytest.mark.parametrize("name", ["layout--00001.json", "layout-x.json", "layout-99999999999.json"])
+def test_files_that_only_look_like_layouts_are_none(
+    intake: Intake, tmp_path: Path, name: str
+) -> None:
+    Ring.create(tmp_path, attachment())
+    (tmp_path / "job" / name).write_bytes(b"{}")
+    assert intake.look(0.0)[0].layouts == ()
+
+
+def test_a_directory_has_one_agent(intake: Intake, tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="another agent reads it"):
+        Intake(directory=tmp_path).prepare()
+    intake.close()
+    Intake(directory=tmp_path).prepare()
+
+
+def test_ranks_of_any_user_may_write_below_a_directory_the_agent_made(tmp_path: Path) -> None:
+    Intake(directory=tmp_path / "a" / "rings").prepare()
+    assert (tmp_path / "a" / "rings").stat().st_mode & 0o7777 == 0o1777
