@@ -1,10 +1,12 @@
 """A rank's ring never stops training, whatever happens to it."""
 
 import hashlib
+import mmap
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -108,6 +110,21 @@ def test_a_plan_is_read_only_if_it_fits_its_digest(tmp_path: Path) -> None:
     assert ours.read_plan(4, digest) is None
     target.write_bytes(b"plan")
     assert ours.read_plan(4, digest) == b"plan"
+
+
+def test_a_slot_is_closed_before_and_opened_after_its_content_changes(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    stores: list[tuple[int, bytes]] = []
+
+    class Watched(bytearray):
+        def __setitem__(self, place: Any, data: Any) -> None:
+            stores.append((place.start, bytes(data)))
+
+    ours._memory = cast(mmap.mmap, Watched(ring.FILE_BYTES))
+    ours.write(step(0))
+    slot = ring.encode_slot(0, step(0))
+    start = ring.slot_offset(0)
+    assert stores == [(start, bytes(8)), (start + 8, slot[8:]), (start, slot[:8])]
 
 
 def put_command(ours: Ring, data: bytes) -> None:
