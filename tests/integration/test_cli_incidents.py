@@ -1,0 +1,130 @@
+"""`pacekeeper incidents`: what was found, why, what was done; "none" never means "misspelt"."""
+
+import json
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.reports import JobReport
+from pacekeeper.core.shrink import shrink
+from support.commands import pacekeeper, started
+from support.controllers import (
+    HELLO,
+    ControllerProcess,
+    ScriptedAgent,
+    applied,
+    attached,
+    first_layout,
+    killed,
+)
+
+LAYOUT = first_layout()
+SURVIVORS = shrink(LAYOUT, dead=[1], generation=2)
+
+
+def go_on_without_rank_1(agent: ScriptedAgent, job: str) -> None:
+    layouts = ((SURVIVORS.generation, encode_layout(SURVIVORS)),)
+    records = applied(SURVIVORS, step=5)
+    agent.report_and_wait(JobReport(job=job, layouts=layouts, records=records))
+
+
+@pytest.fixture(scope="module")
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
+    """Job "a": a death that is over. Job "b": a death that is open. Job "c": nothing."""
+    with ControllerProcess(tmp_path_factory.mktemp("incidents")) as process:
+        agent = ScriptedAgent(process.address)
+        agent.report_and_wait(*(attached(job, LAYOUT) for job in "abc"))
+        agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
+        go_on_without_rank_1(agent, "a")
+        agent.report_and_wait(JobReport(job="b", records=(killed(3),)))
+        yield process
+        agent.close()
+
+
+def listed(controller: ControllerProcess, *arguments: str) -> list[Any]:
+    done = pacekeeper("incidents", "--controller", controller.address, "--json", *arguments)
+    assert done.returncode == ExitCode.OK, done.stderr
+    answer = json.loads(done.stdout)
+    assert isinstance(answer, list)
+    return answer
+
+
+def test_a_program_gets_them_in_order_with_numbers_as_numbers(
+    controller: ControllerProcess,
+) -> None:
+    first, second = listed(controller)
+    assert (first["incident_id"], first["job"], first["rank"]) == (1, "a", 1)
+    assert (second["incident_id"], second["job"], second["rank"]) == (2, "b", 3)
+    assert first["node"] == HELLO.node
+    assert first["closed_unix_s"] >= first["opened_unix_s"] > 1e9, "Unix time"
+    assert second["closed_unix_s"] is None and second["closed_step"] is None
+    assert second["slowdown"] is None, "infinite: no number JSON knows"
+
+
+def test_they_can_be_narrowed_to_open_ones_and_to_a_job(controller: ControllerProcess) -> None:
+    assert [i["job"] for i in listed(controller, "--open")] == ["b"]
+    assert [i["job"] for i in listed(controller, "--job", "a")] == ["a"]
+    assert listed(controller, "--job", "a", "--open") == []
+
+
+def test_people_read_what_happened_why_and_what_was_done(controller: ControllerProcess) -> None:
+    done = pacekeeper("incidents", "--controller", controller.address, "--job", "a")
+    assert done.returncode == ExitCode.OK, done.stderr
+    head, reason, *actions = done.stdout.splitlines()
+    assert head.startswith("#1 ") and f"rank 1 on {HELLO.node}" in head and "closed" in head
+    assert "rank 1 is dead: its process ended by signal 9" in reason
+    assert any("[0, 2, 3]" in action for action in actions), "brackets are text, not markup"
+
+
+def test_none_is_said_and_a_misspelt_job_is_not_none(controller: ControllerProcess) -> None:
+    address = controller.address
+    assert pacekeeper("incidents", "--controller", address, "--job", "c").stdout == "no incidents\n"
+    wrong = pacekeeper("incidents", "--controller", address, "--job", "d")
+    assert (wrong.returncode, wrong.stdout) == (ExitCode.USAGE, "")
+    assert wrong.stderr == "pacekeeper: no job 'd'; there are: a, b, c\n"
+
+
+def test_a_watch_tells_known_ones_then_changes_until_ctrl_c(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with ControllerProcess(tmp_path_factory.mktemp("watched")) as controller:
+        agent = ScriptedAgent(controller.address)
+        agent.report_and_wait(attached("a", LAYOUT), attached("b", LAYOUT))
+        agent.report_and_wait(JobReport(job="b", records=(killed(2),)))
+        agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
+        arguments = ("incidents", "--controller", controller.address, "--json", "--watch")
+        with started(*arguments) as everything, started(*arguments, "--job", "a") as mine:
+            assert everything.stdout is not None and mine.stdout is not None
+            known = [json.loads(everything.stdout.readline())["job"] for _ in range(2)]
+            assert known == ["b", "a"]
+            assert json.loads(mine.stdout.readline())["closed_unix_s"] is None
+            go_on_without_rank_1(agent, "a")
+            for watch in (everything, mine):
+                assert watch.stdout is not None
+                while True:  # its action is noted, then it is closed
+                    told = json.loads(watch.stdout.readline())
+                    assert (told["job"], told["rank"]) == ("a", 1)
+                    if told["closed_unix_s"] is not None:
+                        break
+                watch.send_signal(signal.SIGINT)
+                assert watch.wait(30.0) == ExitCode.OK
+        agent.close()
+
+
+def test_a_watch_ends_with_a_reason_when_the_controller_goes(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with ControllerProcess(tmp_path_factory.mktemp("going")) as controller:
+        agent = ScriptedAgent(controller.address)
+        agent.report_and_wait(attached("a", LAYOUT))
+        agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
+        with started("incidents", "--controller", controller.address, "--watch") as watch:
+            assert watch.stdout is not None and watch.stderr is not None
+            assert watch.stdout.readline().startswith("#1 ")
+            assert controller.stop() == ExitCode.OK
+            assert watch.wait(30.0) == ExitCode.UNREACHABLE
+            assert "the controller is going down" in watch.stderr.read()
