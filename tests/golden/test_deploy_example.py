@@ -1,0 +1,83 @@
+"""The example configuration says every key with its default and what core/config.py says of it.
+
+Rewritten by `pytest --update-golden`, so that the comments are kept in one place.
+"""
+
+import ast
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+
+import pytest
+
+from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.toml_reader import read_config
+from support.tree import ROOT
+
+EXAMPLE = ROOT / "deploy" / "pacekeeper.example.toml"
+HEAD = """\
+# All settings of pacekeeper with their defaults; each part reads its own tables from one file.
+# An unknown key is refused with the file, the key and what was expected.
+# Connections are neither encrypted nor authenticated yet: keep them in a private network.
+"""
+
+
+def settings_of(class_name: str) -> Iterator[tuple[list[str], str]]:
+    """(comment lines above it, name) of each setting, in the order of the source."""
+    source = (ROOT / "core" / "config.py").read_text()
+    lines = source.splitlines()
+    (found,) = [
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.ClassDef) and node.name == class_name
+    ]
+    for statement in found.body:
+        if not isinstance(statement, ast.AnnAssign):
+            continue
+        assert isinstance(statement.target, ast.Name)
+        first = statement.lineno - 1
+        while lines[first - 1].strip().startswith("#"):
+            first -= 1
+        yield [line.strip() for line in lines[first : statement.lineno - 1]], statement.target.id
+
+
+def parts() -> dict[str, object]:
+    """The settings of each table."""
+    controller = ControllerConfig()
+    return {
+        "agent": AgentConfig(),
+        "controller": controller,
+        "detector": controller.detector,
+        "policy": controller.policy,
+        "train": TrainConfig(),
+    }
+
+
+def example() -> str:
+    text = HEAD
+    for table, settings in parts().items():
+        text += f"\n[{table}]\n"
+        for comments, name in settings_of(type(settings).__name__):
+            value = getattr(settings, name)
+            if not is_dataclass(value):
+                text += "".join(f"{line}\n" for line in comments)
+                text += f"{name} = {json.dumps(value)}\n"
+    return text
+
+
+def test_the_example_is_what_the_code_says(request: pytest.FixtureRequest) -> None:
+    if request.config.getoption("--update-golden"):
+        EXAMPLE.write_text(example())
+    assert EXAMPLE.read_text() == example(), "rewrite it by `pytest --update-golden`"
+
+
+def test_the_example_has_every_key_and_changes_nothing() -> None:
+    text = EXAMPLE.read_text()
+    for kind in (AgentConfig, ControllerConfig, TrainConfig):
+        assert read_config(kind, text, file="example") == kind()
+    document = tomllib.loads(text)
+    for table, settings in parts().items():
+        assert is_dataclass(settings)
+        plain = [f.name for f in fields(settings) if not is_dataclass(getattr(settings, f.name))]
+        assert list(document[table]) == plain
