@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import Record
+from pacekeeper.core.records import BODY_BYTES, Record, RecordKind, unpack
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample
 from pacekeeper.protos import telemetry_pb2, wire
@@ -111,3 +111,66 @@ def test_an_offer_that_was_damaged_on_the_way_is_noticed() -> None:
     offer.layout_json += b" "
     with pytest.raises(ValueError, match="does not fit its digest"):
         wire.offer_from_message(offer)
+
+
+@given(st.sampled_from(list(RecordKind)), st.binary(min_size=BODY_BYTES, max_size=BODY_BYTES))
+def test_what_a_ring_lets_through_the_controller_takes(kind: RecordKind, body: bytes) -> None:
+    """Else one odd record in a ring would make the controller refuse its batch for ever."""
+    try:
+        record = unpack(kind, body)
+    except ValueError:
+        return
+    report = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(JobReport(job="j", records=(record,)),))
+    (job,) = wire.report_from_message(wire.report_to_message(report)).jobs
+    assert job.records == (record,)
+
+
+REQUIRED = [
+    ("micro_batches", "compute_s"),
+    ("micro_batches", "ended_mono_s"),
+    ("steps", "duration_s"),
+    ("steps", "ended_mono_s"),
+    ("plans_applied", "duration_s"),
+    ("plans_applied", "ended_mono_s"),
+    ("rank_exits", "detected_mono_s"),
+]
+
+
+@pytest.mark.parametrize(("group", "column"), REQUIRED)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_must_be_measured_is_refused_by_its_name(
+    group: str, column: str, value: float
+) -> None:
+    message = telemetry_pb2.NodeReport()
+    columns = getattr(message.jobs.add(job="j"), group)
+    for field in columns.DESCRIPTOR.fields:
+        getattr(columns, field.name).append(0)
+    assert wire.report_from_message(message).jobs[0].records
+    getattr(columns, column)[0] = value
+    with pytest.raises(ValueError, match=f"j {group}: impossible {column}"):
+        wire.report_from_message(message)
+
+
+@pytest.mark.parametrize(
+    ("num_counts", "counts", "complaint"),
+    [(0, [], "impossible num_counts 0"), (17, [1] * 17, "impossible num_counts 17"),
+     (1, [1, 2], "counts holds 2 entries, num_counts promises 1")],
+)  # fmt: skip
+def test_counts_that_do_not_add_up_are_refused(
+    num_counts: int, counts: list[int], complaint: str
+) -> None:
+    message = telemetry_pb2.NodeReport()
+    loads = message.jobs.add(job="j").expert_loads
+    for name in ("rank", "step", "generation", "layer", "first_expert"):
+        getattr(loads, name).append(0)
+    loads.num_counts.append(num_counts)
+    loads.counts.extend(counts)
+    with pytest.raises(ValueError, match=complaint):
+        wire.report_from_message(message)
+
+
+def test_a_clock_nobody_knows_is_refused() -> None:
+    message = telemetry_pb2.NodeReport()
+    message.jobs.add(job="j").attached.add(job="j", rank=0, world_size=1, clock="sundial")
+    with pytest.raises(ValueError, match="sundial"):
+        wire.report_from_message(message)
