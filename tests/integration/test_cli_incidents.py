@@ -11,9 +11,9 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.shrink import shrink
+from pacekeeper.protos import control_pb2, wire
 from support.commands import pacekeeper, started
 from support.controllers import (
-    HELLO,
     ControllerProcess,
     ScriptedAgent,
     applied,
@@ -23,6 +23,7 @@ from support.controllers import (
 )
 
 LAYOUT = first_layout()
+NODE = "rack[b]-7"  # brackets are text, not markup
 SURVIVORS = shrink(LAYOUT, dead=[1], generation=2)
 
 
@@ -36,7 +37,10 @@ def go_on_without_rank_1(agent: ScriptedAgent, job: str) -> None:
 def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerProcess]:
     """Job "a": a death that is over. Job "b": a death that is open. Job "c": nothing."""
     with ControllerProcess(tmp_path_factory.mktemp("incidents")) as process:
-        agent = ScriptedAgent(process.address)
+        hello = control_pb2.Hello(
+            protocol_version=wire.PROTOCOL_VERSION, product_version="0", node=NODE, agent_life="x"
+        )
+        agent = ScriptedAgent(process.address, hello)
         agent.report_and_wait(*(attached(job, LAYOUT) for job in "abc"))
         agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
         go_on_without_rank_1(agent, "a")
@@ -59,7 +63,7 @@ def test_a_program_gets_them_in_order_with_numbers_as_numbers(
     first, second = listed(controller)
     assert (first["incident_id"], first["job"], first["rank"]) == (1, "a", 1)
     assert (second["incident_id"], second["job"], second["rank"]) == (2, "b", 3)
-    assert first["node"] == HELLO.node
+    assert first["node"] == NODE
     assert first["closed_unix_s"] >= first["opened_unix_s"] > 1e9, "Unix time"
     assert second["closed_unix_s"] is None and second["closed_step"] is None
     assert second["slowdown"] is None, "infinite: no number JSON knows"
@@ -75,9 +79,9 @@ def test_people_read_what_happened_why_and_what_was_done(controller: ControllerP
     done = pacekeeper("incidents", "--controller", controller.address, "--job", "a")
     assert done.returncode == ExitCode.OK, done.stderr
     head, reason, *actions = done.stdout.splitlines()
-    assert head.startswith("#1 ") and f"rank 1 on {HELLO.node}" in head and "closed" in head
+    assert head.startswith("#1 ") and f"rank 1 on {NODE}" in head and "closed" in head
     assert "rank 1 is dead: its process ended by signal 9" in reason
-    assert any("[0, 2, 3]" in action for action in actions), "brackets are text, not markup"
+    assert any("[0, 2, 3]" in action for action in actions)
 
 
 def test_none_is_said_and_a_misspelt_job_is_not_none(controller: ControllerProcess) -> None:

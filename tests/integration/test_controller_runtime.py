@@ -195,9 +195,11 @@ def test_those_who_watch_incidents_hear_the_known_ones_then_each_change(
         ("other", 2),
         (JOB, 1),
     ]
-    assert {m.incident.job for m in mine.told} == {JOB}
     assert not mine.told[0].incident.HasField("closed_unix_s")
     until("it is closed", lambda: mine.told[-1].incident.HasField("closed_unix_s"))
+    agent.report_and_wait(JobReport(job="other", records=(killed(3),)))
+    until("the newest one is told", lambda: everything.told[-1].incident.rank == 3)
+    assert {m.incident.job for m in mine.told} == {JOB}
     agent.close()
 
 
@@ -236,6 +238,7 @@ def test_a_watcher_that_does_not_read_stalls_nobody(controller: ControllerProces
         agent.report(JobReport(job=JOB, records=records))
     agent.report_and_wait()
     assert ask_job(controller).step == 1999
+    assert "event dropped" not in controller.log
     for sleeper in sleepers:
         sleeper.cancel()
     agent.close()
@@ -297,7 +300,9 @@ def test_sigterm_says_goodbye_to_all_and_ends_with_0(controller: ControllerProce
     assert controller.process.poll() is None
     controller.process.terminate()
     assert agent.wait_for_end()[0] is grpc.StatusCode.UNAVAILABLE
-    assert watching.wait_for_end().code() is grpc.StatusCode.UNAVAILABLE
+    ended = watching.wait_for_end()
+    assert ended.code() is grpc.StatusCode.UNAVAILABLE
+    assert ended.details() == "the controller is going down"
     assert controller.process.wait(30.0) == ExitCode.OK
     assert "Traceback" not in controller.log
     assert "never awaited" not in controller.log
