@@ -182,7 +182,8 @@ def _act(
 ) -> tuple[State, tuple[Command, ...]]:
     """Decide for one job, where it can be acted on and nothing is under way."""
     job = state.jobs[name]
-    if not _is_actionable(job) or _basis(job) == job.decided_on:
+    is_young = job.step - job.layout_step < config.policy.min_steps_between_plans
+    if is_young or not _is_actionable(job) or _basis(job) == job.decided_on:
         return state, ()
     decision = decide(_view(job), config.policy)
     before = job.last_decision

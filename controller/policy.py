@@ -41,8 +41,6 @@ class View:
 
 def decide(view: View, config: PolicyConfig) -> Decision:
     """A plan with its reason and prices, or nothing with the reason."""
-    if view.steps_since_plan < config.min_steps_between_plans:
-        return _nothing(f"{view.steps_since_plan} steps since the last plan: too soon")
     num_ranks = len(view.layout.ranks)
     if len(view.slow) > config.max_acted_ratio * num_ranks:
         return _nothing(

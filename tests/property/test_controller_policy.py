@@ -1,0 +1,118 @@
+"""What every decision keeps, whatever the layout, the loads and the speeds."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller.policy import View, decide
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Rung
+from pacekeeper.core.layout import even_layout, transfers
+from pacekeeper.core.topology import ModelShape
+from pacekeeper.predictor.forecast import Workload, forecast
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    num_ranks, num_layers = draw(st.integers(2, 5)), draw(st.integers(1, 2))
+    num_experts = draw(st.integers(1, 6))
+    layout = even_layout(
+        ranks=range(num_ranks),
+        num_layers=num_layers,
+        num_experts=num_experts,
+        replicas=draw(st.integers(1, 2)),
+    )
+    load = st.one_of(st.just(0.0), st.floats(1.0, 5000.0))
+    loads = st.lists(load, min_size=num_experts, max_size=num_experts).map(tuple)
+    rows = draw(st.integers(1, 40))
+    return View(
+        layout=layout,
+        shape=ModelShape(
+            num_layers=num_layers,
+            num_experts=num_experts,
+            experts_per_token=1,
+            rows_per_step=rows,
+            slots_per_rank=draw(st.integers(1, num_experts)),
+            expert_bytes=1000,
+            dense_bytes=1000,
+        ),
+        model=None,
+        workload=Workload(
+            num_rows=rows,
+            tokens=100.0 * rows,
+            sum_len_squared=1e4 * rows,
+            loads=tuple(draw(loads) for _ in range(num_layers)),
+        ),
+        slow=draw(st.dictionaries(st.sampled_from(layout.ranks), st.floats(1.1, 4.0))),
+        home=draw(st.sampled_from([None, layout])),
+        step_s=draw(st.floats(0.0, 5.0)),
+        steps_since_plan=draw(st.sampled_from([0, 3, 100])),
+        is_makeshift=draw(st.booleans()),
+        num_load_steps=draw(st.sampled_from([0, 100])),
+        next_generation=draw(st.integers(2, 99)),
+    )
+
+
+configs = st.builds(
+    PolicyConfig,
+    min_gain=st.sampled_from([0.0, 0.05]),
+    min_hosts=st.integers(1, 3),
+    horizon_steps=st.sampled_from([1, 200]),
+)
+
+
+@settings(max_examples=60)
+@given(views(), configs)
+def test_a_plan_pays_by_forecast_and_keeps_what_must_be_kept(
+    view: View, config: PolicyConfig
+) -> None:
+    decision = decide(view, config)
+    assert decision.reason
+    if decision.layout is None:
+        assert decision.rung is Rung.NOTHING
+        return
+    layout = decision.layout
+    assert layout.generation == view.next_generation
+    assert layout.ranks == view.layout.ranks
+    assert layout.stages == view.layout.stages
+    speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in layout.ranks}
+
+    def priced(which: object) -> float:
+        assert which in (layout, view.layout)
+        chosen = layout if which == layout else view.layout
+        return forecast(chosen, model=None, workload=view.workload, speeds=speeds).step_s
+
+    gain_s = priced(view.layout) - priced(layout)
+    assert gain_s >= config.min_gain * decision.current_step_s - 1e-9
+    assert gain_s * config.horizon_steps > decision.cost_s
+    assert decision.planned_step_s == pytest.approx(decision.current_step_s - gain_s)
+    assert len(transfers(view.layout, layout)) * 1000 == decision.moved_bytes
+    for before, after in zip(view.layout.experts, layout.experts, strict=True):
+        for hosts, fresh in zip(before, after, strict=True):
+            assert len(fresh) >= min(len(hosts), config.min_hosts)
+    assert (decision.rung is Rung.MOVE_REPLICAS) == (decision.moved_bytes > 0)
+
+
+@settings(max_examples=30)
+@given(views(), configs)
+def test_the_same_view_gives_the_same_decision(view: View, config: PolicyConfig) -> None:
+    assert decide(view, config) == decide(view, config)
+
+
+@settings(max_examples=30)
+@given(views(), configs)
+def test_a_layout_once_chosen_is_not_left_at_the_next_look(
+    view: View, config: PolicyConfig
+) -> None:
+    config = replace(config, min_gain=0.05)
+    decision = decide(view, config)
+    if decision.layout is None:
+        return
+    after = replace(
+        view, layout=decision.layout, step_s=decision.planned_step_s, is_makeshift=False
+    )
+    again = decide(after, config)
+    # A larger step may follow (a replica more where several pay), but never one that undoes it.
+    assert again.layout is None or again.planned_step_s < decision.planned_step_s

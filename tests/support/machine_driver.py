@@ -1,0 +1,181 @@
+"""Drives the controller's machine by hand: one line per report, time only where said."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from pacekeeper.controller.events import Command, Event, NodeAttached, NodeReported, Say, Tick
+from pacekeeper.controller.machine import advance
+from pacekeeper.controller.state import JobState, State
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout_codec import encode_layout, layout_crc
+from pacekeeper.core.records import (
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    RankExitRecord,
+    Record,
+    StepRecord,
+)
+from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.core.topology import Attachment, ModelShape
+
+JOB = "moe"
+UNIX_OFFSET_S = 1000.0
+SHAPE = ModelShape(
+    num_layers=1,
+    num_experts=4,
+    experts_per_token=2,
+    rows_per_step=32,
+    slots_per_rank=4,
+    expert_bytes=1000,
+    dense_bytes=1000,
+)
+FIRST = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2)
+C = TypeVar("C", bound=Command)
+
+
+@dataclass(kw_only=True)
+class Driver:
+    """The machine's state, and what it said to the last event."""
+
+    config: ControllerConfig = field(default_factory=ControllerConfig)
+    state: State = field(default_factory=lambda: State(unix_offset_s=UNIX_OFFSET_S))
+    now_s: float = 100.0
+    said: tuple[Command, ...] = ()
+
+    @property
+    def job(self) -> JobState:
+        return self.state.jobs[JOB]
+
+    def event(self, event: Event) -> None:
+        self.state, self.said = advance(self.state, event, config=self.config, now_s=self.now_s)
+
+    def agent(self, node: str) -> None:
+        self.event(NodeAttached(node=node, product_version="1", agent_life="a"))
+
+    def report(
+        self,
+        *records: Record,
+        node: str = "node-0",
+        attached: Sequence[Attachment] = (),
+        layouts: Sequence[Layout] = (),
+    ) -> None:
+        part = JobReport(
+            job=JOB,
+            attached=tuple(attached),
+            records=records,
+            layouts=tuple((x.generation, encode_layout(x)) for x in layouts),
+        )
+        whole = NodeReport(sequence=1, sent_mono_s=self.now_s, jobs=(part,))
+        self.event(NodeReported(node=node, agent_life="a", report=whole))
+
+    def tick(self, after_s: float = 0.2) -> None:
+        self.now_s += after_s
+        self.event(Tick())
+
+    def all_said(self, kind: type[C]) -> list[C]:
+        return [command for command in self.said if isinstance(command, kind)]
+
+    @property
+    def texts(self) -> str:
+        return "\n".join(command.text for command in self.all_said(Say))
+
+
+def started(config: ControllerConfig | None = None, layout: Layout = FIRST) -> Driver:
+    """A job of four ranks on two nodes that runs `layout`."""
+    driver = Driver(config=config or ControllerConfig())
+    driver.agent("node-0")
+    driver.agent("node-1")
+    driver.report(attached=[attachment(0), attachment(1)], layouts=[layout])
+    driver.report(attached=[attachment(2), attachment(3)], node="node-1")
+    driver.report(*applied(layout))
+    return driver
+
+
+def attachment(
+    rank: int, *, pid: int | None = None, model: ModelShape | None = SHAPE
+) -> Attachment:
+    return Attachment(
+        job=JOB, rank=rank, world_size=4, pid=100 + rank if pid is None else pid, model=model
+    )
+
+
+def applied(layout: Layout, ranks: Iterable[int] | None = None) -> list[Record]:
+    """The ranks say that they run the layout."""
+    return [
+        PlanAppliedRecord(
+            rank=rank,
+            step=0,
+            generation=layout.generation,
+            previous_generation=0,
+            duration_s=0.01,
+            moved_bytes=0,
+            is_regroup=False,
+            layout_crc=layout_crc(layout),
+        )
+        for rank in (layout.ranks if ranks is None else ranks)
+    ]
+
+
+def exited(rank: int, *, signal: int = 9, exit_code: int = 0, pid: int | None = None) -> Record:
+    return RankExitRecord(
+        rank=rank, pid=100 + rank if pid is None else pid, exit_code=exit_code, signal=signal
+    )
+
+
+def step(
+    number: int,
+    *,
+    ranks: Iterable[int] = range(4),
+    generation: int = 1,
+    slow: int | None = None,
+    slowdown: float = 1.6,
+    hot: float = 1.0,
+) -> list[Record]:
+    """All records of one step: even work, every rank alike but `slow`; expert 0 is `hot`."""
+    records: list[Record] = []
+    for rank in ranks:
+        factor = slowdown if rank == slow else 1.0
+        records += [
+            MicroBatchRecord(
+                rank=rank,
+                step=number,
+                micro_batch=0,
+                generation=generation,
+                compute_s=0.1 * factor * (1.0 + 0.002 * ((number + rank) % 5)),
+                tokens=1280,
+                sum_len_squared=80_000,
+                expert_rows=2560,
+                num_active_experts=2,
+            ),
+            ExpertLoadRecord(
+                rank=rank,
+                step=number,
+                generation=generation,
+                layer=0,
+                first_expert=0,
+                counts=(round(640 * hot), 640, 640, 640),
+            ),
+            StepRecord(
+                rank=rank,
+                step=number,
+                generation=generation,
+                duration_s=0.1 * factor + 0.02,
+                tokens=5120,
+                loss=2.0,
+            ),
+        ]
+    return records
+
+
+def train(
+    driver: Driver, first: int, end: int, *, generation: int = 1, slow: int | None = None
+) -> None:
+    """Steps [first, end); stops where a plan is offered."""
+    for number in range(first, end):
+        driver.now_s += 0.2
+        driver.report(*step(number, generation=generation, slow=slow))
+        if driver.job.desired is not None:
+            return

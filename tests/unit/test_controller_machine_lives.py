@@ -1,0 +1,165 @@
+"""New lives: of the job under the same controller, and of the controller under the same job."""
+
+from dataclasses import replace
+
+from pacekeeper.controller.machine import job_record, restored
+from pacekeeper.controller.state import RankLife
+from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.findings import Watch
+from pacekeeper.core.shrink import shrink
+from support.machine_driver import (
+    FIRST,
+    JOB,
+    UNIX_OFFSET_S,
+    Driver,
+    applied,
+    attachment,
+    exited,
+    started,
+    step,
+    train,
+)
+
+QUICK = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
+WARM = 12
+
+
+def killed_and_started(driver: Driver) -> Driver:
+    """Another controller with what this one stored; agents have not come back yet."""
+    record = job_record(driver.state, JOB)
+    newest = max((i.incident_id for i in driver.job.incidents), default=0)
+    state = restored(
+        [record],
+        driver.job.incidents,
+        next_incident_id=newest + 1,
+        unix_offset_s=UNIX_OFFSET_S,
+    )
+    return Driver(config=driver.config, state=state, now_s=5.0)
+
+
+def come_back(driver: Driver) -> None:
+    driver.agent("node-0")
+    driver.agent("node-1")
+    driver.report(attached=[attachment(0), attachment(1)], layouts=[FIRST])
+    driver.report(attached=[attachment(2), attachment(3)], node="node-1")
+
+
+def test_other_processes_under_the_same_name_are_a_new_life() -> None:
+    driver = started(QUICK)
+    train(driver, 0, WARM)
+    train(driver, WARM, WARM + 12, slow=2)
+    assert driver.job.open_incidents
+    driver.report(attached=[attachment(0, pid=1), attachment(1, pid=2)], layouts=[FIRST])
+    assert "started anew" in driver.texts
+    assert not driver.job.open_incidents
+    assert driver.job.incidents[0].actions == ("the job was started anew",)
+    assert (driver.job.step, driver.job.layout, driver.job.desired) == (-1, None, None)
+    assert driver.job.newest_generation == 1
+    driver.report(attached=[attachment(2, pid=3), attachment(3, pid=4)], node="node-1")
+    assert "started anew" not in driver.texts
+    driver.report(*applied(FIRST))
+    assert driver.job.layout == FIRST
+    driver.report(*step(0))
+    assert driver.job.step == 0
+
+
+def test_late_words_of_the_old_life_do_not_end_the_new_one() -> None:
+    driver = started()
+    driver.report(*step(0))
+    driver.report(attached=[attachment(0, pid=1), attachment(1, pid=2)])
+    driver.report(*step(1, ranks=[2, 3]), node="node-1")
+    assert driver.job.pending == {}
+    driver.report(attached=[attachment(2), attachment(3)], node="node-1")  # the old processes
+    driver.report(attached=[attachment(2, pid=3), attachment(3, pid=4)], node="node-1")
+    assert [driver.job.ranks[rank].attachment.pid for rank in range(4)] == [1, 2, 3, 4]
+    driver.report(exited(2))
+    assert not driver.job.incidents
+
+
+def test_a_controller_started_anew_goes_on_where_the_old_one_stopped() -> None:
+    before = started(QUICK)
+    train(before, 0, WARM)
+    train(before, WARM, WARM + 12, slow=2)
+    plan = before.job.desired
+    assert plan is not None
+    before.report(*applied(plan))
+    number = before.job.step + 1
+    after = killed_and_started(before)
+    assert after.job.layout == plan
+    assert after.job.home == FIRST
+    assert after.job.watch is Watch.BLIND
+    assert after.state.next_incident_id == 2
+    come_back(after)
+    # Nobody says again which layout it runs: their steps do.
+    after.report(*step(number, generation=2, slow=2))
+    assert {rank.observed_generation for rank in after.job.ranks.values()} == {2}
+    assert after.job.evidence.slow.keys() == {2}
+    for later in range(number + 1, number + 40):
+        after.report(*step(later, generation=2))
+        if after.job.desired is not None:
+            break
+    home = after.job.desired
+    assert home is not None
+    assert (home.generation, home.batch_shares) == (3, FIRST.batch_shares)
+    assert len(after.job.incidents) == 1
+
+
+def test_an_offer_taken_while_the_controller_was_away_is_ours() -> None:
+    before = started(QUICK)
+    train(before, 0, WARM)
+    train(before, WARM, WARM + 12, slow=2)
+    plan = before.job.desired
+    assert plan is not None
+    after = killed_and_started(before)
+    come_back(after)
+    after.report(*applied(plan))
+    assert after.job.layout == plan
+    assert "offered before a restart" in after.job.layout_reason
+    assert after.job.newest_generation == 2
+
+
+def test_the_dead_stay_dead_over_a_restart() -> None:
+    before = started()
+    before.report(*step(0))
+    survivors = shrink(FIRST, dead=[1], generation=2)
+    before.report(exited(1), *applied(survivors), layouts=[survivors])
+    after = killed_and_started(before)
+    come_back(after)  # the ring of the dead rank is still there, and so is its attachment
+    assert after.job.ranks[1].life is RankLife.DEAD
+    assert after.job.living == (0, 2, 3)
+    after.report(*step(1, ranks=[0, 2, 3], generation=2))
+    assert after.job.step == 1
+
+
+def test_a_death_in_mid_regroup_is_still_told_after_a_restart() -> None:
+    before = started()
+    before.report(exited(1))
+    after = killed_and_started(before)
+    come_back(after)
+    after.tick(1.1)
+    assert [c.ranks for c in after.said if hasattr(c, "ranks")] == [(1,)]
+    survivors = shrink(FIRST, dead=[1], generation=2)
+    after.report(*applied(survivors), layouts=[survivors])
+    assert not after.job.open_incidents
+
+
+def test_a_job_started_anew_while_the_controller_was_away_is_a_new_life() -> None:
+    before = started()
+    before.report(*step(0))
+    newer = replace(FIRST, generation=5)
+    before.report(*applied(newer), layouts=[newer])
+    after = killed_and_started(before)
+    after.agent("node-0")
+    after.report(attached=[attachment(0, pid=1), attachment(1, pid=2)], layouts=[FIRST])
+    assert "started anew" in after.texts
+    after.report(attached=[attachment(2, pid=3), attachment(3, pid=4)], node="node-1")
+    after.report(*applied(FIRST))
+    assert after.job.layout == FIRST
+    assert after.job.newest_generation == 1
+
+
+def test_what_is_stored_of_ranks_not_yet_back_is_stored_again() -> None:
+    before = started()
+    before.report(exited(1))
+    after = killed_and_started(before)
+    assert job_record(after.state, JOB).ranks == job_record(before.state, JOB).ranks

@@ -1,0 +1,137 @@
+"""Shares and placements one can check by hand."""
+
+import pytest
+
+from pacekeeper.controller.placement import place
+from pacekeeper.controller.shares import batch_rows, best_value, split_layers, token_shares
+from pacekeeper.core.layout import Host, Layout, even_layout
+
+
+def shares(split_hosts: tuple[tuple[Host, ...], ...]) -> list[dict[int, float]]:
+    return [{host.rank: round(host.share, 3) for host in on} for on in split_hosts]
+
+
+def layout_of(hosts: list[list[int]], ranks: int) -> Layout:
+    base = even_layout(ranks=range(ranks), num_layers=1, num_experts=len(hosts), replicas=1)
+    on = tuple(tuple(Host(rank, 1 / len(at)) for rank in at) for at in hosts)
+    return Layout(
+        generation=1,
+        num_virtual_shards=1,
+        stages=base.stages,
+        experts=(on,),
+        batch_shares=base.batch_shares,
+    )
+
+
+def hosts_after(
+    hosts: list[list[int]],
+    *,
+    loads: list[float],
+    speeds: list[float],
+    slots: int,
+    min_hosts: int = 1,
+) -> list[list[int]]:
+    layout, at = layout_of(hosts, len(speeds)), dict(enumerate(speeds))
+    splits = split_layers(layout, loads=[loads], speeds=at)
+    (split,) = place(
+        layout, splits=splits, loads=[loads], speeds=at, slots_per_rank=slots, min_hosts=min_hosts
+    )
+    return [[host.rank for host in on] for on in split.hosts]
+
+
+def test_a_shared_expert_is_split_by_speed() -> None:
+    split = token_shares([300.0], [[0, 1]], {0: 1.0, 1: 0.5})
+    assert shares(split.hosts) == [{0: 0.667, 1: 0.333}]
+    assert split.value == pytest.approx(split.bound.fluid) == pytest.approx(200.0)
+
+
+def test_a_lone_expert_is_the_witness() -> None:
+    # Expert 0 (30) lives on rank 0 only; the others share 10 on ranks 1 and 2.
+    found = best_value([30.0, 10.0], [[0], [1, 2]], {0: 1.0, 1: 1.0, 2: 1.0})
+    assert found.value == pytest.approx(30.0)
+    assert found.witness == (0,)
+    assert found.fluid == pytest.approx(40.0 / 3)
+
+
+def test_no_load_is_split_by_speed_and_costs_nothing() -> None:
+    split = token_shares([0.0], [[3, 5]], {3: 1.0, 5: 3.0})
+    assert shares(split.hosts) == [{3: 0.25, 5: 0.75}]
+    assert (split.value, split.bound.witness) == (0.0, ())
+
+
+def test_all_experts_give_way_a_little_rather_than_one_of_them_wholly() -> None:
+    split = token_shares([100.0] * 4, [[0, 1]] * 4, {0: 1.0, 1: 0.5})
+    assert shares(split.hosts) == [{0: 0.667, 1: 0.333}] * 4
+
+
+@pytest.mark.parametrize(
+    ("loads", "hosts", "speeds", "message"),
+    [
+        ([1.0], [[0], [0]], {0: 1.0}, "1 loads for 2 experts"),
+        ([-1.0], [[0]], {0: 1.0}, "not negative"),
+        ([float("nan")], [[0]], {0: 1.0}, "finite"),
+        ([1.0], [[]], {0: 1.0}, "expert 0"),
+        ([1.0], [[0, 0]], {0: 1.0}, "expert 0"),
+        ([1.0], [[1]], {0: 1.0}, "expert 0"),
+        ([1.0], [[0]], {0: 0.0}, "above 0"),
+        ([], [], {}, "above 0"),
+    ],
+)
+def test_impossible_input_is_refused(
+    loads: list[float], hosts: list[list[int]], speeds: dict[int, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        token_shares(loads, hosts, speeds)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "speeds", "rows"),
+    [
+        (32, [1.0, 1.0, 1.0, 1.0], [8, 8, 8, 8]),
+        (32, [1.0, 1.0, 1.0, 0.625], [9, 9, 9, 5]),
+        (3, [1.0, 1.0, 1.0, 1.0], [1, 1, 1, 0]),
+        (32, [1.0, 0.01], [32, 0]),
+        (0, [1.0], [0]),
+    ],
+)
+def test_batch_rows(num_rows: int, speeds: list[float], rows: list[int]) -> None:
+    assert list(batch_rows(num_rows, dict(enumerate(speeds))).values()) == rows
+
+
+def test_batch_rows_need_a_rank() -> None:
+    with pytest.raises(ValueError, match="speeds"):
+        batch_rows(1, {})
+
+
+def test_a_free_slot_takes_a_replica_of_the_stuck_expert() -> None:
+    after = hosts_after([[0], [1]], loads=[30.0, 10.0], speeds=[1.0, 1.0], slots=2)
+    assert after == [[0, 1], [1]]
+
+
+def test_full_slots_swap_replicas() -> None:
+    # Both hot experts sit on ranks 0 and 1; one of them changes places with a cold one.
+    after = hosts_after(
+        [[0, 1], [0, 1], [2, 3], [2, 3]],
+        loads=[40.0, 40.0, 5.0, 5.0],
+        speeds=[1.0] * 4,
+        slots=2,
+        min_hosts=2,
+    )
+    assert sorted(map(len, after)) == [2, 2, 2, 2]
+    assert [sum(rank in on for on in after) for rank in range(4)] == [2, 2, 2, 2]
+    hot = set(after[0]) | set(after[1])
+    assert hot == {0, 1, 2, 3}
+
+
+def test_a_spare_replica_gives_up_its_slot_but_never_below_the_fewest_hosts() -> None:
+    hosts, loads = [[0], [1, 2], [1, 2]], [60.0, 3.0, 3.0]
+    given = hosts_after(hosts, loads=loads, speeds=[1.0] * 3, slots=2, min_hosts=1)
+    assert len(given[0]) == 3
+    assert all(on for on in given)
+    kept = hosts_after(hosts, loads=loads, speeds=[1.0] * 3, slots=2, min_hosts=2)
+    assert all(len(on) >= 2 for on in kept[1:])
+
+
+def test_a_layer_at_its_fluid_bound_is_left_alone() -> None:
+    hosts = [[0, 1], [1, 2], [0, 2]]
+    assert hosts_after(hosts, loads=[10.0] * 3, speeds=[1.0] * 3, slots=3) == hosts

@@ -1,0 +1,169 @@
+"""Which layout next: the ladder, its limits, and the way home."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.policy import View, decide
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Rung
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.shrink import shrink
+from pacekeeper.core.topology import ModelShape
+from pacekeeper.predictor.forecast import Workload
+
+CONFIG = PolicyConfig()
+SHAPE = ModelShape(
+    num_layers=2,
+    num_experts=8,
+    experts_per_token=2,
+    rows_per_step=32,
+    slots_per_rank=8,
+    expert_bytes=1_000_000,
+    dense_bytes=1_000_000,
+)
+EVEN = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=2, generation=5)
+LONE = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=1, generation=5)
+HEALTHY = View(
+    layout=EVEN,
+    shape=SHAPE,
+    model=None,
+    workload=Workload(
+        num_rows=32,
+        tokens=5120.0,
+        sum_len_squared=400_000.0,
+        loads=((1280.0,) * 8, (1280.0,) * 8),
+    ),
+    slow={},
+    home=None,
+    step_s=1.1,
+    steps_since_plan=100,
+    is_makeshift=False,
+    num_load_steps=100,
+    next_generation=9,
+)
+SLOW = replace(HEALTHY, slow={2: 1.6}, home=EVEN, step_s=1.7)
+
+
+def hot(factor: float) -> Workload:
+    return replace(HEALTHY.workload, loads=((1280.0 * factor,) + (1280.0,) * 7,) * 2)
+
+
+def test_a_slow_rank_gets_a_smaller_share_of_tokens_and_rows() -> None:
+    decision = decide(SLOW, CONFIG)
+    assert decision.rung is Rung.BATCH_SHARES
+    layout = decision.layout
+    assert layout is not None
+    assert layout.generation == 9
+    assert layout.rows_of(32) == {0: 9, 1: 9, 2: 5, 3: 9}
+    assert [[h.rank for h in on] for on in layout.experts[0]] == [
+        [h.rank for h in on] for on in EVEN.experts[0]
+    ]
+    assert decision.moved_bytes == 0
+    assert decision.cost_s == CONFIG.plan_s
+    assert decision.reason.startswith("rank 2 is x1.60 slow")
+    assert decision.fluid_step_s <= decision.planned_step_s < decision.current_step_s
+
+
+def test_rows_that_can_not_be_split_leave_token_shares() -> None:
+    few = replace(SLOW.shape, rows_per_step=4)
+    view = replace(SLOW, shape=few, workload=replace(SLOW.workload, num_rows=4))
+    assert decide(view, CONFIG).rung is Rung.TOKEN_SHARES
+
+
+def test_experts_with_one_host_need_another_where_it_pays() -> None:
+    view = replace(SLOW, layout=LONE, home=LONE)
+    decision = decide(view, CONFIG)
+    assert decision.rung is Rung.MOVE_REPLICAS
+    assert decision.moved_bytes > 0
+    assert decision.moved_bytes % SHAPE.expert_bytes == 0
+    assert decision.cost_s == pytest.approx(
+        CONFIG.plan_s + CONFIG.move_s_per_byte * decision.moved_bytes
+    )
+    too_dear = replace(CONFIG, move_s_per_byte=1.0)
+    assert decide(view, too_dear).rung is Rung.BATCH_SHARES
+
+
+def test_a_short_horizon_does_not_pay_for_a_move() -> None:
+    view = replace(SLOW, layout=LONE, home=LONE)
+    short = replace(CONFIG, horizon_steps=1, move_s_per_byte=1e-6)
+    assert decide(view, short).moved_bytes == 0
+
+
+def test_too_many_slow_ranks_are_a_case_for_people() -> None:
+    two, three = {0: 1.6, 1: 1.6}, {0: 1.6, 1: 1.6, 2: 1.6}
+    assert decide(replace(SLOW, slow=two), CONFIG).layout is not None
+    decision = decide(replace(SLOW, slow=three), CONFIG)
+    assert decision.layout is None
+    assert "3 of 4 ranks are slow" in decision.reason
+
+
+def test_a_layout_that_fits_is_left_alone() -> None:
+    first = decide(SLOW, CONFIG).layout
+    assert first is not None
+    again = decide(replace(SLOW, layout=first, step_s=1.25), CONFIG)
+    assert (again.rung, again.layout) == (Rung.NOTHING, None)
+
+
+def test_a_small_gain_is_not_worth_a_plan() -> None:
+    barely = replace(SLOW, slow={2: 1.03})
+    decision = decide(barely, CONFIG)
+    assert decision.layout is None
+    assert "less than 5% of a step" in decision.reason
+    assert decide(barely, replace(CONFIG, min_gain=0.001)).layout is not None
+
+
+def test_time_that_no_layout_changes_counts_against_a_plan() -> None:
+    mild = replace(SLOW, slow={2: 1.15}, step_s=0.0)
+    assert decide(mild, CONFIG).layout is not None
+    assert decide(replace(mild, step_s=4.0), CONFIG).layout is None
+
+
+def test_when_all_is_over_the_layout_goes_home() -> None:
+    away = decide(SLOW, CONFIG).layout
+    assert away is not None
+    decision = decide(replace(HEALTHY, layout=away, home=EVEN), CONFIG)
+    assert decision.rung is Rung.RETURN_HOME
+    assert decision.layout == replace(EVEN, generation=9)
+
+
+def test_the_way_home_drops_replicas_and_copies_none() -> None:
+    view = replace(SLOW, layout=LONE, home=LONE)
+    away = decide(view, CONFIG).layout
+    assert away is not None
+    decision = decide(replace(HEALTHY, layout=away, home=LONE), CONFIG)
+    assert (decision.rung, decision.moved_bytes) == (Rung.RETURN_HOME, 0)
+
+
+def test_there_is_no_way_home_to_a_layout_with_the_dead() -> None:
+    left = shrink(EVEN, dead=[3], generation=6)
+    decision = decide(replace(HEALTHY, layout=left, home=EVEN), CONFIG)
+    assert decision.rung is not Rung.RETURN_HOME
+
+
+def test_survivors_are_planned_for_at_their_speeds() -> None:
+    left = replace(
+        shrink(EVEN, dead=[3], generation=6), batch_shares=((0, 0.5), (1, 0.25), (2, 0.25))
+    )
+    view = replace(HEALTHY, layout=left, is_makeshift=True, steps_since_plan=3, slow={2: 2.0})
+    layout = decide(view, CONFIG).layout
+    assert layout is not None
+    assert layout.ranks == (0, 1, 2)
+    assert layout.rows_of(32) == {0: 13, 1: 13, 2: 6}
+
+
+def test_a_makeshift_is_improved_at_once_but_a_chosen_layout_is_not() -> None:
+    lopsided = replace(EVEN, batch_shares=((0, 0.4), (1, 0.2), (2, 0.2), (3, 0.2)))
+    young = replace(HEALTHY, layout=lopsided, steps_since_plan=3)
+    assert "young" in decide(young, CONFIG).reason
+    assert decide(replace(young, is_makeshift=True), CONFIG).layout is not None
+
+
+def test_hot_experts_alone_need_a_large_and_settled_gain() -> None:
+    steady = replace(HEALTHY, workload=hot(6.0), step_s=0.0)
+    assert decide(steady, CONFIG).layout is not None
+    assert "hot" in decide(steady, CONFIG).reason
+    assert "not settled" in decide(replace(steady, num_load_steps=39), CONFIG).reason
+    assert "young" in decide(replace(steady, steps_since_plan=39), CONFIG).reason
+    assert "less than 8%" in decide(replace(steady, workload=hot(1.5)), CONFIG).reason
+    assert decide(HEALTHY, CONFIG).layout is None
