@@ -121,7 +121,8 @@ class Supervisor:
         for node in range(self.spec.num_nodes):
             self.stores.client(node)  # a death is told at once, not after connecting
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["pacekeeper.trainer.loop"])
+        # The optimizer imports dynamo at its first step: here once, else in every rank.
+        context.set_forkserver_preload(["pacekeeper.trainer.loop", "torch._dynamo"])
         for rank in self.spec.ranks:
             process = context.Process(
                 target=self.body,

@@ -1,4 +1,4 @@
-"""Whole jobs for tests: real launchers and ranks on loopback; the agent's part is played by hand."""
+"""Whole jobs for tests: launchers and ranks on loopback; the agent's part is played by hand."""
 
 import hashlib
 import json
@@ -18,6 +18,7 @@ from pacekeeper.core import ring
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
 
 PATIENCE_S = 90.0
@@ -57,14 +58,14 @@ def write_config(path: Path, config: TrainConfig) -> Path:
 class Fleet:
     """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
 
-    `body` runs the ranks; leave it out for the real command `pacekeeper launch`.
+    `body` runs the ranks; None: by the real command `pacekeeper launch`, which starts more slowly.
     """
 
     directory: Path
     config: TrainConfig = SMALL
     num_nodes: int = 1
     ranks_per_node: int = 4
-    body: Callable[[RankSpec], None] | None = None
+    body: Callable[[RankSpec], None] | None = rank_main
     port: int = field(default_factory=free_port)
     launchers: list["Launcher"] = field(default_factory=list)
 
@@ -157,7 +158,11 @@ class Fleet:
 
     def command(self, rank: int, command: ring.CommandSlot) -> None:
         """Write a rank's command slot."""
-        with self.ring_path(rank).open("r+b") as file:
+        self.command_at(self.ring_path(rank), command)
+
+    def command_at(self, path: Path, command: ring.CommandSlot) -> None:
+        """Write the command slot of the ring at `path`."""
+        with path.open("r+b") as file:
             file.seek(ring.COMMAND_OFFSET)
             sequence, _ = ring.decode_command(file.read(ring.COMMAND_BYTES))
             file.seek(ring.COMMAND_OFFSET)
@@ -185,7 +190,9 @@ class Launcher:
             with self.log_path.open("w") as log:
                 self._process: Any = subprocess.Popen(line, stdout=log, stderr=log)
         else:
-            self._process = multiprocessing.get_context("spawn").Process(
+            context = multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload(["pacekeeper.trainer.supervisor"])
+            self._process = context.Process(
                 target=_supervise, args=(fleet.config, options, fleet.body, str(self.log_path))
             )
             self._process.start()
@@ -200,6 +207,10 @@ class Launcher:
             return self._process.poll()
         code: int | None = self._process.exitcode
         return code
+
+    def terminate(self) -> None:
+        """SIGTERM: end at the next step boundary."""
+        self._process.terminate()
 
     def kill(self) -> None:
         """SIGKILL; its ranks end with it."""

@@ -1,0 +1,125 @@
+"""Bodies for rank processes that break at one exact moment; the rest is the real trainer."""
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from pacekeeper.trainer import agreement, fabric, loop, mover, rank
+from pacekeeper.trainer.fabric import PeerLost
+from pacekeeper.trainer.rank import Rank, RankSpec
+
+
+class Moment(StrEnum):
+    """Where a victim dies, or a doubter loses its group although the others do not."""
+
+    AT_START = "before it joins anything"
+    IN_STEP_BEFORE_VOTE = "its gradients are complete, it has not voted"
+    IN_STEP_AFTER_VOTE = "it has voted and seen all votes, it has not committed the step"
+    IN_MOVE_BEFORE_VOTE = "its blocks are staged, it has not voted"
+    IN_MOVE_AFTER_VOTE = "it has voted and seen all votes, it has not committed the move"
+    IN_FORMING = "it has read the verdict, the new group is being formed"
+    IN_REGROUP_MOVE = "the new group stands, blocks are on their way"
+    WITH_VERDICT = "it is the leader and has written the verdict, nobody else may have read it"
+    AT_END = "it has seen that everybody is done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sabotage:
+    """`victims` are killed at `moment`; `doubters` lose the group there. Steps: at `step` only."""
+
+    moment: Moment
+    victims: tuple[int, ...] = ()
+    doubters: tuple[int, ...] = ()
+    step: int = 5
+
+    def __call__(self, spec: RankSpec) -> None:
+        if spec.rank in self.victims + self.doubters:
+            self._arm(spec)
+        loop.rank_main(spec)
+
+    def _strike(self, spec: RankSpec) -> None:
+        if spec.rank in self.victims:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise PeerLost("sabotage")
+
+    def _arm(self, spec: RankSpec) -> None:
+        struck: list[int] = []
+
+        def strike(is_now: bool = True) -> None:
+            if is_now and not struck:
+                struck.append(1)
+                self._strike(spec)
+
+        match self.moment:
+            case Moment.AT_START:
+                strike()
+            case Moment.IN_STEP_BEFORE_VOTE | Moment.IN_STEP_AFTER_VOTE:
+                self._around_vote(
+                    lambda r: strike(r.pending_layout is None and r.step == self.step)
+                )
+            case Moment.IN_MOVE_BEFORE_VOTE | Moment.IN_MOVE_AFTER_VOTE:
+                self._around_vote(lambda r: strike(r.pending_layout is not None))
+            case Moment.IN_FORMING:
+                wrap(fabric.Fabric, "_await_members", before=lambda f, _: strike(f.generation > 1))
+            case Moment.IN_REGROUP_MOVE:
+                wrap(mover, "stage", before=lambda *_: strike())
+            case Moment.WITH_VERDICT:
+                wrap(agreement.Agreement, "_witness", before=lambda *_: strike())
+            case Moment.AT_END:
+                wrap(fabric.Fabric, "exchange", after=lambda _, values: strike(len(values) == 1))
+
+    def _around_vote(self, look: Callable[[Rank], None]) -> None:
+        if self.moment in (Moment.IN_STEP_AFTER_VOTE, Moment.IN_MOVE_AFTER_VOTE):
+            wrap(rank.Rank, "_vote", after=lambda target, **_: look(target))
+        else:
+            wrap(rank.Rank, "_vote", before=lambda target, **_: look(target))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadGradient:
+    """Rank `victim` finds a gradient that is not finite in `step`; `doubter` then loses the group.
+
+    With a doubter the victim is killed when all votes are in.
+    """
+
+    victim: int
+    step: int
+    doubter: int | None = None
+
+    def __call__(self, spec: RankSpec) -> None:
+        if spec.rank == self.victim:
+            original = rank.Rank._gradients_are_finite
+
+            def are_finite(self_: Rank) -> bool:
+                return original(self_) and self_.step != self.step
+
+            rank.Rank._gradients_are_finite = are_finite  # type: ignore[assignment,method-assign]
+        doubters = () if self.doubter is None else (self.doubter,)
+        victims = () if self.doubter is None else (self.victim,)
+        Sabotage(
+            moment=Moment.IN_STEP_AFTER_VOTE, victims=victims, doubters=doubters, step=self.step
+        )(spec)
+
+
+def wrap(
+    owner: Any,
+    name: str,
+    *,
+    before: Callable[..., object] | None = None,
+    after: Callable[..., object] | None = None,
+) -> None:
+    """Call `before` and `after` around a function, with its arguments."""
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **values: Any) -> Any:
+        if before is not None:
+            before(*args, **values)
+        result = original(*args, **values)
+        if after is not None:
+            after(*args, **values)
+        return result
+
+    setattr(owner, name, wrapped)
