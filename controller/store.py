@@ -22,6 +22,7 @@ from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
 SCHEMA_VERSION = 2
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
+BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
 _TABLES = """
 CREATE TABLE jobs (
     name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
@@ -203,7 +204,9 @@ def _lock(path: Path) -> int:
 def _connect(path: Path) -> sqlite3.Connection:
     connection: sqlite3.Connection | None = None
     try:
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
         (application,) = connection.execute("PRAGMA application_id").fetchone()
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()

@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -381,18 +380,16 @@ def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None
     import urllib.request
 
     with ControllerProcess(tmp_path, "--metrics-listen", "127.0.0.1:0") as controller:
-        address = re.search(r"metrics=(\S+)", controller.log)
-        assert address is not None
+        found = re.search(r"metrics=(\S+)", controller.log)
+        assert found is not None
+        url = f"http://{found.group(1)}/metrics"
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait(attached(JOB, LAYOUT))
         steps(agent, 0, 3)
         die_and_go_on(agent)
         agent.say(control_pb2.AttachRequest(hello=hello("node-0")))
         agent.wait_for_end()
-        time.sleep(0.5)  # gauges follow on ticks
-        with urllib.request.urlopen(f"http://{address.group(1)}/metrics", timeout=10) as answer:
-            text = answer.read().decode()
-        for line in (
+        wanted = {
             "pacekeeper_reports_total 7.0",
             "pacekeeper_reports_rejected_total 1.0",
             'pacekeeper_incidents_total{kind="death"} 1.0',
@@ -401,5 +398,10 @@ def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None
             "pacekeeper_nodes_connected 0.0",
             'pacekeeper_job_generation{job="train"} 2.0',
             'pacekeeper_job_step{job="train"} 2.0',
-        ):
-            assert line in text.splitlines()
+        }
+
+        def lines() -> set[str]:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return set(answer.read().decode().splitlines())
+
+        until("gauges follow on ticks", lambda: wanted <= lines())
