@@ -174,4 +174,6 @@ class Agent:
         """Read the rings a last time and give the last reports a moment to leave."""
         self._look()
         self.uplink.finish()
-        await asyncio.wait({uplink}, timeout=FLUSH_S)
+        _, late = await asyncio.wait({uplink}, timeout=FLUSH_S)
+        if late:
+            _log.warning("the controller did not take all reports within %g s", FLUSH_S)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,6 +270,20 @@ def test_an_old_death_does_not_reach_the_next_life_of_a_job(intake: Intake, tmp_
     assert [r for reading in readings for r in reading.records], "it is told to the controller"
     assert deaths_in(readings, intake.pids()) == {}
     assert reborn.command().dead_ranks == frozenset()
+
+
+def test_a_new_rank_of_the_next_life_does_not_hear_of_the_last_ones_dead(
+    intake: Intake, tmp_path: Path
+) -> None:
+    boss = Attachment(job="job", rank=0, world_size=4, pid=50, role="supervisor")
+    Ring.create(tmp_path, boss, file_name=ring.SUPERVISOR_RING)
+    Ring.create(tmp_path, attachment(0, pid=100))
+    intake.look(0.0)
+    intake.notify_deaths("job", frozenset({1}))
+    Ring.create(tmp_path, replace(boss, pid=51), file_name=ring.SUPERVISOR_RING)
+    stranger = Ring.create(tmp_path, attachment(1, pid=201))  # this time rank 1 is of this node
+    intake.look(1.0)
+    assert stranger.command().dead_ranks == frozenset(), "its supervisor would kill it"
 
 
 def test_an_offer_is_written_once_and_again_when_its_file_is_gone(
