@@ -1,20 +1,12 @@
 """A real agent process between real rings and a controller on paper."""
 
 import asyncio
-import contextlib
 import hashlib
 import os
-import signal
-import socket
 import subprocess
 import sys
-import urllib.request
-from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
-
-import grpc
-import pytest
 
 from pacekeeper.core import ring
 from pacekeeper.core.layout import even_layout
@@ -23,19 +15,7 @@ from pacekeeper.core.records import RankExitRecord, StepRecord
 from pacekeeper.core.topology import Attachment
 from pacekeeper.protos import control_pb2, wire
 from pacekeeper.trainer.telemetry import Ring
-from support.agents import Node, PaperController, fleet, step, until
-
-Body = Callable[[PaperController, Node], Coroutine[Any, Any, None]]
-
-
-def play(directory: Path, body: Body) -> None:
-    """Run `body` with a controller and a node."""
-
-    async def run() -> None:
-        async with fleet(directory) as (controller, node):
-            await body(controller, node)
-
-    asyncio.run(run())
+from support.agents import Node, PaperController, play, step, until
 
 
 def write_steps(writer: Ring, numbers: range) -> None:
@@ -297,132 +277,3 @@ def test_a_new_agent_reads_what_is_still_in_the_rings(tmp_path: Path) -> None:
         assert len({hello.agent_life for hello in controller.hellos}) == 2
 
     play(tmp_path, body)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_an_asked_end_sends_the_last_records_and_is_a_success(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        controller.is_acknowledging = False
-        writer = node.ring()
-        process = await node.start(poll_interval_s=5.0)
-        await until(lambda: controller.streams, "the stream")
-        writer.write(step(5))
-        process.send_signal(number)
-        code, error = await node.ended()
-        assert code == 0
-        assert controller.steps == [5], "read and sent in the last moment"
-        assert "did not take" not in error, "it ended when the controller had everything"
-        assert "Traceback" not in error
-
-    play(tmp_path, body)
-
-
-def test_an_asked_end_does_not_wait_for_a_controller_that_is_away(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        await controller.stop()
-        writer = node.ring()
-        await node.start()
-        writer.write(step(0))
-        await until(writer.heartbeat_mono_s, "a look")
-        code, error = await node.stop()
-        assert code == 0
-        assert "Traceback" not in error
-
-    play(tmp_path, body)
-
-
-def test_another_protocol_version_is_final(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        text = "agent 0.1.0 speaks protocol 1, controller 9.9 speaks 7"
-        controller.refusal = (grpc.StatusCode.FAILED_PRECONDITION, text)
-        await node.start()
-        code, error = await node.ended()
-        assert code == 5
-        assert text in error
-        assert "Traceback" not in error
-
-    play(tmp_path, body)
-
-
-@contextlib.asynccontextmanager
-async def taken_port() -> AsyncIterator[int]:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        yield other.getsockname()[1]
-
-
-def test_what_the_host_refuses_has_a_code_and_a_remedy(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        async with taken_port() as port:
-            await node.start(metrics_listen=f"127.0.0.1:{port}")
-            code, error = await node.ended()
-        assert code == 4
-        assert "choose another --metrics-listen" in error
-        (tmp_path / "file").write_text("")
-        for path in (tmp_path / "file", tmp_path / "file" / "rings"):
-            await node.start(ring_dir=str(path))
-            code, error = await node.ended()
-            assert code == 4, error
-            assert "--ring-dir" in error and "Traceback" not in error
-        first = Node(tmp_path, controller.port)
-        await first.start()
-        try:
-            await until(lambda: controller.streams, "the first agent")
-            await node.start()
-            code, error = await node.ended()
-            assert code == 4
-            assert "another agent reads it" in error
-        finally:
-            await first.kill()
-
-    play(tmp_path, body)
-
-
-def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        await node.start(pol_interval_s=1.0)
-        code, error = await node.ended()
-        assert code == 3
-        assert "pol_interval_s" in error and "poll_interval_s" in error
-
-    play(tmp_path, body)
-
-
-def test_prometheus_reads_the_agents_own_counts(tmp_path: Path) -> None:
-    async def body(controller: PaperController, node: Node) -> None:
-        async with taken_port() as port:
-            pass
-        writer = node.ring()
-        write_steps(writer, range(3))
-        await node.start(metrics_listen=f"127.0.0.1:{port}")
-        await until(lambda: len(controller.steps) == 3, "the steps")
-
-        def scrape() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-                text: str = answer.read().decode()
-                return text
-
-        text = ""
-        while "pacekeeper_agent_connected 1.0" not in text:
-            text = await asyncio.to_thread(scrape)
-        assert "pacekeeper_agent_records_read_total 3.0" in text
-        assert "pacekeeper_agent_rings 1.0" in text
-        for name in ("records_lost", "records_corrupt", "batches_dropped"):
-            assert f"pacekeeper_agent_{name}_total 0.0" in text
-        assert "pacekeeper_agent_poll_seconds_count" in text
-
-    play(tmp_path, body)
-
-
-def test_the_agent_starts_without_the_trainers_libraries() -> None:
-    program = (
-        "import sys, pacekeeper.cli.agent, pacekeeper.agent.runtime\n"
-        "print(sorted({'torch', 'numpy', 'sklearn', 'scipy', 'pynvml'} & set(sys.modules)))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "[]"

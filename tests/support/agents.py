@@ -4,8 +4,9 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -189,3 +190,16 @@ async def fleet(directory: Path) -> AsyncIterator[tuple[PaperController, Node]]:
     finally:
         await node.kill()
         await controller.stop()
+
+
+Body = Callable[[PaperController, Node], Coroutine[Any, Any, None]]
+
+
+def play(directory: Path, body: Body) -> None:
+    """Run `body` with a controller and a node."""
+
+    async def run() -> None:
+        async with fleet(directory) as (controller, node):
+            await body(controller, node)
+
+    asyncio.run(run())
