@@ -1,9 +1,6 @@
 """The service as a whole: what it knew before a kill, what it says while it runs, how it ends."""
 
-import sqlite3
-import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from pacekeeper.protos import control_pb2, status_pb2, wire
 from support.controllers import (
     ControllerProcess,
     ScriptedAgent,
+    Watching,
     applied,
     attached,
     attachments,
@@ -67,29 +65,6 @@ def die_and_go_on(agent: ScriptedAgent) -> None:
             records=applied(SURVIVORS, step=5),
         )
     )
-
-
-class Watching:
-    """A watch in the background: everything it was told, and how it ended."""
-
-    def __init__(self, call: Any) -> None:
-        self.told: list[Any] = []
-        self.error: grpc.RpcError | None = None
-        self.call = call
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            for message in self.call:
-                self.told.append(message)
-        except grpc.RpcError as error:
-            self.error = error
-
-    def wait_for_end(self) -> grpc.RpcError:
-        self._thread.join(30.0)
-        assert self.error is not None
-        return self.error
 
 
 @pytest.fixture
@@ -312,96 +287,3 @@ def test_sigterm_at_once_ends_with_0_too(tmp_path: Path) -> None:
         with ControllerProcess(tmp_path) as controller:
             assert controller.stop() == ExitCode.OK
             assert "Fatal" not in controller.log
-
-
-def test_while_the_store_refuses_intake_waits_and_nothing_is_lost(
-    controller: ControllerProcess, tmp_path: Path
-) -> None:
-    agent = ScriptedAgent(controller.address)
-    agent.report_and_wait(attached(JOB, LAYOUT))
-    other = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")  # as a full disk would: no write gets through
-    sequence = agent.report(JobReport(job=JOB, records=(killed(1),)))
-    until("it is said", lambda: "refuses" in controller.log)
-    assert agent.acknowledged < sequence, "what is not stored is not acknowledged"
-    assert incidents(controller) == [], "what is not stored is not told"
-    assert agent.deaths() == []
-    assert ask_job(controller).generation == 1, "questions are answered all the same"
-    other.execute("ROLLBACK")
-    other.close()
-    until("it goes on", lambda: agent.acknowledged == sequence)
-    assert [i.rank for i in incidents(controller)] == [1]
-    assert "takes writes again" in controller.log
-    agent.close()
-
-
-def test_a_bug_of_ours_costs_one_event_and_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In this process: the machine of the test fails on one node's reports."""
-    import asyncio
-
-    from pacekeeper.controller import machine
-    from pacekeeper.controller.events import Event, NodeAttached, Tick
-    from pacekeeper.controller.runtime import Controller
-    from pacekeeper.controller.state import State
-    from pacekeeper.core.config import ControllerConfig
-
-    real = machine.advance
-
-    def failing(state: State, event: Event, *, config: ControllerConfig, now_s: float) -> Any:
-        if isinstance(event, NodeAttached) and event.node == "unlucky":
-            raise KeyError("a bug")
-        return real(state, event, config=config, now_s=now_s)
-
-    async def scene(controller: Controller) -> None:
-        consumer = asyncio.create_task(controller._consume())
-        for node in ("unlucky", "unlucky", "lucky"):
-            await controller._put(NodeAttached(node=node, product_version="0", agent_life="x"))
-        await controller._put(Tick())
-        consumer.cancel()
-
-    monkeypatch.setattr(machine, "advance", failing)
-    said: list[str] = []
-    monkeypatch.setattr(
-        "pacekeeper.controller.runtime._log.error", lambda text, *a, **k: said.append(text % a)
-    )
-    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
-    controller = Controller(config)
-    asyncio.run(scene(controller))
-    assert set(controller.state.nodes) == {"lucky"}
-    assert said == ["event dropped: NodeAttached: KeyError('a bug')"]
-    failures = controller.metrics.registry.get_sample_value("pacekeeper_advance_failures_total")
-    assert failures == 2
-
-
-def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None:
-    import re
-    import urllib.request
-
-    with ControllerProcess(tmp_path, "--metrics-listen", "127.0.0.1:0") as controller:
-        found = re.search(r"metrics=(\S+)", controller.log)
-        assert found is not None
-        url = f"http://{found.group(1)}/metrics"
-        agent = ScriptedAgent(controller.address)
-        agent.report_and_wait(attached(JOB, LAYOUT))
-        steps(agent, 0, 3)
-        die_and_go_on(agent)
-        agent.say(control_pb2.AttachRequest(hello=hello("node-0")))
-        agent.wait_for_end()
-        wanted = {
-            "pacekeeper_reports_total 7.0",
-            "pacekeeper_reports_rejected_total 1.0",
-            'pacekeeper_incidents_total{kind="death"} 1.0',
-            'pacekeeper_incidents_open{kind="death"} 0.0',
-            "pacekeeper_jobs 1.0",
-            "pacekeeper_nodes_connected 0.0",
-            'pacekeeper_job_generation{job="train"} 2.0',
-            'pacekeeper_job_step{job="train"} 2.0',
-        }
-
-        def lines() -> set[str]:
-            with urllib.request.urlopen(url, timeout=10) as answer:
-                return set(answer.read().decode().splitlines())
-
-        until("gauges follow on ticks", lambda: wanted <= lines())

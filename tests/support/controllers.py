@@ -168,6 +168,29 @@ class ScriptedAgent:
             self.error = error
 
 
+class Watching:
+    """A watch in the background: everything it was told, and how it ended."""
+
+    def __init__(self, call: Any) -> None:
+        self.told: list[Any] = []
+        self.error: grpc.RpcError | None = None
+        self.call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for message in self.call:
+                self.told.append(message)
+        except grpc.RpcError as error:
+            self.error = error
+
+    def wait_for_end(self) -> grpc.RpcError:
+        self._thread.join(PATIENCE_S)
+        assert self.error is not None
+        return self.error
+
+
 def attachments(job: str, ranks: Collection[int], *, world_size: int = 4) -> Iterator[Attachment]:
     for rank in ranks:
         yield Attachment(
