@@ -1,103 +1,216 @@
 """What a step's work should take: one linear model for all ranks of a role. Pure.
 
-Common coefficients, so that a slow rank can not teach the model its slowness. Robust (Huber
-weights, relative error), never negative, and pulled weakly towards a prior where the data can not
-tell: in warm-up all ranks have the same share, so "fixed" and "per token" look alike, and only a
-prior keeps the model sane when a plan changes the shares.
+Common coefficients, so that a slow rank can not teach the model its slowness; what is a rank's own
+is one multiplier, its health. Robust (Huber weights, relative error), never negative, and pulled
+towards a prior where the data can not tell: in warm-up all ranks have the same share, so "fixed"
+and "per token" look alike, and only a prior keeps the model sane when a plan changes the shares.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pacekeeper.predictor.workload import FEATURES, Array, StepSample
+from pacekeeper.predictor.peers import relative_to_peers
+from pacekeeper.predictor.workload import FEATURES, Array, Flags, Positions, StepSample
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels.
 PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05])
-PRIOR_WEIGHT = 0.3  # as many observations per row of data (in units of sqrt)
+PRIOR_SPREAD = 0.12  # how far off a share of the prior may well be (one sigma)
 HUBER_K = 1.345  # 95 % efficiency under normal errors
-ITERATIONS = 8
+ROUNDS, ITERATIONS = 3, 3  # of setting ranks and steps right; of Huber weights in each
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
 MAD_TO_SIGMA = 1.4826
+LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
+OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend the common fit
+MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostModel:
-    """coefficients [FEATURES] in seconds per unit; sigma: robust scale of log residuals."""
+    """coefficients [FEATURES] in seconds per unit; sigma: robust scale of one step's log residuals.
+
+    `covariance` [FEATURES, FEATURES] says how well the coefficients are known. `multipliers`: a
+    rank's observed / expected beside its peers', 1.0 where it can not be told from theirs;
+    `expected_s` leaves them out: it says what a healthy rank takes.
+    """
 
     coefficients: Array
+    covariance: Array
     sigma: float
+    multipliers: Mapping[int, float] = field(default_factory=dict)
 
     def expected_s(self, features: Array) -> Array:
-        """Expected compute seconds of each row of features [ranks, FEATURES] -> [ranks]."""
+        """Expected compute seconds: features [..., FEATURES] -> [...]."""
         expected: Array = np.maximum(features @ self.coefficients, 1e-9)
         return expected
 
+    def doubt(self, features: Array) -> Array:
+        """One sigma of log expected_s beside the peers [ranks], from not knowing the coefficients.
+
+        Nothing where all ranks do the same; large where a plan gave one a mixture never seen.
+        """
+        work = features / self.expected_s(features)[:, None]
+        if len(work) >= 3:
+            work = work - np.median(work, axis=0)
+        doubt: Array = np.sqrt(np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0))
+        return doubt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """All usable observations, one row each: [rows, FEATURES], [rows] and where they are from."""
+
+    features: Array
+    observed_s: Array
+    step: Positions  # position in the samples
+    rank: Positions
+
 
 def fit(samples: Sequence[StepSample]) -> CostModel:
-    """Fit the common model to quiet steps. Raises ValueError for no samples.
+    """Fit the common model to quiet steps. Raises ValueError where no step took any time.
 
-    Iteratively re-weighted non-negative least squares of observed / expected around 1.
+    In turns: non-negative least squares of observed / expected around 1, re-weighted (Huber 1964),
+    with a ridge to the prior; then the steps' common part and the ranks that have their own pace
+    are taken out, so that neither a noisy host nor a slow rank bends the coefficients.
     """
-    from sklearn.linear_model import LinearRegression  # a second to import: not at start-up
+    rows = _rows_of(samples)
+    scale, typical_s = rows.features.mean(axis=0), float(np.median(rows.observed_s))
+    common = np.zeros(len(samples))  # log of what a step's ranks share
+    own_pace: Collection[int] = ()
+    for _ in range(ROUNDS):
+        usable = ~np.isin(rows.rank, list(own_pace))
+        observed_s = rows.observed_s[usable] * np.exp(-common[rows.step[usable]])
+        coefficients, covariance = _regress(rows.features[usable], observed_s, scale, typical_s)
+        log_ratio = np.log(rows.observed_s / np.maximum(rows.features @ coefficients, 1e-9))
+        common = _common_parts(rows, log_ratio, usable, len(samples))
+        model = CostModel(coefficients=coefficients, covariance=covariance, sigma=0.0)
+        residuals, ranks = residual_table(model, samples)
+        sigma = _sigma(residuals)
+        offsets = _offsets(residuals, sigma)
+        own_pace = _outlying(ranks, offsets)
+    return replace(
+        model,
+        sigma=sigma,
+        multipliers=dict(zip(ranks, np.exp(offsets).tolist(), strict=True)),
+    )
 
+
+def log_ratios(model: CostModel, sample: StepSample, slow: Collection[int] = ()) -> Array:
+    """log(observed / expected) of each rank beside its peers; `slow` ranks are no witnesses."""
+    ratio = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
+    return relative_to_peers(ratio, ~np.isin(sample.ranks, list(slow)) if slow else None)
+
+
+def residual_table(
+    model: CostModel, samples: Sequence[StepSample]
+) -> tuple[Array, tuple[int, ...]]:
+    """Log ratios of all steps and ranks [steps, ranks], NaN where a rank is missing; the ranks."""
+    ranks = np.unique(np.concatenate([np.array(s.ranks, dtype=np.intp) for s in samples]))
+    table = np.full((len(samples), len(ranks)), np.nan)
+    whole = [i for i, sample in enumerate(samples) if len(sample.ranks) == len(ranks)]
+    if whole:  # nearly all: worth doing at once
+        features = np.stack([samples[i].features for i in whole])
+        observed_s = np.stack([samples[i].observed_s for i in whole])
+        ratios = np.log(np.maximum(observed_s, 1e-9) / model.expected_s(features))
+        table[whole] = relative_to_peers(ratios)
+    for i in set(range(len(samples))) - set(whole):
+        table[i, np.searchsorted(ranks, samples[i].ranks)] = log_ratios(model, samples[i])
+    return table, tuple(ranks.tolist())
+
+
+def _rows_of(samples: Sequence[StepSample]) -> _Rows:
     if not samples:
         raise ValueError("a fit needs at least one sample")
     features = np.concatenate([sample.features for sample in samples])
     observed_s = np.concatenate([sample.observed_s for sample in samples])
-    usable = observed_s > 0.0
-    features, observed_s = features[usable], observed_s[usable]
-    if len(observed_s) == 0:
+    step = np.repeat(np.arange(len(samples)), [len(sample.ranks) for sample in samples])
+    rank = np.concatenate([np.array(sample.ranks, dtype=np.intp) for sample in samples])
+    at = np.flatnonzero(observed_s > 0.0)
+    if len(at) == 0:
         raise ValueError("no step took any time")
-    if len(observed_s) > MAX_ROWS:
-        chosen = np.linspace(0, len(observed_s) - 1, MAX_ROWS).astype(int)
-        features, observed_s = features[chosen], observed_s[chosen]
-    mean_s = float(np.median(observed_s))
-    scale = features.mean(axis=0)
+    if len(at) > MAX_ROWS:
+        at = at[np.linspace(0, len(at) - 1, MAX_ROWS).astype(np.intp)]
+    return _Rows(features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at])
+
+
+def _regress(
+    features: Array, observed_s: Array, scale: Array, typical_s: float
+) -> tuple[Array, Array]:
+    """Coefficients that make features @ coefficients / observed as near 1 as can be; covariance."""
+    from sklearn.linear_model import LinearRegression  # a second to import: not at start-up
+
     known = scale > 0.0
     scale = np.where(known, scale, 1.0)
     # Unit columns: a coefficient is the share of the typical time its feature explains.
-    units = features / scale * mean_s / observed_s[:, None]
+    units = features / scale * typical_s / observed_s[:, None]
     prior = np.where(known, PRIOR_SHARES, 0.0)
-    prior = prior / prior.sum()
-    strength = PRIOR_WEIGHT * np.sqrt(len(observed_s)) * np.eye(len(FEATURES)) * 0.1
-    design = np.concatenate([units, strength])
-    target = np.concatenate([np.ones(len(units)), strength @ prior])
-    weights = np.ones(len(units))
-    shares = prior
+    prior = prior / prior.sum() if known.any() else prior
+    shares, weights = prior, np.ones(len(units))
     for _ in range(ITERATIONS):
-        regression = LinearRegression(fit_intercept=False, positive=True)
-        regression.fit(design, target, np.concatenate([weights, np.ones(len(FEATURES))]))
-        shares = regression.coef_
         residual = units @ shares - 1.0
-        spread = max(1e-6, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
+        spread = max(LEAST_SPREAD, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
         weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
-    coefficients = np.where(known, shares, 0.0) * mean_s / scale
-    model = CostModel(coefficients=coefficients, sigma=0.0)
-    return CostModel(coefficients=coefficients, sigma=_sigma(model, samples))
+        ridge = spread / PRIOR_SPREAD * np.eye(len(FEATURES))
+        regression = LinearRegression(fit_intercept=False, positive=True)
+        regression.fit(
+            np.concatenate([units, ridge]),
+            np.concatenate([np.ones(len(units)), ridge @ prior]),
+            np.concatenate([weights, np.ones(len(FEATURES))]),
+        )
+        shares = regression.coef_
+    per_unit = typical_s / scale
+    precision = (units * weights[:, None]).T @ units / spread**2
+    precision += np.eye(len(FEATURES)) / PRIOR_SPREAD**2
+    covariance = np.linalg.inv(precision) * np.outer(per_unit, per_unit)
+    return np.where(known, shares, 0.0) * per_unit, covariance
 
 
-def log_ratios(model: CostModel, sample: StepSample) -> Array:
-    """log(observed / expected) of each rank, less the median over its peers (3 ranks or more).
+def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:
+    """Median log ratio of each step with three ranks or more, centred over the steps; else 0."""
+    step, ratio = rows.step[usable], log_ratio[usable]
+    order = np.lexsort((ratio, step))
+    count = np.bincount(step, minlength=num_steps)
+    first = np.cumsum(count) - count
+    known = count >= 3
+    low, high = first + (count - 1) // 2, first + count // 2
+    parts = np.zeros(num_steps)
+    parts[known] = 0.5 * (ratio[order[low[known]]] + ratio[order[high[known]]])
+    if known.any():
+        parts[known] -= np.median(parts[known])
+    return parts
 
-    What hits all ranks alike - a common throttle, a noisy host - accuses nobody.
+
+def _sigma(residuals: Array) -> float:
+    """Scale of one step's residual: the widest of three views, each blind to a single bad rank.
+
+    By step-to-step changes (a fault that begins in the window is one change): their middle, and
+    their tail, since clocks of shared hosts have heavy ones; by the spread around each rank's own
+    level, which sees slow wander that changes do not.
     """
-    ratio: Array = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
-    if len(ratio) >= 3:
-        ratio = ratio - np.median(ratio)
-    return ratio
+    scales = [0.0]
+    changes = np.abs(np.diff(residuals, axis=0))
+    changes = changes[np.isfinite(changes)] / np.sqrt(2.0)
+    if len(changes):
+        scales += [
+            MAD_TO_SIGMA * float(np.median(changes)),
+            float(np.quantile(changes, 0.9)) / 1.645,
+        ]
+    deviations = np.abs(residuals - np.nanmedian(residuals, axis=0))
+    scales.append(MAD_TO_SIGMA * float(np.median(np.nanmedian(deviations, axis=0))))
+    return max(scales)
 
 
-def _sigma(model: CostModel, samples: Sequence[StepSample]) -> float:
-    """Scale of the residuals around each rank's own median: wide enough for heavy tails."""
-    by_rank: dict[int, list[float]] = {}
-    for sample in samples:
-        for rank, ratio in zip(sample.ranks, log_ratios(model, sample), strict=True):
-            by_rank.setdefault(rank, []).append(float(ratio))
-    deviations = np.concatenate(
-        [np.abs(np.array(ratios) - np.median(ratios)) for ratios in by_rank.values()]
-    )
-    by_median = MAD_TO_SIGMA * float(np.median(deviations))
-    by_tail = float(np.quantile(deviations, 0.95)) / 1.96
-    return max(by_median, by_tail)
+def _offsets(residuals: Array, sigma: float) -> Array:
+    """Each rank's median log residual, less the part that chance alone may well have made."""
+    count = np.isfinite(residuals).sum(axis=0)
+    chance = 2.0 * MEDIAN_ERROR * max(sigma, LEAST_SPREAD) / np.sqrt(count)
+    middle = np.nanmedian(residuals, axis=0)
+    offsets: Array = np.sign(middle) * np.maximum(np.abs(middle) - chance, 0.0)
+    return offsets
+
+
+def _outlying(ranks: Sequence[int], offsets: Array) -> tuple[int, ...]:
+    """Ranks with a pace of their own, the furthest first, and never half of all ranks or more."""
+    furthest = np.argsort(-np.abs(offsets), kind="stable")[: max(0, (len(ranks) - 1) // 2)]
+    return tuple(ranks[i] for i in furthest if abs(offsets[i]) > OWN_PACE)

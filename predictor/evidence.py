@@ -1,64 +1,60 @@
-"""From steps to findings: log residuals, standardised and clipped, folded into CUSUM charts. Pure.
+"""From steps to findings: log ratios folded into charts, judged beside the peers. Pure.
 
-Two one-sided charts per rank (Page 1954): a fast one for large slowdowns, a slow one for small
-ones. A rank is named only if a chart crosses its threshold, the slowdown is worth naming, and its
-peers do not share it. While anyone is under suspicion nothing is learnt from him.
+A rank is named only if a chart crosses its threshold, the last steps agree on a slowdown worth
+naming, and its peers do not share it. Nothing is learnt from a rank under suspicion, and what the
+model can not know of work it has never seen accuses nobody.
 """
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from math import exp, log
 
 import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind, Tier, Watch
+from pacekeeper.predictor import charts as cusum
+from pacekeeper.predictor.charts import Charts
 from pacekeeper.predictor.cost_model import CostModel, fit, log_ratios
-from pacekeeper.predictor.workload import Array, StepSample
+from pacekeeper.predictor.peers import MIN_PEERS
+from pacekeeper.predictor.slowdown import Slowdown, changed, is_over, measured, patience
+from pacekeeper.predictor.workload import Array, Flags, Positions, StepSample
 
 REFIT_PERIOD_STEPS = 32
-QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt
+NEW_LAYOUT_REFITS = (4, 8, 16)  # steps after a new layout: it teaches what the old one could not
+TRUSTED_WARMUPS = 2  # a history as long as so many warm-ups may correct an unlucky sigma downwards
+MAX_HISTORY_ROWS = 1 << 17  # steps x ranks kept for a refit
+QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt from a rank
 EVERYBODY_LATE = 1.15
-CHART_CEILING = 2.0  # of the threshold
-CHANGE_WORTH_TELLING = 1.10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Charts:
-    """Per rank, in the order of `ranks`: both charts, where they left zero, and recent log ratios.
-
-    recent [steps, ranks], newest last, NaN where a rank had no record.
-    """
-
-    ranks: tuple[int, ...]
-    small: Array
-    large: Array
-    onset: Array
-    baseline: Array
-    recent: Array
-    calm_steps: Array  # steps in a row below the recovery slowdown
+DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
-    """All the detector remembers of one role of one job. `slow`: open findings by rank."""
+    """All the detector remembers of one role of one job. `slow`: open findings by rank.
+
+    `generation` 0: none seen yet. `layout_steps`: steps since its generation began.
+    """
 
     num_seen: int = 0
     generation: int = 0
+    layout_steps: int = 0
     warmup: tuple[StepSample, ...] = ()
     history: tuple[StepSample, ...] = ()
     model: CostModel | None = None
-    charts: Charts | None = None
+    charts: Charts = field(default_factory=cusum.no_charts)
     slow: Mapping[int, float] = field(default_factory=dict)
-    late_steps: int = 0
-    fitted_step: int = 0
+    steps_since_fit: int = 0
+    fitted_steps: int = 0  # steps the present model was fitted to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What one step says. Columns follow `ranks`; expected, slowdown empty while measuring.
+    """What one step says. Columns follow `ranks`; expected, slowdown, suspicion empty in warm-up.
 
-    `slowdown` is the running median of observed / expected. `changed`: open findings whose
-    slowdown moved enough to tell.
+    `slowdown` is the running median of observed / expected over `measure_steps`, beside the peers.
+    `findings` are new ones; `recovered`: ranks whose open finding ended; `changed`: open findings
+    whose slowdown moved enough to tell.
     """
 
     step: int
@@ -80,108 +76,89 @@ def begin() -> Evidence:
 
 
 def restore(slow: Mapping[int, float]) -> Evidence:
-    """After a restart: open findings are remembered, all else is measured anew."""
+    """After a restart: open findings are remembered, all else is measured anew.
+
+    The ranks of open findings teach the new model nothing.
+    """
     return Evidence(slow=dict(slow))
 
 
 def forget(evidence: Evidence, ranks: Collection[int]) -> Evidence:
     """These ranks are gone; their findings with them."""
     slow = {rank: value for rank, value in evidence.slow.items() if rank not in ranks}
-    charts = evidence.charts
-    if charts is not None:
-        left = tuple(rank for rank in charts.ranks if rank not in ranks)
-        charts = _aligned(charts, left)
-    return replace(evidence, slow=slow, charts=charts)
+    return replace(evidence, slow=slow, charts=cusum.without_ranks(evidence.charts, ranks))
 
 
 def fold(
     config: DetectorConfig, evidence: Evidence, sample: StepSample
 ) -> tuple[Evidence, Judgement]:
-    """Take in one complete step. O(ranks)."""
+    """Take in one complete step. O(ranks log ranks) array work, no loop over healthy ranks."""
     is_new_layout = evidence.generation not in (0, sample.generation)
-    evidence = replace(evidence, num_seen=evidence.num_seen + 1, generation=sample.generation)
+    evidence = replace(
+        evidence,
+        num_seen=evidence.num_seen + 1,
+        generation=sample.generation,
+        layout_steps=0 if is_new_layout else evidence.layout_steps + 1,
+    )
     if evidence.model is None:
-        return _warm_up(config, evidence, sample)
-    charts = _aligned(evidence.charts, sample.ranks, config.measure_steps)
-    ratio = log_ratios(evidence.model, sample)
+        return _warm_up(config, evidence, sample, is_new_layout)
+    evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, sample.ranks))
     if is_new_layout:
         # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
-        kept = replace(evidence, charts=charts)
-        return kept, _judgement(config, kept, sample, reason="first step on a new layout")
-    charts = _charted(config, evidence, charts, ratio, sample.step)
-    evidence = replace(evidence, charts=charts)
-    evidence, recovered = _recover(config, evidence)
+        return evidence, _judgement(config, evidence, sample, reason="first step on a new layout")
+    evidence = _charted(config, evidence, sample)
+    evidence, recovered, remeasured = _review(config, evidence)
     evidence, findings = _find(config, evidence, sample)
-    evidence, changed = _remeasure(config, evidence)
     evidence = _learn(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="")
-    return evidence, replace(judgement, findings=findings, recovered=recovered, changed=changed)
+    return evidence, replace(judgement, findings=findings, recovered=recovered, changed=remeasured)
 
 
 def _warm_up(
-    config: DetectorConfig, evidence: Evidence, sample: StepSample
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, is_new_layout: bool
 ) -> tuple[Evidence, Judgement]:
-    """Collect quiet steps; after the last one fit, and name who was slow from the start."""
-    measuring = Judgement(
-        step=sample.step,
-        ranks=sample.ranks,
-        observed_s=tuple(sample.observed_s.tolist()),
-        reason=f"warm-up: {len(evidence.warmup)} of {config.warmup_steps} steps",
-    )
-    if evidence.num_seen <= config.skip_steps:
-        return evidence, measuring
-    warmup = (*evidence.warmup, sample)
+    """Collect steps; after the last one fit, and play them through the charts.
+
+    So a rank that is slow from the start, or since the middle of the warm-up, is named right away.
+    """
+    if evidence.num_seen > config.skip_steps and not is_new_layout:
+        evidence = replace(evidence, warmup=(*evidence.warmup, sample))
+    warmup = evidence.warmup
     if len(warmup) < config.warmup_steps:
-        return replace(evidence, warmup=warmup), measuring
-    trusted = tuple(_without(s, evidence.slow) for s in warmup)
-    model = fit(trusted)
-    recent = np.array([_spread(s, sample.ranks, log_ratios(model, s)) for s in warmup])
-    offset = np.nan_to_num(np.nanmedian(recent, axis=0))
-    limit = np.log(config.min_slowdown)
-    slow_from_start = (offset > limit) & ~np.isin(sample.ranks, list(evidence.slow))
-    zeros = np.zeros(len(sample.ranks))
-    charts = Charts(
-        ranks=sample.ranks,
-        # Over its threshold at once: a rank slow from the start has no history, only peers.
-        small=np.where(slow_from_start, config.h_small, zeros),
-        large=zeros,
-        onset=np.where(slow_from_start, warmup[0].step, sample.step).astype(float),
-        # A rank's own small offset is health, a large one is not.
-        baseline=np.where(np.abs(offset) < limit, offset, 0.0),
-        recent=recent[-config.measure_steps :],
-        calm_steps=zeros,
-    )
-    evidence = replace(
-        evidence, warmup=(), history=trusted, model=model, charts=charts, fitted_step=sample.step
-    )
+        return evidence, Judgement(
+            step=sample.step,
+            ranks=sample.ranks,
+            observed_s=tuple(sample.observed_s.tolist()),
+            reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
+        )
+    trusted = tuple(_only(s, ~_among(s.ranks, evidence.slow)) for s in warmup)
+    evidence = replace(evidence, warmup=(), history=trusted)
+    evidence = _refitted(config, evidence, may_shrink=True)
+    for past in warmup:
+        evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
+        evidence = _charted(config, evidence, past)
     evidence, findings = _find(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
     return evidence, replace(judgement, findings=findings)
 
 
-def _charted(
-    config: DetectorConfig, evidence: Evidence, charts: Charts, ratio: Array, step: int
-) -> Charts:
-    """Fold one step's log ratios into both charts."""
-    assert evidence.model is not None, "charts begin after the warm-up"
-    z = (ratio - charts.baseline) / _sigma(config, evidence.model)
-    z = np.clip(z, -config.z_clip, config.z_clip)
-    is_open = np.isin(charts.ranks, list(evidence.slow))
-    # Bounded above, too: evidence of long ago must drain within a few steps.
-    small = np.clip(charts.small + z - config.k_small, 0.0, CHART_CEILING * config.h_small)
-    large = np.clip(charts.large + z - config.k_large, 0.0, CHART_CEILING * config.h_large)
-    small, large = np.where(is_open, 0.0, small), np.where(is_open, 0.0, large)
-    was_zero = (charts.small <= 0.0) & (charts.large <= 0.0)
-    started = was_zero & ((small > 0.0) | (large > 0.0))
-    is_calm = ratio - charts.baseline < np.log(config.recover_slowdown)
-    return replace(
+def _charted(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
+    model, charts = _model(evidence), evidence.charts
+    ratio = log_ratios(model, sample, evidence.slow)
+    doubt = DOUBTS * model.doubt(sample.features)
+    if charts.ranks != sample.ranks:
+        at = np.searchsorted(charts.ranks, sample.ranks)
+        ratio, doubt = _scattered(ratio, at, charts), _scattered(doubt, at, charts)
+    charts = cusum.advance(
+        config,
         charts,
-        small=small,
-        large=large,
-        onset=np.where(started, step, charts.onset),
-        recent=np.concatenate([charts.recent, ratio[None]])[-config.measure_steps :],
-        calm_steps=np.where(is_calm, charts.calm_steps + 1, 0.0),
+        step=sample.step,
+        log_ratio=ratio,
+        doubt=doubt,
+        sigma=_sigma(config, evidence),
+        is_open=_among(charts.ranks, evidence.slow),
     )
+    return replace(evidence, charts=charts)
 
 
 def _find(
@@ -189,115 +166,145 @@ def _find(
 ) -> tuple[Evidence, tuple[Finding, ...]]:
     """Name the ranks whose chart crossed, if it is worth it and not everybody's."""
     charts = evidence.charts
-    assert charts is not None and evidence.model is not None, "after the warm-up"
-    crossed = _suspicion(config, charts) >= 1.0
+    crossed = cusum.suspicion(config, charts) >= 1.0
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
         return evidence, ()
-    findings, slow = [], dict(evidence.slow)
-    expected_s = evidence.model.expected_s(sample.features)
-    for i in np.flatnonzero(crossed):
-        rank = charts.ranks[i]
-        slowdown = _measured(config, evidence.model, charts, int(i))
-        if slowdown is None or rank in slow:
-            continue
-        onset = int(charts.onset[i])
-        num_steps = sample.step - onset + 1
-        slow[rank] = slowdown
-        others = np.delete(np.nanmedian(charts.recent, axis=0), i)
-        findings.append(
-            Finding(
-                kind=FindingKind.DEVICE,
-                tier=Tier.PROBABLE,
-                rank=rank,
-                slowdown=slowdown,
-                onset_step=onset,
-                step=sample.step,
-                reason=(
-                    f"rank {rank} computed {sample.observed_s[i] * 1e3:.0f} ms where its work "
-                    f"should take {expected_s[i] * 1e3:.0f} ms (x{slowdown:.2f}), "
-                    f"for {num_steps} steps since step {onset}; "
-                    + (
-                        f"its {len(others)} peers stayed within x{np.exp(others.max()):.2f}"
-                        if len(others)
-                        else "it has no peers"
-                    )
-                ),
-            )
-        )
-    return replace(evidence, slow=slow), tuple(findings)
+    sigma = _sigma(config, evidence)
+    found: dict[int, Slowdown] = {}
+    for i in np.flatnonzero(crossed & _among(charts.ranks, sample.ranks)):
+        series = _series(charts, int(i))
+        slowdown = measured(config, series, sigma=sigma, doubt=float(charts.doubt[i]))
+        if slowdown is not None:
+            found[int(i)] = slowdown
+    findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
+    slow = {finding.rank: finding.slowdown for finding in findings}
+    return replace(evidence, slow={**evidence.slow, **slow}), findings
 
 
-def _recover(config: DetectorConfig, evidence: Evidence) -> tuple[Evidence, tuple[int, ...]]:
-    """Close findings whose rank has been calm for `recover_steps` steps in a row."""
-    charts = evidence.charts
-    assert charts is not None and evidence.model is not None, "after the warm-up"
-    needed = config.recover_steps * _patience(config, evidence.model)
-    calm = dict(zip(charts.ranks, charts.calm_steps.tolist(), strict=True))
-    recovered = tuple(rank for rank in sorted(evidence.slow) if calm.get(rank, 0.0) >= needed)
-    slow = {rank: value for rank, value in evidence.slow.items() if rank not in recovered}
-    return replace(evidence, slow=slow), recovered
+def _finding(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    i: int,
+    slowdown: Slowdown,
+    accused: Collection[int],
+) -> Finding:
+    """Confirmed where two healthy peers contradict it for a step more than had to be."""
+    charts, rank = evidence.charts, evidence.charts.ranks[i]
+    at = sample.ranks.index(rank)
+    observed_ms = float(sample.observed_s[at]) * 1e3
+    expected_ms = float(_model(evidence).expected_s(sample.features[at : at + 1])[0]) * 1e3
+    peers = _nanmedian(charts.recent[-slowdown.num_steps :])
+    is_peer = ~_among(charts.ranks, evidence.slow)
+    is_peer[list(accused)] = False
+    witnesses = int((is_peer & (peers < 0.5 * log(slowdown.value))).sum())
+    needed = config.min_steps * patience(config, _sigma(config, evidence))
+    is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
+    own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
+    onset = int(own_steps[-slowdown.num_steps])
+    if witnesses:
+        worst = exp(float(peers[is_peer].max()))
+        beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
+    else:
+        beside = "it has no healthy peer to compare with"
+    return Finding(
+        kind=FindingKind.DEVICE,
+        tier=Tier.CONFIRMED if is_confirmed else Tier.PROBABLE,
+        rank=rank,
+        slowdown=slowdown.value,
+        onset_step=onset,
+        step=sample.step,
+        reason=(
+            f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
+            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} in the median of {slowdown.num_steps} "
+            f"steps since step {onset}; {beside}"
+        ),
+    )
 
 
-def _remeasure(config: DetectorConfig, evidence: Evidence) -> tuple[Evidence, Mapping[int, float]]:
-    """Open findings whose slowdown is now clearly another one."""
-    charts = evidence.charts
-    assert charts is not None, "after the warm-up"
-    changed = {}
-    for rank, told in evidence.slow.items():
+def _review(
+    config: DetectorConfig, evidence: Evidence
+) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
+    """Look again at every open finding: is it over, is it another one now?"""
+    charts, sigma = evidence.charts, _sigma(config, evidence)
+    recovered, moved = [], {}
+    for rank in sorted(evidence.slow):
         if rank not in charts.ranks:
             continue
         i = charts.ranks.index(rank)
-        if np.isnan(charts.recent[:, i]).any() or len(charts.recent) < config.measure_steps:
+        series, doubt, told = _series(charts, i), float(charts.doubt[i]), evidence.slow[rank]
+        if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
+            recovered.append(rank)
             continue
-        # All recent steps on the new level: a median alone would follow a single jump half-way.
-        now = np.exp(charts.recent[:, i] - charts.baseline[i])
-        low, high = float(now.min()), float(now.max())
-        if low > told * CHANGE_WORTH_TELLING or high < told / CHANGE_WORTH_TELLING:
-            value = float(np.median(now))
-            if value >= config.recover_slowdown:
-                changed[rank] = value
-    return replace(evidence, slow={**evidence.slow, **changed}), changed
+        now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
+        if now is not None:
+            moved[rank] = now
+    slow = {r: moved.get(r, told) for r, told in evidence.slow.items() if r not in recovered}
+    return replace(evidence, slow=slow), tuple(recovered), moved
 
 
 def _learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
-    """Keep quiet steps of unsuspected ranks; refit now and then."""
+    """Keep the step of all unsuspected ranks - most of them, or nothing; refit now and then."""
     charts = evidence.charts
-    assert charts is not None, "after the warm-up"
-    if float(_suspicion(config, charts).max(initial=0.0)) > QUIET_SUSPICION:
+    is_quiet = cusum.suspicion(config, charts) <= QUIET_SUSPICION
+    is_quiet &= ~_among(charts.ranks, evidence.slow)
+    quiet = _among(sample.ranks, np.array(charts.ranks)[is_quiet])
+    evidence = replace(evidence, steps_since_fit=evidence.steps_since_fit + 1)
+    if quiet.sum() * 2 <= len(quiet):
         return evidence
-    trusted = _without(sample, evidence.slow)
-    if len(trusted.ranks) < 2:
-        return evidence
-    history = (*evidence.history, trusted)[-config.history_steps :]
+    limit = max(
+        config.warmup_steps, min(config.history_steps, MAX_HISTORY_ROWS // len(sample.ranks))
+    )
+    history = (*evidence.history, _only(sample, quiet))[-limit:]
     evidence = replace(evidence, history=history)
-    if sample.step - evidence.fitted_step < REFIT_PERIOD_STEPS:
+    due = evidence.steps_since_fit >= min(REFIT_PERIOD_STEPS, evidence.fitted_steps)
+    is_new = evidence.layout_steps in NEW_LAYOUT_REFITS and evidence.generation > 1
+    if not due and not is_new:
         return evidence
-    model = fit(history)
-    assert evidence.model is not None, "after the warm-up"
-    # Sigma is kept from the warm-up at the least: quiet steps were selected to be quiet.
-    model = replace(model, sigma=max(model.sigma, evidence.model.sigma))
-    return replace(evidence, model=model, fitted_step=sample.step)
+    return _refitted(
+        config, evidence, may_shrink=len(history) >= TRUSTED_WARMUPS * config.warmup_steps
+    )
+
+
+def _refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) -> Evidence:
+    """Fit to the history. A small own pace of a rank is its health, a large one is not."""
+    model = fit(evidence.history)
+    if not may_shrink and evidence.model is not None:
+        model = replace(model, sigma=max(model.sigma, evidence.model.sigma))
+    limit = log(config.min_slowdown)
+    charts = cusum.with_ranks(evidence.charts, tuple(model.multipliers))
+    own = [log(model.multipliers.get(rank, 1.0)) for rank in charts.ranks]
+    is_known = _among(charts.ranks, model.multipliers)
+    baseline = np.where(is_known, np.where(np.abs(own) < limit, own, 0.0), charts.baseline)
+    return replace(
+        evidence,
+        model=model,
+        charts=cusum.rebased(charts, baseline),
+        steps_since_fit=0,
+        fitted_steps=len(evidence.history),
+    )
 
 
 def _judgement(
     config: DetectorConfig, evidence: Evidence, sample: StepSample, *, reason: str
 ) -> Judgement:
-    charts, model = evidence.charts, evidence.model
-    assert charts is not None and model is not None, "after the warm-up"
+    charts, model = evidence.charts, _model(evidence)
+    at = np.searchsorted(charts.ranks, sample.ranks)
     expected_s = model.expected_s(sample.features)
-    suspicion = _suspicion(config, charts)
+    suspicion = cusum.suspicion(config, charts)[at]
     common = float(np.median(np.log(np.maximum(sample.observed_s, 1e-9) / expected_s)))
     if evidence.slow:
         watch = Watch.DEGRADED
+    elif common > log(EVERYBODY_LATE):
+        watch = Watch.SUSPICIOUS
+        reason = f"all ranks are x{exp(common):.2f} late: host, fabric or input, not a rank"
     elif float(suspicion.max(initial=0.0)) > QUIET_SUSPICION:
         watch = Watch.SUSPICIOUS
-    elif common > np.log(EVERYBODY_LATE):
-        watch = Watch.SUSPICIOUS
-        reason = f"all ranks are x{np.exp(common):.2f} late: host, fabric or input, not a rank"
+        worst = int(np.argmax(suspicion))
+        reason = f"rank {sample.ranks[worst]} is under suspicion"
     else:
         watch = Watch.HEALTHY
-    recent = charts.recent if len(charts.recent) else np.zeros((1, len(charts.ranks)))
-    slowdown = np.exp(np.nan_to_num(_nanmedian(recent)))
+    slowdown = np.exp(_nanmedian(charts.recent[-config.measure_steps :])[at])
     return Judgement(
         step=sample.step,
         ranks=sample.ranks,
@@ -310,89 +317,49 @@ def _judgement(
     )
 
 
-def _sigma(config: DetectorConfig, model: CostModel) -> float:
-    return max(config.sigma_floor, model.sigma)
+def _model(evidence: Evidence) -> CostModel:
+    assert evidence.model is not None, "only after the warm-up"
+    return evidence.model
 
 
-def _patience(config: DetectorConfig, model: CostModel) -> int:
-    """A noisy clock must be believed half as fast."""
-    return 2 if _sigma(config, model) > config.noisy_sigma else 1
+def _sigma(config: DetectorConfig, evidence: Evidence) -> float:
+    return max(config.sigma_floor, _model(evidence).sigma)
 
 
-def _suspicion(config: DetectorConfig, charts: Charts) -> Array:
-    """The larger of the two charts, in units of its threshold."""
-    suspicion: Array = np.maximum(charts.small / config.h_small, charts.large / config.h_large)
-    return suspicion
+def _series(charts: Charts, i: int) -> Array:
+    """A rank's recent log ratios without the steps it lacks, newest last."""
+    series: Array = charts.recent[:, i]
+    return series[np.isfinite(series)]
 
 
-def _measured(config: DetectorConfig, model: CostModel, charts: Charts, i: int) -> float | None:
-    """The slowdown, if the last steps agree on one worth naming; None where they do not.
-
-    All of them, so that neither an outlier nor the mixed step in which a fault begins counts; a
-    noisy clock needs twice as many steps, and a slowdown well above its noise.
-    """
-    needed = config.min_steps * _patience(config, model)
-    ratios = charts.recent[-needed:, i] - charts.baseline[i]
-    if len(ratios) < needed or np.isnan(ratios).any():
-        return None
-    typical = float(np.median(ratios))
-    if typical < max(np.log(config.min_slowdown), config.min_sigmas * _sigma(config, model)):
-        return None
-    return float(np.exp(typical)) if ratios.min() >= 0.5 * typical else None
+def _among(ranks: Collection[int], chosen: Collection[int]) -> Flags:
+    if len(chosen) == 0:
+        return np.zeros(len(ranks), dtype=np.bool_)
+    return np.isin(list(ranks), list(chosen))
 
 
-def _without(sample: StepSample, slow: Mapping[int, float]) -> StepSample:
-    """The sample without the ranks under a finding - unless nobody would be left."""
-    kept = [i for i, rank in enumerate(sample.ranks) if rank not in slow]
-    if len(kept) in (0, len(sample.ranks)):
+def _only(sample: StepSample, kept: Flags) -> StepSample:
+    """The sample of the kept ranks - all of them where nobody would be left."""
+    if kept.all() or not kept.any():
         return sample
     return replace(
         sample,
-        ranks=tuple(sample.ranks[i] for i in kept),
+        ranks=tuple(rank for rank, is_kept in zip(sample.ranks, kept, strict=True) if is_kept),
         features=sample.features[kept],
         observed_s=sample.observed_s[kept],
     )
 
 
-def _spread(sample: StepSample, ranks: tuple[int, ...], values: Array) -> Array:
-    """Values of a sample's ranks in the order of `ranks`; NaN where it lacks one."""
-    by_rank = dict(zip(sample.ranks, values.tolist(), strict=True))
-    return np.array([by_rank.get(rank, np.nan) for rank in ranks])
-
-
-def _aligned(charts: Charts | None, ranks: tuple[int, ...], measure_steps: int = 1) -> Charts:
-    """The charts for exactly `ranks`: known ranks keep theirs, new ones start at zero."""
-    if charts is not None and charts.ranks == ranks:
-        return charts
-    known = {} if charts is None else {rank: i for i, rank in enumerate(charts.ranks)}
-    at = [known.get(rank, -1) for rank in ranks]
-
-    def pick(values: Array, missing: float) -> Array:
-        return np.array([values[i] if i >= 0 else missing for i in at])
-
-    if charts is None:
-        empty = np.zeros(0)
-        charts = Charts(
-            ranks=(), small=empty, large=empty, onset=empty, baseline=empty,
-            recent=np.zeros((measure_steps, 0)), calm_steps=empty,
-        )  # fmt: skip
-    recent = np.full((len(charts.recent), len(ranks)), np.nan)
-    for column, i in enumerate(at):
-        if i >= 0:
-            recent[:, column] = charts.recent[:, i]
-    return Charts(
-        ranks=ranks,
-        small=pick(charts.small, 0.0),
-        large=pick(charts.large, 0.0),
-        onset=pick(charts.onset, 0.0),
-        baseline=pick(charts.baseline, 0.0),
-        recent=recent,
-        calm_steps=pick(charts.calm_steps, 0.0),
-    )
+def _scattered(values: Array, at: Positions, charts: Charts) -> Array:
+    full = np.full(len(charts.ranks), np.nan)
+    full[at] = values
+    return full
 
 
 def _nanmedian(values: Array) -> Array:
-    """Median over steps; 0 where a rank has no value at all (and no warning)."""
+    """Median over steps [steps, ranks] -> [ranks]; 0 where a rank has no value (and no warning)."""
+    if len(values) == 0:
+        return np.zeros(values.shape[1])
     filled = np.where(np.isnan(values).all(axis=0), 0.0, values)
     median: Array = np.nanmedian(filled, axis=0)
     return median

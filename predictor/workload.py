@@ -9,6 +9,8 @@ import numpy.typing as npt
 from pacekeeper.core.records import MicroBatchRecord
 
 Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Positions = npt.NDArray[np.intp]
 
 # Expected time = sum over features of coefficient * feature. The order is used by forecast.py.
 FEATURES = ("one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts")
@@ -28,6 +30,17 @@ class StepSample:
     observed_s: Array
 
 
+def features_of(record: MicroBatchRecord) -> tuple[float, ...]:
+    """One micro-batch's row: in a step each micro-batch adds its own fixed cost."""
+    return (
+        1.0,
+        float(record.tokens),
+        float(record.sum_len_squared),
+        float(record.expert_rows),
+        float(record.num_active_experts),
+    )
+
+
 def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
     """Add up the micro-batches of one step and generation, rank by rank.
 
@@ -43,13 +56,7 @@ def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
     observed_s = np.zeros(len(ranks))
     for record in records:
         i = row[record.rank]
-        features[i] += (
-            1.0,  # per micro-batch: each has its own fixed cost
-            record.tokens,
-            record.sum_len_squared,
-            record.expert_rows,
-            record.num_active_experts,
-        )
+        features[i] += features_of(record)
         observed_s[i] += record.compute_s
     features.flags.writeable = observed_s.flags.writeable = False
     return StepSample(

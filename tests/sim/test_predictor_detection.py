@@ -1,19 +1,18 @@
 """The detector on paper jobs: it names the right rank soon, and nobody else, under every clock."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, Watch
-from pacekeeper.predictor.evidence import Evidence, Judgement, begin, fold, forget, restore
-from support.synthetic_job import SyntheticJob
+from pacekeeper.predictor.evidence import Judgement, begin, fold, forget, restore
+from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 CONFIG = DetectorConfig()
 FAULT, LIFT, STEPS = 60, 130, 200
-DEVICE = {"noise": 0.02}
-SHARED_CORES = {"noise": 0.08, "common": 0.1, "outliers": 0.01}
 
 
 def play(job: SyntheticJob, slow: Mapping[int, float], *, plans: bool = True) -> list[Judgement]:
@@ -22,9 +21,7 @@ def play(job: SyntheticJob, slow: Mapping[int, float], *, plans: bool = True) ->
     for step in range(STEPS):
         is_slow = FAULT <= step < LIFT
         if plans and step in (FAULT + 20, LIFT + 15):
-            job.generation += 1
-            weights = [1 / (slow.get(r, 1.0) if is_slow else 1.0) for r in range(job.num_ranks)]
-            job.shares = [w / sum(weights) for w in weights]
+            job.plan(slow if is_slow else None)
         evidence, judgement = fold(CONFIG, evidence, job.next(slow if is_slow else None))
         said.append(judgement)
     return said
@@ -38,7 +35,7 @@ def findings(said: list[Judgement]) -> list[Finding]:
 @pytest.mark.parametrize(("slowdown", "delay"), [(1.6, 2), (1.2, 5)])
 def test_a_slow_device_is_named_at_once_and_alone(seed: int, slowdown: float, delay: int) -> None:
     rank = seed % 4
-    said = play(SyntheticJob(seed=seed, **DEVICE), {rank: slowdown})
+    said = play(SyntheticJob(seed=seed, **DEVICE_CLOCK), {rank: slowdown})
     (found,) = findings(said)
     assert found.rank == rank
     assert FAULT <= found.step < FAULT + delay
@@ -50,7 +47,7 @@ def test_a_slow_device_is_named_at_once_and_alone(seed: int, slowdown: float, de
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_healthy_job_is_left_alone_through_changing_layouts(seed: int) -> None:
-    said = play(SyntheticJob(seed=seed, **DEVICE), {seed % 4: 1.0})
+    said = play(SyntheticJob(seed=seed, **DEVICE_CLOCK), {seed % 4: 1.0})
     assert findings(said) == []
     assert {judgement.watch for judgement in said[CONFIG.warmup_steps + 4 :]} <= {
         Watch.HEALTHY,
@@ -61,25 +58,25 @@ def test_a_healthy_job_is_left_alone_through_changing_layouts(seed: int) -> None
 @pytest.mark.parametrize("seed", range(8))
 def test_on_shared_cores_a_slow_rank_is_named_and_nobody_else(seed: int) -> None:
     rank = seed % 4
-    found = findings(play(SyntheticJob(seed=seed, **SHARED_CORES), {rank: 1.6}))
+    found = findings(play(SyntheticJob(seed=seed, **CPU_CLOCK), {rank: 1.6}))
     assert [finding.rank for finding in found] == [rank]
     assert found[0].step < FAULT + 8
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_noise_of_shared_cores_accuses_nobody(seed: int) -> None:
-    assert findings(play(SyntheticJob(seed=seed, **SHARED_CORES), {})) == []
+    assert findings(play(SyntheticJob(seed=seed, **CPU_CLOCK), {})) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_slow_ranks_of_eight_are_both_named(seed: int) -> None:
-    job = SyntheticJob(seed=seed, num_ranks=8, **DEVICE)
+    job = SyntheticJob(seed=seed, num_ranks=8, **DEVICE_CLOCK)
     found = findings(play(job, {1: 1.5, 6: 2.0}))
     assert sorted(finding.rank for finding in found) == [1, 6]
 
 
 def test_when_everybody_is_late_nobody_is_named() -> None:
-    said = play(SyntheticJob(seed=3, **DEVICE), dict.fromkeys(range(4), 1.5), plans=False)
+    said = play(SyntheticJob(seed=3, **DEVICE_CLOCK), dict.fromkeys(range(4), 1.5), plans=False)
     assert findings(said) == []
     late = said[FAULT + 5]
     assert late.watch is Watch.SUSPICIOUS
@@ -87,7 +84,7 @@ def test_when_everybody_is_late_nobody_is_named() -> None:
 
 
 def test_a_rank_slow_from_the_start_is_named_by_its_peers_after_the_warm_up() -> None:
-    job, evidence = SyntheticJob(seed=5, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=5, **DEVICE_CLOCK), begin()
     found: list[Finding] = []
     for _ in range(40):
         evidence, judgement = fold(CONFIG, evidence, job.next({2: 1.5}))
@@ -98,7 +95,7 @@ def test_a_rank_slow_from_the_start_is_named_by_its_peers_after_the_warm_up() ->
 
 
 def test_a_fault_is_never_learnt_as_normal() -> None:
-    job, evidence = SyntheticJob(seed=6, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=6, **DEVICE_CLOCK), begin()
     for step in range(400):
         evidence, judgement = fold(CONFIG, evidence, job.next({1: 1.5} if step >= FAULT else None))
     assert evidence.slow.keys() == {1}
@@ -106,7 +103,7 @@ def test_a_fault_is_never_learnt_as_normal() -> None:
 
 
 def test_a_worse_fault_is_measured_again() -> None:
-    job, evidence = SyntheticJob(seed=7, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=7, **DEVICE_CLOCK), begin()
     changes: list[float] = []
     for step in range(120):
         slowdown = 1.0 if step < FAULT else 1.3 if step < 90 else 2.0
@@ -116,14 +113,14 @@ def test_a_worse_fault_is_measured_again() -> None:
 
 
 def test_one_wild_step_accuses_nobody() -> None:
-    job, evidence = SyntheticJob(seed=8, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=8, **DEVICE_CLOCK), begin()
     for step in range(100):
         evidence, judgement = fold(CONFIG, evidence, job.next({0: 5.0} if step == FAULT else None))
         assert judgement.findings == ()
 
 
 def test_the_first_step_on_a_new_layout_is_judged_by_nobody() -> None:
-    job, evidence = SyntheticJob(seed=9, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=9, **DEVICE_CLOCK), begin()
     for _ in range(40):
         evidence, _ = fold(CONFIG, evidence, job.next())
     job.generation = 2
@@ -133,17 +130,17 @@ def test_the_first_step_on_a_new_layout_is_judged_by_nobody() -> None:
 
 
 def test_the_dead_are_forgotten_and_the_others_go_on() -> None:
-    job, evidence = SyntheticJob(seed=10, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=10, **DEVICE_CLOCK), begin()
     for step in range(80):
         evidence, _ = fold(CONFIG, evidence, job.next({2: 1.6} if step >= FAULT else None))
     assert evidence.slow.keys() == {2}
     evidence = forget(evidence, [2])
     assert evidence.slow == {}
-    assert evidence.charts is not None and evidence.charts.ranks == (0, 1, 3)
+    assert evidence.charts.ranks == (0, 1, 3)
 
 
 def test_after_a_restart_an_open_finding_is_neither_lost_nor_found_again() -> None:
-    job, evidence = SyntheticJob(seed=11, **DEVICE), restore({1: 1.6})
+    job, evidence = SyntheticJob(seed=11, **DEVICE_CLOCK), restore({1: 1.6})
     found: list[Finding] = []
     recovered: list[int] = []
     for step in range(80):
@@ -155,12 +152,10 @@ def test_after_a_restart_an_open_finding_is_neither_lost_nor_found_again() -> No
 
 
 def test_a_step_with_a_missing_rank_is_judged_for_the_others() -> None:
-    job, evidence = SyntheticJob(seed=12, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=12, **DEVICE_CLOCK), begin()
     for step in range(80):
         sample = job.next({0: 1.6} if step >= FAULT else None)
         if step % 3 == 0:
-            from dataclasses import replace
-
             sample = replace(
                 sample,
                 ranks=sample.ranks[:3],
@@ -173,10 +168,9 @@ def test_a_step_with_a_missing_rank_is_judged_for_the_others() -> None:
 
 
 def test_ten_thousand_ranks_are_folded_at_once() -> None:
-    job, evidence = SyntheticJob(seed=13, num_ranks=10_000, **DEVICE), begin()
+    job, evidence = SyntheticJob(seed=13, num_ranks=10_000, **DEVICE_CLOCK), begin()
     found: list[Finding] = []
     for step in range(24):
-        evidence: Evidence
         evidence, judgement = fold(CONFIG, evidence, job.next({4321: 1.6} if step >= 20 else None))
         found += judgement.findings
     assert [finding.rank for finding in found] == [4321]
