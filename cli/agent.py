@@ -4,13 +4,11 @@ import asyncio
 import logging
 import os
 import sys
-from pathlib import Path
 
 import click
 
+from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import AgentConfig
-from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.toml_reader import override, read_config
 
 
 @click.command()
@@ -30,15 +28,9 @@ def command(
 
     Training never depends on it. Ends cleanly on SIGTERM.
     """
-    config = AgentConfig()
-    if config_file is not None:
-        try:
-            text = Path(config_file).read_text()
-        except OSError as error:
-            raise ConfigError(f"{config_file}: {error.strerror}") from None
-        config = read_config(AgentConfig, text, file=config_file)
-    config = override(
-        config,
+    config = settings(
+        AgentConfig,
+        config_file,
         controller=controller,
         ring_dir=ring_dir,
         node=node,

@@ -4,13 +4,11 @@ import asyncio
 import logging
 import os
 import sys
-from pathlib import Path
 
 import click
 
+from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.toml_reader import override, read_config
 
 
 @click.command()
@@ -29,16 +27,13 @@ def command(
     Training never depends on it. Everything that must last is in the store: start it again and it
     goes on.
     """
-    config = ControllerConfig()
-    if config_file is not None:
-        try:
-            text = Path(config_file).read_text()
-        except OSError as error:
-            raise ConfigError(f"{config_file}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
-        config = read_config(ControllerConfig, text, file=config_file)
-    config = override(config, listen=listen, store=store, metrics_listen=metrics_listen)
+    config = settings(
+        ControllerConfig,
+        config_file,
+        listen=listen,
+        store=store,
+        metrics_listen=metrics_listen,
+    )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr
     )

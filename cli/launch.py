@@ -2,14 +2,12 @@
 
 import logging
 import sys
-from pathlib import Path
-from typing import Any
 
 import click
 
+from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import AgentConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.toml_reader import override, read_config
 
 
 @click.command()
@@ -46,7 +44,7 @@ def command(
     Run it on every node with its --node-rank. When a rank dies the others go on; the command ends
     with 0 as soon as this node's surviving ranks have finished.
     """
-    config = train_config(config_file, job=job, steps=steps, seed=seed, clock=clock)
+    config = settings(TrainConfig, config_file, job=job, steps=steps, seed=seed, clock=clock)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
     )
@@ -72,15 +70,3 @@ def command(
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
     ctx.exit(int(supervise(spec)))
-
-
-def train_config(config_file: str | None, **values: Any) -> TrainConfig:
-    """The [train] settings of a file, with the command line's values put in."""
-    settings = TrainConfig()
-    if config_file is not None:
-        try:
-            text = Path(config_file).read_text()
-        except OSError as error:
-            raise ConfigError(f"{config_file}: {error.strerror}") from None
-        settings = read_config(TrainConfig, text, file=config_file)
-    return override(settings, **values)

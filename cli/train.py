@@ -2,7 +2,8 @@
 
 import click
 
-from pacekeeper.cli.launch import train_config
+from pacekeeper.cli.settings import settings
+from pacekeeper.core.config import TrainConfig
 
 
 @click.command()
@@ -11,7 +12,7 @@ from pacekeeper.cli.launch import train_config
 @click.option("--seed", type=int)
 def command(config_file: str | None, steps: int | None, seed: int | None) -> None:
     """Train the MoE model in one process, without a fleet: to try the model and its settings."""
-    config = train_config(config_file, steps=steps, seed=seed)
+    config = settings(TrainConfig, config_file, steps=steps, seed=seed)
     from pacekeeper.trainer.solo import train_alone
 
     for step, loss, tokens_per_s in train_alone(config):

@@ -49,6 +49,14 @@ def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
     assert_refused(done, ExitCode.CONFIG, "none.toml", "No such file")
 
 
+@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+def test_a_file_that_is_no_text_is_named(part: str, tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_bytes(b"\xff\xfe[train]")
+    done = pacekeeper(part, "--config", str(config))
+    assert_refused(done, ExitCode.CONFIG, "my.toml", "not UTF-8")
+
+
 def test_a_port_in_use_says_what_to_do(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
