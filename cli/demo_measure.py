@@ -47,7 +47,10 @@ class LoggedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedIncident:
-    """An incident as the demo saw it arrive; `found_s` is when it arrived here first."""
+    """An incident as the demo saw it arrive; `found_s` is when it arrived here first.
+
+    `slowdown` is what was said when it was found; `last_slowdown` what was measured since.
+    """
 
     incident_id: int
     kind: str
@@ -57,6 +60,7 @@ class LoggedIncident:
     found_step: int
     found_s: float
     reason: str
+    last_slowdown: float | None = None
     closed_s: float | None = None
     actions: tuple[str, ...] = ()
 
@@ -92,6 +96,7 @@ class Outcome:
     injected_rank: int
     found_rank: int | None
     found_slowdown: float | None
+    last_slowdown: float | None
     injected_slowdown: float
     delay_iterations: int | None
     false_findings: int
@@ -100,6 +105,7 @@ class Outcome:
     mitigated_of_fluid: float | None
     kill_to_next_step_s: float | None
     steps_lost: int
+    steps_redone: int
     loss_first: float
     loss_last: float
     generations: int
@@ -168,14 +174,35 @@ def tokens_per_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
     return sum(by_step[s].tokens for s in phase) / spent_s
 
 
-def lost_steps(logs: Sequence[Sequence[LoggedStep]]) -> int:
-    """Steps that some survivor committed twice or never: work thrown away or left out."""
+def lost_steps(logs: Sequence[Sequence[LoggedStep]], num_steps: int) -> int:
+    """Steps of the whole run that a survivor committed twice, never, or unlike the others.
+
+    Unlike: another loss of the same step means that somebody computed on lost state.
+    """
+    losses: dict[int, set[float]] = {}
     lost = 0
     for steps in logs:
         numbers = [s.step for s in steps]
-        expected = set(range(min(numbers), max(numbers) + 1))
-        lost = max(lost, len(numbers) - len(set(numbers)) + len(expected - set(numbers)))
-    return lost
+        missing = set(range(num_steps)) - set(numbers)
+        lost = max(lost, len(numbers) - len(set(numbers)) + len(missing))
+        for s in steps:
+            losses.setdefault(s.step, set()).add(s.loss)
+    return lost + sum(len(found) > 1 for found in losses.values())
+
+
+def kill_to_next_step_s(logs: Sequence[Sequence[LoggedStep]], kill_s: float) -> float | None:
+    """From the kill to the first step the last survivor committed on the survivors' own layout.
+
+    A step that was already voted on when the rank died needs no recovery and does not count.
+    """
+    ended = []
+    for steps in logs:
+        before = max((s.generation for s in steps if s.ended_s <= kill_s), default=0)
+        after = [s.ended_s for s in steps if s.ended_s > kill_s and s.generation > before]
+        if not after:
+            return None
+        ended.append(min(after))
+    return max(ended) - kill_s
 
 
 def judge(
@@ -217,14 +244,11 @@ def judge(
     fluid = None
     if clock != "cpu" and throughput.healthy is not None:
         fluid = throughput.healthy * (num_ranks - 1 + 1 / truth.slowdown) / num_ranks
-    next_steps = [
-        min((s.ended_s for s in log if s.ended_s > truth.kill_s), default=None)
-        for log in survivors.values()
-    ]
     return Outcome(
         injected_rank=truth.rank,
         found_rank=None if found is None else found.rank,
         found_slowdown=None if found is None else round(found.slowdown, 4),
+        last_slowdown=None if found is None else found.last_slowdown,
         injected_slowdown=truth.slowdown,
         delay_iterations=None if found is None else delay_iterations(steps, truth, found),
         false_findings=len(incidents) - expected_incidents,
@@ -233,10 +257,9 @@ def judge(
         mitigated_of_fluid=(
             None if fluid is None or throughput.mitigated is None else throughput.mitigated / fluid
         ),
-        kill_to_next_step_s=(
-            None if None in next_steps else max(s for s in next_steps if s) - truth.kill_s
-        ),
-        steps_lost=lost_steps(list(survivors.values())),
+        kill_to_next_step_s=kill_to_next_step_s(list(survivors.values()), truth.kill_s),
+        steps_lost=lost_steps(list(survivors.values()), schedule.steps),
+        steps_redone=sum(s.is_redone for s in steps),
         loss_first=mean(s.loss for s in steps[:5]),
         loss_last=mean(s.loss for s in steps[-5:]),
         generations=steps[-1].generation,

@@ -125,14 +125,23 @@ def test_a_death_of_the_living_is_false() -> None:
     assert outcome(FOUND, DEATH, replace(DEATH, incident_id=4, rank=0)).false_findings == 1
 
 
-def test_kill_to_next_step_waits_for_the_last_survivor() -> None:
-    assert outcome(FOUND, DEATH).kill_to_next_step_s == pytest.approx(0.5)
+def test_kill_to_next_step_waits_for_the_last_survivors_own_layout() -> None:
+    # The step under way at the kill was voted on already: it proves nothing.
+    assert outcome(FOUND, DEATH).kill_to_next_step_s == pytest.approx(0.5 + 1.3)
 
 
-def test_steps_committed_twice_or_never_are_lost() -> None:
-    assert lost_steps([STEPS]) == 0
-    assert lost_steps([STEPS + STEPS[-1:]]) == 1
-    assert lost_steps([STEPS[:50] + STEPS[52:]]) == 2
+def test_steps_committed_twice_never_or_unlike_the_others_are_lost() -> None:
+    assert lost_steps([STEPS], 100) == 0
+    assert lost_steps([STEPS], 101) == 1  # the run ended early
+    assert lost_steps([STEPS + STEPS[-1:]], 100) == 1
+    assert lost_steps([STEPS[:50] + STEPS[52:]], 100) == 2
+    unlike = (*STEPS[:9], replace(STEPS[9], loss=9.0), *STEPS[10:])
+    assert lost_steps([STEPS, unlike], 100) == 1
+
+
+def test_the_slowdown_judged_is_the_one_that_was_found() -> None:
+    found = outcome(replace(FOUND, last_slowdown=1.9), DEATH)
+    assert (found.found_slowdown, found.last_slowdown) == (1.58, 1.9)
 
 
 def test_an_empty_phase_has_no_throughput() -> None:
