@@ -142,13 +142,15 @@ class Agreement:
             if text is not None:
                 return self._read_verdict(self._witness(text, generation, members, dead))
             living = [rank for rank in members if rank not in dead]
-            if self.rank == living[0]:
+            if self.rank == living[0] or now_s - began_s > SILENCE_GRACE_S:
                 reports = self._gather(home, generation, living)
-                if len(reports) == len(living):
+                if self.rank == living[0] and len(reports) == len(living):
                     verdict = self._decide(reports, frozenset(dead), next_layout)
                     self.stores.write_first(home, _key("verdict", generation), verdict)
                     continue
-                if now_s - began_s > self._patience_s(reports):
+                # The lowest that answers speaks for all: the lowest of all may be the silent one.
+                speaks = self.rank == min(reports, default=None)
+                if speaks and now_s - began_s > self._patience_s(reports):
                     for silent in set(living) - set(reports) - set(fenced_s):
                         _log.warning("rank=%d does not answer and is fenced", silent)
                         self.stores.write(self._node(silent), fence_key(silent), "silent")

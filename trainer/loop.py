@@ -27,6 +27,7 @@ from pacekeeper.trainer.fabric import Fabric, PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.stores import Stores
 
+MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
 _FENCED = 75  # the exit code of a rank the others went on without (EX_TEMPFAIL)
 _COLLECT_PERIOD_STEPS = 50
@@ -184,6 +185,7 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
     began_s = time.monotonic()
     # Of the fabric, not of the layout: a move may be committed here and still open elsewhere.
     generation, members = rank.group
+    attempts = 0
     while True:
         _log.info("step=%d left generation %d: %s", rank.step, generation, lost.why)
         rank.leave()
@@ -192,6 +194,12 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
             rank.commit(loss=verdict.last_loss, is_applied=verdict.was_applied)
         else:
             rank.give_up_part()
+        attempts = attempts + 1 if verdict.members == members else 0
+        if attempts > MAX_ATTEMPTS:
+            raise PacekeeperError(
+                f"ranks {list(members)} live but formed no group {attempts} times: {lost.why}",
+                remedy="can they reach each other? GLOO_SOCKET_IFNAME names the interface to use",
+            )
         generation, members = verdict.layout.generation, verdict.members
         move_in = partial(_move_in, rank, stores, agreement, verdict.layout)
         moved_bytes, next_loss = _attempt(move_in)

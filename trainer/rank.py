@@ -4,7 +4,9 @@ Both have the same shape: do the part, reach VOTE, vote, commit. `pending` is wh
 do; after a failure the survivors' verdict may ask for exactly that.
 """
 
+import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from pacekeeper.trainer.timing import CpuClock, SegmentClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
+_log = logging.getLogger(__name__)
 _MAX_LOAD_RECORDS = 64  # per step; the ring holds 1024 records of all kinds
 
 
@@ -53,6 +56,7 @@ class Plan:
     layout: Layout
     base_generation: int
     crc: int
+    source: bytes
 
 
 @dataclass(kw_only=True)
@@ -261,10 +265,8 @@ class Rank:
     def _look_for_plan(self) -> None:
         """Read a plan that is offered, and check that this rank could follow it."""
         offer = self.hooks.plan_offered()
-        if offer is None or (
-            self.plan is not None and self.plan.layout.generation == offer.generation
-        ):
-            return
+        if offer is None or (self.plan is not None and self.plan.source == offer.layout_json):
+            return  # nothing, or read already
         if offer.base_generation != self.layout.generation:
             return  # made for another layout: the controller will see ours and think again
         try:
@@ -274,7 +276,10 @@ class Rank:
             self.hooks.refuse_plan(offer.generation, str(error))
             return
         self.plan = Plan(
-            layout=layout, base_generation=offer.base_generation, crc=layout_crc(layout)
+            layout=layout,
+            base_generation=offer.base_generation,
+            crc=layout_crc(layout),
+            source=offer.layout_json,
         )
 
     def _gradients_are_finite(self) -> bool:
@@ -305,8 +310,16 @@ class Rank:
         self.step += 1
 
     def _write_log(self, line: dict[str, object]) -> None:
-        self.log.write(json.dumps(line) + "\n")
-        self.log.flush()
+        """For people and tests only: a full disk must not end a step that all have committed."""
+        if self.log.closed:
+            return
+        try:
+            self.log.write(json.dumps(line) + "\n")
+            self.log.flush()
+        except OSError as error:
+            _log.warning("rank=%d step log given up: %s", self.spec.rank, error.strerror)
+            with contextlib.suppress(OSError):
+                self.log.close()
 
 
 def learning_rate(config: TrainConfig, step: int) -> float:

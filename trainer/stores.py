@@ -6,7 +6,11 @@ failure. A store that does not answer means that its node is gone.
 
 import os
 import socket
+import threading
+from collections.abc import Callable
 from datetime import timedelta
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
@@ -14,6 +18,8 @@ from torch.distributed import DistError
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
 
 CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 5.0
+T = TypeVar("T")
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
@@ -82,12 +88,33 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
         ) from None
 
 
+class _Desk:
+    """A daemon thread that asks one store, so that its caller can stop waiting."""
+
+    def __init__(self) -> None:
+        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]]] = SimpleQueue()
+        threading.Thread(target=self._answer, daemon=True, name="store").start()
+
+    def put(self, question: tuple[Callable[[], Any], SimpleQueue[Any]]) -> None:
+        """Ask; the answer (or the exception) goes into the question's own queue."""
+        self._questions.put(question)
+
+    def _answer(self) -> None:
+        while True:
+            ask, answer = self._questions.get()
+            try:
+                answer.put(ask())
+            except Exception as error:
+                answer.put(error)
+
+
 class Stores:
     """Clients of all nodes' stores, connected when first needed; use from one thread."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
         self._clients: dict[int, TCPStore] = {}
+        self._desks: dict[int, _Desk] = {}
         self.gone: set[int] = set()  # nodes whose store did not answer: never asked again
 
     def client(self, node: int) -> TCPStore | None:
@@ -104,43 +131,45 @@ class Stores:
 
     def read(self, node: int, key: str) -> str | None:
         """A key's value without waiting for it; None where it is not set or the node is gone."""
-        store = self.client(node)
-        if store is None:
-            return None
-        try:
-            return store.get(key).decode() if store.check([key]) else None
-        except (DistError, RuntimeError):
-            self._lose(node)
-            return None
+        return self._ask(
+            node, lambda store: store.get(key).decode() if store.check([key]) else None
+        )
 
     def write(self, node: int, key: str, value: str) -> None:
         """Set a key; nothing happens where the node is gone."""
-        store = self.client(node)
-        if store is not None:
-            try:
-                store.set(key, value)
-            except (DistError, RuntimeError):
-                self._lose(node)
+        self._ask(node, lambda store: store.set(key, value))
 
     def append(self, node: int, key: str, value: str) -> None:
         """Add to the end of a key's value; nothing happens where the node is gone."""
-        store = self.client(node)
-        if store is not None:
-            try:
-                store.append(key, value)  # type: ignore[attr-defined]  # absent in the stubs
-            except (DistError, RuntimeError):
-                self._lose(node)
+        # Absent in the stubs.
+        self._ask(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
 
     def write_first(self, node: int, key: str, value: str) -> str | None:
         """Set a key unless it is set; the value that stands (None: the node is gone)."""
+        return self._ask(node, lambda store: store.compare_set(key, "", value).decode())
+
+    def _ask(self, node: int, question: Callable[[TCPStore], T]) -> T | None:
+        """The answer, or None and the node is gone: broken, or silent for ANSWER_TIMEOUT_S.
+
+        A client has no deadline of its own: a frozen host would hold the caller for ever.
+        """
         store = self.client(node)
         if store is None:
             return None
+        if node not in self._desks:
+            self._desks[node] = _Desk()
+        answer: SimpleQueue[T | Exception] = SimpleQueue()
+        self._desks[node].put((lambda: question(store), answer))
         try:
-            return store.compare_set(key, "", value).decode()
-        except (DistError, RuntimeError):
+            found = answer.get(timeout=ANSWER_TIMEOUT_S)
+        except Empty:
+            found = UnreachableError(f"the store of node {node} is silent")
+        if isinstance(found, DistError | RuntimeError | UnreachableError):
             self._lose(node)
             return None
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def _lose(self, node: int) -> None:
         self.gone.add(node)
