@@ -23,10 +23,13 @@ KEPT_STEP_TIMES = 32
 
 def put_pending(job: JobState, records: Iterable[StepFact]) -> JobState:
     """Keep records of steps to come; those of ranks we do not know are of an older life."""
-    pending = dict(job.pending)
+    fresh: dict[int, list[StepFact]] = {}
     for record in records:
         if record.step > job.step and record.rank in job.ranks:
-            pending[record.step] = (*pending.get(record.step, ()), record)
+            fresh.setdefault(record.step, []).append(record)
+    pending = dict(job.pending)
+    for step, found in fresh.items():
+        pending[step] = (*pending.get(step, ()), *found)
     for step in sorted(pending)[:-MAX_PENDING_STEPS]:
         del pending[step]  # a rank stopped reporting: do not wait for ever
     return replace(job, pending=pending)
@@ -52,7 +55,8 @@ def _expected_ranks(job: JobState) -> set[int]:
     if job.layout is not None:
         ranks = set(job.layout.ranks)
     else:
-        ranks = {r for known in job.ranks.values() for r in range(known.attachment.world_size)}
+        worlds = (known.attachment.world_size for known in job.ranks.values())
+        ranks = set(range(max(worlds, default=0)))
     return {r for r in ranks if r not in job.ranks or job.ranks[r].life is RankLife.ALIVE}
 
 
