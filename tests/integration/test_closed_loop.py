@@ -127,3 +127,15 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     page = (tmp_path / "report.html").read_text()
     assert "data:image/png;base64," in page and "http" not in page.split("</head>")[1]
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+
+
+@pytest.mark.timeout(240)
+def test_without_any_emulation_the_slow_rank_is_named_and_nobody_else(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json", "--clock", "cpu"]
+    command += ["--rank", "1", "--steps", "120", "--run-dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert (outcome["injected_rank"], outcome["found_rank"]) == (1, 1)
+    assert (outcome["false_findings"], outcome["steps_lost"]) == (0, 0)
+    assert outcome["fluid_limit_tokens_per_s"] is None  # shared cores: no throughput is claimed
