@@ -27,6 +27,7 @@ from pacekeeper.trainer.stores import (
 _log = logging.getLogger(__name__)
 POLL_S = 0.002
 NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one may die at once
+PROBE_PERIOD_S = 0.05
 SILENCE_GRACE_S = 2.0  # for the others, where a whole timeout has passed in silence already
 FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
 
@@ -123,7 +124,7 @@ class Agreement:
         """
         published: set[int] = set()
         fenced_s: dict[int, float] = {}
-        began_s = time.monotonic()
+        began_s = probe_s = time.monotonic()
         while True:
             dead = self.dead_among(members)
             now_s = time.monotonic()
@@ -150,12 +151,21 @@ class Agreement:
                     continue
                 # The lowest that answers speaks for all: the lowest of all may be the silent one.
                 speaks = self.rank == min(reports, default=None)
+                missing = set(living) - set(reports)
+                if speaks and now_s > probe_s:
+                    probe_s = now_s + PROBE_PERIOD_S
+                    self._probe(missing)
                 if speaks and now_s - began_s > self._patience_s(reports):
-                    for silent in set(living) - set(reports) - set(fenced_s):
+                    for silent in missing - set(fenced_s):
                         _log.warning("rank=%d does not answer and is fenced", silent)
                         self.stores.write(self._node(silent), fence_key(silent), "silent")
                         fenced_s[silent] = now_s
             time.sleep(POLL_S)
+
+    def _probe(self, missing: set[int]) -> None:
+        """Ask the missing ranks' nodes for anything: a node that died as a whole tells nobody."""
+        for node in sorted({self._node(rank) for rank in missing}):
+            self.stores.read(node, DEATHS_KEY)
 
     def _patience_s(self, reports: dict[int, Report]) -> float:
         """Who lives has noticed within milliseconds, or at the end of what it computes."""

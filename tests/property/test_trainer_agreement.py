@@ -1,0 +1,218 @@
+"""Whoever dies while survivors agree, and whenever: those that live go on in one way."""
+
+import threading
+
+import pytest
+from hypothesis import Phase as Stage
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.trainer import agreement
+from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
+from pacekeeper.trainer.commit import Phase, Progress
+from pacekeeper.trainer.stores import DEATHS_KEY, fence_key
+from support.fake_stores import FakeCluster, Killed
+
+TICKET = 7
+OPEN = Progress(ticket=TICKET, phase=Phase.PRE)
+VOTED = Progress(ticket=TICKET, phase=Phase.VOTE)
+COMMITTED = Progress(ticket=TICKET + 1, phase=Phase.PRE)
+
+
+def next_layout(commits: bool, dead: frozenset[int], generation: int, members: int = 8) -> Layout:
+    del commits
+    living = [rank for rank in range(members) if rank not in dead]
+    return even_layout(ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation)
+
+
+def reach(
+    cluster: FakeCluster,
+    reports: dict[int, Progress],
+    *,
+    timeout_s: float = 60.0,
+    known_dead: frozenset[int] = frozenset(),
+    dead: frozenset[int] = frozenset(),
+) -> dict[int, Verdict | Exception]:
+    """What each living rank concludes, each in its own thread; killed ones are left out."""
+    results: dict[int, Verdict | Exception] = {}
+    members = tuple(sorted(reports))
+    for rank in sorted(dead):
+        cluster.kill(rank)
+
+    def run(rank: int) -> None:
+        mine = Agreement(
+            stores=cluster.stores_of(rank),
+            rank=rank,
+            ranks_per_node=cluster.ranks_per_node,
+            timeout_s=timeout_s,
+            known_dead=lambda: known_dead,
+        )
+        report = Report(progress=reports[rank], newest_generation=3 + rank % 2, last_loss=rank)
+        try:
+            results[rank] = mine.reach(
+                generation=3,
+                members=members,
+                report=report,
+                next_layout=lambda c, d, g: next_layout(c, d, g, len(members)),
+            )
+        except Killed:
+            pass
+        except Exception as error:
+            results[rank] = error
+
+    living = [rank for rank in members if rank not in dead]
+    threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in living]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(15.0)
+        assert not thread.is_alive(), "everybody comes to an end"
+    return results
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[FakeCluster, frozenset[int]]:
+    """Some ranks are dead at the beginning; others die later, at most two nodes as a whole."""
+    num_nodes = draw(st.integers(1, 4))
+    ranks_per_node = draw(st.integers(1, 2))
+    ranks = range(num_nodes * ranks_per_node)
+    dead = draw(st.frozensets(st.sampled_from(ranks), max_size=len(ranks) - 1))
+    later = draw(st.dictionaries(st.sampled_from(ranks), st.integers(1, 25)))
+    fragile = draw(st.frozensets(st.integers(0, num_nodes - 1), max_size=2))
+    cluster = FakeCluster(
+        num_nodes=num_nodes, ranks_per_node=ranks_per_node, deaths=later, fragile=fragile
+    )
+    return cluster, dead
+
+
+# A failing example waits for long: it is shown as it was found.
+@settings(max_examples=150, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
+@given(clusters(), st.data())
+def test_the_living_reach_one_verdict(
+    drawn: tuple[FakeCluster, frozenset[int]], data: st.DataObject
+) -> None:
+    cluster, dead = drawn
+    ranks = range(cluster.num_nodes * cluster.ranks_per_node)
+    states = data.draw(st.sampled_from([[OPEN, VOTED], [VOTED, COMMITTED]]))
+    reports = {rank: data.draw(st.sampled_from(states)) for rank in ranks}
+    results = reach(cluster, reports, dead=dead)
+    living = {r: v for r, v in results.items() if r // cluster.ranks_per_node not in cluster.down}
+    verdicts = list(living.values())
+    assert all(isinstance(v, Verdict) for v in verdicts), verdicts
+    assert all(v == verdicts[0] for v in verdicts)
+    for rank, verdict in living.items():
+        assert isinstance(verdict, Verdict)
+        assert rank in verdict.members
+        assert verdict.layout.generation > 3
+    after = {reports[r].ticket + (r in v.commits) for r, v in living.items()}  # type: ignore[union-attr]
+    assert len(after) <= 1, "all stand at one ticket"
+
+
+def test_the_new_generation_is_newer_than_any_a_survivor_has_seen() -> None:
+    cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
+    results = reach(cluster, dict.fromkeys(range(3), OPEN), dead=frozenset({2}))
+    assert {v.layout.generation for v in results.values() if isinstance(v, Verdict)} == {5}
+
+
+def test_those_who_commit_take_loss_and_fate_of_who_committed_first() -> None:
+    cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
+    results = reach(cluster, {0: VOTED, 1: COMMITTED, 2: VOTED})
+    for verdict in results.values():
+        assert isinstance(verdict, Verdict)
+        assert verdict.commits == {0, 2}
+        assert verdict.last_loss == 1.0
+
+
+def test_a_rank_declared_dead_must_end() -> None:
+    cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
+    results = reach(cluster, dict.fromkeys(range(3), OPEN), known_dead=frozenset({1}))
+    assert isinstance(results[1], Fenced)
+    assert [v.members for r, v in results.items() if r != 1 and isinstance(v, Verdict)] == [
+        (0, 2),
+        (0, 2),
+    ]
+
+
+def test_a_silent_rank_is_fenced_and_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody ever says that it died: a process that can not be killed."""
+    monkeypatch.setattr(agreement, "FENCE_GRACE_S", 0.1)
+    cluster = FakeCluster(num_nodes=2, ranks_per_node=1, deaths={})
+    cluster.data[0]["deaths"] = ""
+    results: list[Verdict] = []
+    mine = Agreement(
+        stores=cluster.stores_of(0), rank=0, ranks_per_node=1, timeout_s=0.1,
+        known_dead=frozenset,
+    )  # fmt: skip
+    report = Report(progress=OPEN, newest_generation=1, last_loss=0.0)
+    results.append(
+        mine.reach(generation=1, members=(0, 1), report=report,
+                   next_layout=lambda c, d, g: next_layout(c, d, g, 2))
+    )  # fmt: skip
+    assert results[0].members == (0,)
+    assert cluster.data[1][fence_key(1)] == "silent"
+    assert DEATHS_KEY not in cluster.data[1]
+
+
+def test_lost_state_is_everybodys_verdict() -> None:
+    cluster = FakeCluster(num_nodes=1, ranks_per_node=2, deaths={})
+    errors = []
+    for rank in (0, 1):
+        mine = Agreement(
+            stores=cluster.stores_of(rank), rank=rank, ranks_per_node=2, timeout_s=9.0,
+            known_dead=frozenset,
+        )  # fmt: skip
+        cluster.data[0]["report/1/1"] = "[0, 0, 1, 0.0, true, false]"
+
+        def lost(commits: bool, dead: frozenset[int], generation: int) -> Layout:
+            raise LostStateError("layer 0 expert 1: all its hosts are dead")
+
+        with pytest.raises(LostStateError, match="layer 0 expert 1") as caught:
+            mine.reach(
+                generation=1,
+                members=(0, 1),
+                report=Report(
+                    progress=Progress(ticket=0, phase=Phase.PRE),
+                    newest_generation=1,
+                    last_loss=0.0,
+                ),
+                next_layout=lost,
+            )
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
+
+
+def test_an_end_that_a_member_has_seen_ends_the_search() -> None:
+    cluster = FakeCluster(num_nodes=2, ranks_per_node=1, deaths={})
+    agreements = [
+        Agreement(
+            stores=cluster.stores_of(rank), rank=rank, ranks_per_node=1, timeout_s=9.0,
+            known_dead=frozenset,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    assert not agreements[0].has_finished_member((0, 1))
+    agreements[1].finish((0, 1))
+    assert agreements[0].has_finished_member((0, 1))
+    with pytest.raises(AllDone):
+        agreements[0].reach(
+            generation=1,
+            members=(0, 1),
+            report=Report(progress=OPEN, newest_generation=1, last_loss=0.0),
+            next_layout=next_layout,
+        )
+
+
+def test_a_generation_that_one_has_left_can_not_be_formed() -> None:
+    cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
+    waiting = Agreement(
+        stores=cluster.stores_of(0), rank=0, ranks_per_node=3, timeout_s=9.0,
+        known_dead=frozenset,
+    )  # fmt: skip
+    assert not waiting.is_left(3, (0, 1, 2))
+    reach(cluster, dict.fromkeys(range(3), OPEN))
+    assert waiting.is_left(3, (0, 1, 2))
+    assert not waiting.is_left(4, (0, 1, 2))
+    cluster.kill(2)
+    assert waiting.is_left(4, (0, 1, 2))
