@@ -11,7 +11,7 @@ import numpy as np
 
 from pacekeeper.core.layout import Layout
 from pacekeeper.predictor.cost_model import PRIOR_SHARES, CostModel
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.workload import Array, Positions
 
 ExpertLoads = Sequence[Sequence[float]]  # [layer][expert] token rows per step
 
@@ -44,22 +44,27 @@ def forecast(
     speeds: Mapping[int, float],
     overhead_s: float = 0.0,
 ) -> Forecast:
-    """Price a layout. Without a model: unit costs in the proportions of the prior."""
+    """Price a layout: speeds are 1 / slowdown, 1.0 for a rank that is not named.
+
+    Without a model: unit costs in the proportions of the prior, so that layouts can be compared.
+    Raises ValueError where the loads do not fit the layout's experts, or a speed is not above 0.
+    """
     fixed, per_token, per_square, per_row, per_expert = _unit_costs(model, workload, layout)
     ranks = layout.ranks
     position = {rank: i for i, rank in enumerate(ranks)}
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
+    if not (speed > 0.0).all():
+        raise ValueError(f"speeds must be above 0, got {dict(speeds)}")
     rows = layout.rows_of(workload.num_rows)
     share = np.array([rows.get(rank, 0) / workload.num_rows for rank in ranks])
     active = np.zeros(len(ranks))
     layer_s, expert_work_s = [], 0.0
     for layer, loads in enumerate(workload.loads):
-        load_at = _load_at(layout, layer, loads, position)
+        at, load = _hosted(layout, layer, loads, position)
+        load_at = np.bincount(at, weights=load, minlength=len(ranks))
         layer_s.append(float((per_row * load_at / speed).max()))
         expert_work_s += per_row * float(sum(loads))
-        if loads:
-            hosts = [position[host.rank] for on in layout.experts[layer] for host in on]
-            active += np.bincount(hosts, minlength=len(ranks))
+        active += np.bincount(at[load > 0.0], minlength=len(ranks))
     dense_work = per_token * workload.tokens + per_square * workload.sum_len_squared
     dense = (fixed + dense_work * share + per_expert * active) / speed
     standing_s = float((fixed + per_expert * active).mean())  # paid by each rank, not shared
@@ -72,16 +77,16 @@ def forecast(
     )
 
 
-def _load_at(
+def _hosted(
     layout: Layout, layer: int, loads: Sequence[float], position: Mapping[int, int]
-) -> Array:
-    """Token rows each rank computes of one layer."""
-    at, rows = [], []
-    for hosts, load in zip(layout.experts[layer], loads, strict=True):
-        for host in hosts:
-            at.append(position[host.rank])
-            rows.append(load * host.share)
-    return np.bincount(at, weights=rows, minlength=len(position)).astype(np.float64)
+) -> tuple[Positions, Array]:
+    """Every replica of one layer: the position of its rank, and the token rows it computes."""
+    experts = layout.experts[layer]
+    if len(experts) != len(loads):
+        raise ValueError(f"layer {layer} has {len(experts)} experts, got {len(loads)} loads")
+    at = [position[host.rank] for hosts in experts for host in hosts]
+    load = [load * host.share for hosts, load in zip(experts, loads, strict=True) for host in hosts]
+    return np.array(at, dtype=np.intp), np.array(load, dtype=np.float64)
 
 
 def _unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:

@@ -1,0 +1,61 @@
+"""Records of one step become one row of work per rank."""
+
+import numpy as np
+import pytest
+
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.workload import FEATURES, features_of, sample_of
+
+
+def record(
+    rank: int, micro_batch: int = 0, *, step: int = 7, generation: int = 2
+) -> MicroBatchRecord:
+    return MicroBatchRecord(
+        rank=rank,
+        step=step,
+        micro_batch=micro_batch,
+        generation=generation,
+        compute_s=0.1 + rank,
+        tokens=100 + rank,
+        sum_len_squared=5000,
+        expert_rows=40,
+        num_active_experts=3,
+    )
+
+
+def test_features_stand_in_the_order_of_their_names() -> None:
+    assert dict(zip(FEATURES, features_of(record(1)), strict=True)) == {
+        "one": 1.0,
+        "tokens": 101.0,
+        "sum_len_squared": 5000.0,
+        "expert_rows": 40.0,
+        "num_active_experts": 3.0,
+    }
+
+
+def test_micro_batches_of_a_rank_add_up_and_ranks_ascend() -> None:
+    sample = sample_of([record(5), record(2, 1), record(2, 0)])
+    assert sample.ranks == (2, 5)
+    assert (sample.step, sample.generation) == (7, 2)
+    assert sample.features.tolist() == [[2, 204, 10000, 80, 6], [1, 105, 5000, 40, 3]]
+    assert sample.observed_s == pytest.approx([4.2, 5.1])
+
+
+def test_a_sample_is_read_only() -> None:
+    sample = sample_of([record(0)])
+    with pytest.raises(ValueError, match="read-only"):
+        sample.features[0, 0] = 2.0
+    with pytest.raises(ValueError, match="read-only"):
+        np.multiply(sample.observed_s, 2.0, out=sample.observed_s)
+
+
+@pytest.mark.parametrize(
+    "records",
+    [[], [record(0), record(1, step=8)], [record(0), record(1, generation=3)]],
+    ids=["none", "two steps", "two generations"],
+)
+def test_anything_but_one_step_of_one_generation_is_refused(
+    records: list[MicroBatchRecord],
+) -> None:
+    with pytest.raises(ValueError, match="step"):
+        sample_of(records)
