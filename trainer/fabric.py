@@ -100,7 +100,7 @@ class Fabric:
         self._timeout_s = timeout_s
         self._sockets: set[tuple[int, int]] = set()
         own = PrefixStore(f"generation-{generation}", store)
-        before: set[tuple[int, int]] = set()
+        before: set[tuple[int, int]] | None = None
         failure = ""
         try:
             self._await_members(own)
@@ -116,7 +116,7 @@ class Fabric:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * timeout_s))
         except (RuntimeError, ValueError) as error:
             failure = str(error).splitlines()[0][:200]
-        if before:
+        if before is not None:
             self._sockets = _sockets() - before
         if failure:
             self.close()

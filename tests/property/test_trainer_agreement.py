@@ -34,8 +34,9 @@ def reach(
     timeout_s: float = 60.0,
     known_dead: frozenset[int] = frozenset(),
     dead: frozenset[int] = frozenset(),
+    only: int | None = None,
 ) -> dict[int, Verdict | Exception]:
-    """What each living rank concludes, each in its own thread; killed ones are left out."""
+    """What each living rank (or `only` one) concludes; killed ones are left out."""
     results: dict[int, Verdict | Exception] = {}
     members = tuple(sorted(reports))
     for rank in sorted(dead):
@@ -62,7 +63,7 @@ def reach(
         except Exception as error:
             results[rank] = error
 
-    living = [rank for rank in members if rank not in dead]
+    living = [rank for rank in members if rank not in dead and only in (None, rank)]
     threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in living]
     for thread in threads:
         thread.start()
@@ -108,6 +109,17 @@ def test_the_living_reach_one_verdict(
         assert verdict.layout.generation > 3
     after = {reports[r].ticket + (r in v.commits) for r, v in living.items()}  # type: ignore[union-attr]
     assert len(after) <= 1, "all stand at one ticket"
+
+
+def test_a_verdict_that_one_acted_on_outlives_its_leader_and_its_store() -> None:
+    rehearsal = FakeCluster(num_nodes=3, ranks_per_node=1, deaths={})
+    verdict = reach(rehearsal, {0: COMMITTED, 1: VOTED, 2: VOTED})[0]
+    cluster = FakeCluster(num_nodes=3, ranks_per_node=1, deaths={})
+    # The leader wrote it into its own node's store and died; rank 1 reads it there in time.
+    cluster.data[0]["verdict/3"] = rehearsal.data[0]["verdict/3"]
+    assert reach(cluster, {0: COMMITTED, 1: VOTED}, only=1) == {1: verdict}
+    cluster.down.add(0)
+    assert reach(cluster, {0: COMMITTED, 1: VOTED, 2: VOTED}, only=2) == {2: verdict}
 
 
 def test_the_new_generation_is_newer_than_any_a_survivor_has_seen() -> None:

@@ -1,0 +1,63 @@
+"""The group of a generation: exact while it stands, left at once when it breaks, nothing kept."""
+
+from pathlib import Path
+
+import torch
+
+from pacekeeper.trainer.fabric import LocalFabric
+from support.gloo_ranks import (
+    Notes,
+    exchange_uneven,
+    keep_a_stranger,
+    lose_a_peer,
+    run_ranks,
+    wait_for_nobody,
+)
+
+
+def test_rows_arrive_in_the_order_of_ranks_and_votes_are_the_same_everywhere(
+    tmp_path: Path,
+) -> None:
+    seen = run_ranks(exchange_uneven, tmp_path)
+    assert seen[0]["rows"] == seen[2]["rows"] == [[2.0, 2.0], [5.0, 5.0], [5.0, 5.0]]
+    assert seen[5]["rows"] == []
+    for result in seen.values():
+        assert result["votes"] == [[0.0, 0.5], [2.0, 0.5], [5.0, 0.5]]
+        assert result["calls"] == ["pause", "resume"] * 3, "waiting never counts as compute"
+
+
+def test_survivors_leave_and_meet_again_without_leaving_anything_behind(tmp_path: Path) -> None:
+    seen = run_ranks(lose_a_peer, tmp_path)
+    assert sorted(seen) == [0, 2], "the third was killed"
+    for result in seen.values():
+        assert result["votes"] == [[0.0], [2.0]]
+        resources = result["resources"]
+        assert resources[8] == resources[1], "descriptors and threads, over all generations"
+
+
+def test_nobody_waits_for_the_dead_or_for_ever(tmp_path: Path) -> None:
+    seen = run_ranks(wait_for_nobody, tmp_path)
+    for rank in (2, 5):
+        # [was the group formed, was it silence]: told of a death, time up; with a group, without.
+        # Who lost the group second may have seen the first one's connections break.
+        formed = {number: result[0] for number, result in seen[rank].items()}
+        assert formed == {"1": True, "2": True, "3": False, "4": False}
+        assert seen[rank]["1"] == [True, False]
+        assert seen[rank]["3"] == [False, False]
+        assert seen[rank]["4"] == [False, True]
+    assert any(seen[rank]["2"][1] for rank in (2, 5))
+
+
+def test_closing_spares_a_connection_that_got_a_used_descriptor(tmp_path: Path) -> None:
+    assert run_ranks(keep_a_stranger, tmp_path, (0, 1)) == {0: {"got": "x"}, 1: {"got": "x"}}
+
+
+def test_a_group_of_one_hands_over_what_it_gets() -> None:
+    clock = Notes()
+    fabric = LocalFabric(3, clock)
+    output = torch.empty(2, 2)
+    fabric.all_to_all(output, torch.ones(2, 2), [2], [2])
+    assert output.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    assert fabric.exchange([1.5, 2.5]).tolist() == [[1.5, 2.5]]
+    assert fabric.ranks == (3,)
+    assert clock.calls == ["pause", "resume"]

@@ -1,0 +1,181 @@
+"""What ranks do in tests of the fabric: each a process of its own, which returns what it saw."""
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from pacekeeper.trainer.fabric import Fabric, PeerLost
+
+TIMEOUT_S = 90.0
+Body = Callable[[Path, int, tuple[int, ...]], dict[str, Any]]
+
+
+def run_ranks(
+    body: Body, directory: Path, ranks: tuple[int, ...] = (0, 2, 5)
+) -> dict[int, dict[str, Any]]:
+    """What `body(directory, rank, ranks)` returned on each rank; killed ranks are left out."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["pacekeeper.trainer.loop"])
+    processes = [context.Process(target=_main, args=(body, directory, r, ranks)) for r in ranks]
+    for process in processes:
+        process.start()
+    give_up_s = time.monotonic() + TIMEOUT_S
+    for process in processes:
+        process.join(max(0.0, give_up_s - time.monotonic()))
+        process.kill()
+        process.join()
+    codes = [process.exitcode for process in processes]
+    assert set(codes) <= {0, -signal.SIGKILL}, codes
+    files = {rank: directory / f"result-{rank}.json" for rank in ranks}
+    return {rank: json.loads(p.read_text()) for rank, p in files.items() if p.exists()}
+
+
+def _main(body: Body, directory: Path, rank: int, ranks: tuple[int, ...]) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    result = body(directory, rank, ranks)
+    (directory / f"result-{rank}.json").write_text(json.dumps(result))
+
+
+def form(
+    directory: Path, generation: int, rank: int, ranks: tuple[int, ...], **options: Any
+) -> Fabric:
+    """A fabric whose store is a file."""
+    values: dict[str, Any] = {"is_aborted": lambda: False, "tick_s": 0.02, "timeout_s": 60.0}
+    return Fabric(
+        store=FileStore(str(directory / f"store-{generation}"), len(ranks)),
+        generation=generation,
+        rank=rank,
+        ranks=ranks,
+        **(values | options),
+    )
+
+
+class Notes:
+    """A clock that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def begin(self) -> None:
+        self.calls.append("begin")
+
+    def pause(self) -> None:
+        self.calls.append("pause")
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+
+def exchange_uneven(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Member i sends i rows to all but the last one, who gets none; values name the sender."""
+    clock = Notes()
+    fabric = form(directory, 1, rank, ranks, clock=clock)
+    position, size = ranks.index(rank), len(ranks)
+    sent = [0 if j == size - 1 else position for j in range(size)]
+    got = [0 if position == size - 1 else j for j in range(size)]
+    output = torch.empty(sum(got), 2)
+    fabric.all_to_all(output, torch.full((sum(sent), 2), float(rank)), got, sent)
+    votes = fabric.exchange([rank, 0.5])
+    fabric.exchange([1.0])
+    fabric.close()
+    return {"rows": output.tolist(), "votes": votes.tolist(), "calls": clock.calls}
+
+
+def lose_a_peer(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """The highest rank breaks off in mid-collective: again and again, at last by SIGKILL.
+
+    It keeps a reference to each group, as forgotten tracebacks do: the others must notice anyway.
+    """
+    fabric = form(directory, 1, rank, ranks)
+    resources, kept, last = [], [], 12
+    for generation in range(2, last + 1):
+        try:
+            fabric.exchange([1.0])
+            if rank == ranks[-1] and generation == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+            while rank != ranks[-1]:
+                fabric.exchange([1.0])
+            kept.append(dist.group.WORLD)
+        except PeerLost as error:
+            assert not error.is_silence
+        fabric.close()
+        members = ranks if generation < last else ranks[:-1]
+        fabric = form(directory, generation, rank, members)
+        resources.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+    votes = fabric.exchange([rank])
+    fabric.exchange([1.0])
+    fabric.close()
+    return {"votes": votes.tolist(), "resources": resources}
+
+
+def wait_for_nobody(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """The first rank stays away, first from collectives, then from the group itself.
+
+    The others wait: until the flag says that it is dead, then until their time is up.
+    """
+    flag = directory / "dead"
+    patient: dict[str, Any] = {"is_aborted": flag.exists}
+    hasty: dict[str, Any] = {"timeout_s": 0.3}
+    seen: dict[str, Any] = {}
+    for generation, options in ((1, patient), (2, hasty), (3, patient), (4, hasty)):
+        if rank == ranks[0]:
+            fabric = form(directory, generation, rank, ranks) if generation <= 2 else None
+            if options is patient:
+                time.sleep(0.1)
+                flag.touch()
+            _await(partial(_have_left, directory, generation, len(ranks) - 1))
+            flag.unlink(missing_ok=True)
+            (directory / f"next-{generation}").touch()
+            if fabric is not None:
+                fabric.close()
+            continue
+        fabric = None
+        try:
+            fabric = form(directory, generation, rank, ranks, **options)
+            fabric.exchange([1.0])
+        except PeerLost as error:
+            seen[str(generation)] = [fabric is not None, error.is_silence]
+        (directory / f"left-{generation}-{rank}").touch()
+        _await((directory / f"next-{generation}").exists)
+        if fabric is not None:
+            fabric.close()
+    return seen
+
+
+def keep_a_stranger(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """One of the group's descriptors has become another connection's when the group is closed."""
+    fabric = form(directory, 1, rank, ranks)
+    fabric.exchange([1.0])
+    reused, _ = min(fabric._sockets)
+    ours, theirs = socket.socketpair()
+    os.dup2(ours.fileno(), reused)
+    copy = socket.socket(fileno=os.dup(reused))
+    fabric.close()
+    theirs.send(b"x")
+    return {"got": copy.recv(1).decode()}
+
+
+def _have_left(directory: Path, generation: int, count: int) -> bool:
+    return len(list(directory.glob(f"left-{generation}-*"))) == count
+
+
+def _await(is_so: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while not is_so():
+        assert time.monotonic() < give_up_s
+        time.sleep(0.005)
