@@ -79,17 +79,28 @@ def is_over(
 def changed(
     config: DetectorConfig, log_ratios: Array, *, slowdown: float, sigma: float, doubt: float
 ) -> float | None:
-    """The new slowdown of an open finding, if it has settled on a clearly different one."""
-    count = config.measure_steps * patience(config, sigma)
-    if len(log_ratios) < count:
+    """The new slowdown of an open finding, if it has settled on a clearly different one.
+
+    Near health it takes four times the steps, and `min_slowdown` is the least: a rank on its way
+    back must not be told as hardly slow, from where its recovery could not be told any more.
+    """
+    for patient in (1, 4):
+        count = patient * config.measure_steps * patience(config, sigma)
+        if len(log_ratios) < count:
+            return None
+        last = log_ratios[-count:]
+        now, error = float(np.median(last)), MEDIAN_ERROR * sigma / sqrt(count)
+        is_clearly_slow = now >= log(config.min_slowdown) + 2.0 * error
+        if is_clearly_slow or patient > 1:
+            break
+    if now < log(config.recover_slowdown):
         return None
-    last = log_ratios[-count:]
-    now, error = float(np.median(last)), MEDIAN_ERROR * sigma / sqrt(count)
+    now = max(now, log(config.min_slowdown))
     if abs(now - log(slowdown)) < log(CHANGE_WORTH_TELLING) + max(doubt, 2.0 * error):
         return None
     # Both halves on one level: in the middle of a change a median would tell something between.
     first, second = float(np.median(last[: count // 2])), float(np.median(last[count // 2 :]))
-    if abs(first - second) > APART_SIGMAS * 2.0 * error or now < log(config.recover_slowdown):
+    if abs(first - second) > APART_SIGMAS * 2.0 * error:
         return None
     return exp(now)
 

@@ -178,3 +178,14 @@ def test_a_rank_without_peers_can_not_be_told_from_everybody() -> None:
     assert found == []
     assert judgement.watch is Watch.SUSPICIOUS
     assert "all ranks are x1.6" in judgement.reason
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_on_a_noisy_clock_a_lifted_fault_is_over_within_a_few_steps(seed: int) -> None:
+    job, rank = SyntheticJob(seed=seed, **CPU_CLOCK), seed % 4
+    evidence, _, _ = run(job, 40)
+    evidence, found, early = run(job, 30, {rank: 2.5}, evidence)
+    evidence, more, recovered = run(job, 30, evidence=evidence)
+    assert [finding.rank for finding in found] == [rank]
+    assert (early, more) == ([], [])
+    assert recovered == [rank]

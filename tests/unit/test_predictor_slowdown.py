@@ -77,6 +77,8 @@ def test_a_finding_is_over_when_its_rank_is_clearly_back(
         pytest.param([2.0] * 3, None, id="still settling"),
         pytest.param([1.65] * 9, None, id="not worth telling"),
         pytest.param([1.0] * 9, None, id="healthy is a recovery, not a change"),
+        pytest.param([1.08] * 9, None, id="hardly slow: perhaps on its way back"),
+        pytest.param([1.08] * 20, 1.10, id="hardly slow for long: told as the least"),
     ],
 )
 def test_a_changed_slowdown_is_told_once_it_has_settled(
