@@ -21,6 +21,7 @@ from pacekeeper.trainer.work import WorkMeter
 
 def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     """(step, loss, tokens per second) of each step."""
+    torch.set_num_threads(1)  # as every rank: at this size threads only wait for each other
     fabric, meter = LocalFabric(), WorkMeter()
     layout = even_layout(
         ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1

@@ -1,0 +1,21 @@
+"""`pacekeeper train`: one process, no fleet; the same steps as a job of many ranks."""
+
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from support.fleet import SMALL, write_config
+
+
+def test_it_trains_and_says_so(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job.toml", replace(SMALL, steps=50))
+    line = [sys.executable, "-m", "pacekeeper.cli.main", "train", "--config", str(config)]
+    done = subprocess.run(
+        [*line, "--steps", "30"], capture_output=True, text=True, timeout=120, check=True
+    )
+    found = re.findall(r"^step (\d+) loss (\d+\.\d+) [\d,]+ tokens/s$", done.stdout, re.MULTILINE)
+    assert [int(step) for step, _ in found] == list(range(30))
+    losses = [float(loss) for _, loss in found]
+    assert losses[-1] < losses[0] - 0.5

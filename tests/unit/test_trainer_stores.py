@@ -1,0 +1,101 @@
+"""One store per node: it serves where it is told to; one that is gone is not asked again."""
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
+from pacekeeper.trainer.stores import (
+    CONNECT_TIMEOUT_S,
+    Stores,
+    connect_store,
+    host_store,
+    own_host_towards,
+    parse_ranks,
+    split_address,
+)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("address", ["29400", ":29400", "host:", "host:port", "host:70000", ""])
+def test_an_address_is_host_and_port(address: str) -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        split_address(address)
+    assert split_address("node-0:29400") == ("node-0", 29400)
+
+
+def test_a_port_in_use_is_said_with_a_remedy() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(HostError, match=rf"can not listen on 127.0.0.1:{port}.*--rendezvous"):
+            host_store("127.0.0.1", port)
+
+
+def test_a_store_listens_on_the_given_address_only() -> None:
+    server = host_store("127.0.0.1", 0)
+    port = server.port
+    socket.create_connection(("127.0.0.1", port), 5.0).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port), 5.0)
+
+
+def test_nodes_reach_the_others_by_the_interface_that_leads_to_the_first() -> None:
+    assert own_host_towards("127.0.0.1:29400") == "127.0.0.1"
+    with pytest.raises(HostError, match="no way to"):
+        own_host_towards("no-such-host.invalid:29400")
+
+
+def test_nobody_there_is_known_at_once(nobody: str) -> None:
+    began_s = time.monotonic()
+    with pytest.raises(UnreachableError, match=f"no store at {nobody}"):
+        connect_store(nobody)
+    assert time.monotonic() - began_s < CONNECT_TIMEOUT_S, "it does not keep knocking"
+
+
+def test_what_one_writes_all_read_and_the_first_verdict_stands() -> None:
+    server = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    one, other = Stores((address,)), Stores((address,))
+    assert other.read(0, "key") is None
+    one.write(0, "key", "value")
+    assert other.read(0, "key") == "value"
+    assert one.write_first(0, "verdict", "mine") == "mine"
+    assert other.write_first(0, "verdict", "yours") == "mine"
+    one.append(0, "deaths", "3,")
+    other.append(0, "deaths", "12,")
+    assert parse_ranks(one.read(0, "deaths")) == {3, 12}
+    assert parse_ranks(None) == frozenset()
+
+
+def test_a_store_that_is_gone_answers_nothing_and_the_others_still_do(nobody: str) -> None:
+    server = host_store("127.0.0.1", 0)
+    stores = Stores((nobody, f"127.0.0.1:{server.port}"))
+    assert stores.read(0, "key") is None
+    stores.write(0, "key", "value")
+    stores.append(0, "key", "value")
+    assert stores.write_first(0, "key", "value") is None
+    assert stores.client(0) is None
+    assert stores.gone == {0}
+    stores.write(1, "key", "value")
+    assert stores.read(1, "key") == "value"
+
+
+def test_a_store_that_goes_away_later_is_noticed_at_once() -> None:
+    server = host_store("127.0.0.1", 0)
+    stores = Stores((f"127.0.0.1:{server.port}",))
+    stores.write(0, "key", "value")
+    assert stores.read(0, "key") == "value"
+    del server  # as when its launcher is killed: the connections break
+    assert stores.read(0, "key") is None
+    assert stores.gone == {0}

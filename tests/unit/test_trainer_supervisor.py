@@ -1,0 +1,97 @@
+"""The launcher of one node: which ranks are its own, and what its exit code says of their ends."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
+from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
+from pacekeeper.trainer import supervisor
+from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.stores import host_store
+from pacekeeper.trainer.supervisor import NodeSpec, Supervisor, supervise
+
+
+def spec(directory: Path, **values: object) -> NodeSpec:
+    options: dict[str, object] = {
+        "node_rank": 0,
+        "num_nodes": 1,
+        "ranks_per_node": 2,
+        "rendezvous": "127.0.0.1:0",
+        "ring_dir": str(directory / "rings"),
+        "run_dir": str(directory / "run"),
+    }
+    return NodeSpec(config=TrainConfig(job="test"), **(options | values))  # type: ignore[arg-type]
+
+
+def test_a_nodes_ranks_follow_those_of_the_nodes_before_it(tmp_path: Path) -> None:
+    node = spec(tmp_path, node_rank=2, num_nodes=4, ranks_per_node=3)
+    assert list(node.ranks) == [6, 7, 8]
+    assert node.world_size == 12
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_nodes": 0}, "at least one node"),
+        ({"ranks_per_node": 0}, "one rank per node"),
+        ({"node_rank": 2, "num_nodes": 2}, "node-rank: expected 0 to 1, got 2"),
+        ({"node_rank": -1}, "node-rank: expected 0 to 0"),
+    ],
+)
+def test_impossible_nodes_are_refused(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        spec(tmp_path, **values)
+
+
+@pytest.mark.parametrize(
+    ("codes", "is_stopped", "verdict"),
+    [
+        ([0, 0], False, ExitCode.OK),
+        ([0, -signal.SIGKILL], False, ExitCode.OK),  # the survivors finished the job
+        ([0, ExitCode.INTERNAL], False, ExitCode.OK),
+        ([ExitCode.LOST_STATE, ExitCode.LOST_STATE], False, ExitCode.LOST_STATE),
+        ([-signal.SIGKILL, ExitCode.LOST_STATE], False, ExitCode.LOST_STATE),
+        ([-signal.SIGKILL, -signal.SIGSEGV], False, ExitCode.INTERNAL),
+        ([75, 75], False, ExitCode.INTERNAL),  # fenced: no code of the command
+        ([-signal.SIGTERM, -signal.SIGTERM], True, ExitCode.OK),  # ended before they could listen
+        ([-signal.SIGTERM, -signal.SIGTERM], False, ExitCode.INTERNAL),
+        ([-signal.SIGKILL, -signal.SIGTERM], True, ExitCode.INTERNAL),
+    ],
+)
+def test_the_exit_code_says_how_the_ranks_ended(
+    tmp_path: Path, codes: list[int], is_stopped: bool, verdict: ExitCode
+) -> None:
+    node = Supervisor(spec(tmp_path), (), rank_main)
+    node.codes = dict(enumerate(codes))
+    if is_stopped:
+        node.ask_to_stop()
+    assert node._verdict() is verdict
+
+
+def test_the_launcher_tells_the_agent_of_itself(tmp_path: Path) -> None:
+    Supervisor(spec(tmp_path, node_rank=1, num_nodes=3), (), rank_main)
+    ring = tmp_path / "rings" / "test" / SUPERVISOR_RING
+    attachment = decode_header(ring.read_bytes())
+    assert (attachment.rank, attachment.world_size, attachment.role) == (2, 6, "supervisor")
+
+
+def test_a_rendezvous_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        supervise(spec(tmp_path, rendezvous="somewhere"))
+    with pytest.raises(HostError, match="can not listen on"):
+        supervise(spec(tmp_path, rendezvous="192.0.2.1:29400"))
+
+
+def test_nodes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "RENDEZVOUS_TIMEOUT_S", 0.2)
+    with pytest.raises(UnreachableError, match=r"no store at 127\.0\.0\.1:1"):
+        supervise(spec(tmp_path, node_rank=1, num_nodes=2, rendezvous="127.0.0.1:1"))
+    server = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    with pytest.raises(UnreachableError, match=rf"nodes \[0, 2\] did not come to {address}"):
+        supervise(spec(tmp_path, node_rank=1, num_nodes=3, rendezvous=address))
