@@ -110,7 +110,6 @@ def _take_layouts(
 
 
 def _take_sign_of_life(job: JobState, rank: int, now_s: float) -> JobState:
-    job = replace(job, last_record_s=now_s)
     known = job.ranks.get(rank)
     if known is None or known.last_record_s == now_s:
         return job

@@ -168,8 +168,6 @@ def _watch(job: JobState, config: ControllerConfig, now_s: float) -> tuple[Watch
     if job.ranks and not job.living:
         return Watch.ENDED, "no rank runs any more"
     limit_s = config.blind_after_s
-    if now_s - job.last_record_s > limit_s:
-        return Watch.BLIND, f"no record for {limit_s:.0f} s"
     running = job.living if job.layout is None else set(job.living) & set(job.layout.ranks)
     silent = [r for r in sorted(running) if now_s - job.ranks[r].last_record_s > limit_s]
     if silent:

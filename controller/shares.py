@@ -17,6 +17,7 @@ from pacekeeper.core.layout import ExpertHosts, Host, Layout
 # A split may stand this far above the optimum, to stay near speed-proportional shares: those
 # average over many experts, so that noise in one expert's load hurts no one host.
 SLACK = 0.005
+AIMED_SLACK = 0.004  # the search's own error fits in between
 MIN_SHARE = 1e-4  # smaller shares are none
 MAX_ROUNDS = 200
 SETTLED = 1e-5  # of the fluid load of a rank
@@ -92,9 +93,8 @@ def token_shares(
         split = _with_shares(problem, proportional)
         return Split(hosts=split, value=0.0, bound=NO_WORK)
     bound, exact = _solve(problem)
-    capacity = bound.value * (1.0 + SLACK) * problem.speed
-    near = _nearest(problem, capacity)
-    shares = _mixed(problem, near, exact, capacity)
+    near = _nearest(problem, bound.value * (1.0 + AIMED_SLACK) * problem.speed)
+    shares = _mixed(problem, near, exact, bound.value * (1.0 + SLACK) * problem.speed)
     cleaned = problem.normalised(np.where(shares > MIN_SHARE, shares, 0.0))
     return Split(
         hosts=_with_shares(problem, cleaned),
@@ -234,7 +234,8 @@ def _mixed(problem: _Problem, near: Array, exact: Array, capacity: Array) -> Arr
         return near
     room = (capacity - from_exact)[over] / (from_near - from_exact)[over]
     part = max(0.0, float(room.min()))
-    mixed: Array = part * near + (1.0 - part) * exact
+    has_load = problem.loads[problem.expert_of] > 0.0  # no load: any shares fit, the near ones stay
+    mixed: Array = np.where(has_load, part * near + (1.0 - part) * exact, near)
     return mixed
 
 

@@ -76,7 +76,6 @@ class JobState:
     loss: float | None = None
     watch: Watch = Watch.BLIND
     watch_reason: str = ""
-    last_record_s: float = 0.0
     layout_step: int = 0  # first step of the present layout
     last_decision: Decision | None = None
     decided_on: Hashable = None  # what the last decision rested on: the same is not decided twice

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller import machine, steps
 from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
@@ -16,12 +17,14 @@ from pacekeeper.controller.events import (
     SaveLayout,
     StepSummary,
 )
+from pacekeeper.controller.policy import View, decide
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
-from pacekeeper.core.findings import FindingKind, Rung, Watch
-from pacekeeper.core.records import ExpertLoadRecord, PlanAppliedRecord
+from pacekeeper.core.findings import Decision, FindingKind, Rung, Watch
+from pacekeeper.core.records import ExpertLoadRecord, PlanAppliedRecord, StepRecord
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.shrink import shrink
+from pacekeeper.predictor.evidence import Evidence, Judgement, fold
 from support.machine_driver import (
     FIRST,
     JOB,
@@ -46,6 +49,12 @@ def with_plan(config: ControllerConfig = QUICK) -> Driver:
     train(driver, WARM, WARM + 12, slow=2)
     assert driver.job.desired is not None
     return driver
+
+
+def _re_measured(
+    folded: tuple[Evidence, Judgement], changed: dict[int, float]
+) -> tuple[Evidence, Judgement]:
+    return folded[0], replace(folded[1], changed=changed)
 
 
 class TestLayouts:
@@ -159,6 +168,25 @@ class TestSteps:
         assert (summary.generation, summary.ranks) == (2, (0, 1, 2))
         assert max(summary.observed_s) < 0.11
 
+    def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
+        driver = started()
+        survivors = shrink(FIRST, dead=[3], generation=2)
+        driver.report(exited(3), *applied(survivors), layouts=[survivors])
+        driver.report(*step(0, ranks=[0, 1], generation=2))
+        driver.report(*(r for r in step(0, ranks=[0], slow=0) if not isinstance(r, StepRecord)))
+        driver.report(*step(0, ranks=[2], generation=2))
+        (summary,) = driver.all_said(StepSummary)
+        assert max(summary.observed_s) < 0.11
+
+    def test_without_a_layout_the_whole_world_is_waited_for(self) -> None:
+        driver = Driver()
+        driver.report(attached=[attachment(0, model=None), attachment(1, model=None)])
+        driver.report(*step(0, ranks=[0, 1]))
+        assert not driver.all_said(StepSummary)
+        driver.report(attached=[attachment(2, model=None), attachment(3, model=None)])
+        driver.report(*step(0, ranks=[2, 3]))
+        assert driver.all_said(StepSummary)
+
     def test_loads_of_a_part_of_the_ranks_are_not_learnt(self) -> None:
         driver = started()
         lost = [r for r in step(0) if not (isinstance(r, ExpertLoadRecord) and r.rank == 3)]
@@ -223,6 +251,64 @@ class TestFindings:
         assert not driver.job.open_incidents
         assert driver.job.incidents[0].finding.slowdown == pytest.approx(1.6, rel=0.1)
 
+    def test_home_is_the_layout_before_the_first_of_several_findings(self) -> None:
+        driver = with_plan()
+        assert driver.job.desired is not None
+        driver.report(*applied(driver.job.desired))
+        number = driver.job.step
+        while len(driver.job.incidents) < 2:
+            number += 1
+            both = [
+                record if record.rank != 0 else worse
+                for record, worse in zip(
+                    step(number, generation=2, slow=2),
+                    step(number, generation=2, slow=0),
+                    strict=True,
+                )
+            ]
+            driver.report(*both)
+            assert number < 60, "the second one is never found"
+        assert [i.finding.rank for i in driver.job.open_incidents] == [2, 0]
+        assert driver.job.home == FIRST
+
+    def test_home_is_forgotten_where_nothing_was_done(self) -> None:
+        driver = started(replace(QUICK, policy=PolicyConfig(mode="observe")))
+        train(driver, 0, WARM)
+        train(driver, WARM, WARM + 12, slow=2)
+        assert (len(driver.job.open_incidents), driver.job.home) == (1, FIRST)
+        train(driver, WARM + 12, WARM + 50)
+        assert (len(driver.job.open_incidents), driver.job.home) == (0, None)
+
+    def test_a_plan_around_a_slow_rank_is_undone_even_where_the_way_home_is_lost(self) -> None:
+        driver = with_plan()
+        survivors = shrink(FIRST, dead=[0], generation=3)
+        driver.report(exited(0), *applied(survivors), layouts=[survivors])
+        number = driver.job.step
+        while driver.job.desired is None:
+            number += 1
+            driver.report(*step(number, ranks=[1, 2, 3], generation=3, slow=2))
+            assert number < 60, "no plan for the survivors"
+        around = driver.job.desired
+        driver.report(*applied(around))
+        while driver.job.open_incidents:
+            number += 1
+            driver.report(*step(number, ranks=[1, 2, 3], generation=around.generation))
+            assert number < 90, "it never recovers"
+        # At once: not only when the layout has grown old enough for hot experts' sake.
+        assert driver.job.desired is not None
+        assert len(set(driver.job.desired.rows_of(30).values())) == 1
+
+    def test_history_keeps_the_slowdown_of_a_finding_that_is_ending(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver = with_plan()
+        for told, kept in ((1.9, 1.9), (1.05, 1.9)):
+            monkeypatch.setattr(
+                steps, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
+            )
+            driver.report(*step(driver.job.step + 1, slow=2))
+            assert driver.job.incidents[0].finding.slowdown == kept
+
     def test_observing_decides_and_offers_nothing(self) -> None:
         driver = started(replace(QUICK, policy=PolicyConfig(mode="observe")))
         train(driver, 0, WARM)
@@ -284,6 +370,40 @@ class TestOffers:
         assert driver.job.layout_reason.startswith("the survivors")
         driver.tick(2.0)
         assert all(o.base_generation == 2 for o in driver.all_said(OfferPlan))
+
+    def test_an_offer_is_given_up_when_an_older_one_is_taken_after_all(self) -> None:
+        driver = with_plan()
+        older = driver.job.desired
+        assert older is not None
+        driver.tick(61.0)
+        driver.report(*step(driver.job.step + 1, slow=2))
+        assert driver.job.desired is not None
+        assert driver.job.desired.generation == 3
+        driver.report(*applied(older))
+        assert driver.job.layout == older
+        assert driver.job.layout_reason.startswith("rank 2 is x1.")
+        driver.tick(0.2)
+        assert "plan=3 given up: generation 2 came first" in driver.texts
+
+    def test_the_same_facts_are_not_decided_on_twice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        decided: list[int] = []
+
+        def counted(view: View, config: PolicyConfig) -> Decision:
+            decided.append(view.steps_since_plan)
+            return decide(view, config)
+
+        monkeypatch.setattr(machine, "decide", counted)
+        driver = started(replace(QUICK, policy=PolicyConfig(mode="observe")))
+        train(driver, 0, WARM)
+        train(driver, WARM, WARM + 8, slow=2)
+        assert driver.job.open_incidents
+        before = len(decided)
+        for _ in range(5):
+            driver.tick()
+        assert len(decided) == before
+        driver.report(*step(WARM + 8, slow=2))
+        driver.tick()
+        assert len(decided) == before + 1
 
     def test_an_offer_with_a_dead_rank_is_given_up(self) -> None:
         driver = with_plan()

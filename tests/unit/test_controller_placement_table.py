@@ -2,8 +2,9 @@
 
 import pytest
 
+from pacekeeper.controller import shares as shares_module
 from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import batch_rows, best_value, split_layers, token_shares
+from pacekeeper.controller.shares import SLACK, batch_rows, best_value, split_layers, token_shares
 from pacekeeper.core.layout import Host, Layout, even_layout
 
 
@@ -62,6 +63,15 @@ def test_no_load_is_split_by_speed_and_costs_nothing() -> None:
 def test_all_experts_give_way_a_little_rather_than_one_of_them_wholly() -> None:
     split = token_shares([100.0] * 4, [[0, 1]] * 4, {0: 1.0, 1: 0.5})
     assert shares(split.hosts) == [{0: 0.667, 1: 0.333}] * 4
+
+
+def test_shares_keep_their_word_even_where_the_search_is_cut_short(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shares_module, "MAX_ROUNDS", 1)
+    loads, hosts = [90.0, 5.0, 40.0, 20.0], [[0, 1], [1, 2], [0, 2], [2]]
+    split = token_shares(loads, hosts, {0: 1.0, 1: 0.3, 2: 0.8})
+    assert split.value <= split.bound.value * (1 + SLACK + 1e-9)
 
 
 @pytest.mark.parametrize(
