@@ -2,6 +2,8 @@
 
 import json
 import random
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -59,6 +61,8 @@ def command(
         raise ConfigError(f"--{error}") from None
     killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
 
+    # A terminated demo ends its fleet, too: the exit runs through the `with` below.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     # Prose goes to stderr where a program reads stdout.
     console = Console(stderr=as_json)
     folder = Path(run_dir)
