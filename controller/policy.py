@@ -47,11 +47,15 @@ def decide(view: View, config: PolicyConfig) -> Decision:
             f"{len(view.slow)} of {num_ranks} ranks are slow: more than max_acted_ratio, a person "
             "must look"
         )
-    if not view.slow and view.home is not None and _is_elsewhere(view.layout, view.home):
-        return _go_home(view, view.home)
     speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in view.layout.ranks}
     now = _price(view, view.layout, speeds, 0.0)
     overhead_s = max(0.0, view.step_s - now.step_s)
+    current_s = now.step_s + overhead_s
+    if not view.slow and view.home is not None and _is_elsewhere(view.layout, view.home):
+        price = _price(view, view.home, speeds, overhead_s)
+        # Unless the loads have moved on meanwhile, so that it would be a step back.
+        if price.step_s <= current_s * (1.0 + config.min_gain):
+            return _go_home(view, view.home, config, current_s, price)
     min_gain = config.min_gain
     if not view.slow and not view.is_makeshift:
         if view.num_load_steps < config.settle_steps:
@@ -61,7 +65,6 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         min_gain = config.rebalance_min_gain
     best = _nothing("no layout is better")
     best_value_s = 0.0
-    current_s = now.step_s + overhead_s
     for rung, layout in _candidates(view, speeds, config):
         price = _price(view, layout, speeds, overhead_s)
         gain_s = current_s - price.step_s
@@ -133,12 +136,20 @@ def _is_elsewhere(layout: Layout, home: Layout) -> bool:
     return home.ranks == layout.ranks and here != (home.experts, home.batch_shares)
 
 
-def _go_home(view: View, home: Layout) -> Decision:
+def _go_home(
+    view: View, home: Layout, config: PolicyConfig, current_s: float, price: Forecast
+) -> Decision:
+    """Priced like any plan, but not for its gain: the layout in force was meant to be undone."""
+    moved_bytes = _moved_bytes(view.layout, home, view.shape)
     return Decision(
         rung=Rung.RETURN_HOME,
         layout=replace(home, generation=view.next_generation),
         reason="all findings are over: back to the layout from before the first one",
-        moved_bytes=_moved_bytes(view.layout, home, view.shape),
+        current_step_s=current_s,
+        planned_step_s=price.step_s,
+        fluid_step_s=price.fluid_step_s,
+        cost_s=config.plan_s + moved_bytes * config.move_s_per_byte,
+        moved_bytes=moved_bytes,
     )
 
 

@@ -125,6 +125,15 @@ def test_when_all_is_over_the_layout_goes_home() -> None:
     decision = decide(replace(HEALTHY, layout=away, home=EVEN), CONFIG)
     assert decision.rung is Rung.RETURN_HOME
     assert decision.layout == replace(EVEN, generation=9)
+    assert decision.fluid_step_s <= decision.planned_step_s < decision.current_step_s
+    assert decision.cost_s == CONFIG.plan_s
+
+
+def test_nobody_goes_home_to_a_layout_that_is_worse_by_now() -> None:
+    hot_view = replace(HEALTHY, workload=hot(6.0), step_s=0.0, home=EVEN)
+    fitting = decide(replace(hot_view, home=None), CONFIG).layout
+    assert fitting is not None
+    assert decide(replace(hot_view, layout=fitting), CONFIG).layout is None
 
 
 def test_the_way_home_drops_replicas_and_copies_none() -> None:
