@@ -16,10 +16,10 @@ from typing import TextIO
 import torch
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Layout, apportion, even_layout
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
-from pacekeeper.core.records import LOADS_PER_RECORD
-from pacekeeper.core.topology import Clock, ModelShape
+from pacekeeper.core.topology import Clock
 from pacekeeper.trainer import hooks, mover
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
@@ -27,12 +27,19 @@ from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import Burner, DeviceModel, EmulatedClock, FaultInjector
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
+from pacekeeper.trainer.rules import (
+    apportion_rows,
+    check_fits,
+    first_layout,
+    learning_rate,
+    load_period_steps,
+    model_shape,
+)
 from pacekeeper.trainer.timing import CpuClock, SegmentClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
 _log = logging.getLogger(__name__)
-_MAX_LOAD_RECORDS = 64  # per step; the ring holds 1024 records of all kinds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +109,7 @@ class Rank:
             world_size=spec.world_size,
             ring_dir=spec.ring_dir,
             clock=Clock(config.clock),
-            model=model_shape(config, self.model),
+            model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
         )
         self.log = _open_log(spec)
 
@@ -234,7 +241,7 @@ class Rank:
             loss_sum += float(output.loss_sum.detach())
             tokens += batch.num_tokens
             counts += output.expert_counts
-        if self.step % _load_period_steps(config) == 0:
+        if self.step % load_period_steps(config) == 0:
             for layer, layer_counts in enumerate(counts.tolist()):
                 self.hooks.expert_loads(layer, layer_counts)
         return loss_sum, tokens
@@ -271,7 +278,7 @@ class Rank:
             return  # made for another layout: the controller will see ours and think again
         try:
             layout = decode_layout(offer.layout_json)
-            _check_fits(layout, self.layout, offer.generation)
+            check_fits(layout, self.layout, offer.generation)
         except ValueError as error:
             self.hooks.refuse_plan(offer.generation, str(error))
             return
@@ -322,65 +329,6 @@ class Rank:
                 self.log.close()
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Linear warm-up, then constant: a function of the step alone, never of the layout."""
-    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    return config.learning_rate * warm
-
-
-def _load_period_steps(config: TrainConfig) -> int:
-    """Loads of a large model every few steps only: they share the ring with everything else."""
-    records = config.num_layers * -(-config.num_experts // LOADS_PER_RECORD)
-    return 1 if records <= _MAX_LOAD_RECORDS else 4
-
-
-def first_layout(config: TrainConfig, world_size: int) -> Layout:
-    """The layout every job starts with. Raises ValueError for fewer ranks than replicas."""
-    return even_layout(
-        ranks=range(world_size),
-        num_layers=config.num_layers,
-        num_experts=config.num_experts,
-        replicas=min(config.replicas, world_size),
-    )
-
-
-def model_shape(config: TrainConfig, model: MoETransformer) -> ModelShape:
-    """What the planner must know; bytes count weights and both moments."""
-    size = 8 if config.dtype == "float64" else 4
-    expert = 2 * config.hidden_size * config.expert_hidden_size
-    dense = sum(p.numel() for p in model.dense_parameters())
-    return ModelShape(
-        num_layers=config.num_layers,
-        num_experts=config.num_experts,
-        experts_per_token=config.experts_per_token,
-        rows_per_step=config.rows_per_step,
-        slots_per_rank=config.slots_per_rank or config.num_experts,
-        expert_bytes=3 * size * expert,
-        dense_bytes=3 * size * dense,
-    )
-
-
-def apportion_rows(rows: range, parts: int) -> list[range]:
-    """Cut a rank's rows into micro-batches: as many on every rank, though of other sizes."""
-    result, at = [], rows.start
-    for count in apportion(len(rows), [1.0 / parts] * parts):
-        result.append(range(at, at + count))
-        at += count
-    return result
-
-
-def _check_fits(new: Layout, old: Layout, generation: int) -> None:
-    """Raises ValueError where this trainer could not follow the plan."""
-    if new.generation != generation:
-        raise ValueError(f"the file holds generation {new.generation}")
-    if new.ranks != old.ranks:
-        raise ValueError(f"the plan is for ranks {new.ranks}, the job runs on {old.ranks}")
-    if [len(layer) for layer in new.experts] != [len(layer) for layer in old.experts]:
-        raise ValueError("the plan is for another model")
-    if new.stages != old.stages:
-        raise ValueError("this trainer can not change stages or virtual shards")
-
-
 def _make_clock(spec: RankSpec, meter: WorkMeter) -> tuple[SegmentClock, EmulatedClock | Burner]:
     """The clock the configuration asks for, and what a fault acts on."""
     config = spec.config
@@ -397,6 +345,11 @@ def _make_clock(spec: RankSpec, meter: WorkMeter) -> tuple[SegmentClock, Emulate
 
 
 def _open_log(spec: RankSpec) -> TextIO:
-    directory = Path(spec.run_dir)
-    directory.mkdir(parents=True, exist_ok=True)
-    return (directory / f"steps-{spec.rank}.jsonl").open("w")
+    path = Path(spec.run_dir) / f"steps-{spec.rank}.jsonl"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w")
+    except OSError as error:
+        raise HostError(
+            f"can not write {path}: {error.strerror}", remedy="choose another --run-dir"
+        ) from None

@@ -15,7 +15,7 @@ from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.mover import ordered_parameters
-from pacekeeper.trainer.rank import learning_rate
+from pacekeeper.trainer.rules import learning_rate
 from pacekeeper.trainer.work import WorkMeter
 
 

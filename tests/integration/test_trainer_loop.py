@@ -16,7 +16,7 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout import Host, Layout
 from pacekeeper.core.shrink import shrink
-from pacekeeper.trainer.rank import first_layout
+from pacekeeper.trainer.rules import first_layout
 from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
 from support.sabotage import BadGradient, Moment, Sabotage
@@ -107,15 +107,20 @@ def test_two_at_once(tmp_path: Path) -> None:
         assert_exact(fleet, (1, 3))
 
 
-def test_a_whole_node_with_the_first_store(tmp_path: Path) -> None:
-    """Killed with its launcher: nobody is left to say that its ranks are dead."""
-    config = replace(SMALL, replicas=3)
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_whole_node_may_go(tmp_path: Path, node: int) -> None:
+    """Killed with its launcher: nobody is left to say that its ranks are dead, or keeps its store.
+
+    The timeout is longer than the test may take: it is not by waiting that it is noticed.
+    """
+    config = replace(SMALL, replicas=3, peer_timeout_s=600.0)
     with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
-        fleet.await_step(7, 2)
-        fleet.launchers[0].kill()
-        fleet.await_(lambda: fleet.launchers[1].code() == 0)
-        assert_exact(fleet, (2, 3))
-        assert generations(fleet, 2) == [1, 2]
+        survivors = (2, 3) if node == 0 else (0, 1)
+        fleet.await_step(7, survivors[0])
+        fleet.launchers[node].kill()
+        fleet.await_(lambda: fleet.launchers[1 - node].code() == 0)
+        assert_exact(fleet, survivors)
+        assert generations(fleet, survivors[0]) == [1, 2]
 
 
 @pytest.mark.parametrize(

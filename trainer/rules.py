@@ -1,0 +1,69 @@
+"""What follows from the settings alone, the same on every rank: no state, no torch, no clock."""
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout, apportion, even_layout
+from pacekeeper.core.records import LOADS_PER_RECORD
+from pacekeeper.core.topology import ModelShape
+
+_MAX_LOAD_RECORDS = 64  # per step; the ring holds 1024 records of all kinds
+
+
+def learning_rate(config: TrainConfig, step: int) -> float:
+    """Linear warm-up, then constant: a function of the step alone, never of the layout."""
+    warm = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    return config.learning_rate * warm
+
+
+def load_period_steps(config: TrainConfig) -> int:
+    """Loads of a large model every few steps only: they share the ring with everything else."""
+    records = config.num_layers * -(-config.num_experts // LOADS_PER_RECORD)
+    return 1 if records <= _MAX_LOAD_RECORDS else 4
+
+
+def first_layout(config: TrainConfig, world_size: int) -> Layout:
+    """The layout every job starts with. Raises ValueError for fewer ranks than replicas."""
+    return even_layout(
+        ranks=range(world_size),
+        num_layers=config.num_layers,
+        num_experts=config.num_experts,
+        replicas=min(config.replicas, world_size),
+    )
+
+
+def model_shape(config: TrainConfig, dense: int) -> ModelShape:
+    """What the planner must know, given the number of dense parameters.
+
+    Bytes count weights and both moments.
+    """
+    size = 8 if config.dtype == "float64" else 4
+    expert = 2 * config.hidden_size * config.expert_hidden_size
+    return ModelShape(
+        num_layers=config.num_layers,
+        num_experts=config.num_experts,
+        experts_per_token=config.experts_per_token,
+        rows_per_step=config.rows_per_step,
+        slots_per_rank=config.slots_per_rank or config.num_experts,
+        expert_bytes=3 * size * expert,
+        dense_bytes=3 * size * dense,
+    )
+
+
+def apportion_rows(rows: range, parts: int) -> list[range]:
+    """Cut a rank's rows into micro-batches: as many on every rank, though of other sizes."""
+    result, at = [], rows.start
+    for count in apportion(len(rows), [1.0 / parts] * parts):
+        result.append(range(at, at + count))
+        at += count
+    return result
+
+
+def check_fits(new: Layout, old: Layout, generation: int) -> None:
+    """Raises ValueError where this trainer could not follow the plan."""
+    if new.generation != generation:
+        raise ValueError(f"the file holds generation {new.generation}")
+    if new.ranks != old.ranks:
+        raise ValueError(f"the plan is for ranks {new.ranks}, the job runs on {old.ranks}")
+    if [len(layer) for layer in new.experts] != [len(layer) for layer in old.experts]:
+        raise ValueError("the plan is for another model")
+    if new.stages != old.stages:
+        raise ValueError("this trainer can not change stages or virtual shards")
