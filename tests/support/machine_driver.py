@@ -7,7 +7,7 @@ from typing import TypeVar
 from pacekeeper.controller.events import Command, Event, NodeAttached, NodeReported, Say, Tick
 from pacekeeper.controller.machine import advance
 from pacekeeper.controller.state import JobState, State
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (
@@ -179,3 +179,16 @@ def train(
         driver.report(*step(number, generation=generation, slow=slow))
         if driver.job.desired is not None:
             return
+
+
+QUICK = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
+WARM = 12  # steps after which the cost model is fitted
+
+
+def with_plan(config: ControllerConfig = QUICK) -> Driver:
+    """Rank 2 is slow and a plan for it was just offered."""
+    driver = started(config)
+    train(driver, 0, WARM)
+    train(driver, WARM, WARM + 12, slow=2)
+    assert driver.job.desired is not None
+    return driver
