@@ -22,6 +22,9 @@ ROUNDS, ITERATIONS = 3, 3  # of setting ranks and steps right; of Huber weights 
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
 MAD_TO_SIGMA = 1.4826
 LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
+RANK_SPREAD = (
+    0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
+)
 OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend the common fit
 MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 
@@ -81,7 +84,9 @@ def fit(samples: Sequence[StepSample]) -> CostModel:
     for _ in range(ROUNDS):
         usable = ~np.isin(rows.rank, list(own_pace))
         observed_s = rows.observed_s[usable] * np.exp(-common[rows.step[usable]])
-        coefficients, covariance = _regress(rows.features[usable], observed_s, scale, typical_s)
+        coefficients, covariance = _regress(
+            rows.features[usable], observed_s, rows.rank[usable], scale, typical_s
+        )
         log_ratio = np.log(rows.observed_s / np.maximum(rows.features @ coefficients, 1e-9))
         common = _common_parts(rows, log_ratio, usable, len(samples))
         model = CostModel(coefficients=coefficients, covariance=covariance, sigma=0.0)
@@ -135,9 +140,13 @@ def _rows_of(samples: Sequence[StepSample]) -> _Rows:
 
 
 def _regress(
-    features: Array, observed_s: Array, scale: Array, typical_s: float
+    features: Array, observed_s: Array, rank: Positions, scale: Array, typical_s: float
 ) -> tuple[Array, Array]:
-    """Coefficients that make features @ coefficients / observed as near 1 as can be; covariance."""
+    """Coefficients that make features @ coefficients / observed as near 1 as can be; covariance.
+
+    Generalised least squares with a random effect per rank: what persists between ranks is their
+    own pace in part, so many steps of few ranks tell less of the work than they seem to.
+    """
     from sklearn.linear_model import LinearRegression  # a second to import: not at start-up
 
     known = scale > 0.0
@@ -151,19 +160,30 @@ def _regress(
         residual = units @ shares - 1.0
         spread = max(LEAST_SPREAD, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
         weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
+        kept, target = _partly_demeaned(units, rank, spread)
         ridge = spread / PRIOR_SPREAD * np.eye(len(FEATURES))
         regression = LinearRegression(fit_intercept=False, positive=True)
         regression.fit(
-            np.concatenate([units, ridge]),
-            np.concatenate([np.ones(len(units)), ridge @ prior]),
+            np.concatenate([kept, ridge]),
+            np.concatenate([target, ridge @ prior]),
             np.concatenate([weights, np.ones(len(FEATURES))]),
         )
         shares = regression.coef_
     per_unit = typical_s / scale
-    precision = (units * weights[:, None]).T @ units / spread**2
+    precision = (kept * weights[:, None]).T @ kept / spread**2
     precision += np.eye(len(FEATURES)) / PRIOR_SPREAD**2
     covariance = np.linalg.inv(precision) * np.outer(per_unit, per_unit)
     return np.where(known, shares, 0.0) * per_unit, covariance
+
+
+def _partly_demeaned(units: Array, rank: Positions, spread: float) -> tuple[Array, Array]:
+    """Rows [rows, FEATURES] and targets (all 1 before) whitened for the random effect of a rank."""
+    _, group, count = np.unique(rank, return_inverse=True, return_counts=True)
+    part = 1.0 - spread / np.sqrt(spread**2 + count * RANK_SPREAD**2)
+    means = np.zeros((len(count), units.shape[1]))
+    np.add.at(means, group, units)
+    means *= (part / count)[:, None]
+    return units - means[group], 1.0 - part[group]
 
 
 def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:

@@ -189,3 +189,15 @@ def test_on_a_noisy_clock_a_lifted_fault_is_over_within_a_few_steps(seed: int) -
     assert [finding.rank for finding in found] == [rank]
     assert (early, more) == ([], [])
     assert recovered == [rank]
+
+
+@pytest.mark.parametrize("seed", [310027, 700370])
+def test_the_first_plan_of_a_job_with_unusual_costs_accuses_nobody(seed: int) -> None:
+    # Jobs in which many steps of few ranks once passed for knowledge of what a share costs.
+    job = SyntheticJob(seed=seed, **DEVICE_CLOCK)
+    evidence, found, _ = run(job, 16 if seed == 700370 else 40)
+    for _ in range(3):
+        job.shuffle()
+        evidence, more, _ = run(job, 14, evidence=evidence)
+        found += more
+    assert found == []

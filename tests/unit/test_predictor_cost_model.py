@@ -38,7 +38,8 @@ def test_a_rank_slow_from_the_start_is_its_own_multiplier_and_bends_nothing(seed
     job = SyntheticJob(seed=seed, **DEVICE_CLOCK)
     model = warmed_up(job, {2: 1.6})
     assert model.multipliers[2] == pytest.approx(1.6, rel=0.06)
-    assert all(model.multipliers[rank] == pytest.approx(1.0, abs=0.03) for rank in (0, 1, 3))
+    # A few per cent may pass for a rank's own pace (RANK_SPREAD); a slow one is 10 % and more.
+    assert all(model.multipliers[rank] == pytest.approx(1.0, abs=0.05) for rank in (0, 1, 3))
     assert level_errors(model, quiet(job)).max() < 0.06
 
 
