@@ -23,27 +23,21 @@ SLOW = 1.1  # worth a person's eye
 @click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
 def command(controller: str, job: str, watch: bool, as_json: bool) -> None:
     """Ask the controller for jobs, ranks and nodes."""
-    from pacekeeper.cli.client import as_dict, status_stub
+    from pacekeeper.cli.client import status_stub
 
     with status_stub(controller) as stub:
-        while True:
-            jobs, nodes = _ask(stub, job)
-            if as_json:
-                document = {
-                    "jobs": [as_dict(j) for j in jobs],
-                    "nodes": [as_dict(n) for n in nodes],
-                }
-                click.echo(json.dumps(document))
-            else:
-                if watch:
+        if not watch:
+            _show(*_ask(stub, job), as_json=as_json)
+            return
+        try:
+            while True:
+                jobs, nodes = _ask(stub, job)
+                if not as_json:
                     click.clear()  # does nothing where the output is no terminal
-                _print(jobs, nodes)
-            if not watch:
-                return
-            try:
+                _show(jobs, nodes, as_json=as_json)
                 time.sleep(WATCH_PERIOD_S)
-            except KeyboardInterrupt:
-                return
+        except KeyboardInterrupt:
+            return  # the way a watch is meant to end, wherever it was
 
 
 def _ask(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
@@ -57,6 +51,16 @@ def _ask(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
     found = ask(stub.GetJob, status_pb2.GetJobRequest(job=job)).job
     names = {rank.node for rank in found.ranks}
     return [found], [node for node in nodes if node.name in names]
+
+
+def _show(jobs: list[Any], nodes: list[Any], *, as_json: bool) -> None:
+    from pacekeeper.cli.client import as_dict
+
+    if not as_json:
+        _print(jobs, nodes)
+        return
+    document = {"jobs": [as_dict(j) for j in jobs], "nodes": [as_dict(n) for n in nodes]}
+    click.echo(json.dumps(document))
 
 
 def _print(jobs: list[Any], nodes: list[Any]) -> None:

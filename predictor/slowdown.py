@@ -61,6 +61,8 @@ def is_over(
     """Has a rank with an open finding of `slowdown` come back to its expected time?
 
     Asks for as many steps as tell the two levels apart under this noise, `recover_steps` at least.
+    What the model's doubt explains accuses nobody here either: on a layout that it has not seen, a
+    healthy rank may look slow for ever, and only the layout from before could clear it.
     """
     back, ill = log(config.recover_slowdown), log(max(slowdown, config.min_slowdown))
     gap = ill - back
@@ -73,7 +75,7 @@ def is_over(
         return False
     middle = float(np.median(last))
     error = sqrt(doubt**2 + (APART_SIGMAS * MEDIAN_ERROR * sigma) ** 2 / count)
-    return middle < back and ill - middle > error
+    return middle < back + doubt and ill - middle > error
 
 
 def changed(
@@ -93,7 +95,7 @@ def changed(
         is_clearly_slow = now >= log(config.min_slowdown) + 2.0 * error
         if is_clearly_slow or patient > 1:
             break
-    if now < log(config.recover_slowdown):
+    if now < log(config.recover_slowdown) + doubt:
         return None
     now = max(now, log(config.min_slowdown))
     if abs(now - log(slowdown)) < log(CHANGE_WORTH_TELLING) + max(doubt, 2.0 * error):

@@ -60,6 +60,8 @@ def test_the_slowdown_that_the_last_steps_agree_on(
         pytest.param([1.6] + [1.0] * 6, 1.6, NOISY, 0.0, True, id="twice as many"),
         pytest.param([1.15] + [1.0] * 6, 1.15, NOISY, 0.0, False, id="hard to tell apart: wait"),
         pytest.param([1.6] + [1.0] * 6, 1.2, QUIET, 0.3, False, id="the model may be wrong by it"),
+        pytest.param([1.1] * 9, 1.6, QUIET, 0.06, True, id="all that is left the model may explain"),
+        pytest.param([1.3] * 9, 1.6, QUIET, 0.06, False, id="more is left than it may explain"),
     ],
 )
 def test_a_finding_is_over_when_its_rank_is_clearly_back(
@@ -87,3 +89,10 @@ def test_a_changed_slowdown_is_told_once_it_has_settled(
     ill = np.array([log(1.6)] * 6 + [log(ratio) for ratio in ratios])
     value = changed(CONFIG, ill, slowdown=1.6, sigma=QUIET, doubt=0.0)
     assert value == (None if now is None else pytest.approx(now, rel=0.01))
+
+
+def test_what_the_model_may_explain_is_not_told_as_a_smaller_slowdown() -> None:
+    """From "hardly slow" a recovery could not be told any more: the finding would stay for ever."""
+    ill = np.array([log(1.6)] * 6 + [log(1.1)] * 20)
+    assert changed(CONFIG, ill, slowdown=1.6, sigma=QUIET, doubt=0.06) is None
+    assert changed(CONFIG, ill, slowdown=1.6, sigma=QUIET, doubt=0.0) == pytest.approx(1.1)
