@@ -60,7 +60,7 @@ def test_the_slowdown_that_the_last_steps_agree_on(
         pytest.param([1.6] + [1.0] * 6, 1.6, NOISY, 0.0, True, id="twice as many"),
         pytest.param([1.15] + [1.0] * 6, 1.15, NOISY, 0.0, False, id="hard to tell apart: wait"),
         pytest.param([1.6] + [1.0] * 6, 1.2, QUIET, 0.3, False, id="the model may be wrong by it"),
-        pytest.param([1.1] * 9, 1.6, QUIET, 0.06, True, id="all that is left the model may explain"),
+        pytest.param([1.1] * 9, 1.6, QUIET, 0.06, True, id="all that is left may be the model"),
         pytest.param([1.3] * 9, 1.6, QUIET, 0.06, False, id="more is left than it may explain"),
     ],
 )
