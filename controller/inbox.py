@@ -14,7 +14,7 @@ from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
-from pacekeeper.core.records import PlanAppliedRecord, RankExitRecord
+from pacekeeper.core.records import PlanAppliedRecord, RankExitRecord, Record
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
 
@@ -30,19 +30,15 @@ def take_in(
     commands += said
     job, said = _take_layouts(job, report.layouts)
     commands += said
+    job = _take_signs_of_life(job, report.records, now_s)
+    job = _take_applied(job, report.records)
     work: list[StepFact] = []
     for record in report.records:
-        job = _take_sign_of_life(job, record.rank, now_s)
-        match record:
-            case PlanAppliedRecord():
-                job = _take_applied(job, record.rank, record.generation, record.layout_crc)
-            case RankExitRecord():
-                state, job, said = _take_exit(state, job, record, unix_s)
-                commands += said
-            case _:
-                # As good as a PlanAppliedRecord, which may be lost or of before our own start.
-                job = _take_applied(job, record.rank, record.generation, None)
-                work.append(record)
+        if isinstance(record, RankExitRecord):
+            state, job, said = _take_exit(state, job, record, unix_s)
+            commands += said
+        elif not isinstance(record, PlanAppliedRecord):
+            work.append(record)
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
     job = steps.put_pending(job, work)
@@ -66,12 +62,17 @@ def _take_attachments(
             job, said = _begin_anew(job, unix_s)
             commands += said
             stored = None
-        fresh = RankState(attachment=attachment, node=node, last_record_s=now_s)
+        fresh = RankState(attachment=attachment, node=node, attached_s=now_s)
         if stored is not None:
             # We were started anew, it was not.
             fresh = replace(fresh, life=stored.life)
         left = {r: record for r, record in job.remembered.items() if r != number}
-        job = replace(job, ranks={**job.ranks, number: fresh}, remembered=left)
+        job = replace(
+            job,
+            ranks={**job.ranks, number: fresh},
+            remembered=left,
+            world_size=max(job.world_size, attachment.world_size),
+        )
         commands.append(SaveJob(job=job.name))
     return job, commands
 
@@ -109,28 +110,33 @@ def _take_layouts(
     return job, commands
 
 
-def _take_sign_of_life(job: JobState, rank: int, now_s: float) -> JobState:
-    known = job.ranks.get(rank)
-    if known is None or known.last_record_s == now_s:
-        return job
-    return replace(job, ranks={**job.ranks, rank: replace(known, last_record_s=now_s)})
+def _take_signs_of_life(job: JobState, records: Iterable[Record], now_s: float) -> JobState:
+    heard_s = {record.rank: now_s for record in records if record.rank in job.ranks}
+    return replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
 
 
-def _take_applied(job: JobState, rank: int, generation: int, crc: int | None) -> JobState:
-    """A rank says which generation it runs: the newest counts, with a checksum better than none."""
-    known = job.ranks.get(rank)
-    if known is None:
+def _take_applied(job: JobState, records: Iterable[Record]) -> JobState:
+    """Ranks say which generation they run: the newest counts, with a checksum better than none.
+
+    Work done under a generation says it as well as a PlanAppliedRecord, which may be lost or of
+    before our own start.
+    """
+    fresh: dict[int, RankState] = {}
+    newest = job.newest_generation
+    for record in records:
+        known = fresh.get(record.rank) or job.ranks.get(record.rank)
+        if known is None or isinstance(record, RankExitRecord):
+            continue
+        crc = record.layout_crc if isinstance(record, PlanAppliedRecord) else None
+        generation = record.generation
+        is_news = generation > known.observed_generation
+        is_proof = generation == known.observed_generation and known.observed_crc is None
+        if is_news or (is_proof and crc is not None):
+            newest = max(newest, generation)
+            fresh[record.rank] = replace(known, observed_generation=generation, observed_crc=crc)
+    if not fresh:
         return job
-    is_news = generation > known.observed_generation
-    is_proof = generation == known.observed_generation and known.observed_crc is None
-    if not is_news and not (is_proof and crc is not None):
-        return job
-    fresh = replace(known, observed_generation=generation, observed_crc=crc)
-    return replace(
-        job,
-        ranks={**job.ranks, rank: fresh},
-        newest_generation=max(job.newest_generation, generation),
-    )
+    return replace(job, ranks={**job.ranks, **fresh}, newest_generation=newest)
 
 
 def _take_exit(
@@ -156,19 +162,30 @@ def _observe_layout(
         if generation <= present:
             break
         layout = job.known_layouts[generation]
-        if _is_run_by_all(job, layout):
+        at = _first_behind(job, layout)
+        if at is not None:
+            job = replace(job, first_behind=at)
+        elif _is_meant(job, layout):
             return _enter_layout(state, job, layout, unix_s)
     return state, job, []
 
 
-def _is_run_by_all(job: JobState, layout: Layout) -> bool:
-    ranks = [job.ranks.get(rank) for rank in layout.ranks]
+def _first_behind(job: JobState, layout: Layout) -> int | None:
+    """The position of a rank of the layout that does not run it (or a later one) yet."""
+
+    def is_there(rank: int) -> bool:
+        known = job.ranks.get(rank)
+        return known is not None and known.observed_generation >= layout.generation
+
+    return steps.first_without(layout.ranks, job.first_behind, is_there)
+
+
+def _is_meant(job: JobState, layout: Layout) -> bool:
+    """Is it this layout that they run, and not another one of the same number?"""
     crc = layout_crc(layout)
     return all(
-        known is not None
-        and known.observed_generation >= layout.generation
-        and (known.observed_generation > layout.generation or known.observed_crc in (None, crc))
-        for known in ranks
+        known.observed_generation > layout.generation or known.observed_crc in (None, crc)
+        for known in (job.ranks[rank] for rank in layout.ranks)
     )
 
 

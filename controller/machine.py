@@ -138,10 +138,13 @@ def _report(
         state = replace(state, nodes={**state.nodes, event.node: node})
     commands: list[Command] = []
     for report in event.report.jobs:
+        before = state.jobs.get(report.job)
         state, said = inbox.take_in(state, event.node, report, config, now_s)
         commands += said
-        state, acted = _act(state, report.job, config, now_s)
-        commands += acted
+        # Only a step is reason to act at once; whatever else changed is seen by the next tick.
+        if before is None or state.jobs[report.job].step != before.step:
+            state, acted = _act(state, report.job, config, now_s)
+            commands += acted
     return state, tuple(commands)
 
 
@@ -169,7 +172,7 @@ def _watch(job: JobState, config: ControllerConfig, now_s: float) -> tuple[Watch
         return Watch.ENDED, "no rank runs any more"
     limit_s = config.blind_after_s
     running = job.living if job.layout is None else set(job.living) & set(job.layout.ranks)
-    silent = [r for r in sorted(running) if now_s - job.ranks[r].last_record_s > limit_s]
+    silent = [r for r in sorted(running) if now_s - job.last_heard_s(r) > limit_s]
     if silent:
         return Watch.BLIND, f"no record of ranks {silent} for {limit_s:.0f} s"
     return job.watch, job.watch_reason

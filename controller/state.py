@@ -4,6 +4,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.core.findings import Decision, Incident, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
@@ -13,6 +14,32 @@ from pacekeeper.predictor.evidence import Evidence, begin
 
 StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
 """What ranks report of one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankWork:
+    """What one rank has reported of one step, in the order it came."""
+
+    micro_batches: tuple[MicroBatchRecord, ...] = ()
+    loads: tuple[ExpertLoadRecord, ...] = ()
+    end: StepRecord | None = None  # the newest: a step may be done again
+
+    @property
+    def is_whole(self) -> bool:
+        """Did it commit the step, and report work under the same generation?"""
+        end = self.end
+        return end is not None and any(
+            record.generation == end.generation for record in self.micro_batches
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepDraft:
+    """A step that is not complete yet. `first_missing`: where to look first for a rank that is
+    still missing, a position in the ranks that must report; a hint, never believed."""
+
+    by_rank: RankMap[RankWork] = field(default_factory=RankMap)
+    first_missing: int = 0
 
 
 class RankLife(StrEnum):
@@ -30,7 +57,7 @@ class RankState:
     life: RankLife = RankLife.ALIVE
     observed_generation: int = 0  # the newest it said it runs
     observed_crc: int | None = None  # of that layout; None where it only named the number
-    last_record_s: float = 0.0
+    attached_s: float = 0.0
     observed_s: float | None = None
     expected_s: float | None = None
     slowdown: float | None = None
@@ -45,7 +72,7 @@ class JobState:
     `known_layouts` are layouts that ranks may say they run: offered ones and those survivors wrote;
     `offered` gives the reason of each that we offered. `home` is the layout to go back to when the
     open incidents are over. `remembered`: ranks of a stored past that have not attached to us yet.
-    `pending` holds records of steps that are not complete yet, by step. `loads[layer][expert]` is
+    `pending` holds the steps that are not complete yet, by number. `loads[layer][expert]` is
     the running mean of token rows per step over `num_load_steps` steps.
     """
 
@@ -61,10 +88,13 @@ class JobState:
     home: Layout | None = None
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
     offered: Mapping[int, str] = field(default_factory=dict)
+    first_behind: int = 0  # a hint like that of StepDraft: who does not run a known layout yet
     remembered: Mapping[int, "RankRecord"] = field(default_factory=dict)
     newest_generation: int = 0
+    world_size: int = 0  # as its ranks say
     evidence: Evidence = field(default_factory=begin)
-    pending: Mapping[int, tuple[StepFact, ...]] = field(default_factory=dict)
+    heard_s: RankMap[float] = field(default_factory=RankMap)  # when a rank's last record came
+    pending: Mapping[int, StepDraft] = field(default_factory=dict)
     loads: tuple[tuple[float, ...], ...] = ()
     num_load_steps: int = 0
     tokens_per_step: float = 0.0
@@ -89,6 +119,10 @@ class JobState:
     def dead(self) -> tuple[int, ...]:
         """Ranks that died, ascending."""
         return tuple(r for r in sorted(self.ranks) if self.ranks[r].life is RankLife.DEAD)
+
+    def last_heard_s(self, rank: int) -> float:
+        """When this rank last said anything, if only that it is there."""
+        return max(self.heard_s.get(rank, 0.0), self.ranks[rank].attached_s)
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -4,12 +4,21 @@ A step is judged when every rank that should run it has reported it under one ge
 on an older layout than the observed one never counts against anybody.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from pacekeeper.controller import incidents
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
-from pacekeeper.controller.state import JobState, RankLife, State, StepFact
+from pacekeeper.controller.state import (
+    JobState,
+    RankLife,
+    RankWork,
+    State,
+    StepDraft,
+    StepFact,
+)
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
@@ -19,20 +28,39 @@ from pacekeeper.predictor.workload import sample_of
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32
+NO_WORK = RankWork()
 
 
 def put_pending(job: JobState, records: Iterable[StepFact]) -> JobState:
     """Keep records of steps to come; those of ranks we do not know are of an older life."""
-    fresh: dict[int, list[StepFact]] = {}
+    fresh: dict[int, dict[int, list[StepFact]]] = {}
     for record in records:
         if record.step > job.step and record.rank in job.ranks:
-            fresh.setdefault(record.step, []).append(record)
+            fresh.setdefault(record.step, {}).setdefault(record.rank, []).append(record)
     pending = dict(job.pending)
-    for step, found in fresh.items():
-        pending[step] = (*pending.get(step, ()), *found)
+    for step, by_rank in fresh.items():
+        draft = pending.get(step) or StepDraft()
+        more = {
+            rank: _with_more(draft.by_rank.get(rank, NO_WORK), found)
+            for rank, found in by_rank.items()
+        }
+        pending[step] = replace(draft, by_rank=draft.by_rank.changed(more))
     for step in sorted(pending)[:-MAX_PENDING_STEPS]:
         del pending[step]  # a rank stopped reporting: do not wait for ever
     return replace(job, pending=pending)
+
+
+def _with_more(work: RankWork, records: Iterable[StepFact]) -> RankWork:
+    micro_batches, loads, end = list(work.micro_batches), list(work.loads), work.end
+    for record in records:
+        match record:
+            case MicroBatchRecord():
+                micro_batches.append(record)
+            case ExpertLoadRecord():
+                loads.append(record)
+            case StepRecord():
+                end = record
+    return RankWork(micro_batches=tuple(micro_batches), loads=tuple(loads), end=end)
 
 
 def judge_complete(
@@ -41,51 +69,68 @@ def judge_complete(
     """Judge all complete steps, in order; an incomplete one before them is given up."""
     commands: list[Command] = []
     for step in sorted(job.pending):
-        if not _is_complete(job, job.pending[step]):
+        draft = job.pending[step]
+        at = first_missing(job, draft)
+        if at is not None:
+            if at != draft.first_missing:
+                draft = replace(draft, first_missing=at)
+                job = replace(job, pending={**job.pending, step: draft})
             continue
         state, job, said = _judge(state, job, step, config, unix_s)
         commands += said
-        left = {s: records for s, records in job.pending.items() if s > step}
-        job = replace(job, pending=left)
+        job = replace(job, pending={s: left for s, left in job.pending.items() if s > step})
     return state, job, commands
 
 
-def _expected_ranks(job: JobState) -> set[int]:
-    """Who must report a step: the layout's ranks (or the whole world) that still run."""
-    if job.layout is not None:
-        ranks = set(job.layout.ranks)
-    else:
-        worlds = (known.attachment.world_size for known in job.ranks.values())
-        ranks = set(range(max(worlds, default=0)))
-    return {r for r in ranks if r not in job.ranks or job.ranks[r].life is RankLife.ALIVE}
+def first_without(ranks: Sequence[int], start: int, is_there: Callable[[int], bool]) -> int | None:
+    """The position of a rank for which `is_there` is false, None where it is true for all.
+
+    Looks at position `start` first and goes round from there: who asks again with the last answer
+    looks at each rank about once until all are there, however often it asks.
+    """
+    num_ranks = len(ranks)
+    for i in range(num_ranks):
+        at = (start + i) % num_ranks
+        if not is_there(ranks[at]):
+            return at
+    return None
 
 
-def _is_complete(job: JobState, records: Iterable[StepFact]) -> bool:
-    """Did everybody commit the step, under one generation, and report its work?"""
-    ended = {r.rank: r.generation for r in records if isinstance(r, StepRecord)}
-    worked = {(r.rank, r.generation) for r in records if isinstance(r, MicroBatchRecord)}
-    expected = _expected_ranks(job) or set(ended)
-    return (
-        bool(ended)
-        and expected <= set(ended)
-        and all((rank, ended[rank]) in worked for rank in expected)
-    )
+def first_missing(job: JobState, draft: StepDraft) -> int | None:
+    """Who has not committed the step with its work yet? A position in the ranks that must: the
+    layout's (or the whole world's) that still run. None: the step is complete.
+    """
+    ranks = range(job.world_size) if job.layout is None else job.layout.ranks
+
+    def is_there(rank: int) -> bool:
+        work = draft.by_rank.get(rank)
+        if work is not None and work.is_whole:
+            return True
+        known = job.ranks.get(rank)
+        return known is not None and known.life is not RankLife.ALIVE
+
+    at = first_without(ranks, draft.first_missing, is_there)
+    if at is None and not any(work.is_whole for work in draft.by_rank.values()):
+        return draft.first_missing  # everybody is gone, and nobody ended it
+    return at
 
 
 def _judge(
     state: State, job: JobState, step: int, config: ControllerConfig, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    records = job.pending[step]
-    ended = {r.rank: r for r in records if isinstance(r, StepRecord)}
+    by_rank = job.pending[step].by_rank
+    ended = {rank: work.end for rank, work in sorted(by_rank.items()) if work.end is not None}
     generation = max(r.generation for r in ended.values())
     if job.layout is not None and generation < job.layout.generation:
         return state, replace(job, step=step), []  # it came too late to say anything
     work = {
-        (r.rank, r.micro_batch): r
-        for r in records
-        if isinstance(r, MicroBatchRecord) and r.generation == generation and r.rank in ended
+        (rank, record.micro_batch): record
+        for rank in ended
+        for record in by_rank[rank].micro_batches
+        if record.generation == generation
     }
-    job = _learn_loads(job, records, generation, config)
+    loads = (record for rank in ended for record in by_rank[rank].loads)
+    job = _learn_loads(job, loads, set(ended), generation, config)
     duration_s = max(r.duration_s for r in ended.values())
     tokens = sum(r.tokens for r in work.values())
     squares = sum(r.sum_len_squared for r in work.values())
@@ -126,24 +171,32 @@ def _judge(
 
 
 def _learn_loads(
-    job: JobState, records: Iterable[StepFact], generation: int, config: ControllerConfig
+    job: JobState,
+    records: Iterable[ExpertLoadRecord],
+    reported: Collection[int],
+    generation: int,
+    config: ControllerConfig,
 ) -> JobState:
     """Fold the step's token rows per layer and expert into the running mean."""
     shape = job.shape
     if shape is None:
         return job
-    seen: dict[tuple[int, int, int], ExpertLoadRecord] = {}
+    # By place, then rank: the counts of all ranks for the same experts are added up at once.
+    seen: dict[tuple[int, int, int], dict[int, tuple[int, ...]]] = {}
+    ranks = set()
     for record in records:
-        if isinstance(record, ExpertLoadRecord) and record.generation == generation:
-            seen[record.rank, record.layer, record.first_expert] = record
-    reported = {r.rank for r in records if isinstance(r, StepRecord)}
-    if not seen or not reported <= {rank for rank, _, _ in seen}:
+        if record.generation == generation:
+            place = (record.layer, record.first_expert, len(record.counts))
+            seen.setdefault(place, {})[record.rank] = record.counts
+            ranks.add(record.rank)
+    if not seen or not ranks.issuperset(reported):
         return job  # a part would look like a whole with less work
     rows = [[0.0] * shape.num_experts for _ in range(shape.num_layers)]
-    for record in seen.values():
-        for i, count in enumerate(record.counts):
-            if record.layer < shape.num_layers and record.first_expert + i < shape.num_experts:
-                rows[record.layer][record.first_expert + i] += count
+    for (layer, first, _), by_rank in seen.items():
+        counts = np.array(list(by_rank.values()), dtype=np.float64).sum(axis=0).tolist()
+        for i, count in enumerate(counts):
+            if layer < shape.num_layers and first + i < shape.num_experts:
+                rows[layer][first + i] += count
     weight = config.policy.load_ema if job.loads else 1.0
     old = job.loads or tuple(map(tuple, rows))
     loads = tuple(

@@ -54,10 +54,9 @@ def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
     row = {rank: i for i, rank in enumerate(ranks)}
     features = np.zeros((len(ranks), len(FEATURES)))
     observed_s = np.zeros(len(ranks))
-    for record in records:
-        i = row[record.rank]
-        features[i] += features_of(record)
-        observed_s[i] += record.compute_s
+    at = [row[record.rank] for record in records]
+    np.add.at(features, at, [features_of(record) for record in records])
+    np.add.at(observed_s, at, [record.compute_s for record in records])
     features.flags.writeable = observed_s.flags.writeable = False
     return StepSample(
         step=records[0].step,

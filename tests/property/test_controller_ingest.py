@@ -1,0 +1,115 @@
+"""Taking records in: cheap at any number of ranks, and the same as looking at everything anew."""
+
+from dataclasses import replace
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.controller import steps
+from pacekeeper.controller.rank_map import CHUNK_RANKS, RankMap
+from pacekeeper.controller.state import JobState, RankLife, RankState, StepFact
+from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.topology import Attachment
+
+RANKS = range(4)
+LAYOUT = even_layout(ranks=(0, 1, 2), num_layers=1, num_experts=3, replicas=1)
+
+changes = st.lists(
+    st.dictionaries(st.integers(0, 3 * CHUNK_RANKS), st.integers(), max_size=5), max_size=8
+)
+
+
+@given(changes=changes)
+def test_a_rank_map_is_the_dictionary_of_its_changes(changes: list[dict[int, int]]) -> None:
+    made: RankMap[int] = RankMap()
+    expected: dict[int, int] = {}
+    for values in changes:
+        before, content = made, dict(made)
+        made = made.changed(values)
+        expected |= values
+        assert dict(made) == expected
+        assert (len(made), set(made)) == (len(expected), set(expected))
+        assert all((rank in made) == (rank in expected) for rank in range(3 * CHUNK_RANKS))
+        assert before == content, "the one from before is as it was"
+    assert made == RankMap(expected)
+
+
+def works(rank: int, generation: int) -> StepFact:
+    return MicroBatchRecord(
+        rank=rank, step=0, micro_batch=0, generation=generation, compute_s=0.1, tokens=1
+    )
+
+
+def ends(rank: int, generation: int) -> StepFact:
+    return StepRecord(rank=rank, step=0, generation=generation, duration_s=0.1, tokens=1)
+
+
+facts = st.builds(
+    lambda make, rank, generation: make(rank, generation),
+    st.sampled_from([works, ends]),
+    st.sampled_from(RANKS),
+    st.sampled_from([1, 1, 1, 2]),
+)
+lives = st.tuples(st.sampled_from(RANKS), st.sampled_from(list(RankLife)))
+
+
+def is_complete(job: JobState, records: list[StepFact]) -> bool:
+    """The rule as one would say it: everybody committed the step and reported its work."""
+    ended = {r.rank: r.generation for r in records if isinstance(r, StepRecord)}
+    worked = {(r.rank, r.generation) for r in records if isinstance(r, MicroBatchRecord)}
+    must = set(RANKS) if job.layout is None else set(job.layout.ranks)
+    whole = {rank for rank, generation in ended.items() if (rank, generation) in worked}
+    return bool(whole) and {r for r in must if job.ranks[r].life is RankLife.ALIVE} <= whole
+
+
+@given(layout=st.sampled_from([None, LAYOUT]), arrivals=st.lists(facts | lives, max_size=40))
+def test_where_it_looks_first_never_changes_what_is_complete(
+    layout: Layout | None, arrivals: list[StepFact | tuple[int, RankLife]]
+) -> None:
+    """Records in any order, repeated, of a step done again; ranks that die, and live again."""
+    attached = {
+        rank: RankState(
+            attachment=Attachment(job="j", rank=rank, world_size=len(RANKS), pid=1), node="n"
+        )
+        for rank in RANKS
+    }
+    job = JobState(name="j", ranks=attached, layout=layout, world_size=len(RANKS))
+    seen: list[StepFact] = []
+    for arrival in arrivals:
+        if isinstance(arrival, tuple):
+            rank, life = arrival
+            job = replace(job, ranks={**job.ranks, rank: replace(job.ranks[rank], life=life)})
+        else:
+            seen.append(arrival)
+            job = steps.put_pending(job, [arrival])
+        if 0 in job.pending:
+            at = steps.first_missing(job, job.pending[0])
+            assert (at is None) == is_complete(job, seen)
+            draft = replace(job.pending[0], first_missing=at or 0)
+            job = replace(job, pending={0: draft})
+
+
+@given(num_ranks=st.integers(1, 300), per_report=st.integers(1, 20), seed=st.integers(0, 99))
+def test_each_rank_is_looked_at_about_once_until_all_are_there(
+    num_ranks: int, per_report: int, seed: int
+) -> None:
+    order, looks = list(range(num_ranks)), 0
+    Random(seed).shuffle(order)
+    there: set[int] = set()
+
+    def is_there(rank: int) -> bool:
+        nonlocal looks
+        looks += 1
+        return rank in there
+
+    at: int | None = 0
+    asked = 0
+    while at is not None:
+        there |= set(order[:per_report])
+        order = order[per_report:]
+        at = steps.first_without(range(num_ranks), at, is_there)
+        asked += 1
+    assert not order
+    assert looks <= 2 * num_ranks + asked
