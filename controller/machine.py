@@ -26,7 +26,7 @@ from pacekeeper.controller.policy import View, decide
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
-from pacekeeper.predictor.evidence import restore
+from pacekeeper.predictor.evidence import microbatches_per_step, restore
 from pacekeeper.predictor.forecast import Workload
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
@@ -248,6 +248,7 @@ def _view(job: JobState) -> View:
             tokens=job.tokens_per_step,
             sum_len_squared=job.squares_per_step,
             loads=job.loads,
+            num_microbatches=microbatches_per_step(job.evidence),
         ),
         slow=job.evidence.slow,
         home=job.home,

@@ -24,6 +24,7 @@ REFIT_PERIOD_STEPS = 32
 NEW_LAYOUT_REFITS = (4, 8, 16)  # steps after a new layout: it teaches what the old one could not
 TRUSTED_WARMUPS = 2  # a history as long as so many warm-ups may correct an unlucky sigma downwards
 MAX_HISTORY_ROWS = 1 << 17  # steps x ranks kept for a refit
+COUNTED_STEPS = 4  # steps that would all have to lack a micro-batch to be counted wrong
 QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt from a rank
 EVERYBODY_LATE = 1.15
 DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
@@ -73,6 +74,12 @@ class Judgement:
 def begin() -> Evidence:
     """Nothing known yet."""
     return Evidence()
+
+
+def microbatches_per_step(evidence: Evidence) -> int:
+    """How many each rank runs, as counted in the newest steps that were learnt from; 1 at first."""
+    newest = evidence.history[-COUNTED_STEPS:]
+    return max((sample.num_microbatches for sample in newest), default=1)
 
 
 def restore(slow: Mapping[int, float]) -> Evidence:

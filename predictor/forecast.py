@@ -28,12 +28,20 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a step has to do, whoever does it. Rows, tokens and squares are of the global batch."""
+    """What a step has to do, whoever does it. Rows, tokens and squares are of the global batch.
+
+    Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
+    """
 
     num_rows: int
     tokens: float
     sum_len_squared: float
     loads: tuple[tuple[float, ...], ...]
+    num_microbatches: int = 1
+
+    def __post_init__(self) -> None:
+        if self.num_microbatches < 1:
+            raise ValueError(f"num_microbatches: expected at least 1, got {self.num_microbatches}")
 
 
 def forecast(
@@ -66,8 +74,10 @@ def forecast(
         expert_work_s += per_row * float(sum(loads))
         active += np.bincount(at[load > 0.0], minlength=len(ranks))
     dense_work = per_token * workload.tokens + per_square * workload.sum_len_squared
-    dense = (fixed + dense_work * share + per_expert * active) / speed
-    standing_s = float((fixed + per_expert * active).mean())  # paid by each rank, not shared
+    # As the detector adds up the records: these two are paid in every micro-batch.
+    standing = workload.num_microbatches * (fixed + per_expert * active)
+    dense = (standing + dense_work * share) / speed
+    standing_s = float(standing.mean())  # paid by each rank, not shared
     fluid_s = standing_s + (dense_work + expert_work_s) / float(speed.sum())
     return Forecast(
         step_s=overhead_s + float(dense.max()) + sum(layer_s),
@@ -90,7 +100,7 @@ def _hosted(
 
 
 def _unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
-    """Seconds per step and rank, token, token^2, expert row, active expert."""
+    """Seconds per micro-batch, token, token^2, expert row, active expert of a micro-batch."""
     if model is not None:
         return model.coefficients
     num_ranks = len(layout.ranks)
@@ -103,5 +113,6 @@ def _unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> 
             sum(len(layer) for layer in layout.experts) / num_ranks,
         ]
     )
-    units: Array = PRIOR_SHARES / np.maximum(totals, 1.0)
+    often = workload.num_microbatches
+    units: Array = PRIOR_SHARES / np.maximum(totals, 1.0) / np.array([often, 1, 1, 1, often])
     return units

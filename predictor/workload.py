@@ -29,6 +29,11 @@ class StepSample:
     features: Array
     observed_s: Array
 
+    @property
+    def num_microbatches(self) -> int:
+        """Of each rank: all run as many, and a record that was lost only hides one."""
+        return int(self.features[:, FEATURES.index("one")].max())
+
 
 def features_of(record: MicroBatchRecord) -> tuple[float, ...]:
     """One micro-batch's row: in a step each micro-batch adds its own fixed cost."""

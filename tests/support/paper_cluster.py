@@ -26,7 +26,7 @@ from pacekeeper.controller.machine import advance, job_record, restored
 from pacekeeper.controller.state import JobRecord, JobState, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Incident
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import Layout, apportion, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (
     ExpertLoadRecord,
@@ -60,13 +60,17 @@ UNIX_OFFSET_S = 1_000_000.0
 
 @dataclass(kw_only=True)
 class PaperCluster:
-    """`loss`: share of reports that the network mistreats; `offer_loss`: of commands it drops."""
+    """`loss`: share of reports that the network mistreats; `offer_loss`: of commands it drops.
+
+    With several micro-batches a step has as many times the rows, as gradient accumulation does.
+    """
 
     seed: int
     config: ControllerConfig
     loss: float = 0.0
     offer_loss: float = 0.0
     noise: float = 0.02
+    num_microbatches: int = 1
     speeds: dict[int, float] = field(default_factory=dict)
     on_advance: Callable[[Event, float, tuple[Command, ...], State], None] | None = None
     now_s: float = 100.0
@@ -74,6 +78,7 @@ class PaperCluster:
     def __post_init__(self) -> None:
         self.dice = Random(self.seed)
         self.random = np.random.default_rng(self.seed)
+        self.shape = replace(SHAPE, rows_per_step=SHAPE.rows_per_step * self.num_microbatches)
         self.layout = even_layout(
             ranks=range(4),
             num_layers=SHAPE.num_layers,
@@ -98,7 +103,7 @@ class PaperCluster:
         self._poll_s = self._tick_s = self.now_s
         for node, ranks in NODES.items():
             self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
-            self._keep(node, attached=tuple(_attachment(rank) for rank in ranks))
+            self._keep(node, attached=tuple(_attachment(rank, self.shape) for rank in ranks))
             self._keep(node, layouts=((1, encode_layout(self.layout)),))
         self._report_applied(previous=0, is_regroup=False)
 
@@ -115,7 +120,7 @@ class PaperCluster:
     def kill(self, rank: int) -> None:
         """The rank dies; the survivors regroup by themselves, as the trainer's do."""
         self.living.remove(rank)
-        gone = RankExitRecord(rank=rank, pid=_attachment(rank).pid, exit_code=0, signal=9)
+        gone = RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=9)
         self._keep(_node_of(rank), records=(gone,))
         self._let_pass(0.3)
         previous = self.layout.generation
@@ -138,7 +143,7 @@ class PaperCluster:
         )
         for node, ranks in NODES.items():
             self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
-            known = tuple(_attachment(rank) for rank in ranks)
+            known = tuple(_attachment(rank, self.shape) for rank in ranks)
             written = tuple(
                 (layout.generation, encode_layout(layout))
                 for layout in self.applied
@@ -176,65 +181,77 @@ class PaperCluster:
 
     def _train_step(self) -> None:
         loads = self._loads()
-        records: dict[int, list[Record]] = {}
-        compute_s = {}
+        work: dict[int, list[MicroBatchRecord]] = {rank: [] for rank in self.living}
         for rank in self.living:
-            rows = self.layout.rows_of(SHAPE.rows_per_step)[rank]
-            tokens = rows * ROW_TOKENS
-            squares = int(tokens * 60 * self.random.lognormal(0.0, 0.1))
-            expert_rows, active = 0.0, 0
-            for layer, layer_loads in enumerate(loads):
-                for hosts, load in zip(self.layout.experts[layer], layer_loads, strict=True):
-                    mine = sum(host.share for host in hosts if host.rank == rank)
-                    expert_rows += mine * load
-                    active += mine > 0.0
-            work = np.array([1.0, tokens, squares, round(expert_rows), active])
-            took_s = float(work @ COEFFICIENTS) / self.speeds.get(rank, 1.0)
-            took_s *= float(self.random.lognormal(0.0, self.noise))
-            compute_s[rank] = took_s
-            records[rank] = [
-                MicroBatchRecord(
-                    rank=rank,
-                    step=self.step,
-                    micro_batch=0,
-                    generation=self.layout.generation,
-                    compute_s=took_s,
-                    tokens=tokens,
-                    sum_len_squared=squares,
-                    expert_rows=round(expert_rows),
-                    num_active_experts=active,
-                )
-            ]
-            share = rows / SHAPE.rows_per_step
-            for layer, layer_loads in enumerate(loads):
-                records[rank].append(
-                    ExpertLoadRecord(
-                        rank=rank,
-                        step=self.step,
-                        generation=self.layout.generation,
-                        layer=layer,
-                        first_expert=0,
-                        counts=tuple(round(load * share) for load in layer_loads),
-                    )
-                )
+            rows = self.layout.rows_of(self.shape.rows_per_step)[rank]
+            parts = apportion(rows, [1.0 / self.num_microbatches] * self.num_microbatches)
+            for micro_batch, part in enumerate(parts):
+                work[rank].append(self._compute(rank, micro_batch, part, loads))
+        compute_s = {rank: sum(r.compute_s for r in done) for rank, done in work.items()}
         duration_s = max(compute_s.values()) + 0.03
-        self._let_pass(duration_s)
-        self.step_s.append(duration_s)
+        # Each micro-batch is reported when it is over: a report may hold a part of a step.
+        for micro_batch in range(self.num_microbatches):
+            self._let_pass(duration_s / self.num_microbatches)
+            for rank in self.living:
+                self._keep(_node_of(rank), records=(work[rank][micro_batch],))
         for rank in self.living:
-            end = StepRecord(
+            self._keep(_node_of(rank), records=self._end(rank, duration_s, loads))
+        self.step_s.append(duration_s)
+        self.step += 1
+
+    def _compute(
+        self, rank: int, micro_batch: int, rows: int, loads: list[list[float]]
+    ) -> MicroBatchRecord:
+        tokens = rows * ROW_TOKENS
+        squares = int(tokens * 60 * self.random.lognormal(0.0, 0.1))
+        expert_rows, active = 0.0, 0
+        for layer, layer_loads in enumerate(loads):
+            for hosts, load in zip(self.layout.experts[layer], layer_loads, strict=True):
+                mine = sum(host.share for host in hosts if host.rank == rank)
+                expert_rows += mine * load / self.num_microbatches
+                active += mine > 0.0
+        work = np.array([1.0, tokens, squares, round(expert_rows), active])
+        took_s = float(work @ COEFFICIENTS) / self.speeds.get(rank, 1.0)
+        took_s *= float(self.random.lognormal(0.0, self.noise))
+        return MicroBatchRecord(
+            rank=rank,
+            step=self.step,
+            micro_batch=micro_batch,
+            generation=self.layout.generation,
+            compute_s=took_s,
+            tokens=tokens,
+            sum_len_squared=squares,
+            expert_rows=round(expert_rows),
+            num_active_experts=active,
+        )
+
+    def _end(self, rank: int, duration_s: float, loads: list[list[float]]) -> tuple[Record, ...]:
+        """What a rank says when a step is over: its share of the loads, and that it is."""
+        share = self.layout.rows_of(self.shape.rows_per_step)[rank] / self.shape.rows_per_step
+        counted = [
+            ExpertLoadRecord(
                 rank=rank,
                 step=self.step,
                 generation=self.layout.generation,
-                duration_s=duration_s,
-                tokens=SHAPE.rows_per_step * ROW_TOKENS,
-                loss=3.0,
+                layer=layer,
+                first_expert=0,
+                counts=tuple(round(load * share) for load in layer_loads),
             )
-            self._keep(_node_of(rank), records=(*records[rank], end))
-        self.step += 1
+            for layer, layer_loads in enumerate(loads)
+        ]
+        end = StepRecord(
+            rank=rank,
+            step=self.step,
+            generation=self.layout.generation,
+            duration_s=duration_s,
+            tokens=self.shape.rows_per_step * ROW_TOKENS,
+            loss=3.0,
+        )
+        return (*counted, end)
 
     def _loads(self) -> list[list[float]]:
         """Token rows per layer and expert: hot ones stay hot, and noise."""
-        total = SHAPE.rows_per_step * ROW_TOKENS * SHAPE.experts_per_token
+        total = self.shape.rows_per_step * ROW_TOKENS * SHAPE.experts_per_token
         loads = []
         for layer in range(SHAPE.num_layers):
             weights = np.array([1.0 + 0.2 * ((e + layer) % 3) for e in range(SHAPE.num_experts)])
@@ -341,9 +358,9 @@ def _facts(report: JobReport) -> JobReport:
     return replace(report, records=kept)
 
 
-def _attachment(rank: int) -> Attachment:
+def _attachment(rank: int, shape: ModelShape) -> Attachment:
     return Attachment(
-        job=JOB, rank=rank, world_size=4, pid=1000 + rank, clock=Clock.EMULATED, model=SHAPE
+        job=JOB, rank=rank, world_size=4, pid=1000 + rank, clock=Clock.EMULATED, model=shape
     )
 
 

@@ -1,0 +1,129 @@
+"""The detector adds up micro-batches, the forecast multiplies: both must mean the same step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.layout import Host, Layout, apportion, even_layout
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.cost_model import CostModel
+from pacekeeper.predictor.forecast import Workload, forecast
+from pacekeeper.predictor.workload import StepSample, sample_of
+
+ROW_TOKENS, SQUARES_PER_TOKEN = 100, 60
+Case = tuple[Layout, Workload, CostModel]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A layout of uneven shares, whole rows of work on it, and any model."""
+    num_ranks, num_layers = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    num_experts = draw(st.integers(1, 5))
+    layout = even_layout(
+        ranks=range(num_ranks),
+        num_layers=num_layers,
+        num_experts=num_experts,
+        replicas=draw(st.integers(1, min(2, num_ranks))),
+    )
+    experts = tuple(
+        tuple(_uneven(draw, tuple(host.rank for host in hosts)) for hosts in layer)
+        for layer in layout.experts
+    )
+    layout = replace(layout, experts=experts, batch_shares=_shares(draw, layout.ranks))
+    num_rows = draw(st.integers(1, 40))
+    loads = st.lists(st.integers(0, 5000).map(float), min_size=num_experts, max_size=num_experts)
+    work = Workload(
+        num_rows=num_rows,
+        tokens=float(ROW_TOKENS * num_rows),
+        sum_len_squared=float(ROW_TOKENS * SQUARES_PER_TOKEN * num_rows),
+        loads=tuple(tuple(draw(loads)) for _ in range(num_layers)),
+        num_microbatches=draw(st.integers(1, 8)),
+    )
+    units = [draw(st.floats(0.0, 1.0)) for _ in range(5)]
+    model = CostModel(
+        coefficients=np.array(units) * [1.0, 1e-3, 1e-5, 1e-3, 0.1],
+        covariance=np.zeros((5, 5)),
+        sigma=0.02,
+    )
+    return layout, work, model
+
+
+def _shares(draw: st.DrawFn, ranks: tuple[int, ...]) -> tuple[tuple[int, float], ...]:
+    weights = {rank: draw(st.floats(0.1, 1.0)) for rank in ranks}
+    return tuple((rank, weight / sum(weights.values())) for rank, weight in weights.items())
+
+
+def _uneven(draw: st.DrawFn, ranks: tuple[int, ...]) -> tuple[Host, ...]:
+    return tuple(Host(rank, share) for rank, share in _shares(draw, ranks))
+
+
+def reported(layout: Layout, work: Workload) -> StepSample:
+    """The sample of a step in which every rank did exactly that work, micro-batch by micro-batch.
+
+    Expert rows are reported in millionths: a record has room for whole rows only.
+    """
+    count, records = work.num_microbatches, []
+    for rank in layout.ranks:
+        rows = layout.rows_of(work.num_rows).get(rank, 0)
+        routed, active = 0.0, 0
+        for experts, loads in zip(layout.experts, work.loads, strict=True):
+            mine = [load * h.share for on, load in zip(experts, loads, strict=True) for h in on
+                    if h.rank == rank]  # fmt: skip
+            routed += sum(mine)
+            active += sum(load > 0.0 for load in mine)
+        by_part = [1.0 / count] * count
+        for micro_batch, (own_rows, own_routed) in enumerate(
+            zip(apportion(rows, by_part), apportion(round(routed * 1e6), by_part), strict=True)
+        ):
+            records.append(
+                MicroBatchRecord(
+                    rank=rank,
+                    step=0,
+                    micro_batch=micro_batch,
+                    generation=1,
+                    compute_s=1.0,
+                    tokens=own_rows * ROW_TOKENS,
+                    sum_len_squared=own_rows * ROW_TOKENS * SQUARES_PER_TOKEN,
+                    expert_rows=own_routed,
+                    num_active_experts=active,
+                )
+            )
+    return sample_of(records)
+
+
+@given(cases())
+def test_the_forecast_is_what_the_model_expects_of_a_sample_with_that_work(case: Case) -> None:
+    layout, work, model = case
+    sample = reported(layout, work)
+    assert sample.num_microbatches == work.num_microbatches
+    dense, experts = sample.features.copy(), sample.features.copy()
+    dense[:, 3] = 0.0
+    experts[:, [0, 1, 2, 4]] = 0.0
+    experts[:, 3] *= 1e-6
+    price = forecast(layout, model=model, workload=work, speeds={})
+    expected = dense @ model.coefficients
+    assert [price.dense_s[rank] for rank in layout.ranks] == pytest.approx(expected.tolist())
+    # A layer waits for its slowest rank, so all layers together take the slowest rank at least.
+    at_rank = experts @ model.coefficients
+    assert sum(price.layer_s) >= at_rank.max() - 1e-6
+    if len(work.loads) == 1:
+        assert sum(price.layer_s) == pytest.approx(at_rank.max(), abs=1e-6)
+    if len(layout.ranks) == 1:  # nobody to wait for
+        assert price.step_s == pytest.approx(float((expected + at_rank)[0]), abs=1e-6)
+
+
+@given(cases())
+def test_without_a_model_the_number_changes_no_price(case: Case) -> None:
+    layout, work, _ = case
+    once = forecast(layout, model=None, workload=replace(work, num_microbatches=1), speeds={})
+    often = forecast(layout, model=None, workload=work, speeds={})
+    assert often.step_s == pytest.approx(once.step_s)
+    assert often.fluid_step_s == pytest.approx(once.fluid_step_s)
+
+
+def test_a_step_without_micro_batches_is_refused() -> None:
+    with pytest.raises(ValueError, match="num_microbatches"):
+        Workload(num_rows=1, tokens=1.0, sum_len_squared=1.0, loads=(), num_microbatches=0)
