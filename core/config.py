@@ -154,14 +154,11 @@ class ControllerConfig:
     tick_interval_s: float = 0.2
     # Seconds without a record before a job counts as blind.
     blind_after_s: float = 30.0
-    # Steps of per-rank history kept in memory for queries.
-    history_steps: int = 2048
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
         _positive(self, "tick_interval_s", "blind_after_s")
-        _at_least(self, 1, "history_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
