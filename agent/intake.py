@@ -2,7 +2,8 @@
 
 A ring that is not ours, of another version or damaged is reported and left alone; a damaged record
 is counted and skipped. Nothing a trainer does can stop the agent, and nothing here stops a trainer.
-User data is never deleted: what an earlier life of a job left behind stays and is not told again.
+Nothing of a trainer's is deleted here: what an earlier life of a job left behind is told as its
+own, to the end, and the present life is told nothing of it.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import fcntl
 import logging
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +21,10 @@ from pacekeeper.agent.window import Reading
 from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.records import Record
+from pacekeeper.core.reports import PlanFile
 from pacekeeper.core.topology import Attachment, is_job_name
 
 MAX_LAYOUT_BYTES = 16 * 1024 * 1024
-_LAYOUT_PREFIX, _LAYOUT_SUFFIX = "layout-", ".json"
 _log = logging.getLogger(__name__)
 
 
@@ -30,9 +32,11 @@ _log = logging.getLogger(__name__)
 class _Job:
     """One job's directory: its rings, what its ranks should know, layout files already told.
 
-    `told` is what this life of the agent was told to say. `earlier_pids` and `earlier_layouts`
-    belong to a life of the job before the present one.
+    `life` is the newest one seen, `told` what this agent was told to say to it. Where lives have no
+    number, `earlier_pids` and `earlier_layouts` belong to one before the present.
     """
+
+    life: int = 0
 
     rings: dict[str, RingReader] = field(default_factory=dict)
     told: ring.CommandSlot = field(default_factory=ring.CommandSlot)
@@ -45,14 +49,21 @@ class _Job:
         return [
             reader
             for reader in self.rings.values()
-            if reader.is_rank and reader.attachment.pid not in self.earlier_pids
+            if reader.is_rank and self.is_present(reader.attachment)
         ]
 
-    def began_anew(self) -> None:
-        """Another process took a ring over: the job was started again, under the same name."""
-        self.earlier_pids = frozenset(r.attachment.pid for r in self.rings.values())
-        self.earlier_layouts = dict(self.layouts)
-        self.told = ring.CommandSlot()  # the dead of the earlier life are no one's dead any more
+    def is_present(self, attachment: Attachment) -> bool:
+        """Is this one of the job's present life?"""
+        return attachment.life == self.life and attachment.pid not in self.earlier_pids
+
+    def began_anew(self, life: int) -> None:
+        """The job was started again, under the same name: the dead of before are no one's dead."""
+        self.earlier_pids = frozenset(
+            () if life else (r.attachment.pid for r in self.rings.values())
+        )
+        self.earlier_layouts = {} if life else dict(self.layouts)
+        self.life = life
+        self.told = ring.CommandSlot(life=life)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -121,8 +132,8 @@ class Intake:
         names = set()
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
             names = {e.name for e in entries if is_job_name(e.name) and e.is_dir()}
-        last = [self._close_job(gone) for gone in sorted(set(self._jobs) - names)]
-        readings = [self._look_at_job(name, now_s) for name in sorted(names)]
+        last = [r for gone in sorted(set(self._jobs) - names) for r in self._close_job(gone)]
+        readings = [r for name in sorted(names) for r in self._look_at_job(name, now_s)]
         self._has_looked = True
         return (*(reading for reading in last if not reading.is_empty), *readings)
 
@@ -134,26 +145,25 @@ class Intake:
             readings.append(
                 Reading(
                     job=name,
+                    life=job.life,
                     attached=tuple(r.attachment for r in job.present_ranks),
-                    layouts=self._new_layouts(name, job, self._list(name)),
+                    layouts=tuple(self._new_layouts(name, job, self._list(name))[job.life]),
                 )
             )
         return tuple(readings)
 
-    def offer_plan(
-        self, job: str, generation: int, base_generation: int, data: bytes, digest: bytes
-    ) -> bool:
+    def offer_plan(self, plan: PlanFile) -> bool:
         """Write the plan's file, whole, then tell the job's ranks. False: not possible here."""
-        known = self._jobs.get(job)
-        if known is None:
+        known = self._jobs.get(plan.job)
+        if known is None or plan.life != known.life:
             return False
-        target = self.directory / job / ring.plan_file_name(generation)
+        target = self.directory / plan.job / ring.plan_file_name(plan.generation)
         said = (known.told.plan_generation, known.told.plan_sha256)
-        if said == (generation, digest) and target.exists():
+        if said == (plan.generation, plan.sha256) and target.exists():
             return True  # offers are repeated until they are observed
-        key = f"{job}/{target.name}"
+        key = f"{plan.job}/{target.name}"
         try:
-            _write_whole(target, data)
+            _write_whole(target, plan.data)
         except OSError as error:
             self._note(self.unwritable, key, str(error.strerror))
             return False
@@ -162,48 +172,62 @@ class Intake:
             known,
             lambda command: replace(
                 command,
-                plan_generation=generation,
-                base_generation=base_generation,
-                plan_sha256=digest,
+                plan_generation=plan.generation,
+                base_generation=plan.base_generation,
+                plan_sha256=plan.sha256,
             ),
         )
         return True
 
-    def notify_deaths(self, job: str, ranks: frozenset[int]) -> None:
-        """Tell the job's ranks here who is dead, in addition to what they know."""
+    def notify_deaths(self, job: str, ranks: frozenset[int], life: int = 0) -> None:
+        """Tell the ranks of this life here who of it is dead, in addition to what they know."""
         known = self._jobs.get(job)
         sane = frozenset(rank for rank in ranks if 0 <= rank < ring.MAX_RANKS)
-        if known is not None and sane:
+        if known is not None and known.life == life and sane:
             self._tell(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
     def _tell(self, job: _Job, change: Callable[[ring.CommandSlot], ring.CommandSlot]) -> None:
-        """Change what every ring of the job says; what an earlier agent said there is kept."""
+        """Change what every ring of this life says; what an earlier agent said there is kept."""
         job.told = change(job.told)
         for reader in job.rings.values():
-            reader.write_command(change(reader.said))
+            if reader.attachment.life == job.life:
+                reader.write_command(change(reader.said))
 
-    def _look_at_job(self, name: str, now_s: float) -> Reading:
+    def _look_at_job(self, name: str, now_s: float) -> tuple[Reading, ...]:
+        """What is new, by life, the earliest first: nearly always there is one."""
         job = self._jobs.setdefault(name, _Job())
         files = self._list(name)
-        records: list[Record] = []
+        records: defaultdict[int, list[Record]] = defaultdict(list)
         attached: list[Attachment] = []
         for gone in set(job.rings) - set(files):
-            records += self._drain(job.rings.pop(gone))
+            reader = job.rings.pop(gone)
+            records[reader.attachment.life] += self._drain(reader)
         # The supervisor's ring first: it is the first one of a new life of the job.
         rings = sorted((f for f in files if f.endswith(".ring")), key=lambda f: (f[0] != "s", f))
         for file_name in rings:
+            before = job.rings.get(file_name)
             opened, rest = self._open_if_new(name, job, file_name, files[file_name], now_s)
-            records += rest
+            if before is not None:
+                records[before.attachment.life] += rest
             if opened is not None and opened.is_rank:
                 attached.append(opened.attachment)
         for reader in job.rings.values():
-            records += reader.records(self.counts)
+            records[reader.attachment.life] += reader.records(self.counts)
             reader.beat(now_s)
         layouts = self._new_layouts(name, job, files)
         for key in [k for k in self.unreadable if k.startswith(f"{name}/")]:
             if key.removeprefix(f"{name}/") not in files:
                 del self.unreadable[key]
-        return Reading(job=name, attached=tuple(attached), records=tuple(records), layouts=layouts)
+        return tuple(
+            Reading(
+                job=name,
+                life=life,
+                attached=tuple(a for a in attached if a.life == life),
+                records=tuple(records[life]),
+                layouts=tuple(layouts[life]),
+            )
+            for life in sorted({job.life, *records, *layouts, *(a.life for a in attached)})
+        )
 
     def _open_if_new(
         self, name: str, job: _Job, file_name: str, status: os.stat_result, now_s: float
@@ -231,13 +255,15 @@ class Intake:
         rest: list[Record] = []
         if known is not None and known.inode != status.st_ino:
             rest = self._drain(known)
-            known_pid, pid = known.attachment.pid, reader.attachment.pid
-            if known_pid != pid and known_pid not in job.earlier_pids:
-                job.began_anew()
+            if job.is_present(known.attachment) and _is_later(reader.attachment, known.attachment):
+                job.began_anew(reader.attachment.life)
+        if reader.attachment.life > job.life:
+            job.began_anew(reader.attachment.life)
         if self._has_looked:
             self.counts.lost += reader.index  # it was born under our eyes, yet lapped already
         job.rings[file_name] = reader
-        reader.write_command(_merged(reader.said, job.told))
+        if reader.attachment.life == job.life:
+            reader.write_command(_merged(reader.said, job.told))
         return reader, rest
 
     def _drain(self, reader: RingReader) -> list[Record]:
@@ -246,23 +272,28 @@ class Intake:
         reader.close()
         return records
 
-    def _close_job(self, name: str) -> Reading:
+    def _close_job(self, name: str) -> tuple[Reading, ...]:
         job = self._jobs.pop(name)
-        records = [r for reader in job.rings.values() for r in self._drain(reader)]
+        records: defaultdict[int, list[Record]] = defaultdict(list)
+        for reader in job.rings.values():
+            records[reader.attachment.life] += self._drain(reader)
         for notes in (self.unreadable, self.unwritable):
             for key in [k for k in notes if k.startswith(f"{name}/")]:
                 del notes[key]
-        return Reading(job=name, records=tuple(records))
+        return tuple(
+            Reading(job=name, life=life, records=tuple(records[life])) for life in sorted(records)
+        )
 
     def _new_layouts(
         self, name: str, job: _Job, files: Mapping[str, os.stat_result]
-    ) -> tuple[tuple[int, bytes], ...]:
-        found = []
+    ) -> defaultdict[int, list[tuple[int, bytes]]]:
+        """(generation, data) of layout files not told yet, by life."""
+        found: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
         for file_name, status in sorted(files.items()):
-            number = file_name.removeprefix(_LAYOUT_PREFIX).removesuffix(_LAYOUT_SUFFIX)
-            is_layout = file_name == f"{_LAYOUT_PREFIX}{number}{_LAYOUT_SUFFIX}"
-            if not is_layout or not (number.isascii() and number.isdigit() and len(number) < 10):
+            parsed = ring.parse_layout_file_name(file_name)
+            if parsed is None:
                 continue
+            generation, life = parsed
             stamp_ns = status.st_mtime_ns
             if stamp_ns in (job.layouts.get(file_name), job.earlier_layouts.get(file_name)):
                 continue
@@ -271,13 +302,14 @@ class Intake:
                 self._note(self.unreadable, key, f"{status.st_size} bytes are no layout")
                 continue
             try:
-                found.append((int(number), (self.directory / name / file_name).read_bytes()))
+                data = (self.directory / name / file_name).read_bytes()
             except OSError as error:
                 self._note(self.unreadable, key, str(error.strerror))
                 continue
             self.unreadable.pop(key, None)
             job.layouts[file_name] = stamp_ns
-        return tuple(found)
+            found[life].append((generation, data))
+        return found
 
     def _list(self, name: str) -> dict[str, os.stat_result]:
         """Ring and layout files of a job, by name; empty where it can not be read."""
@@ -285,7 +317,7 @@ class Intake:
         try:
             with os.scandir(self.directory / name) as entries:
                 for entry in entries:
-                    if entry.name.endswith((".ring", _LAYOUT_SUFFIX)) and entry.name[0] != ".":
+                    if entry.name.endswith((".ring", ".json")) and entry.name[0] != ".":
                         with contextlib.suppress(FileNotFoundError):
                             found[entry.name] = entry.stat(follow_symlinks=False)
         except OSError as error:
@@ -299,6 +331,13 @@ class Intake:
         if notes.get(key) != reason:
             _log.warning("file=%s/%s: %s", self.directory, key, reason)
         notes[key] = reason
+
+
+def _is_later(one: Attachment, replaced: Attachment) -> bool:
+    """Is `one`, which took the other's file over, of another life? A number is never outdone."""
+    if one.life and replaced.life:
+        return one.life > replaced.life
+    return (one.life, one.pid) != (replaced.life, replaced.pid)
 
 
 def _merged(own: ring.CommandSlot, told: ring.CommandSlot) -> ring.CommandSlot:

@@ -93,8 +93,8 @@ class Agent:
     def _look(self) -> None:
         began_s = time.monotonic()
         readings = self.intake.look(began_s)
-        for job, dead in deaths_in(readings, self.intake.pids()).items():
-            self.intake.notify_deaths(job, dead)
+        for (job, life), dead in deaths_in(readings, self.intake.pids()).items():
+            self.intake.notify_deaths(job, dead, life)
         # While the controller is away, a report without news would only push others out.
         is_due = self.uplink.is_connected and began_s - self._reported_s >= IDLE_REPORT_S
         if is_due or any(not reading.is_empty for reading in readings):
@@ -163,10 +163,10 @@ class Agent:
                 except ValueError as error:
                     _log.error("offer ignored: %s", error)
                     return
-                self.intake.offer_plan(*offer)
+                self.intake.offer_plan(offer)
             case "notify_deaths":
                 notice = message.notify_deaths
-                self.intake.notify_deaths(notice.job, frozenset(notice.ranks))
+                self.intake.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
             case other:
                 _log.warning("unknown command %s: is the controller newer?", other)
 

@@ -14,9 +14,10 @@ _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one look into a job's rings gave."""
+    """What one look into the rings of one life of a job gave."""
 
     job: str
+    life: int = 0
     attached: tuple[Attachment, ...] = ()
     records: tuple[Record, ...] = ()
     layouts: tuple[tuple[int, bytes], ...] = ()
@@ -41,7 +42,7 @@ def split(
         while len(left) > room:
             yield (*portion, reading)
             portion, left, room = [], left[room:], max_records
-            reading = Reading(job=reading.job, records=left[:room])
+            reading = Reading(job=reading.job, life=reading.life, records=left[:room])
         portion.append(reading)
         room -= len(left)
     yield tuple(portion)
@@ -65,7 +66,9 @@ def batch(
         sequence=sequence,
         sent_mono_s=now_s,
         jobs=tuple(
-            JobReport(job=r.job, attached=r.attached, records=r.records, layouts=r.layouts)
+            JobReport(
+                job=r.job, life=r.life, attached=r.attached, records=r.records, layouts=r.layouts
+            )
             for r in readings
             if not r.is_empty
         ),
@@ -76,15 +79,16 @@ def batch(
 
 def deaths_in(
     readings: Sequence[Reading], pids: Mapping[str, Mapping[int, int]] = _NO_PIDS
-) -> Mapping[str, frozenset[int]]:
-    """Ranks whose process ended badly, by job: their neighbours here are told at once.
+) -> Mapping[tuple[str, int], frozenset[int]]:
+    """Ranks whose process ended badly, by job and life: their neighbours here are told at once.
 
     A clean exit (code 0) is no death, nor is the end of a process that another one has replaced
-    (`pids[job][rank]`). Ranks of other nodes hear of it from the controller.
+    (`pids[job][rank]`, where lives have no number). Ranks of other nodes hear of it from the
+    controller.
     """
-    dead: dict[str, frozenset[int]] = {}
+    dead: dict[tuple[str, int], frozenset[int]] = {}
     for reading in readings:
-        present = pids.get(reading.job, {})
+        present = {} if reading.life else pids.get(reading.job, {})
         found = frozenset(
             record.rank
             for record in reading.records
@@ -93,5 +97,6 @@ def deaths_in(
             and present.get(record.rank, record.pid) == record.pid
         )
         if found:
-            dead[reading.job] = dead.get(reading.job, frozenset()) | found
+            key = reading.job, reading.life
+            dead[key] = dead.get(key, frozenset()) | found
     return dead

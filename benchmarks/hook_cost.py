@@ -26,6 +26,7 @@ from rich.table import Table
 from pacekeeper.agent.intake import Intake
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.reports import PlanFile
 from pacekeeper.trainer import hooks
 from pacekeeper.trainer.timing import ComputeTime
 
@@ -99,7 +100,9 @@ def read_rings(directory: Path) -> None:
         now_s = time.monotonic()
         intake.look(now_s)
         if (directory / "offer").exists():
-            intake.offer_plan(JOB, 2, 1, LAYOUT, digest)
+            intake.offer_plan(
+                PlanFile(job=JOB, generation=2, base_generation=1, data=LAYOUT, sha256=digest)
+            )
         if intake.counts.read:
             (directory / "reading").touch()
         time.sleep(0.01)

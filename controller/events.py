@@ -49,6 +49,7 @@ class OfferPlan:
     nodes: tuple[str, ...]
     layout: Layout
     base_generation: int
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,7 @@ class NotifyDeaths:
     job: str
     nodes: tuple[str, ...]
     ranks: tuple[int, ...]
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,9 +23,11 @@ def take_in(
     state: State, node: str, report: JobReport, config: ControllerConfig, now_s: float
 ) -> tuple[State, list[Command]]:
     """Fold one job's part of a report. Says with commands what must be stored and told."""
-    job = state.jobs.get(report.job) or JobState(name=report.job)
-    commands: list[Command] = []
+    job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
+    if 0 < report.life < job.life:
+        return state, []  # the last words of a life that is over are told to nobody
     unix_s = now_s + state.unix_offset_s
+    job, commands = _follow_life(job, report.life, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
     commands += said
     job, said = _take_layouts(job, report.layouts)
@@ -47,17 +49,32 @@ def take_in(
     return replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
+def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
+    """A later life of the job ends the present one; what it said is not of the new one."""
+    if life <= job.life:
+        return job, []
+    is_known = bool(job.ranks or job.remembered or job.layout is not None)
+    job, commands = _begin_anew(job, unix_s) if is_known else (job, [])
+    return replace(job, life=life), commands
+
+
 def _take_attachments(
     job: JobState, node: str, attached: Iterable[Attachment], now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
-    """Learn ranks. Another process under a known rank is a new life of the whole job."""
+    """Learn ranks. Another process under a known rank is a new life of the whole job.
+
+    Where lives have numbers, it is their numbers that tell.
+    """
     commands: list[Command] = []
     for attachment in attached:
         number = attachment.rank
         known, stored = job.ranks.get(number), job.remembered.get(number)
-        if known is not None and known.attachment.pid == attachment.pid:
+        if known is not None and _is_same_life(known.attachment, attachment):
             continue
-        is_new_life = known is not None or (stored is not None and stored.pid != attachment.pid)
+        is_same = (
+            stored is None or (0 < job.life == attachment.life) or stored.pid == attachment.pid
+        )
+        is_new_life = known is not None or not is_same
         if is_new_life and (job.step >= 0 or stored is not None):
             job, said = _begin_anew(job, unix_s)
             commands += said
@@ -75,6 +92,12 @@ def _take_attachments(
         )
         commands.append(SaveJob(job=job.name))
     return job, commands
+
+
+def _is_same_life(known: Attachment, attachment: Attachment) -> bool:
+    if known.life and attachment.life:
+        return known.life == attachment.life
+    return known.pid == attachment.pid
 
 
 def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:

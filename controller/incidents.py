@@ -46,7 +46,7 @@ def bury(
         home=None,  # the layout from before needs the dead rank
     )
     job, closed = close(job, {rank}, FindingKind.DEVICE, unix_s, "the rank died")
-    notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead)
+    notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
     return state, job, [*opened, *closed, SaveJob(job=job.name), notice]
 
 

@@ -70,6 +70,7 @@ def restored(
         ours = (job.desired,) if job.desired is not None else ()
         states[job.name] = JobState(
             name=job.name,
+            life=job.life,
             layout=job.layout,
             layout_reason=job.layout_reason,
             home=job.home,
@@ -89,6 +90,7 @@ def job_record(state: State, job: str) -> JobRecord:
     known = state.jobs[job]
     return JobRecord(
         name=job,
+        life=known.life,
         newest_generation=known.newest_generation,
         step=known.step,
         layout=known.layout,
@@ -212,7 +214,13 @@ def _act(
         SaveDecision(job=name, step=job.step, decision=decision),
         SaveJob(job=name),
         *_told(name, decision),
-        OfferPlan(job=name, nodes=job.nodes, layout=plan, base_generation=base_generation),
+        OfferPlan(
+            job=name,
+            nodes=job.nodes,
+            layout=plan,
+            base_generation=base_generation,
+            life=job.life,
+        ),
     )
     return _with_job(state, job), commands
 
@@ -284,11 +292,13 @@ def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Comm
                 nodes=job.nodes,
                 layout=job.desired,
                 base_generation=job.desired_base,
+                life=job.life,
             )
         )
     runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
     if set(job.dead) & runs and job.living:
-        commands.append(NotifyDeaths(job=name, nodes=job.nodes, ranks=job.dead))
+        notice = NotifyDeaths(job=name, nodes=job.nodes, ranks=job.dead, life=job.life)
+        commands.append(notice)
     if commands:
         state = _with_job(state, replace(job, said_s=now_s))
     return state, tuple(commands)

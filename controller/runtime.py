@@ -221,11 +221,11 @@ class Controller:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base):
-                offer = wire.offer_to_message(job, layout, base)
+            case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base, life=life):
+                offer = wire.offer_to_message(job, layout, base, life)
                 self._send(nodes, "plan", job, control_pb2.AttachResponse(offer_plan=offer))
-            case NotifyDeaths(job=job, nodes=nodes, ranks=ranks):
-                notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks))
+            case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, life=life):
+                notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
                 self._send(nodes, "deaths", job, control_pb2.AttachResponse(notify_deaths=notice))
             case SaveIncident(incident=incident):
                 self.metrics.count_incident(incident)

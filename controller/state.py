@@ -66,8 +66,8 @@ class RankState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """One job. `layout` is the observed one, `desired` the one offered (None: nothing offered) to
-    ranks that run generation `desired_base`.
+    """One job in its present `life` (0: unknown). `layout` is the observed one, `desired` the one
+    offered (None: nothing offered) to ranks that run generation `desired_base`.
 
     `known_layouts` are layouts that ranks may say they run: offered ones and those survivors wrote;
     `offered` gives the reason of each that we offered. `home` is the layout to go back to when the
@@ -77,6 +77,7 @@ class JobState:
     """
 
     name: str
+    life: int = 0
     ranks: Mapping[int, RankState] = field(default_factory=dict)
     layout: Layout | None = None
     layout_reason: str = ""
@@ -183,3 +184,4 @@ class JobRecord:
     desired: Layout | None
     home: Layout | None
     ranks: tuple[RankRecord, ...] = ()
+    life: int = 0

@@ -20,13 +20,14 @@ from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, T
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
 _TABLES = """
 CREATE TABLE jobs (
     name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
-    layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB, ranks TEXT NOT NULL);
+    layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB, ranks TEXT NOT NULL,
+    life INTEGER NOT NULL);
 CREATE TABLE layouts (
     job TEXT NOT NULL, generation INTEGER NOT NULL, layout BLOB NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, generation));
@@ -90,7 +91,7 @@ class Store:
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace a job."""
         self._connection.execute(
-            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 job.name,
                 job.newest_generation,
@@ -100,6 +101,7 @@ class Store:
                 _encoded(job.desired),
                 _encoded(job.home),
                 json.dumps([[rank.rank, rank.pid, rank.life] for rank in job.ranks]),
+                job.life,
             ),
         )
 
@@ -173,6 +175,7 @@ class Store:
                     RankRecord(rank=rank, pid=pid, life=RankLife(life))
                     for rank, pid, life in json.loads(row[7])
                 ),
+                life=row[8],
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
         )

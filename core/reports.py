@@ -1,4 +1,4 @@
-"""What a node tells the controller, as plain values: the wire's messages without the wire."""
+"""What a node and the controller tell each other, as plain values: messages without the wire."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,12 @@ from pacekeeper.core.topology import Attachment, DeviceSample
 class JobReport:
     """Everything new of one job on one node, records in the order they were read.
 
-    `layouts` are layout files the trainer wrote: (generation, canonical JSON).
+    `layouts` are layout files the trainer wrote: (generation, canonical JSON). All of it belongs
+    to one `life` of the job (see `core.topology.Attachment`).
     """
 
     job: str
+    life: int = 0
     attached: tuple[Attachment, ...] = ()
     records: tuple[Record, ...] = ()
     layouts: tuple[tuple[int, bytes], ...] = ()
@@ -40,3 +42,15 @@ class NodeReport:
     jobs: tuple[JobReport, ...] = ()
     devices: tuple[DeviceSample, ...] = ()
     health: AgentHealth = AgentHealth()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFile:
+    """A plan on its way to the ranks of one life of a job; `sha256` is the digest of `data`."""
+
+    job: str
+    generation: int
+    base_generation: int
+    data: bytes
+    sha256: bytes
+    life: int = 0

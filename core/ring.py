@@ -10,6 +10,7 @@ for before and after the copy and the CRC fits: a torn or corrupt slot is counte
 """
 
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterable
@@ -21,7 +22,7 @@ from pacekeeper.core.records import BODY_BYTES, Record, pack, unpack
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
-VERSION = 1
+VERSION = 2
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096
@@ -33,12 +34,14 @@ T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
 _SLOT = struct.Struct(f"<QIHH{BODY_BYTES}s")  # sequence, CRC, kind, body length, body
 _SLOT_KEY = struct.Struct("<QH")
-_COMMAND = struct.Struct(f"<QI4xQQ32s{MAX_RANKS // 8}s")
+_COMMAND = struct.Struct(f"<QI4xQQQ32s{MAX_RANKS // 8}s")
 _HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 HEARTBEAT = struct.Struct("<d")
 HEARTBEAT_OFFSET = _HEARTBEAT_OFFSET
 COMMAND_BYTES = _COMMAND.size
 SEQUENCE = struct.Struct("<Q")
+_JOB_FILE = re.compile(r"\.?(?:.+\.ring|(?:plan|layout)-.+\.json)(?:\..+)?")
+_LAYOUT_NAME = re.compile(r"layout-([0-9]{1,15})-([0-9]{1,9})\.json")
 
 assert _SLOT.size <= SLOT_BYTES
 assert HEARTBEAT_OFFSET + HEARTBEAT.size <= SLOTS_OFFSET
@@ -145,20 +148,23 @@ class CommandSlot:
     """What the node's agent wants this rank to know: the newest plan and who is dead.
 
     `plan_generation` 0 means: no plan. The plan itself is the file `plan_file_name(generation)`
-    beside the ring; `plan_sha256` is the digest of its bytes.
+    beside the ring; `plan_sha256` is the digest of its bytes. All of it is meant for one `life` of
+    the job; 0 is any.
     """
 
     plan_generation: int = 0
     base_generation: int = 0
     plan_sha256: bytes = bytes(32)
     dead_ranks: frozenset[int] = frozenset()
+    life: int = 0
 
 
 def encode_command(sequence: int, command: CommandSlot) -> bytes:
     """The command slot's bytes; `sequence` grows with every write and is stored last."""
     bitmap = _to_bitmap(command.dead_ranks)
-    fields = (command.plan_generation, command.base_generation, command.plan_sha256, bitmap)
-    return _COMMAND.pack(sequence, _command_crc(sequence, *fields), *fields)
+    numbers = (command.plan_generation, command.base_generation, command.life)
+    crc = _command_crc(sequence, *numbers, command.plan_sha256, bitmap)
+    return _COMMAND.pack(sequence, crc, *numbers, command.plan_sha256, bitmap)
 
 
 def decode_command(area: bytes) -> tuple[int, CommandSlot]:
@@ -169,22 +175,25 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
     """
     if len(area) < _COMMAND.size:
         raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
-    sequence, crc, plan, base, digest, bitmap = _COMMAND.unpack_from(area)
+    sequence, crc, plan, base, life, digest, bitmap = _COMMAND.unpack_from(area)
     if sequence == 0:
         return 0, CommandSlot()
-    if crc != _command_crc(sequence, plan, base, digest, bitmap):
+    if crc != _command_crc(sequence, plan, base, life, digest, bitmap):
         raise TornError("the command slot is being written")
     command = CommandSlot(
         plan_generation=plan,
         base_generation=base,
         plan_sha256=digest,
         dead_ranks=frozenset(_from_bitmap(bitmap)),
+        life=life,
     )
     return sequence, command
 
 
-def _command_crc(sequence: int, plan: int, base: int, digest: bytes, bitmap: bytes) -> int:
-    return zlib.crc32(struct.pack("<QQQ", sequence, plan, base) + digest + bitmap)
+def _command_crc(
+    sequence: int, plan: int, base: int, life: int, digest: bytes, bitmap: bytes
+) -> int:
+    return zlib.crc32(struct.pack("<QQQQ", sequence, plan, base, life) + digest + bitmap)
 
 
 def _to_bitmap(ranks: Iterable[int]) -> bytes:
@@ -217,6 +226,17 @@ def plan_file_name(generation: int) -> str:
     return f"plan-{generation:06d}.json"
 
 
-def layout_file_name(generation: int) -> str:
-    """A layout the trainer runs: the first one and those that survivors agreed on."""
-    return f"layout-{generation:06d}.json"
+def layout_file_name(generation: int, life: int = 0) -> str:
+    """A layout that this life of the job runs: the first one and those that survivors agreed on."""
+    return f"layout-{life}-{generation:06d}.json"
+
+
+def parse_layout_file_name(name: str) -> tuple[int, int] | None:
+    """(generation, life) of a layout's file; None for any other name."""
+    found = _LAYOUT_NAME.fullmatch(name)
+    return None if found is None else (int(found[2]), int(found[1]))
+
+
+def is_job_file_name(name: str) -> bool:
+    """True for rings, plans, layouts and their unfinished copies: all of one life of a job."""
+    return _JOB_FILE.fullmatch(name) is not None

@@ -50,7 +50,9 @@ class Attachment:
     """What one rank says of itself once, when it attaches to its node's ring directory.
 
     `role` names the group of ranks that do the same work (stage, chunk, tensor share): peers.
-    `device_uuid` is empty for a rank without GPU; `model` is None where work can not move.
+    `device_uuid` is empty for a rank without GPU; `model` is None where work can not move. `life`
+    ascends from one launch of the job to the next (Unix milliseconds of its start, the same on all
+    ranks); 0 where the launcher sets none: lives are then told apart by pids.
     """
 
     job: str
@@ -61,8 +63,11 @@ class Attachment:
     clock: Clock = Clock.WALL
     device_uuid: str = ""
     model: ModelShape | None = None
+    life: int = 0
 
     def __post_init__(self) -> None:
+        if self.life < 0:
+            raise ValueError(f"life {self.life}: expected Unix milliseconds, or 0 for unknown")
         if not is_job_name(self.job):
             raise ValueError(f"job name {self.job!r}: expected {JOB_NAME_RULE}")
         if not 0 <= self.rank < self.world_size:

@@ -42,26 +42,30 @@ class Acknowledge(_message.Message):
     def __init__(self, sequence: _Optional[int] = ...) -> None: ...
 
 class OfferPlan(_message.Message):
-    __slots__ = ("job", "generation", "base_generation", "layout_json", "sha256")
+    __slots__ = ("job", "generation", "base_generation", "layout_json", "sha256", "life")
     JOB_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     job: str
     generation: int
     base_generation: int
     layout_json: bytes
     sha256: bytes
-    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ..., sha256: _Optional[bytes] = ...) -> None: ...
+    life: int
+    def __init__(self, job: _Optional[str] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ..., sha256: _Optional[bytes] = ..., life: _Optional[int] = ...) -> None: ...
 
 class NotifyDeaths(_message.Message):
-    __slots__ = ("job", "ranks")
+    __slots__ = ("job", "ranks", "life")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     job: str
     ranks: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ...) -> None: ...
+    life: int
+    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
     __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths")

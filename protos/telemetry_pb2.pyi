@@ -25,7 +25,7 @@ class ModelShape(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ...) -> None: ...
 
 class Attachment(_message.Message):
-    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model")
+    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "life")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Attachment(_message.Message):
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     world_size: int
@@ -42,7 +43,8 @@ class Attachment(_message.Message):
     clock: str
     device_uuid: str
     model: ModelShape
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ...) -> None: ...
+    life: int
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class MicroBatchColumns(_message.Message):
     __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s")
@@ -205,7 +207,7 @@ class LayoutFile(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +216,7 @@ class JobReport(_message.Message):
     PLANS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     RANK_EXITS_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
     job: str
     attached: _containers.RepeatedCompositeFieldContainer[Attachment]
     micro_batches: MicroBatchColumns
@@ -222,7 +225,8 @@ class JobReport(_message.Message):
     plans_applied: PlanAppliedColumns
     rank_exits: RankExitColumns
     layouts: _containers.RepeatedCompositeFieldContainer[LayoutFile]
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ...) -> None: ...
+    life: int
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable")

@@ -20,7 +20,7 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, ModelShape
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
@@ -94,7 +94,9 @@ def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
     )
 
 
-def offer_to_message(job: str, layout: Layout, base_generation: int) -> control_pb2.OfferPlan:
+def offer_to_message(
+    job: str, layout: Layout, base_generation: int, life: int = 0
+) -> control_pb2.OfferPlan:
     """A plan, with the digest that the rank will check."""
     data = encode_layout(layout)
     return control_pb2.OfferPlan(
@@ -103,30 +105,30 @@ def offer_to_message(job: str, layout: Layout, base_generation: int) -> control_
         base_generation=base_generation,
         layout_json=data,
         sha256=hashlib.sha256(data).digest(),
+        life=life,
     )
 
 
-def offer_from_message(message: control_pb2.OfferPlan) -> tuple[str, int, int, bytes, bytes]:
-    """(job, generation, base generation, layout's JSON, SHA-256 of it).
-
-    Raises ValueError where the plan does not fit its digest.
-    """
+def offer_from_message(message: control_pb2.OfferPlan) -> PlanFile:
+    """The plan in a message. Raises ValueError where it does not fit its digest."""
     if hashlib.sha256(message.layout_json).digest() != message.sha256:
         raise ValueError(
             f"plan {message.generation} of job {message.job!r} does not fit its digest"
         )
-    return (
-        message.job,
-        message.generation,
-        message.base_generation,
-        message.layout_json,
-        message.sha256,
+    return PlanFile(
+        job=message.job,
+        generation=message.generation,
+        base_generation=message.base_generation,
+        data=message.layout_json,
+        sha256=message.sha256,
+        life=message.life,
     )
 
 
 def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
     message = telemetry_pb2.JobReport(
         job=job.job,
+        life=job.life,
         attached=[attachment_to_message(a) for a in job.attached],
         layouts=[
             telemetry_pb2.LayoutFile(generation=generation, layout_json=data)
@@ -161,6 +163,7 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
     records += _loads_from_columns(message.expert_loads, message.job)
     return JobReport(
         job=message.job,
+        life=message.life,
         attached=tuple(_attachment_from_message(a) for a in message.attached),
         records=tuple(records),
         layouts=tuple((f.generation, f.layout_json) for f in message.layouts),
@@ -224,6 +227,7 @@ def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
         role=attachment.role,
         clock=attachment.clock,
         device_uuid=attachment.device_uuid,
+        life=attachment.life,
     )
     if attachment.model is not None:
         for field in fields(ModelShape):
@@ -244,6 +248,7 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
         clock=Clock(message.clock),
         device_uuid=message.device_uuid,
         model=model,
+        life=message.life,
     )
 
 

@@ -29,6 +29,7 @@ from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
 
 RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
+LIFE_VARIABLE = "PACEKEEPER_LIFE"
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -53,14 +54,20 @@ def attach(
     device_uuid: str = "",
     model: ModelShape | None = None,
     timer: SegmentClock | None = None,
+    life: int | None = None,
 ) -> "Hooks":
     """Attach this rank to its node's ring directory.
 
     `ring_dir` defaults to the environment's PACEKEEPER_RING_DIR (set by the launcher), then to the
     agent's own default. `timer` is what `micro_batch_timer` measures with (default: wall time).
-    Without a usable directory the hooks do nothing, with one warning. Raises ValueError for a
-    wrong job name or rank only.
+    `life` tells one launch of the job from the next: any number that ascends and is the same on
+    all ranks, such as the Unix milliseconds of the start. It defaults to the environment's
+    PACEKEEPER_LIFE; without one, launches are told apart by the pids of their ranks. Without a
+    usable directory the hooks do nothing, with one warning. Raises ValueError for a wrong job
+    name, rank or life only.
     """
+    if life is None:
+        life = _life_of_environment()
     attachment = Attachment(
         job=job,
         rank=rank,
@@ -70,6 +77,7 @@ def attach(
         clock=clock,
         device_uuid=device_uuid,
         model=model,
+        life=life,
     )
     directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or AgentConfig().ring_dir
     return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
@@ -315,6 +323,13 @@ class Hooks:
         except Exception as error:
             self.ring.count_error(error)
             return None
+
+
+def _life_of_environment() -> int:
+    text = os.environ.get(LIFE_VARIABLE, "")
+    if text and not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{LIFE_VARIABLE}: expected a whole number above 0, got {text!r}")
+    return int(text or 0)
 
 
 def _is_same_plan(command: CommandSlot, other: CommandSlot | None) -> bool:

@@ -54,6 +54,7 @@ class RankSpec:
     ring_dir: str
     run_dir: str
     faults_dir: str = ""
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,7 @@ class Rank:
             ring_dir=spec.ring_dir,
             clock=Clock(config.clock),
             model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
+            life=spec.life,
         )
         self.log = _open_log(spec)
 

@@ -31,11 +31,12 @@ from pacekeeper.trainer.stores import (
     own_host_towards,
     split_address,
 )
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.trainer.telemetry import Ring, claim_directory
 
 POLL_S = 0.05
 GRACE_S = 10.0  # from the request to stop to the kill
 RENDEZVOUS_TIMEOUT_S = 60.0
+_LIFE_KEY = "life"
 _log = logging.getLogger(__name__)
 
 
@@ -79,23 +80,29 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
     if spec.node_rank > 0:
         host, port = own_host_towards(spec.rendezvous), 0
     server = host_store(host, port)
-    addresses = _exchange_addresses(spec, f"{host}:{server.port}")
-    supervisor = Supervisor(spec, addresses, body)
+    addresses, life = _rendezvous(spec, f"{host}:{server.port}")
+    supervisor = Supervisor(spec, addresses, life, body)
     _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
         return supervisor.watch()
     finally:
         supervisor.kill_all()
+        supervisor.close()
 
 
 class Supervisor:
     """The watcher of one node's rank processes."""
 
     def __init__(
-        self, spec: NodeSpec, addresses: tuple[str, ...], body: Callable[[RankSpec], None]
+        self,
+        spec: NodeSpec,
+        addresses: tuple[str, ...],
+        life: int,
+        body: Callable[[RankSpec], None],
     ) -> None:
         self.spec = spec
+        self.life = life
         self.body = body
         self.fenced: set[int] = set()
         self.addresses = addresses
@@ -104,6 +111,7 @@ class Supervisor:
         self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
         self.stop_asked_s = 0.0
         self.is_told = False
+        self._claim = claim_directory(Path(spec.ring_dir), spec.config.job)
         self.ring = Ring.create(
             Path(spec.ring_dir),
             Attachment(
@@ -112,6 +120,7 @@ class Supervisor:
                 world_size=spec.world_size,
                 pid=os.getpid(),
                 role="supervisor",
+                life=life,
             ),
             file_name=SUPERVISOR_RING,
         )
@@ -136,6 +145,7 @@ class Supervisor:
                         ring_dir=self.spec.ring_dir,
                         run_dir=self.spec.run_dir,
                         faults_dir=self.spec.faults_dir,
+                        life=self.life,
                     ),
                 ),
                 name=f"rank-{rank}",
@@ -167,6 +177,12 @@ class Supervisor:
         for process in self.processes.values():
             if process.is_alive():
                 process.kill()
+
+    def close(self) -> None:
+        """Give the job's directory back; its files stay for the agent to read to their end."""
+        if self._claim >= 0:
+            os.close(self._claim)
+            self._claim = -1
 
     def _tell_to_stop(self) -> None:
         self.is_told = True
@@ -218,8 +234,11 @@ class Supervisor:
         return ExitCode(max(own, default=int(ExitCode.INTERNAL)))
 
 
-def _exchange_addresses(spec: NodeSpec, own: str) -> tuple[str, ...]:
-    """Every node's store address, told through node 0's. Raises UnreachableError."""
+def _rendezvous(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
+    """Every node's store address and the life of the job, which node 0 gives by its clock.
+
+    Raises UnreachableError where a node does not come.
+    """
     give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
@@ -229,6 +248,8 @@ def _exchange_addresses(spec: NodeSpec, own: str) -> tuple[str, ...]:
             if time.monotonic() > give_up_s:
                 raise
             time.sleep(0.2)
+    if spec.node_rank == 0:
+        rendezvous.set(_LIFE_KEY, str(time.time_ns() // 1_000_000))
     rendezvous.set(f"store/{spec.node_rank}", own)
     keys = [f"store/{node}" for node in range(spec.num_nodes)]
     while not rendezvous.check(keys):
@@ -239,7 +260,8 @@ def _exchange_addresses(spec: NodeSpec, own: str) -> tuple[str, ...]:
                 remedy=f"start pacekeeper launch on all {spec.num_nodes} nodes",
             )
         time.sleep(0.05)
-    return tuple(rendezvous.get(key).decode() for key in keys)
+    addresses = tuple(rendezvous.get(key).decode() for key in keys)
+    return addresses, int(rendezvous.get(_LIFE_KEY))
 
 
 def _on_stop(stop: Callable[[], None]) -> None:

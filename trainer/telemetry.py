@@ -5,6 +5,7 @@ Anything that goes wrong is counted; after MAX_ERRORS the ring disarms itself fo
 """
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import mmap
@@ -12,6 +13,7 @@ import os
 from pathlib import Path
 
 from pacekeeper.core import ring
+from pacekeeper.core.errors import HostError
 from pacekeeper.core.records import Record, pack
 from pacekeeper.core.topology import Attachment
 
@@ -21,14 +23,48 @@ _BEING_WRITTEN = bytes(8)
 _log = logging.getLogger(__name__)
 
 
+def claim_directory(directory: Path, job: str) -> int:
+    """Make the job's directory on this node ours and clear it of what earlier lives left there.
+
+    Returns the open directory that holds the claim until it is closed, -1 where there is no such
+    directory to be had (training goes on unwatched). Raises HostError where another launch of this
+    job holds it: two would overwrite each other's rings.
+    """
+    path = directory / job
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        claim = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(claim)
+        raise HostError(
+            f"ring directory {directory}: another launch of job {job!r} on this node uses it",
+            remedy="stop that launch, or give this one another --ring-dir or job name",
+        ) from None
+    except OSError:  # a file system without locks: nothing is cleared that may be in use
+        os.close(claim)
+        return -1
+    for name in os.listdir(path):
+        if ring.is_job_file_name(name):
+            with contextlib.suppress(OSError):
+                (path / name).unlink()
+    return claim
+
+
 class Ring:
     """The writer's side of one ring file. `is_armed` is False where nothing is written (any more).
 
     Use from one thread. A forked child inherits the mapping but must not write it: it disarms.
     """
 
-    def __init__(self, path: Path | None, memory: mmap.mmap | None, reason: str = "") -> None:
+    def __init__(
+        self, path: Path | None, memory: mmap.mmap | None, *, life: int = 0, reason: str = ""
+    ) -> None:
         self.path = path
+        self.life = life
         self.reason = reason
         self.num_errors = 0
         self.num_plans_missing = 0  # looked for, and no such file
@@ -70,7 +106,7 @@ class Ring:
                 error,
             )
             return cls(None, None, reason=str(error))
-        return cls(path, memory)
+        return cls(path, memory, life=attachment.life)
 
     @property
     def is_armed(self) -> bool:
@@ -100,7 +136,10 @@ class Ring:
             self.count_error(error)
 
     def command(self) -> ring.CommandSlot:
-        """What the agent last said; cheap while nothing changed, the old value while torn."""
+        """What the agent last said; cheap while nothing changed, the old value while torn.
+
+        What was meant for another life of the job is nothing to us.
+        """
         memory = self._memory
         if memory is None or os.getpid() != self._pid:
             return self._command
@@ -114,7 +153,9 @@ class Ring:
             elif sequence != self._command_sequence:
                 whole = ring.decode_command(memory[start : start + ring.COMMAND_BYTES])
                 if whole[0] != 0:  # 0: the next write began between the look and the copy
-                    self._command_sequence, self._command = whole
+                    self._command_sequence, said = whole
+                    is_ours = said.life == self.life or not (said.life and self.life)
+                    self._command = said if is_ours else ring.CommandSlot()
         except ring.TornError:
             pass  # the agent is writing: the next look sees it
         except Exception as error:
@@ -151,7 +192,7 @@ class Ring:
         """Tell the node's agent which layout runs: a file beside the ring, whole or not at all."""
         if self.path is None:
             return
-        target = self.path.with_name(ring.layout_file_name(generation))
+        target = self.path.with_name(ring.layout_file_name(generation, self.life))
         fresh = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             fresh.write_bytes(layout_json)

@@ -99,4 +99,4 @@ def test_only_the_process_that_holds_a_rank_can_take_it_to_death(
             is_replaced = record.rank in pids and pids[record.rank] != record.pid
             if not is_clean and not is_replaced:
                 expected.add(record.rank)
-    assert dict(dead) == ({"a": expected} if expected else {})
+    assert dict(dead) == ({("a", 0): expected} if expected else {})

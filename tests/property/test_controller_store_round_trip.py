@@ -43,6 +43,7 @@ jobs = st.builds(
     layout_reason=words,
     desired=st.none() | layouts(),
     home=st.none() | layouts(),
+    life=st.integers(0, 2**42),
     ranks=st.lists(
         st.builds(RankRecord, rank=numbers, pid=numbers, life=st.sampled_from(RankLife)), max_size=3
     ).map(tuple),

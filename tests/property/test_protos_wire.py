@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import BODY_BYTES, Record, RecordKind, unpack
-from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.topology import Attachment, DeviceSample
 from pacekeeper.protos import telemetry_pb2, wire
 from support.records import ATTACHMENT, records
@@ -32,6 +32,7 @@ health = st.builds(
 )  # fmt: skip
 jobs = st.builds(
     JobReport,
+    life=st.integers(0, 2**42),
     job=st.text(max_size=5),
     attached=st.sampled_from([(), (ATTACHMENT,), (BARE, ATTACHMENT)]),
     records=st.lists(records, max_size=6).map(tuple),
@@ -104,10 +105,12 @@ def test_impossible_times_are_refused(value: float) -> None:
 
 def test_an_offer_that_was_damaged_on_the_way_is_noticed() -> None:
     layout = even_layout(ranks=range(2), num_layers=1, num_experts=2, replicas=1)
-    offer = wire.offer_to_message("j", layout, 1)
+    offer = wire.offer_to_message("j", layout, 1, 7)
     data = encode_layout(layout)
     digest = hashlib.sha256(data).digest()
-    assert wire.offer_from_message(offer) == ("j", layout.generation, 1, data, digest)
+    assert wire.offer_from_message(offer) == PlanFile(
+        job="j", generation=layout.generation, base_generation=1, data=data, sha256=digest, life=7
+    )
     offer.layout_json += b" "
     with pytest.raises(ValueError, match="does not fit its digest"):
         wire.offer_from_message(offer)

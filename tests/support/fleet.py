@@ -139,7 +139,12 @@ class Fleet:
 
     def layout(self, generation: int, node: int = 0) -> Layout:
         """A layout the trainer wrote down for the node's agent."""
-        path = self.ring_dir(node) / self.config.job / ring.layout_file_name(generation)
+        directory = self.ring_dir(node) / self.config.job
+        (path,) = (
+            path
+            for path in directory.iterdir()
+            if (ring.parse_layout_file_name(path.name) or (0, 0))[0] == generation
+        )
         return decode_layout(path.read_bytes())
 
     def offer(self, layout: Layout, base_generation: int) -> None:

@@ -61,9 +61,11 @@ class Driver:
         node: str = "node-0",
         attached: Sequence[Attachment] = (),
         layouts: Sequence[Layout] = (),
+        life: int = 0,
     ) -> None:
         part = JobReport(
             job=JOB,
+            life=life,
             attached=tuple(attached),
             records=records,
             layouts=tuple((x.generation, encode_layout(x)) for x in layouts),
@@ -95,10 +97,15 @@ def started(config: ControllerConfig | None = None, layout: Layout = FIRST) -> D
 
 
 def attachment(
-    rank: int, *, pid: int | None = None, model: ModelShape | None = SHAPE
+    rank: int, *, pid: int | None = None, model: ModelShape | None = SHAPE, life: int = 0
 ) -> Attachment:
     return Attachment(
-        job=JOB, rank=rank, world_size=4, pid=100 + rank if pid is None else pid, model=model
+        job=JOB,
+        rank=rank,
+        world_size=4,
+        pid=100 + rank if pid is None else pid,
+        model=model,
+        life=life,
     )
 
 

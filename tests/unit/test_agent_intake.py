@@ -13,9 +13,17 @@ from pacekeeper.agent.window import Reading, batch, deaths_in
 from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.records import RankExitRecord, StepRecord
-from pacekeeper.core.reports import AgentHealth
+from pacekeeper.core.reports import AgentHealth, PlanFile
 from pacekeeper.core.topology import Attachment, DeviceSample
 from pacekeeper.trainer.telemetry import Ring
+
+PLAN = PlanFile(
+    job="job",
+    generation=2,
+    base_generation=1,
+    data=b"plan",
+    sha256=hashlib.sha256(b"plan").digest(),
+)
 
 
 def attachment(rank: int = 0, pid: int = 100, job: str = "job") -> Attachment:
@@ -93,11 +101,10 @@ def test_a_plan_reaches_file_and_slot_and_survives_a_new_agent(
 ) -> None:
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
-    digest = hashlib.sha256(b"plan").digest()
-    assert not intake.offer_plan("other", 2, 1, b"plan", digest)
-    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert not intake.offer_plan(replace(PLAN, job="other"))
+    assert intake.offer_plan(PLAN)
     assert writer.command().plan_generation == 2
-    assert writer.read_plan(2, digest) == b"plan"
+    assert writer.read_plan(2, PLAN.sha256) == b"plan"
     intake.notify_deaths("job", frozenset({3}))
     assert writer.command().dead_ranks == {3}
     assert writer.command().plan_generation == 2
@@ -152,7 +159,7 @@ def test_a_clean_exit_is_no_death() -> None:
         Reading(job="a", records=(exit_record(0), exit_record(1, signal=9))),
         Reading(job="b", records=(exit_record(2, code=1),)),
     )
-    assert deaths_in(readings) == {"a": {1}, "b": {2}}
+    assert deaths_in(readings) == {("a", 0): {1}, ("b", 0): {2}}
 
 
 def test_a_batch_holds_the_newest_sample_of_each_device_and_no_empty_job() -> None:
@@ -291,15 +298,14 @@ def test_an_offer_is_written_once_and_again_when_its_file_is_gone(
 ) -> None:
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
-    digest = hashlib.sha256(b"plan").digest()
-    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert intake.offer_plan(PLAN)
     plan = tmp_path / "job" / ring.plan_file_name(2)
     inode = plan.stat().st_ino
-    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert intake.offer_plan(PLAN)
     assert plan.stat().st_ino == inode
     plan.unlink()
-    assert intake.offer_plan("job", 2, 1, b"plan", digest)
-    assert writer.read_plan(2, digest) == b"plan"
+    assert intake.offer_plan(PLAN)
+    assert writer.read_plan(2, PLAN.sha256) == b"plan"
     assert [p.name for p in (tmp_path / "job").iterdir() if p.name.startswith(".")] == []
 
 
@@ -308,14 +314,13 @@ def test_a_plan_that_can_not_be_written_is_told_and_tried_again(
 ) -> None:
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
-    digest = hashlib.sha256(b"plan").digest()
     obstacle = tmp_path / "job" / ring.plan_file_name(2)
     obstacle.mkdir()
-    assert not intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert not intake.offer_plan(PLAN)
     assert list(intake.unwritable) == [f"job/{obstacle.name}"]
     assert writer.command().plan_generation == 0, "no rank hears of a plan that is not there"
     obstacle.rmdir()
-    assert intake.offer_plan("job", 2, 1, b"plan", digest)
+    assert intake.offer_plan(PLAN)
     assert intake.unwritable == {}
     assert writer.command().plan_generation == 2
 
@@ -323,14 +328,13 @@ def test_a_plan_that_can_not_be_written_is_told_and_tried_again(
 def test_a_rank_that_comes_late_hears_what_was_said_before(intake: Intake, tmp_path: Path) -> None:
     Ring.create(tmp_path, attachment(0))
     intake.look(0.0)
-    digest = hashlib.sha256(b"plan").digest()
-    intake.offer_plan("job", 2, 1, b"plan", digest)
+    intake.offer_plan(PLAN)
     intake.notify_deaths("job", frozenset({3}))
     late = Ring.create(tmp_path, attachment(1))
     intake.look(1.0)
     command = late.command()
     assert (command.plan_generation, command.base_generation) == (2, 1)
-    assert (command.plan_sha256, command.dead_ranks) == (digest, frozenset({3}))
+    assert (command.plan_sha256, command.dead_ranks) == (PLAN.sha256, frozenset({3}))
 
 
 @pytest.mark.parametrize("name", ["layout--00001.json", "layout-x.json", "layout-99999999999.json"])

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pacekeeper.controller.events import NotifyDeaths, OfferPlan
 from pacekeeper.controller.machine import job_record, restored
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
@@ -163,3 +164,89 @@ def test_what_is_stored_of_ranks_not_yet_back_is_stored_again() -> None:
     before.report(exited(1))
     after = killed_and_started(before)
     assert job_record(after.state, JOB).ranks == job_record(before.state, JOB).ranks
+
+
+def launched(driver: Driver, life: int) -> None:
+    """All four ranks of a launch with a number attach - always under the same pids."""
+    for node, ranks in {"node-0": (0, 1), "node-1": (2, 3)}.items():
+        driver.report(
+            node=node,
+            life=life,
+            attached=[attachment(r, life=life) for r in ranks],
+            layouts=[FIRST],
+        )
+    driver.report(*applied(FIRST), life=life)
+
+
+def with_launch(life: int, config: ControllerConfig = QUICK) -> Driver:
+    driver = Driver(config=config)
+    driver.agent("node-0")
+    driver.agent("node-1")
+    launched(driver, life)
+    return driver
+
+
+class TestNumberedLives:
+    """A launcher numbers the lives of a job: equal pids, absence and late words mislead nobody."""
+
+    def test_equal_pids_are_no_proof_of_the_same_life(self) -> None:
+        driver = with_launch(7)
+        driver.report(*step(0), life=7)
+        driver.report(exited(2), life=7)
+        launched(driver, 8)
+        assert driver.job.life == 8
+        assert not driver.job.open_incidents
+        assert (driver.job.step, driver.job.dead) == (-1, ())
+        driver.report(*step(0), life=8)
+        assert driver.job.step == 0
+
+    def test_the_last_words_of_an_earlier_life_are_told_to_nobody(self) -> None:
+        driver = with_launch(8)
+        driver.report(*step(0), life=8)
+        before = driver.state
+        driver.report(exited(2), *step(1), life=7, attached=[attachment(3, life=7)])
+        assert driver.state.jobs == before.jobs
+        assert driver.said == ()
+
+    def test_a_death_is_told_to_the_life_it_is_of(self) -> None:
+        driver = with_launch(8)
+        driver.report(*step(0), life=8)
+        driver.report(exited(2), life=8)
+        assert {notice.life for notice in driver.all_said(NotifyDeaths)} == {8}
+
+    def test_a_plan_is_for_the_life_it_was_made_for(self) -> None:
+        driver = with_launch(8)
+        offers: list[OfferPlan] = []
+        for number in range(WARM + 12):
+            driver.now_s += 0.2
+            driver.report(*step(number, slow=2 if number >= WARM else None), life=8)
+            offers += driver.all_said(OfferPlan)
+        assert {offer.life for offer in offers} == {8}
+
+    def test_the_job_was_launched_again_while_the_controller_was_away(self) -> None:
+        before = with_launch(7)
+        before.report(*step(0), life=7)
+        after = killed_and_started(before)
+        after.agent("node-0")
+        launched(after, 8)
+        assert (after.job.life, after.job.step) == (8, -1)
+        assert after.job.layout == FIRST
+
+    def test_the_same_life_is_known_again_after_a_restart_whatever_its_pids(self) -> None:
+        before = with_launch(7)
+        before.report(*step(0), life=7)
+        after = killed_and_started(before)
+        after.agent("node-0")
+        after.report(
+            life=7, attached=[attachment(rank, life=7, pid=900 + rank) for rank in range(4)]
+        )
+        assert (after.job.life, after.job.step) == (7, 0)
+        assert "started anew" not in after.texts
+
+    def test_old_words_after_a_restart_are_still_old(self) -> None:
+        before = with_launch(8)
+        before.report(*step(0), life=8)
+        after = killed_and_started(before)
+        after.agent("node-0")
+        launched(after, 7)
+        assert (after.job.life, after.job.ranks) == (8, {})

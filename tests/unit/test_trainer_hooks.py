@@ -239,6 +239,19 @@ def test_the_launcher_names_the_ring_directory(
     assert pace.ring.path == tmp_path / "j" / "rank-00000.ring"
 
 
+def test_the_launcher_numbers_the_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def life(told: int | None = None) -> int:
+        made = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path), life=told)
+        return made.ring.life
+
+    assert life() == 0
+    monkeypatch.setenv(hooks.LIFE_VARIABLE, "1763712000000")
+    assert (life(), life(5)) == (1763712000000, 5)
+    monkeypatch.setenv(hooks.LIFE_VARIABLE, "soon")
+    with pytest.raises(ValueError, match="PACEKEEPER_LIFE: expected a whole number"):
+        life()
+
+
 def test_the_seam_imports_the_standard_library_only() -> None:
     code = (
         "import sys, pacekeeper.trainer.hooks, pacekeeper.trainer.timing, "

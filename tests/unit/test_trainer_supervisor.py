@@ -66,7 +66,7 @@ def test_impossible_nodes_are_refused(
 def test_the_exit_code_says_how_the_ranks_ended(
     tmp_path: Path, codes: list[int], is_stopped: bool, verdict: ExitCode
 ) -> None:
-    node = Supervisor(spec(tmp_path), (), rank_main)
+    node = Supervisor(spec(tmp_path), (), 1, rank_main)
     node.codes = dict(enumerate(codes))
     if is_stopped:
         node.ask_to_stop()
@@ -74,7 +74,7 @@ def test_the_exit_code_says_how_the_ranks_ended(
 
 
 def test_the_launcher_tells_the_agent_of_itself(tmp_path: Path) -> None:
-    Supervisor(spec(tmp_path, node_rank=1, num_nodes=3), (), rank_main)
+    Supervisor(spec(tmp_path, node_rank=1, num_nodes=3), (), 1, rank_main)
     ring = tmp_path / "rings" / "test" / SUPERVISOR_RING
     attachment = decode_header(ring.read_bytes())
     assert (attachment.rank, attachment.world_size, attachment.role) == (2, 6, "supervisor")

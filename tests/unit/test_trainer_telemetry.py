@@ -5,16 +5,17 @@ import mmap
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from pacekeeper.core import ring
-from pacekeeper.core.errors import VersionError
+from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.records import Record, StepRecord
 from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import ALIVE_WITHIN_S, MAX_ERRORS, Ring
+from pacekeeper.trainer.telemetry import ALIVE_WITHIN_S, MAX_ERRORS, Ring, claim_directory
 
 ATTACHMENT = Attachment(job="job", rank=3, world_size=4, pid=os.getpid())
 
@@ -268,3 +269,32 @@ def test_a_closed_ring_takes_no_more_and_stays_readable(tmp_path: Path) -> None:
     assert read(ours.path, 0) == step(0)
     assert read(ours.path, 1) is None
     assert ours.heartbeat_mono_s() == 0.0
+
+
+def test_what_is_meant_for_another_life_is_not_obeyed(tmp_path: Path) -> None:
+    for own, meant, heard in ((8, 8, {3}), (8, 7, set()), (8, 0, {3}), (0, 7, {3})):
+        ours = Ring.create(tmp_path, replace(ATTACHMENT, life=own))
+        assert ours._memory is not None
+        said = ring.CommandSlot(dead_ranks=frozenset({3}), life=meant)
+        start = ring.COMMAND_OFFSET
+        ours._memory[start : start + ring.COMMAND_BYTES] = ring.encode_command(1, said)
+        assert ours.command().dead_ranks == heard, (own, meant)
+
+
+def test_a_launch_clears_what_earlier_ones_left_and_nothing_else(tmp_path: Path) -> None:
+    old = Ring.create(tmp_path, ATTACHMENT)
+    old.write_layout(3, b"layout")
+    directory = tmp_path / ATTACHMENT.job
+    for name in ("plan-000002.json", ".rank-00001.ring.77", "notes.txt"):
+        (directory / name).touch()
+    claim = claim_directory(tmp_path, ATTACHMENT.job)
+    assert [path.name for path in directory.iterdir()] == ["notes.txt"]
+    with pytest.raises(HostError, match="another launch of job"):
+        claim_directory(tmp_path, ATTACHMENT.job)
+    os.close(claim)
+    os.close(claim_directory(tmp_path, ATTACHMENT.job))
+
+
+def test_no_directory_to_claim_does_not_stop_training(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert claim_directory(tmp_path / "file", "job") == -1

@@ -1,0 +1,92 @@
+"""Lives that have numbers: what one left behind is told as its own and obeys nobody."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.agent.intake import Intake
+from pacekeeper.agent.window import deaths_in
+from pacekeeper.core import ring
+from pacekeeper.core.records import RankExitRecord, StepRecord
+from pacekeeper.core.reports import PlanFile
+from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.telemetry import Ring
+
+DIGEST = hashlib.sha256(b"plan").digest()
+PLAN = PlanFile(job="job", life=8, generation=2, base_generation=1, data=b"plan", sha256=DIGEST)
+
+
+def attachment(rank: int = 0, *, life: int, pid: int = 100) -> Attachment:
+    return Attachment(job="job", rank=rank, world_size=4, pid=pid, life=life)
+
+
+def step(number: int) -> StepRecord:
+    return StepRecord(rank=0, step=number, generation=1, duration_s=0.1, tokens=1)
+
+
+@pytest.fixture
+def intake(tmp_path: Path) -> Intake:
+    made = Intake(directory=tmp_path)
+    made.prepare()
+    return made
+
+
+def test_lives_are_told_apart_by_number_whatever_their_pids(intake: Intake, tmp_path: Path) -> None:
+    old = Ring.create(tmp_path, attachment(0, life=7))
+    old.write_layout(1, b"old")
+    intake.look(0.0)
+    intake.notify_deaths("job", frozenset({3}), 7)
+    old.write(step(5))
+    new = Ring.create(tmp_path, attachment(0, life=8))
+    new.write(step(0))
+    new.write_layout(1, b"new")
+    before, after = intake.look(1.0)
+    assert (before.life, before.records, before.attached) == (7, (step(5),), ())
+    assert (after.life, after.records) == (8, (step(0),))
+    assert (after.attached, after.layouts) == ((attachment(0, life=8),), ((1, b"new"),))
+    assert new.command() == ring.CommandSlot(), "the dead of an earlier life are no one's dead"
+    (again,) = intake.everything_again()
+    assert (again.life, again.attached, again.layouts) == (8, after.attached, after.layouts)
+
+
+def test_commands_reach_the_life_they_are_meant_for_only(intake: Intake, tmp_path: Path) -> None:
+    left_behind = Ring.create(tmp_path, attachment(1, life=7))
+    ours = Ring.create(tmp_path, attachment(0, life=8))
+    intake.look(0.0)
+    assert not intake.offer_plan(replace(PLAN, life=7))
+    intake.notify_deaths("job", frozenset({2}), 7)
+    assert (ours.command(), left_behind.command()) == (ring.CommandSlot(), ring.CommandSlot())
+    assert intake.offer_plan(PLAN)
+    intake.notify_deaths("job", frozenset({3}), 8)
+    assert ours.command().plan_generation == 2
+    assert ours.command().dead_ranks == {3}
+    assert left_behind.command() == ring.CommandSlot()
+
+
+def test_an_agent_that_starts_late_knows_the_newest_life(intake: Intake, tmp_path: Path) -> None:
+    Ring.create(tmp_path, attachment(0, life=8))
+    Ring.create(tmp_path, attachment(1, life=7))  # of a launch with more ranks
+    readings = intake.look(0.0)
+    assert [reading.life for reading in readings] == [7, 8]
+    (again,) = intake.everything_again()
+    assert [a.rank for a in again.attached] == [0]
+
+
+def test_a_death_of_an_earlier_life_is_told_as_such(intake: Intake, tmp_path: Path) -> None:
+    boss = Attachment(job="job", rank=0, world_size=4, pid=50, role="supervisor", life=7)
+    old = Ring.create(tmp_path, boss, file_name=ring.SUPERVISOR_RING)
+    intake.look(0.0)
+    old.write(RankExitRecord(rank=1, pid=101, exit_code=0, signal=9))
+    Ring.create(tmp_path, replace(boss, life=8), file_name=ring.SUPERVISOR_RING)
+    assert deaths_in(intake.look(1.0), intake.pids()) == {("job", 7): {1}}
+
+
+def test_a_trainer_without_numbers_may_follow_a_launch(intake: Intake, tmp_path: Path) -> None:
+    Ring.create(tmp_path, attachment(0, life=8))
+    intake.look(0.0)
+    Ring.create(tmp_path, attachment(0, life=0, pid=200))
+    intake.look(1.0)
+    (again,) = intake.everything_again()
+    assert (again.life, [a.pid for a in again.attached]) == (0, [200])
