@@ -23,6 +23,13 @@ from pacekeeper.core.errors import ConfigError
     show_default=True,
     help="emulated: real arithmetic, modelled device time. cpu: this machine's own time.",
 )
+@click.option(
+    "--fault",
+    type=click.Choice(["compute", "stop"]),
+    default="compute",
+    show_default=True,
+    help="compute: all work takes longer. stop: the process is stopped for a part of each 100 ms.",
+)
 @click.option("--run-dir", default="runs/demo", show_default=True, help="Logs and report.")
 @click.option("--json", "as_json", is_flag=True, help="Last line: the outcome as one JSON object.")
 def command(
@@ -31,6 +38,7 @@ def command(
     seed: int,
     steps: int,
     clock: str,
+    fault: str,
     run_dir: str,
     as_json: bool,
 ) -> None:
@@ -55,6 +63,8 @@ def command(
         raise ConfigError(f"--slowdown: expected 1.1 to 10, got {slowdown}")
     if seed < 0:
         raise ConfigError(f"--seed: expected 0 or more, got {seed}")
+    if fault == "stop" and clock != "cpu":
+        raise ConfigError("--fault stop: expected --clock cpu; an emulated device knows no stops")
     try:
         schedule = Schedule.of(steps)
     except ValueError as error:
@@ -76,7 +86,7 @@ def command(
                 "the modelled device time has passed[/]",
                 soft_wrap=True,
             )
-        director = Director(fleet=fleet, schedule=schedule, folder=folder)
+        director = Director(fleet=fleet, schedule=schedule, folder=folder, fault=fault)
         with View(
             console=console,
             recorder=director.recorder,

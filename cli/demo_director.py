@@ -2,38 +2,45 @@
 
 import json
 import random
+import threading
 import time
 from pathlib import Path
 
 from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet, default_config
-from pacekeeper.cli.demo_measure import LoggedStep, Outcome, Schedule, Truth, judge
+from pacekeeper.cli.demo_measure import LoggedStep, Outcome, Schedule, Truth, judge, step_at
 from pacekeeper.cli.demo_recorder import Recorder, read_step_log, read_truth
 from pacekeeper.cli.demo_view import View
 from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.trainer.faults import COMPUTE_FAULT, stop_duty_cycle
 
 JOB = "demo"
 SILENCE_TIMEOUT_S = 60.0
+STOP_PERIOD_S = 0.1
 
 
 class Director:
     """The hand that harms the job; everything it knows of the answer stays in `truth`."""
 
-    def __init__(self, *, fleet: Fleet, schedule: Schedule, folder: Path) -> None:
+    def __init__(
+        self, *, fleet: Fleet, schedule: Schedule, folder: Path, fault: str = COMPUTE_FAULT
+    ) -> None:
         self.fleet = fleet
+        self.fault = fault
         self.schedule = schedule
         self.folder = folder
         self.recorder = Recorder(address=fleet.address, job=JOB)
         self.truth: Truth | None = None
+        self._is_lifted = threading.Event()
 
     def play(
         self, view: View, *, victim: int, slowdown: float, killed: int, chosen: random.Random
     ) -> None:
         """Run the story to its end. Raises PacekeeperError where the job stalls or a part dies."""
         self._until(view, self.schedule.fault_step)
-        self._set_fault(victim, slowdown)
+        began_s = self._begin_fault(victim, slowdown)
         self.recorder.say("fault", f"rank {victim} is made x{slowdown:g} slower (nobody is told)")
         self._until(view, self.schedule.lift_step)
-        self._set_fault(victim, 1.0)
+        lifted_s = self._lift_fault(victim)
         self.recorder.say("lift", f"rank {victim} runs at full speed again (nobody is told)")
         self._until(view, self.schedule.kill_step)
         # Anywhere within a step: the survivors must cope with every moment.
@@ -41,7 +48,21 @@ class Director:
         kill_s = self.fleet.kill_rank(killed)
         self.recorder.say("kill", f"rank {killed} is killed (SIGKILL)")
         self._until(view, self.schedule.steps)
-        self._remember_truth(victim, slowdown, killed, kill_s)
+        if self.fault == COMPUTE_FAULT:
+            first, began_s = self._truth_entry(victim, after_s=0.0)
+            lifted, _ = self._truth_entry(victim, after_s=began_s)
+        else:
+            log = self.logs()[victim]
+            first, lifted = step_at(log, began_s) + 1, step_at(log, lifted_s) + 1
+        self.truth = Truth(
+            rank=victim,
+            slowdown=slowdown,
+            fault_first_step=first,
+            fault_s=began_s,
+            lift_first_step=lifted,
+            killed_rank=killed,
+            kill_s=kill_s,
+        )
         self.recorder.close()
         view.update()
 
@@ -88,26 +109,42 @@ class Director:
                 f"training ended before step {step}", remedy=f"see {self.folder / 'logs'}"
             )
 
-    def _set_fault(self, rank: int, slowdown: float) -> None:
+    def _begin_fault(self, rank: int, slowdown: float) -> float:
+        """Make the rank slow; the monotonic time just before."""
+        began_s = time.monotonic()
+        if self.fault == COMPUTE_FAULT:
+            self._order(rank, slowdown)
+        else:
+            threading.Thread(
+                target=stop_duty_cycle,
+                args=(self.fleet.pid_of(rank),),
+                kwargs={
+                    "duty": 1.0 - 1.0 / slowdown,
+                    "period_s": STOP_PERIOD_S,
+                    "is_over": self._is_lifted.is_set,
+                },
+                daemon=True,
+            ).start()
+        return began_s
+
+    def _lift_fault(self, rank: int) -> float:
+        self._is_lifted.set()
+        if self.fault == COMPUTE_FAULT:
+            self._order(rank, 1.0)
+        return time.monotonic()
+
+    def _order(self, rank: int, slowdown: float) -> None:
         path = self.folder / "faults" / f"rank-{rank}.json"
         fresh = path.with_suffix(".tmp")
-        fresh.write_text(json.dumps({"slowdown": slowdown, "kind": "compute"}))
+        fresh.write_text(json.dumps({"slowdown": slowdown, "kind": COMPUTE_FAULT}))
         fresh.rename(path)
 
-    def _remember_truth(self, victim: int, slowdown: float, killed: int, kill_s: float) -> None:
-        entries = [
-            e for e in read_truth(self.folder / "faults" / "truth.jsonl") if e["rank"] == victim
-        ]
-        slow = next((e for e in entries if e["slowdown"] > 1.0), None)
-        if slow is None:
-            raise PacekeeperError("the fault never reached the rank", remedy="see the logs")
-        lifted = next((e for e in entries if e["mono_s"] > slow["mono_s"]), None)
-        self.truth = Truth(
-            rank=victim,
-            slowdown=slowdown,
-            fault_first_step=int(slow["step"]),
-            fault_s=float(slow["mono_s"]),
-            lift_first_step=int(lifted["step"]) if lifted else self.schedule.lift_step,
-            killed_rank=killed,
-            kill_s=kill_s,
+    def _truth_entry(self, rank: int, *, after_s: float) -> tuple[int, float]:
+        """(step, time) of the first change that the rank's fault injector wrote down since."""
+        for entry in read_truth(self.folder / "faults" / "truth.jsonl"):
+            if entry["rank"] == rank and entry["mono_s"] > after_s:
+                return int(entry["step"]), float(entry["mono_s"])
+        raise PacekeeperError(
+            "an order of the demo never reached the rank",
+            remedy=f"see the logs in {self.folder / 'logs'}",
         )

@@ -3,7 +3,7 @@
 Times are of the monotonic clock of this machine: trainer, controller and demo share it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
@@ -35,7 +35,9 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
-    """One committed step in a rank's own log."""
+    """One committed step in a rank's own log. `overrun_s`: by which its real arithmetic has been
+    longer than the emulated device's time, in all steps so far.
+    """
 
     step: int
     generation: int
@@ -43,6 +45,7 @@ class LoggedStep:
     tokens: int
     loss: float
     is_redone: bool = False
+    overrun_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,12 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The last line of `pacekeeper demo --json`, field by field."""
+    """The last line of `pacekeeper demo --json`, field by field.
+
+    `host_overrun_share`: of the healthy or the mitigated phase, whichever is worse, the share in
+    which a rank's real arithmetic held the emulated device up. Where it is large, it is the host
+    that was measured, and `mitigated_of_fluid` says little.
+    """
 
     injected_rank: int
     found_rank: int | None
@@ -103,6 +111,7 @@ class Outcome:
     tokens_per_s: Throughput
     fluid_limit_tokens_per_s: float | None
     mitigated_of_fluid: float | None
+    host_overrun_share: float | None
     kill_to_next_step_s: float | None
     steps_lost: int
     steps_redone: int
@@ -174,6 +183,21 @@ def tokens_per_s(steps: Sequence[LoggedStep], phase: range) -> float | None:
     return sum(by_step[s].tokens for s in phase) / spent_s
 
 
+def overrun_share(logs: Mapping[int, Sequence[LoggedStep]], phase: range) -> float:
+    """Of the phase's time, what the rank with the most overruns spent on them; 0 where it is empty.
+
+    The others wait for that rank, so this much of the phase was the host's and not the device's.
+    """
+    worst = 0.0
+    for steps in logs.values():
+        by_step = {s.step: s for s in steps}
+        first, last = by_step.get(phase.start - 1), by_step.get(phase.stop - 1)
+        if len(phase) and first is not None and last is not None:
+            spent_s = last.ended_s - first.ended_s
+            worst = max(worst, (last.overrun_s - first.overrun_s) / spent_s)
+    return worst
+
+
 def lost_steps(logs: Sequence[Sequence[LoggedStep]], num_steps: int) -> int:
     """Steps of the whole run that a survivor committed twice, never, or unlike the others.
 
@@ -207,7 +231,7 @@ def kill_to_next_step_s(logs: Sequence[Sequence[LoggedStep]], kill_s: float) -> 
 
 def judge(
     *,
-    logs: dict[int, tuple[LoggedStep, ...]],
+    logs: Mapping[int, tuple[LoggedStep, ...]],
     incidents: Sequence[LoggedIncident],
     truth: Truth,
     schedule: Schedule,
@@ -225,7 +249,7 @@ def judge(
         raise PacekeeperError("no rank survived: there is nothing to judge")
     steps = survivors[min(survivors)]
     phases = split_phases(
-        steps, truth, warmup_steps=warmup_steps, kill_step=_step_at(steps, truth.kill_s)
+        steps, truth, warmup_steps=warmup_steps, kill_step=step_at(steps, truth.kill_s)
     )
     throughput = Throughput(
         healthy=tokens_per_s(steps, phases.healthy),
@@ -257,6 +281,11 @@ def judge(
         mitigated_of_fluid=(
             None if fluid is None or throughput.mitigated is None else throughput.mitigated / fluid
         ),
+        host_overrun_share=(
+            None
+            if clock == "cpu"
+            else max(overrun_share(logs, phases.healthy), overrun_share(logs, phases.mitigated))
+        ),
         kill_to_next_step_s=kill_to_next_step_s(list(survivors.values()), truth.kill_s),
         steps_lost=lost_steps(list(survivors.values()), schedule.steps),
         steps_redone=sum(s.is_redone for s in steps),
@@ -282,7 +311,7 @@ def delay_iterations(steps: Sequence[LoggedStep], truth: Truth, found: LoggedInc
     return sum(1 for s in steps if s.step >= truth.fault_first_step and s.ended_s <= found.found_s)
 
 
-def _step_at(steps: Sequence[LoggedStep], at_s: float) -> int:
+def step_at(steps: Sequence[LoggedStep], at_s: float) -> int:
     """The step that was under way at `at_s`."""
     over = [s.step for s in steps if s.ended_s <= at_s]
     return max(over, default=steps[0].step - 1) + 1

@@ -156,6 +156,7 @@ def read_step_log(path: Path) -> tuple[LoggedStep, ...]:
                     tokens=int(line["tokens"]),
                     loss=float(line["loss"]),
                     is_redone=bool(line.get("is_redone", False)),
+                    overrun_s=float(line.get("overrun_s", 0.0)),
                 )
             )
     return tuple(steps)

@@ -19,6 +19,7 @@ from pacekeeper.core.layout import Layout
 
 # Colour-blind safe (Okabe and Ito); ranks keep their colour through all plots.
 RANK_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")
+BUSY_HOST = 0.05  # share of a phase lost to overruns above which its throughput is the host's
 _MARKS = {
     "fault": ("#D55E00", "fault"),
     "finding": ("#B8860B", "finding"),
@@ -88,6 +89,15 @@ def summary(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.fluid_limit_tokens_per_s is not None and outcome.mitigated_of_fluid is not None:
         limit = f"{outcome.fluid_limit_tokens_per_s:,.0f}"
         lines.append(("fluid limit", f"{limit}; reached: {outcome.mitigated_of_fluid:.1%}"))
+        overrun = outcome.host_overrun_share or 0.0
+        if overrun > BUSY_HOST:
+            lines.append(
+                (
+                    "a busy host",
+                    f"real arithmetic held the emulated device up for {overrun:.0%} of a phase: "
+                    "the fluid limit reached is this machine's, not the layout's",
+                )
+            )
     elif outcome.clock == "cpu":
         lines.append(("fluid limit", "not claimed: with --clock cpu ranks share these cores"))
     gap = outcome.kill_to_next_step_s

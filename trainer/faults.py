@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,6 +95,7 @@ class EmulatedClock:
     slowdown: float = 1.0
     num_segments: int = 0
     num_overruns: int = 0  # segments whose real arithmetic took longer than the modelled time
+    overrun_s: float = 0.0  # by how much, in all: time that no such device would have needed
     _random: random.Random = field(init=False)
     _began_s: float = 0.0
     _paused_s: float = 0.0
@@ -114,8 +116,10 @@ class EmulatedClock:
             modelled_s *= math.exp(self._random.gauss(-(self.jitter**2) / 2, self.jitter))
         due_s = self._began_s + modelled_s
         self.num_segments += 1
-        if modelled_s > 0.0 and time.perf_counter() > due_s:
+        late_s = time.perf_counter() - due_s
+        if modelled_s > 0.0 and late_s > 0.0:
             self.num_overruns += 1
+            self.overrun_s += late_s
         _wait_until(due_s)
         self._compute_s += modelled_s
         self._paused_s = time.perf_counter()
@@ -209,17 +213,17 @@ def _read_order(order: object) -> float:
     return float(slowdown)
 
 
-def stop_duty_cycle(pid: int, *, duty: float, period_s: float, duration_s: float) -> None:
+def stop_duty_cycle(pid: int, *, duty: float, period_s: float, is_over: Callable[[], bool]) -> None:
     """Stop the process `pid` for `duty` of each period (SIGSTOP, SIGCONT); always ends running.
 
-    Raises ValueError for a duty outside (0, 1); ends early where the process is gone.
+    `is_over` is asked once a period. Raises ValueError for a duty outside (0, 1); ends early where
+    the process is gone.
     """
     if not 0.0 < duty < 1.0:
         raise ValueError(f"duty: expected between 0 and 1, got {duty}")
-    give_up_s = time.monotonic() + duration_s
     with contextlib.suppress(ProcessLookupError):
         try:
-            while time.monotonic() < give_up_s:
+            while not is_over():
                 os.kill(pid, signal.SIGSTOP)
                 time.sleep(period_s * duty)
                 os.kill(pid, signal.SIGCONT)

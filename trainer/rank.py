@@ -313,7 +313,11 @@ class Rank:
             "is_redone": self.is_redone,
         }
         if isinstance(self.clock, EmulatedClock):
-            line |= {"segments": self.clock.num_segments, "overruns": self.clock.num_overruns}
+            line |= {
+                "segments": self.clock.num_segments,
+                "overruns": self.clock.num_overruns,
+                "overrun_s": self.clock.overrun_s,
+            }
         self._write_log(line)
         self.has_begun = False
         self.step += 1

@@ -104,6 +104,7 @@ def test_no_controller_is_said_with_its_address(command: str) -> None:
         (("demo", "--rank", "9"), "expected 0 to 3"),
         (("demo", "--slowdown", "0.5"), "expected 1.1 to 10"),
         (("demo", "--steps", "10"), "at least 80"),
+        (("demo", "--fault", "stop"), "--fault stop: expected --clock cpu"),
         (("launch", "--node-rank", "3", "--num-nodes", "2"), "node-rank: expected 0 to 1"),
         (("launch", "--steps", "0"), "steps: expected at least 1"),
     ],

@@ -130,9 +130,12 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_without_any_emulation_the_slow_rank_is_named_and_nobody_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["compute", "stop"])
+def test_without_any_emulation_the_slow_rank_is_named_and_nobody_else(
+    tmp_path: Path, fault: str
+) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json", "--clock", "cpu"]
-    command += ["--rank", "1", "--steps", "120", "--run-dir", str(tmp_path)]
+    command += ["--rank", "1", "--steps", "120", "--fault", fault, "--run-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])

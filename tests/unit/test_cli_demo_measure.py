@@ -13,6 +13,7 @@ from pacekeeper.cli.demo_measure import (
     delay_iterations,
     judge,
     lost_steps,
+    overrun_share,
     split_phases,
     tokens_per_s,
 )
@@ -152,3 +153,14 @@ def test_an_empty_phase_has_no_throughput() -> None:
 def test_a_run_too_short_to_show_anything_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 80"):
         Schedule.of(40)
+
+
+def test_what_the_host_held_up_is_told_by_the_worst_rank_of_the_worst_phase() -> None:
+    late = tuple(  # a fifth of a second of each mitigated step of 1.1 s
+        replace(s, overrun_s=0.22 * max(0, min(s.step, 59) - 34)) for s in STEPS
+    )
+    assert overrun_share({0: STEPS, 1: late}, range(11, 30)) == 0.0
+    assert overrun_share({0: STEPS, 1: late}, range(35, 60)) == pytest.approx(0.2)
+    assert overrun_share({0: STEPS}, range(5, 5)) == 0.0
+    assert outcome(FOUND, DEATH).host_overrun_share == 0.0
+    assert outcome(FOUND, DEATH, clock="cpu").host_overrun_share is None

@@ -101,6 +101,7 @@ def test_real_arithmetic_that_takes_longer_is_counted_as_an_overrun() -> None:
     time.sleep(0.01)
     clock.pause()
     assert (clock.num_segments, clock.num_overruns) == (1, 1)
+    assert 0.009 < clock.overrun_s < 5.0
 
 
 @given(st.integers(1, 16), st.sampled_from([1, 2, 4]))
@@ -303,12 +304,13 @@ def test_two_orders_within_one_tick_of_the_file_clock_both_count(tmp_path: Path)
 def test_a_stopped_process_runs_again_afterwards() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     try:
-        stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, duration_s=0.1)
+        periods = iter([False] * 5 + [True])
+        stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, is_over=lambda: next(periods))
         state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
         assert state != "T"
     finally:
         os.kill(child.pid, signal.SIGKILL)
         child.wait()
-    stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, duration_s=5.0)  # gone: ends at once
+    stop_duty_cycle(child.pid, duty=0.5, period_s=0.02, is_over=lambda: False)  # gone: ends at once
     with pytest.raises(ValueError, match="between 0 and 1"):
-        stop_duty_cycle(1, duty=1.0, period_s=1.0, duration_s=1.0)
+        stop_duty_cycle(1, duty=1.0, period_s=1.0, is_over=lambda: True)
