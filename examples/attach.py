@@ -18,10 +18,11 @@ def main() -> None:
 
     pace = hooks.attach(job="example", rank=0, world_size=1, ring_dir=arguments.ring_dir)
     for step, batch in enumerate(batches):
-        with pace.step(step), pace.micro_batch_timer(tokens=len(batch)):
+        with pace.step(step) as result, pace.micro_batch_timer(tokens=len(batch)):
             total = sum(x * x for x in batch)  # the forward and backward pass
             with pace.waiting():  # whatever waits for other ranks is not compute
                 assert total >= 0.0
+            result.tokens, result.loss = len(batch), total / len(batch)
     pace.detach()
     print(f"{arguments.steps} steps; ring: {pace.ring.path or pace.ring.reason}")
 

@@ -43,6 +43,14 @@ class PlanOffer:
     layout_json: bytes
 
 
+@dataclass(slots=True)
+class StepResult:
+    """What a step came to: tokens and loss of the global batch, 0 and None where nobody says."""
+
+    tokens: int = 0
+    loss: float | None = None
+
+
 def attach(
     *,
     job: str,
@@ -281,11 +289,15 @@ class Hooks:
         self.ring.close()
 
     @contextmanager
-    def step(self, step: int, *, tokens: int = 0, loss: float | None = None) -> Iterator[None]:
-        """A step as a `with` block: `step_began` and, unless it raises, `step_ended`."""
+    def step(self, step: int, *, tokens: int = 0) -> Iterator[StepResult]:
+        """A step as a `with` block: `step_began` and, unless it raises, `step_ended`.
+
+        What is known only inside, such as the loss, goes into the result it hands out.
+        """
         self.step_began(step)
-        yield
-        self.step_ended(tokens=tokens, loss=loss)
+        result = StepResult(tokens=tokens)
+        yield result
+        self.step_ended(tokens=result.tokens, loss=result.loss)
 
     @contextmanager
     def micro_batch_timer(

@@ -224,6 +224,15 @@ def test_waiting_is_not_compute(tmp_path: Path) -> None:
     assert micro_batch.compute_s < micro_batch.wait_s
 
 
+def test_a_step_tells_what_was_learnt_inside_it(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    with pace.step(0, tokens=7) as result:
+        result.loss = 2.5
+    (record,) = records(pace)
+    assert isinstance(record, StepRecord)
+    assert (record.tokens, record.loss) == (7, 2.5)
+
+
 def test_a_step_that_raises_is_not_reported_as_ended(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
     with pytest.raises(ZeroDivisionError), pace.step(0):
