@@ -17,11 +17,14 @@ from pathlib import Path
 
 import click
 
+from pacekeeper.core import ring
 from pacekeeper.core.config import GRPC_PORT, METRICS_PORT, AgentConfig
-from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.errors import ExitCode, VersionError
 
 SLOW_LOOKUP_S = 1.0
 FEW_FILES = 65536
+MAX_NAMED_RINGS = 4
+REREAD_S = 0.01
 
 
 class Health(StrEnum):
@@ -32,12 +35,16 @@ class Health(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing looked at: what was found and, where it is not well, what to do."""
+    """One thing looked at: what was found and, where it is not well, what to do.
+
+    `exit_code`: how the command ends where this is broken.
+    """
 
     name: str
     health: Health
     found: str
     remedy: str = ""
+    exit_code: ExitCode = ExitCode.HOST
 
 
 @click.command()
@@ -47,15 +54,17 @@ class Check:
 def command(ctx: click.Context, ring_dir: str, as_json: bool) -> None:
     """Say what works on this machine and what does not, and what to do.
 
-    Ends with code 4 where a part of pacekeeper can not run here.
+    Ends with code 4 where a part of pacekeeper can not run here or a ring holds damaged records,
+    with code 5 where a ring is of another version.
     """
     checks = run_checks(Path(ring_dir))
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
         _print(checks)
-    if any(check.health is Health.BROKEN for check in checks):
-        ctx.exit(int(ExitCode.HOST))
+    broken = [check.exit_code for check in checks if check.health is Health.BROKEN]
+    if broken:
+        ctx.exit(int(max(broken)))
 
 
 def run_checks(ring_dir: Path) -> tuple[Check, ...]:
@@ -64,6 +73,7 @@ def run_checks(ring_dir: Path) -> tuple[Check, ...]:
         check_python,
         check_cores,
         lambda: check_ring_dir(ring_dir),
+        lambda: check_rings(ring_dir),
         check_run_queue,
         check_torch,
         check_nvml,
@@ -119,6 +129,35 @@ def check_ring_dir(ring_dir: Path) -> Check:
         health=Health.OK if kind == "tmpfs" else Health.LIMITED,
         found=f"{ring_dir} on {kind}",
         remedy="" if kind == "tmpfs" else "choose a directory on tmpfs, such as /dev/shm",
+    )
+
+
+def check_rings(ring_dir: Path) -> Check:
+    """Rings of another version or damaged ones: the agent reports them and goes on, as training
+    does; here they are an error.
+    """
+    num_rings, num_records, damaged = 0, 0, []
+    for path in sorted(ring_dir.glob("*/*.ring")):
+        num_rings += 1
+        try:
+            num_records += _num_records(path)
+        except OSError as error:
+            damaged.append((ExitCode.HOST, f"{path}: {error.strerror}"))
+        except VersionError as error:
+            damaged.append((ExitCode.VERSION, f"{path}: {error}"))
+        except ValueError as error:
+            damaged.append((ExitCode.HOST, f"{path}: {error}"))
+    if damaged:
+        return Check(
+            name="rings",
+            health=Health.BROKEN,
+            found="; ".join(what for _, what in damaged[:MAX_NAMED_RINGS])
+            + (f"; and {len(damaged) - MAX_NAMED_RINGS} more" * (len(damaged) > MAX_NAMED_RINGS)),
+            remedy="remove rings of jobs that are over; restart the ranks of those that run",
+            exit_code=max(code for code, _ in damaged),
+        )
+    return Check(
+        name="rings", health=Health.OK, found=f"{num_rings} with {num_records} whole records"
     )
 
 
@@ -228,6 +267,37 @@ def check_open_files() -> Check:
         found=f"limit {limit}",
         remedy="" if good else f"a controller of many nodes wants ulimit -n {FEW_FILES}",
     )
+
+
+def _num_records(path: Path) -> int:
+    """Whole records in a ring. Raises OSError, VersionError or ValueError for what is wrong."""
+    whole, damaged = _slots(path.read_bytes())
+    if damaged:  # or just being written: that is over by now
+        time.sleep(REREAD_S)
+        whole, again = _slots(path.read_bytes())
+        damaged &= again
+    if damaged:
+        raise ValueError(f"{len(damaged)} damaged records beside {len(whole)} whole ones")
+    return len(whole)
+
+
+def _slots(data: bytes) -> tuple[set[int], set[int]]:
+    """Sequence numbers of whole and of damaged records. Raises VersionError or ValueError."""
+    if len(data) != ring.FILE_BYTES:
+        raise ValueError(f"{len(data)} bytes, a ring has {ring.FILE_BYTES}")
+    ring.decode_header(data[: ring.COMMAND_OFFSET])
+    whole, damaged = set(), set()
+    for slot in range(ring.SLOT_COUNT):
+        at = ring.slot_offset(slot)
+        (sequence,) = ring.SEQUENCE.unpack_from(data, at)
+        if sequence == 0:
+            continue  # empty, or being written
+        try:
+            ring.decode_slot(sequence - 1, sequence, data[at : at + ring.SLOT_BYTES], sequence)
+            whole.add(sequence)
+        except ring.CorruptError:
+            damaged.add(sequence)
+    return whole, damaged
 
 
 def _filesystem_of(path: Path) -> str:

@@ -1,5 +1,6 @@
 """What a user sees who gets something wrong: one clear line, an exit code, and no traceback."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -7,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.core import ring
 from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.records import StepRecord
+from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.telemetry import Ring
 
 
 def pacekeeper(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -145,8 +150,6 @@ def test_the_services_load_neither_torch_nor_scikit_learn(part: str) -> None:
 
 
 def test_doctor_answers_programs_too() -> None:
-    import json
-
     done = pacekeeper("doctor", "--json")
     checks = {check["name"]: check["health"] for check in json.loads(done.stdout)}
     assert checks["python"] == "ok"
@@ -158,3 +161,45 @@ def test_doctor_says_when_a_part_can_not_run(tmp_path: Path) -> None:
     done = pacekeeper("doctor", "--ring-dir", str(tmp_path / "file" / "x"))
     assert done.returncode == ExitCode.HOST
     assert "broken" in done.stdout
+
+
+def test_doctor_counts_whole_rings(tmp_path: Path) -> None:
+    a_ring(tmp_path)
+    done = pacekeeper("doctor", "--json", "--ring-dir", str(tmp_path))
+    rings = next(check for check in json.loads(done.stdout) if check["name"] == "rings")
+    assert (rings["health"], rings["found"]) == ("ok", "1 with 3 whole records")
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "words"),
+    [
+        pytest.param(8, ExitCode.VERSION, "ring version 259, this side reads", id="version"),
+        pytest.param(0, ExitCode.HOST, "wrong magic", id="no ring"),
+        pytest.param(
+            ring.slot_offset(1) + 40, ExitCode.HOST, "1 damaged records beside 2 whole", id="record"
+        ),
+    ],
+)
+def test_a_ring_that_can_not_be_believed_is_an_error_with_its_code(
+    tmp_path: Path, offset: int, code: ExitCode, words: str
+) -> None:
+    path = a_ring(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 0xFF if offset > 8 else 0x01
+    data[offset + 1] ^= 0x01
+    path.write_bytes(data)
+    done = pacekeeper("doctor", "--json", "--ring-dir", str(tmp_path))
+    assert done.returncode == code
+    rings = next(check for check in json.loads(done.stdout) if check["name"] == "rings")
+    assert rings["health"] == "broken"
+    assert words in rings["found"].replace(" (1024 slots of 128 bytes)", "")
+
+
+def a_ring(directory: Path) -> Path:
+    """A ring with three records."""
+    attachment = Attachment(job="j", rank=0, world_size=1, pid=1)
+    made = Ring.create(directory, attachment)
+    for step in range(3):
+        made.write(StepRecord(rank=0, step=step, generation=1, duration_s=0.1, tokens=1))
+    assert made.path is not None
+    return made.path
