@@ -29,6 +29,7 @@ class Fleet:
     """One controller, two agents, two launchers; `with Fleet(...)` leaves no process behind.
 
     `run_dir` keeps logs, the store and the step logs; the rings lie on tmpfs where there is one.
+    `train_file`: settings of the trainer ([train] of a TOML file) beyond those named here.
     """
 
     run_dir: Path
@@ -36,6 +37,7 @@ class Fleet:
     steps: int
     seed: int
     clock: str
+    train_file: Path | None = None
     address: str = ""
     ring_root: Path = field(init=False)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -89,7 +91,8 @@ class Fleet:
                 + ["--node-rank", str(node), "--num-nodes", str(NUM_NODES)]
                 + ["--ranks-per-node", str(RANKS_PER_NODE), "--rendezvous", rendezvous]
                 + ["--faults", self._path("faults"), "--run-dir", self._path("train")]
-                + ["--steps", str(self.steps), "--seed", str(self.seed), "--clock", self.clock],
+                + ["--steps", str(self.steps), "--seed", str(self.seed), "--clock", self.clock]
+                + (["--config", str(self.train_file)] if self.train_file is not None else []),
             )
 
     def _spawn(self, name: str, arguments: list[str]) -> None:

@@ -113,6 +113,33 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
 
 
 @pytest.mark.timeout(240)
+def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path) -> None:
+    """One host per expert: the slow rank's experts have to get another one, and leave it again."""
+    settings = tmp_path / "train.toml"
+    settings.write_text("[train]\nreplicas = 1\n")
+    with Fleet(
+        run_dir=tmp_path, job="loop", steps=400, seed=3, clock="emulated", train_file=settings
+    ) as fleet:
+        ask = Asking(fleet.address)
+        until("the cost model is fitted", lambda: ask.job().watch == "healthy")
+        first = ask.layout()
+        assert all(len(hosts) == 1 for layer in first.experts for hosts in layer)
+        set_fault(fleet, 2.0)
+        until("the layout follows the finding", lambda: ask.job().generation == 2)
+        (found,) = ask.incidents()
+        assert "other expert replicas" in found.actions[0]
+        moved = ask.layout()
+        assert any(len(hosts) > 1 for layer in moved.experts for hosts in layer)
+        set_fault(fleet, 1.0)
+        until("the layout goes home", lambda: ask.layout().experts == first.experts)
+        until("the incident is closed", lambda: ask.incidents()[0].HasField("closed_unix_s"))
+    for rank in range(4):
+        steps = read_step_log(tmp_path / "train" / f"steps-{rank}.jsonl")
+        assert [s.step for s in steps] == list(range(len(steps)))
+        assert steps[-1].loss < steps[0].loss
+
+
+@pytest.mark.timeout(240)
 def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json"]
     command += ["--rank", "0", "--steps", "80", "--run-dir", str(tmp_path)]
