@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pacekeeper.controller.policy import View
 from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.reports import NodeReport
@@ -38,7 +39,28 @@ class Tick:
     """Time went by: look at the policy, at blindness, at what must be said again."""
 
 
-Event = NodeAttached | NodeDetached | NodeReported | Tick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionMade:
+    """The answer to the question with the number `asked`; None: it could not be made."""
+
+    job: str
+    asked: int
+    decision: Decision | None
+
+
+Event = NodeAttached | NodeDetached | NodeReported | Tick | DecisionMade
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskDecision:
+    """Decide on `view`, beside everything else, and say it with `DecisionMade`.
+
+    At the size of a large model that takes seconds: nobody may wait for it.
+    """
+
+    job: str
+    asked: int
+    view: View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +144,8 @@ class Say:
 
 
 Command = (
-    OfferPlan
+    AskDecision
+    | OfferPlan
     | NotifyDeaths
     | SaveIncident
     | SaveLayout

@@ -10,7 +10,9 @@ from dataclasses import replace
 
 from pacekeeper.controller import inbox
 from pacekeeper.controller.events import (
+    AskDecision,
     Command,
+    DecisionMade,
     Event,
     NodeAttached,
     NodeDetached,
@@ -22,7 +24,7 @@ from pacekeeper.controller.events import (
     Say,
     Tick,
 )
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import View
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
@@ -31,6 +33,7 @@ from pacekeeper.predictor.forecast import Workload
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
 OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
+DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
 CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
 MEASURED_STEPS = 5  # steps the present layout must have run before its price is known
 
@@ -48,6 +51,8 @@ def advance(
             return _report(state, event, config, now_s)
         case Tick():
             return _tick(state, config, now_s)
+        case DecisionMade():
+            return _take_decision(state, event, config, now_s)
 
 
 def restored(
@@ -161,6 +166,9 @@ def _tick(
             commands.append(Say(text=f"job={name} watch={watch} was={job.watch} ({reason})"))
             job = replace(job, watch=watch, watch_reason=reason)
             state = _with_job(state, job)
+        if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
+            commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
+            state = _with_job(state, replace(job, asked=0))
         state, said = _act(state, name, config, now_s)
         commands += said
         state, said = _say_again(state, name, now_s)
@@ -183,14 +191,33 @@ def _watch(job: JobState, config: ControllerConfig, now_s: float) -> tuple[Watch
 def _act(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    """Decide for one job, where it can be acted on and nothing is under way."""
+    """Ask for a decision on one job, where it can be acted on and nothing is under way."""
     job = state.jobs[name]
     is_young = job.step - job.layout_step < config.policy.min_steps_between_plans
-    if is_young or not _is_actionable(job) or _basis(job) == job.decided_on:
+    if job.asked or is_young or _basis(job) == job.decided_on or not _is_actionable(job):
         return state, ()
-    decision = decide(_view(job), config.policy)
+    number = state.num_asked + 1
+    question = AskDecision(job=name, asked=number, view=_view(job))
+    job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
+    return replace(_with_job(state, job), num_asked=number), (question,)
+
+
+def _take_decision(
+    state: State, event: DecisionMade, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """Act on a decision, unless what it was made for is over: then it is asked for again."""
+    name, decision = event.job, event.decision
+    known = state.jobs.get(name)
+    if known is None or known.asked != event.asked:
+        return state, ()  # of an earlier life of the job, or given up
+    job = replace(known, asked=0)
+    if decision is None:
+        return _with_job(state, job), ()
+    if not _is_actionable(job) or _grounds(job) != job.asked_on:
+        state = _with_job(state, replace(job, decided_on=None))
+        return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
     before = job.last_decision
-    job = replace(job, last_decision=decision, decided_on=_basis(job))
+    job = replace(job, last_decision=decision)
     if decision.rung is Rung.NOTHING:
         said = () if before is not None and before.rung is Rung.NOTHING else _told(name, decision)
         return _with_job(state, job), said
@@ -241,6 +268,13 @@ def _basis(job: JobState) -> Hashable:
     is_calm = not slow and job.home is None and not job.is_makeshift
     steps = job.step // CALM_PERIOD_STEPS if is_calm else job.step
     return steps, job.newest_generation, slow, is_calm
+
+
+def _grounds(job: JobState) -> Hashable:
+    """What a decision takes for granted: the layout, the number of the next one, who is slow."""
+    assert job.layout is not None, "actionable"
+    slow = tuple(sorted(job.evidence.slow.items()))
+    return job.layout.generation, job.newest_generation, slow, job.home is None, job.is_makeshift
 
 
 def _view(job: JobState) -> View:

@@ -22,6 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from pacekeeper.controller import machine
 from pacekeeper.controller.events import (
+    AskDecision,
     Command,
     Event,
     NodeReported,
@@ -36,6 +37,7 @@ from pacekeeper.controller.events import (
     Tick,
 )
 from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.planner import Planner
 from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
@@ -86,6 +88,7 @@ class Controller:
             _log.info("store=%s jobs=%d incidents=%d", config.store, len(jobs), len(incidents))
         self.agents = AgentControl(put=self._put, on_rejected=self.metrics.rejected.inc)
         self.status = Status(state=lambda: self.state, past_layout=self.store.layout)
+        self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self._health = health.aio.HealthServicer()
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
         self._last_failure = ""
@@ -94,6 +97,7 @@ class Controller:
         """Until SIGTERM or SIGINT. Raises HostError where a port is taken."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
+            stack.callback(self.planner.close)
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -168,8 +172,7 @@ class Controller:
                 await self._take(event)
             except Exception as error:
                 # Our bug: say it loudly, drop this one event whole, keep serving.
-                self.metrics.failures.inc()
-                self._say_failure(event, error)
+                self._count_failure(f"event dropped: {type(event).__name__}", error)
             if not done.done():
                 done.set_result(None)
 
@@ -232,6 +235,8 @@ class Controller:
                 self.status.publish_incident(incident)
             case StepSummary():
                 self.status.publish_step(command)
+            case AskDecision():
+                self.planner.ask(command)
             case Say(text=text):
                 _log.info("%s", text)
             case SaveLayout() | SaveDecision() | SaveJob():
@@ -243,12 +248,13 @@ class Controller:
         for node in nodes:
             self.agents.send(node, kind, job, message)
 
-    def _say_failure(self, event: Event, error: Exception) -> None:
-        """With its traceback once; the same one again is only counted."""
-        text = f"{type(event).__name__}: {error!r}"
+    def _count_failure(self, what: str, error: Exception) -> None:
+        """A bug of ours: with its traceback once; the same one again is only counted."""
+        self.metrics.failures.inc()
+        text = f"{what}: {error!r}"
         if text != self._last_failure:
             self._last_failure = text
-            _log.error("event dropped: %s", text, exc_info=error)
+            _log.error("%s", text, exc_info=error)
 
 
 def parse_address(text: str, key: str) -> tuple[str, int]:

@@ -110,6 +110,9 @@ class JobState:
     layout_step: int = 0  # first step of the present layout
     last_decision: Decision | None = None
     decided_on: Hashable = None  # what the last decision rested on: the same is not decided twice
+    asked: int = 0  # number of the question whose decision is being made; 0: none
+    asked_s: float = 0.0
+    asked_on: Hashable = None  # what must still hold for its answer to be of any use
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -160,6 +163,7 @@ class State:
     jobs: Mapping[str, JobState] = field(default_factory=dict)
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     next_incident_id: int = 1
+    num_asked: int = 0  # decisions asked for, of all jobs
     unix_offset_s: float = 0.0
 
 

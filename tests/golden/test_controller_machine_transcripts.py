@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.controller.events import (
+    AskDecision,
     Command,
     NotifyDeaths,
     OfferPlan,
@@ -116,7 +117,7 @@ def told(command: Command) -> str:
             )
         case NotifyDeaths(nodes=nodes, ranks=ranks):
             return f"notify   {', '.join(nodes)}: dead are {list(ranks)}"
-        case StepSummary():
+        case StepSummary() | AskDecision():
             return ""
 
 

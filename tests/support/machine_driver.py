@@ -4,8 +4,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from pacekeeper.controller.events import Command, Event, NodeAttached, NodeReported, Say, Tick
+from pacekeeper.controller.events import (
+    AskDecision,
+    Command,
+    DecisionMade,
+    Event,
+    NodeAttached,
+    NodeReported,
+    Say,
+    Tick,
+)
 from pacekeeper.controller.machine import advance
+from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.layout import Layout, even_layout
@@ -38,12 +48,16 @@ C = TypeVar("C", bound=Command)
 
 @dataclass(kw_only=True)
 class Driver:
-    """The machine's state, and what it said to the last event."""
+    """The machine's state, and what it said to the last event.
+
+    Decisions are made in no time, unless `is_deciding` is off: then the test makes them.
+    """
 
     config: ControllerConfig = field(default_factory=ControllerConfig)
     state: State = field(default_factory=lambda: State(unix_offset_s=UNIX_OFFSET_S))
     now_s: float = 100.0
     said: tuple[Command, ...] = ()
+    is_deciding: bool = True
 
     @property
     def job(self) -> JobState:
@@ -51,6 +65,17 @@ class Driver:
 
     def event(self, event: Event) -> None:
         self.state, self.said = advance(self.state, event, config=self.config, now_s=self.now_s)
+        if self.is_deciding:
+            for question in self.all_said(AskDecision):
+                said = self.said
+                self.answer(question)
+                self.said = (*said, *self.said)
+
+    def answer(self, question: AskDecision) -> None:
+        """Make the decision that was asked for, and tell it."""
+        decision = decide(question.view, self.config.policy)
+        answer = DecisionMade(job=question.job, asked=question.asked, decision=decision)
+        self.state, self.said = advance(self.state, answer, config=self.config, now_s=self.now_s)
 
     def agent(self, node: str) -> None:
         self.event(NodeAttached(node=node, product_version="1", agent_life="a"))

@@ -12,7 +12,9 @@ from random import Random
 import numpy as np
 
 from pacekeeper.controller.events import (
+    AskDecision,
     Command,
+    DecisionMade,
     Event,
     NodeAttached,
     NodeReported,
@@ -23,6 +25,7 @@ from pacekeeper.controller.events import (
     Tick,
 )
 from pacekeeper.controller.machine import advance, job_record, restored
+from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobRecord, JobState, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Incident
@@ -55,6 +58,7 @@ ROW_TOKENS = 160
 COEFFICIENTS = np.array([0.02, 2e-5, 5e-9, 1.5e-5, 4e-4])  # seconds per unit of each feature
 POLL_S, TICK_S = 0.1, 0.2
 MAX_DELAY_S = 1.5
+DECIDE_S = 0.25  # while a decision is made, training goes on: some are made for what is over
 UNIX_OFFSET_S = 1_000_000.0
 
 
@@ -99,6 +103,7 @@ class PaperCluster:
         self._life = 0
         self._outbox: dict[str, JobReport] = {node: JobReport(job=JOB) for node in NODES}
         self._in_flight: list[tuple[float, int, str, JobReport]] = []
+        self._decisions: list[tuple[float, DecisionMade]] = []
         self._sent = 0
         self._poll_s = self._tick_s = self.now_s
         for node, ranks in NODES.items():
@@ -135,6 +140,7 @@ class PaperCluster:
     def restart_controller(self) -> None:
         """kill -9 and start again: only what was stored is left; agents say everything again."""
         newest = max(self.incidents, default=0)
+        self._decisions.clear()
         self.state = restored(
             tuple(self.stored.values()),
             tuple(self.incidents[i] for i in sorted(self.incidents)),
@@ -295,6 +301,7 @@ class PaperCluster:
         end_s = self.now_s + seconds
         while True:
             due_s = [self._poll_s, self._tick_s, *(flight[0] for flight in self._in_flight)]
+            due_s += [at_s for at_s, _ in self._decisions]
             if min(due_s) > end_s:
                 self.now_s = end_s
                 return
@@ -308,6 +315,8 @@ class PaperCluster:
             for flight in sorted(f for f in self._in_flight if f[0] <= self.now_s):
                 self._in_flight.remove(flight)
                 self._deliver(flight[2], flight[3])
+            while self._decisions and self._decisions[0][0] <= self.now_s:
+                self._advance(self._decisions.pop(0)[1])
 
     def _poll(self) -> None:
         for node, report in self._outbox.items():
@@ -349,6 +358,10 @@ class PaperCluster:
                             self.seen_offers[node] = command
                 case NotifyDeaths():
                     self.told_dead |= set(command.ranks)
+                case AskDecision(job=job, asked=asked, view=view):
+                    decision = decide(view, self.config.policy)
+                    answer = DecisionMade(job=job, asked=asked, decision=decision)
+                    self._decisions.append((self.now_s + DECIDE_S, answer))
         if self.on_advance is not None:
             self.on_advance(event, self.now_s, commands, self.state)
 

@@ -48,6 +48,7 @@ SHELLS = {
     "controller": {
         "__init__",
         "metrics",
+        "planner",
         "runtime",
         "server",
         "status_service",
