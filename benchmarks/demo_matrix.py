@@ -50,6 +50,32 @@ def _or_never(value: float | None) -> float:
     return 99.0 if value is None else value
 
 
+def worst_of(outcomes: list[dict[str, Any]], missed: int) -> dict[str, Any]:
+    """The worst of each figure over all runs."""
+    return {
+        "runs": len(outcomes),
+        "runs_that_missed_a_bar": missed,
+        "delay_iterations_max": max(
+            (_or_never(o["delay_iterations"]) for o in outcomes), default=None
+        ),
+        "false_findings": sum(o["false_findings"] for o in outcomes),
+        "slowdown_error_max": max(
+            (abs((o["found_slowdown"] or 0) / o["injected_slowdown"] - 1) for o in outcomes),
+            default=None,
+        ),
+        "mitigated_of_fluid_min": min(
+            (o["mitigated_of_fluid"] for o in outcomes if o["mitigated_of_fluid"]), default=None
+        ),
+        "kill_to_next_step_s_max": max(
+            (_or_never(o["kill_to_next_step_s"]) for o in outcomes), default=None
+        ),
+        "host_overrun_share_max": max(
+            (o["host_overrun_share"] or 0.0 for o in outcomes), default=None
+        ),
+        "steps_lost": sum(o["steps_lost"] for o in outcomes),
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
@@ -105,29 +131,7 @@ def main() -> int:
                     ", ".join(misses),
                 )
     Console().print(table)
-    worst = {
-        "runs": len(outcomes),
-        "runs_that_missed_a_bar": missed,
-        "delay_iterations_max": max(
-            (_or_never(o["delay_iterations"]) for o in outcomes), default=None
-        ),
-        "false_findings": sum(o["false_findings"] for o in outcomes),
-        "slowdown_error_max": max(
-            (abs((o["found_slowdown"] or 0) / o["injected_slowdown"] - 1) for o in outcomes),
-            default=None,
-        ),
-        "mitigated_of_fluid_min": min(
-            (o["mitigated_of_fluid"] for o in outcomes if o["mitigated_of_fluid"]), default=None
-        ),
-        "kill_to_next_step_s_max": max(
-            (_or_never(o["kill_to_next_step_s"]) for o in outcomes), default=None
-        ),
-        "host_overrun_share_max": max(
-            (o["host_overrun_share"] or 0.0 for o in outcomes), default=None
-        ),
-        "steps_lost": sum(o["steps_lost"] for o in outcomes),
-    }
-    print(json.dumps(worst))
+    print(json.dumps(worst_of(outcomes, missed)))
     return 1 if missed else 0
 
 

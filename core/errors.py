@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     VERSION = 5
     UNREACHABLE = 6
     LOST_STATE = 7
+    DATA = 9
 
 
 class PacekeeperError(Exception):
@@ -49,6 +50,12 @@ class UnreachableError(PacekeeperError):
     """The other side does not answer."""
 
     exit_code = ExitCode.UNREACHABLE
+
+
+class DataError(PacekeeperError):
+    """A file given to us is not what it should be: names the file and what was expected."""
+
+    exit_code = ExitCode.DATA
 
 
 class LostStateError(PacekeeperError):

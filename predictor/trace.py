@@ -1,0 +1,158 @@
+"""A recorded run as columns, whatever tool recorded it. Pure; the readers are in `simulator/`.
+
+Columns of a table are equally long arrays, one row per observation, in no promised order. What a
+source does not tell is NaN, a table it does not have is None: never a guess.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from pacekeeper.predictor.workload import Array, Positions
+
+
+class Chunk(IntEnum):
+    """What a worker computed in one go."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHT_GRADIENT = 2  # where a schedule splits the backward pass
+    WHOLE = 3  # all compute of the micro-batch or step: the source does not split it
+
+
+class OpType(IntEnum):
+    """An operation on a worker's timeline."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    FORWARD_SEND = 2
+    FORWARD_RECV = 3
+    BACKWARD_SEND = 4
+    BACKWARD_RECV = 5
+    PARAMS_ALL_GATHER = 6
+    GRADS_REDUCE_SCATTER = 7
+    LAYERNORM_GRADS_ALL_REDUCE = 8
+    EMBEDDING_GRADS_ALL_REDUCE = 9
+    OPTIMIZER = 10
+    CLIP_GRADS = 11
+    GARBAGE_COLLECTION = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One rank and its place: peers have the same stage (and do the same kind of work)."""
+
+    rank: int
+    stage: int = 0
+    dp: int = 0
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComputeTable:
+    """Compute times, one row per (step, rank, micro-batch, chunk, model chunk).
+
+    micro_batch 0 where the source only tells sums per step. tokens, sum_len_squared, expert_rows:
+    the row's work, NaN where unknown.
+    """
+
+    step: Positions
+    rank: Positions
+    micro_batch: Positions
+    chunk: Positions  # values of Chunk
+    model_chunk: Positions  # of an interleaved schedule, else 0
+    seconds: Array
+    tokens: Array
+    sum_len_squared: Array
+    expert_rows: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OpTable:
+    """Every operation of every worker with its time: what a what-if replay needs.
+
+    start_s is comparable within one step only. micro_batch and model_chunk -1 where they do not
+    apply; sequence: position in the worker's order of operations of that type within the step.
+    """
+
+    step: Positions
+    rank: Positions
+    op: Positions  # values of OpType
+    micro_batch: Positions
+    model_chunk: Positions
+    sequence: Positions
+    start_s: Array
+    duration_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferTable:
+    """Collectives and point-to-point transfers: `seconds` is end minus the latest start in the
+    group (waiting left out); `group` numbers the entries of Trace.groups.
+    """
+
+    step: Positions
+    group: Positions
+    num_bytes: Array
+    seconds: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepTable:
+    """Whole steps of the job: for sources that tell no more. NaN where tokens are unknown."""
+
+    step: Positions
+    seconds: Array
+    tokens: Array
+    sum_len_squared: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertLoadTable:
+    """Token rows that were routed to each expert: one row per (step, layer, expert)."""
+
+    step: Positions
+    layer: Positions
+    expert: Positions
+    rows: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trace:
+    """One recorded run. `notes` say in words what was missing, damaged or left out.
+
+    `groups`: the ranks of each communication group. `resolution_s`: of the recording clock, 0 where
+    it is fine.
+    """
+
+    name: str
+    source: str
+    workers: tuple[Worker, ...]
+    compute: ComputeTable | None = None
+    ops: OpTable | None = None
+    transfers: TransferTable | None = None
+    steps: StepTable | None = None
+    expert_loads: ExpertLoadTable | None = None
+    groups: tuple[tuple[int, ...], ...] = ()
+    resolution_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def compute_of(ops: OpTable) -> ComputeTable:
+    """The compute rows of a timeline; their work is unknown."""
+    chunk_of = {OpType.FORWARD: Chunk.FORWARD, OpType.BACKWARD: Chunk.BACKWARD}
+    kept = np.isin(ops.op, list(chunk_of))
+    unknown = np.full(int(kept.sum()), np.nan)
+    codes = np.vectorize({int(op): int(chunk) for op, chunk in chunk_of.items()}.__getitem__)
+    return ComputeTable(
+        step=ops.step[kept],
+        rank=ops.rank[kept],
+        micro_batch=ops.micro_batch[kept],
+        chunk=codes(ops.op[kept]).astype(np.intp) if kept.any() else ops.op[kept],
+        model_chunk=np.maximum(ops.model_chunk[kept], 0),
+        seconds=ops.duration_s[kept],
+        tokens=unknown,
+        sum_len_squared=unknown,
+        expert_rows=unknown,
+    )
