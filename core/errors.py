@@ -14,6 +14,7 @@ class ExitCode(IntEnum):
     VERSION = 5
     UNREACHABLE = 6
     LOST_STATE = 7
+    NO_QUORUM = 8
     DATA = 9
 
 
@@ -62,3 +63,9 @@ class LostStateError(PacekeeperError):
     """State has no living holder any more; only a checkpoint can bring it back."""
 
     exit_code = ExitCode.LOST_STATE
+
+
+class NoQuorumError(PacekeeperError):
+    """Too few ranks are left on this side of a broken network: the others may go on."""
+
+    exit_code = ExitCode.NO_QUORUM

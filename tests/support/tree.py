@@ -56,7 +56,7 @@ SHELLS = {
         "views",
     },
 }
-PURE_IN_TRAINER = {"commit", "work"}
+PURE_IN_TRAINER = {"commit", "quorum", "work"}
 
 
 def is_pure(path: str) -> bool:

@@ -1,0 +1,197 @@
+"""However a network breaks, whoever dies, whatever each side knows: one side at most goes on."""
+
+import re
+from collections.abc import Iterable
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.trainer import quorum
+from pacekeeper.trainer.quorum import FIRST_GROUP, Group
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[Group, list[set[int]], set[int]]:
+    """A group, its living ranks on any number of sides, and those that are dead."""
+    ranks = sorted(draw(st.sets(st.integers(0, 40), min_size=1, max_size=12)))
+    dead = draw(st.sets(st.sampled_from(ranks)))
+    sides: dict[int, set[int]] = {}
+    for rank in ranks:
+        if rank not in dead:
+            sides.setdefault(draw(st.integers(0, 4)), set()).add(rank)
+    return Group.first(1, tuple(ranks)), list(sides.values()), dead
+
+
+@settings(max_examples=1000)
+@given(splits(), st.data())
+def test_at_most_one_side_goes_on_whatever_each_knows_of_the_dead(
+    split: tuple[Group, list[set[int]], set[int]], data: st.DataObject
+) -> None:
+    group, sides, dead = split
+    views = [data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set() for _ in sides]
+    rulings = [
+        quorum.rule(group, side, dict.fromkeys(view, FIRST_GROUP))
+        for side, view in zip(sides, views, strict=True)
+    ]
+    assert sum(ruling.goes_on for ruling in rulings) <= 1
+
+
+@given(splits())
+def test_all_that_live_go_on_together_once_all_the_dead_are_confirmed(
+    split: tuple[Group, list[set[int]], set[int]],
+) -> None:
+    group, sides, dead = split
+    living = set().union(*sides)
+    assert quorum.rule(group, living, dict.fromkeys(dead, FIRST_GROUP)).goes_on == bool(living)
+    known = quorum.rule(group, living, {})
+    assert known.goes_on or 2 * len(living) <= len(group.members)
+
+
+@pytest.mark.parametrize(
+    ("present", "dead", "goes_on", "reason"),
+    [
+        ({3}, {0, 1, 2}, True, r"ranks \[3\] are a majority: 1 of 1"),
+        ({0, 1}, {}, True, r"ranks \[0, 1\] are half, with the lowest: 2 of 4"),
+        ({2, 3}, {}, False, r"ranks \[2, 3\] are no quorum: 2 of 4 .* \[0, 1\] are dead"),
+        ({2, 3}, {0}, True, "majority: 2 of 3"),
+        ({1, 3}, {0, 2}, True, "majority: 2 of 2"),
+        ({1, 2, 3}, {}, True, "majority: 3 of 4"),
+        ({0}, {}, False, "1 of 4"),
+        ({0}, {1}, False, "1 of 3"),
+        ({2}, {0, 1}, True, "half, with the lowest: 1 of 2"),
+        ({3}, {0, 1}, False, "1 of 2"),
+        (set(), {0, 1, 2, 3}, False, "0 of 0"),
+    ],
+)
+def test_the_rule_in_examples(
+    present: set[int], dead: set[int], goes_on: bool, reason: str
+) -> None:
+    ruling = quorum.rule(Group.first(1, (0, 1, 2, 3)), present, dict.fromkeys(dead, FIRST_GROUP))
+    assert ruling.goes_on is goes_on
+    assert re.search(reason, ruling.reason), ruling.reason
+
+
+def test_who_died_on_another_side_still_counts() -> None:
+    """0, 1 and 2 went on, then 0 and 1 died: 3 and 4 must not hear of a smaller electorate."""
+    first = Group.first(1, (0, 1, 2, 3, 4))
+    theirs = first.followed_by(2, (0, 1, 2), "verdict").standing()
+    died = {0: theirs.name, 1: theirs.name}
+    assert quorum.rule(theirs, {2}, died).goes_on
+    assert not quorum.rule(first, {3, 4}, died).goes_on
+    assert quorum.rule(first, {3, 4}, {0: FIRST_GROUP, 1: FIRST_GROUP}).goes_on
+
+
+def test_a_group_that_was_only_tried_elects_nobody() -> None:
+    """2 counted for two sides, and followed one: the other one's rest is no majority of its own."""
+    first = Group.first(1, (0, 1, 2, 3, 4))
+    tried = first.followed_by(2, (2, 3, 4), "verdict")
+    assert not quorum.rule(tried, {3, 4}, {}).goes_on
+    assert quorum.rule(tried.standing(), {3, 4}, {}).goes_on
+    assert quorum.rule(tried, {3, 4}, {2: tried.name}).goes_on is False, "0 and 1 still may live"
+    assert quorum.rule(tried, {3, 4}, {0: FIRST_GROUP, 2: tried.name}).goes_on
+
+
+def test_two_sides_groups_have_two_names() -> None:
+    first = Group.first(1, (0, 1, 2))
+    names = {
+        first.name,
+        first.followed_by(2, (0, 1), "a").name,
+        first.followed_by(2, (1, 2), "b").name,
+        first.followed_by(2, (1, 2), "b").followed_by(2, (1, 2), "b").name,
+    }
+    assert len(names) == 4
+
+
+class BrokenNetwork:
+    """Ranks that decide, follow, form groups and die in any order, by any old and partial views.
+
+    Nothing keeps a rank from being counted by two sides, as reports in two stores do. What the
+    trainer ensures is all that is ensured here: a rank follows only a verdict on its own group, a
+    group stands when all its members are in it, and a notice names the group a rank died in.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        first = Group.first(1, tuple(range(random.randint(2, 6))))
+        self.groups = dict.fromkeys(first.members, first)  # each rank's own, as it knows it
+        self.deaths: dict[int, str] = {}
+        self.verdicts: list[tuple[str, str, Group]] = []  # on which group, its text, what it asks
+        self.parents: dict[str, str] = {}
+        self.stood = [first.name]
+
+    def step(self) -> None:
+        action = self.random.choices([self.decide, self.form, self.follow, self.die], [6, 4, 2, 1])
+        action[0]()
+
+    def some(self, ranks: Iterable[int]) -> set[int]:
+        part = self.random.random()
+        return {rank for rank in ranks if self.random.random() < part}
+
+    def decide(self) -> None:
+        """Some side of some rank does, if it may."""
+        leader = self.random.choice([rank for rank in self.groups if rank not in self.deaths])
+        group = self.groups[leader]
+        heard = {rank: self.deaths[rank] for rank in self.some(self.deaths)}
+        present = (self.some(group.members) | {leader}) - set(heard)
+        if quorum.rule(group, present, heard).goes_on:
+            text = f"{sorted(present)} {self.random.randrange(3)}"
+            wanted = group.followed_by(group.generation + 1, tuple(sorted(present)), text)
+            self.parents[wanted.name] = group.name
+            self.verdicts.append((group.name, text, wanted))
+
+    def follow(self, share: float = 0.5) -> None:
+        """Some of those that a verdict counts on, if they can."""
+        for on, text, wanted in self.random.choices(self.verdicts[-6:], k=bool(self.verdicts)):
+            for rank in wanted.members:
+                mine = self.groups[rank]
+                is_able = rank not in self.deaths and mine.name == on
+                if is_able and self.random.random() < share:
+                    self.groups[rank] = mine.followed_by(wanted.generation, wanted.members, text)
+
+    def form(self) -> None:
+        """All follow, if all can; some get to know that the group stood."""
+        self.follow(share=1.0)
+        for _, _, wanted in self.verdicts:
+            alive = [rank for rank in wanted.members if rank not in self.deaths]
+            names = {self.groups[rank].name for rank in alive}
+            if alive == list(wanted.members) and names == {wanted.name}:
+                if wanted.name not in self.stood:
+                    self.stood.append(wanted.name)
+                for rank in self.some(wanted.members):
+                    self.groups[rank] = self.groups[rank].standing()
+
+    def die(self) -> None:
+        rank = self.random.choice(list(self.groups))
+        if len(self.deaths) < len(self.groups) - 1 and rank not in self.deaths:
+            self.deaths[rank] = self.groups[rank].name
+
+    def check(self) -> None:
+        """Groups that stood follow one another."""
+        for earlier, later in pairwise(self.stood):
+            name = later
+            while name != earlier and name in self.parents:
+                name = self.parents[name]
+            assert name == earlier, f"{earlier} and {later} both went on"
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32))
+def test_at_most_one_side_goes_on_in_any_order_of_events(seed: int) -> None:
+    network = BrokenNetwork(Random(seed))
+    for _ in range(120):
+        network.step()
+    network.check()
+    assert len(network.stood) <= len(network.verdicts) + 1
+
+
+def test_the_broken_network_is_one_where_sides_do_go_on() -> None:
+    """Else the property above would say nothing."""
+    networks = [BrokenNetwork(Random(seed)) for seed in range(100)]
+    for network in networks:
+        for _ in range(120):
+            network.step()
+    assert sum(len(network.stood) for network in networks) > 300
+    assert sum(len(network.deaths) for network in networks) > 100
