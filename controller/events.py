@@ -117,6 +117,13 @@ class SaveJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetJob:
+    """The job is over: a restart needs not bring it back. What happened to it stays stored."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
     """One complete step: a command to tell those who watch. Columns in the order of `ranks`.
 
@@ -151,6 +158,7 @@ Command = (
     | SaveLayout
     | SaveDecision
     | SaveJob
+    | ForgetJob
     | StepSummary
     | Say
 )

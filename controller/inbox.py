@@ -26,6 +26,7 @@ def take_in(
     job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
     if 0 < report.life < job.life:
         return state, []  # the last words of a life that is over are told to nobody
+    job = replace(job, reported_s=now_s)
     unix_s = now_s + state.unix_offset_s
     job, commands = _follow_life(job, report.life, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
@@ -107,7 +108,8 @@ def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
     for kind in FindingKind:
         job, said = incidents.close(job, everybody, kind, unix_s, "the job was started anew")
         commands += said
-    return JobState(name=job.name, incidents=job.incidents), commands
+    fresh = JobState(name=job.name, incidents=job.incidents, reported_s=job.reported_s)
+    return fresh, commands
 
 
 def _take_layouts(

@@ -1,12 +1,14 @@
 """The life of an incident: opened by a finding or a death, re-measured, acted on, closed. Pure."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident, SaveJob, Say
 from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.predictor.evidence import forget
+
+KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 
 
 def open_incident(
@@ -21,7 +23,13 @@ def open_incident(
         SaveIncident(incident=incident),
         Say(text=f"job={job.name} incident={incident.incident_id} {finding.reason}"),
     ]
-    return state, replace(job, incidents=(*job.incidents, incident)), commands
+    return state, replace(job, incidents=newest((*job.incidents, incident))), commands
+
+
+def newest(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
+    """Those to remember: the last ones and all that are open."""
+    older, last = incidents[:-KEPT_INCIDENTS], incidents[-KEPT_INCIDENTS:]
+    return (*(incident for incident in older if incident.is_open), *last)
 
 
 def bury(

@@ -8,7 +8,7 @@ reports say), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import inbox
+from pacekeeper.controller import endings, inbox
 from pacekeeper.controller.events import (
     AskDecision,
     Command,
@@ -24,6 +24,7 @@ from pacekeeper.controller.events import (
     Say,
     Tick,
 )
+from pacekeeper.controller.incidents import newest
 from pacekeeper.controller.policy import View
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.core.config import ControllerConfig
@@ -65,7 +66,7 @@ def restored(
     """The state a stored past gives: open findings are remembered, all else is measured anew."""
     states = {}
     for job in jobs:
-        own = tuple(incident for incident in incidents if incident.job == job.name)
+        own = newest([incident for incident in incidents if incident.job == job.name])
         slow = {
             incident.finding.rank: incident.finding.slowdown
             for incident in own
@@ -160,7 +161,14 @@ def _tick(
 ) -> tuple[State, tuple[Command, ...]]:
     commands: list[Command] = []
     for name in sorted(state.jobs):
-        job = state.jobs[name]
+        job, said = endings.follow(state.jobs[name], now_s, now_s + state.unix_offset_s)
+        commands += said
+        if job.reported_s is None:
+            job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
+        if job is not state.jobs[name]:
+            state = _with_job(state, job)
+        if job.watch is Watch.ENDED:
+            continue
         watch, reason = _watch(job, config, now_s)
         if watch is not job.watch:
             commands.append(Say(text=f"job={name} watch={watch} was={job.watch} ({reason})"))
@@ -169,17 +177,16 @@ def _tick(
         if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             state = _with_job(state, replace(job, asked=0))
-        state, said = _act(state, name, config, now_s)
-        commands += said
-        state, said = _say_again(state, name, now_s)
-        commands += said
-    return state, tuple(commands)
+        state, asked = _act(state, name, config, now_s)
+        commands += asked
+        state, again = _say_again(state, name, now_s)
+        commands += again
+    state, said = endings.forget(state, now_s)
+    return state, (*commands, *said)
 
 
 def _watch(job: JobState, config: ControllerConfig, now_s: float) -> tuple[Watch, str]:
     """Silence is never taken for health: one silent rank blinds the job."""
-    if job.ranks and not job.living:
-        return Watch.ENDED, "no rank runs any more"
     limit_s = config.blind_after_s
     running = job.living if job.layout is None else set(job.living) & set(job.layout.ranks)
     silent = [r for r in sorted(running) if now_s - job.last_heard_s(r) > limit_s]

@@ -92,7 +92,8 @@ class ControllerMetrics:
         )
         for kind in FindingKind:
             gauges["incidents_open"].labels(kind.value).set(open_now[kind])
-        gauges["job_info"].clear()
+        for name in ("job_info", "job_step", "job_tokens_per_second", "job_generation"):
+            gauges[name].clear()  # of jobs that were forgotten
         gauges["rank_slowdown"].clear()
         for name, job in state.jobs.items():
             gauges["job_step"].labels(name).set(job.step)

@@ -25,6 +25,7 @@ from pacekeeper.controller.events import (
     AskDecision,
     Command,
     Event,
+    ForgetJob,
     NodeReported,
     NotifyDeaths,
     OfferPlan,
@@ -55,6 +56,7 @@ from pacekeeper.protos import (
 INBOX_EVENTS = 4096
 DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
+_STORED = SaveIncident | SaveLayout | SaveDecision | SaveJob | ForgetJob
 _log = logging.getLogger(__name__)
 _SERVICES = (
     control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name,
@@ -190,15 +192,20 @@ class Controller:
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
         """All that must last, in one transaction; again and again while the disk refuses."""
-        if not any(
-            isinstance(c, SaveIncident | SaveLayout | SaveDecision | SaveJob) for c in commands
-        ):
+        # A job is stored as it is after the event: once is enough, however often it was asked for.
+        writes = [
+            command
+            for i, command in enumerate(commands)
+            if isinstance(command, _STORED)
+            and not (isinstance(command, SaveJob) and command in commands[:i])
+        ]
+        if not writes:
             return
         refused = ""
         while True:
             try:
                 with self.store.transaction():
-                    for command in commands:
+                    for command in writes:
                         self._write(state, command)
             except sqlite3.OperationalError as error:  # full, locked, unreadable: the world's fault
                 self.metrics.store_retries.inc()
@@ -221,6 +228,8 @@ class Controller:
                 self.store.save_decision(job, step, decision)
             case SaveJob(job=job):
                 self.store.save_job(machine.job_record(state, job))
+            case ForgetJob(job=job):
+                self.store.forget_job(job)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -239,7 +248,7 @@ class Controller:
                 self.planner.ask(command)
             case Say(text=text):
                 _log.info("%s", text)
-            case SaveLayout() | SaveDecision() | SaveJob():
+            case SaveLayout() | SaveDecision() | SaveJob() | ForgetJob():
                 pass  # stored already
 
     def _send(

@@ -107,6 +107,8 @@ class JobState:
     loss: float | None = None
     watch: Watch = Watch.BLIND
     watch_reason: str = ""
+    reported_s: float | None = None  # when an agent last spoke of it; None: not since our start
+    ended_s: float | None = None  # when its last rank was seen to have ended
     layout_step: int = 0  # first step of the present layout
     last_decision: Decision | None = None
     decided_on: Hashable = None  # what the last decision rested on: the same is not decided twice

@@ -105,6 +105,10 @@ class Store:
             ),
         )
 
+    def forget_job(self, job: str) -> None:
+        """A restart does not bring the job back; its incidents, decisions and layouts stay."""
+        self._connection.execute("DELETE FROM jobs WHERE name = ?", (job,))
+
     def save_layout(self, job: str, layout: Layout, reason: str) -> None:
         """Remember a layout that came into force."""
         self._connection.execute(
@@ -152,7 +156,10 @@ class Store:
         )
 
     def load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
-        """(jobs, incidents, the next incident's number). Raises HostError for a damaged store."""
+        """(jobs, their incidents, the number of the next incident).
+
+        Raises HostError for a damaged store.
+        """
         try:
             return self._load()
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
@@ -179,10 +186,12 @@ class Store:
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
         )
-        rows = self._connection.execute("SELECT * FROM incidents ORDER BY incident_id")
+        rows = self._connection.execute(
+            "SELECT * FROM incidents WHERE job IN (SELECT name FROM jobs) ORDER BY incident_id"
+        )
         incidents = tuple(_incident(row) for row in rows)
-        newest = max((incident.incident_id for incident in incidents), default=0)
-        return jobs, incidents, newest + 1
+        (newest,) = self._connection.execute("SELECT max(incident_id) FROM incidents").fetchone()
+        return jobs, incidents, (newest or 0) + 1
 
     def layout(self, job: str, generation: int) -> tuple[Layout, str] | None:
         """A layout of the past with its reason."""

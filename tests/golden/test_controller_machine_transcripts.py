@@ -12,6 +12,7 @@ import pytest
 from pacekeeper.controller.events import (
     AskDecision,
     Command,
+    ForgetJob,
     NotifyDeaths,
     OfferPlan,
     SaveDecision,
@@ -98,6 +99,8 @@ def told(command: Command) -> str:
             return f"say      {text}"
         case SaveJob():
             return "store    job"
+        case ForgetJob():
+            return "store    job forgotten"
         case SaveLayout(layout=layout):
             return f"store    layout {layout.generation}"
         case SaveIncident(incident=incident):

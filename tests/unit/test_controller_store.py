@@ -68,9 +68,20 @@ def test_what_is_saved_again_replaces_what_was(tmp_path: Path) -> None:
     assert next_id == 5
 
 
+def test_a_forgotten_job_does_not_come_back_and_its_history_stays(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    store.save_job(job())
+    store.save_incident(incident(7))
+    store.forget_job("train")
+    assert store.load() == ((), (), 8), "no number is given twice"
+    store.save_job(job())
+    assert [i.incident_id for i in store.load()[1]] == [7]
+
+
 @pytest.mark.parametrize("slowdown", [math.inf, math.nan])
 def test_a_slowdown_that_is_no_finite_number_comes_back(tmp_path: Path, slowdown: float) -> None:
     store = Store.open(tmp_path / "store")
+    store.save_job(job())
     store.save_incident(incident(1, slowdown))
     ((loaded,)) = store.load()[1]
     assert repr(loaded.finding.slowdown) == repr(slowdown)
@@ -101,6 +112,7 @@ def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
 
 def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
+    store.save_job(job())
     with pytest.raises(RuntimeError), store.transaction():
         store.save_incident(incident(1))
         raise RuntimeError

@@ -1,0 +1,100 @@
+"""How a job ends, and when what is known of it leaves the memory; the store keeps history. Pure.
+
+A job has ended when no rank of it runs any more. What was measured is dropped at once; the job and
+its incidents can be asked for a while longer. A job that nobody speaks of is forgotten too, for it
+may have ended where no agent saw it: its ranks would say everything again.
+"""
+
+from dataclasses import replace
+
+from pacekeeper.controller import incidents
+from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.rank_map import RankMap
+from pacekeeper.controller.state import JobState, NodeState, RankLife, State
+from pacekeeper.core.findings import FindingKind, Watch
+from pacekeeper.predictor.evidence import begin
+
+DAY_S = 86_400.0
+KEEP_ENDED_S = 3 * DAY_S  # a weekend: who looks on Monday still finds it
+KEEP_SILENT_S = 7 * DAY_S  # of a job or a node of which nothing is heard
+
+
+def is_over(job: JobState) -> bool:
+    """Are its ranks known, and does none of them run any more?"""
+    stored = job.remembered.values()
+    is_known = bool(job.ranks or job.remembered)
+    return is_known and not job.living and all(r.life is not RankLife.ALIVE for r in stored)
+
+
+def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
+    """On a tick: a job that has just ended is laid to rest, one that runs again is awake."""
+    if not is_over(job):
+        if job.ended_s is None:
+            return job, []
+        return replace(job, ended_s=None, watch=Watch.BLIND, watch_reason="it runs again"), []
+    if job.watch is Watch.ENDED:
+        return job, []
+    commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.watch}")]
+    everybody = {incident.finding.rank for incident in job.open_incidents}
+    for kind in FindingKind:
+        if kind is FindingKind.DEATH:
+            continue  # it stays to be seen
+        job, said = incidents.close(job, everybody, kind, unix_s, "the job ended")
+        commands += said
+    job = replace(
+        job,
+        watch=Watch.ENDED,
+        watch_reason="no rank runs any more",
+        ended_s=now_s if job.ended_s is None else job.ended_s,
+        evidence=begin(),
+        pending={},
+        heard_s=RankMap(),
+        known_layouts={},
+        offered={},
+        desired=None,
+        home=None,
+        loads=(),
+        num_load_steps=0,
+        recent_step_s=(),
+        tokens_per_s=0.0,
+        decided_on=None,
+        asked=0,
+        asked_on=None,
+    )
+    return job, [*commands, SaveJob(job=job.name)]
+
+
+def forget(state: State, now_s: float) -> tuple[State, list[Command]]:
+    """On a tick: jobs that ended or fell silent long ago, and nodes that are away for long, go."""
+    commands: list[Command] = []
+    unix_s = now_s + state.unix_offset_s
+    jobs = dict(state.jobs)
+    for name in sorted(state.jobs):
+        job = state.jobs[name]
+        reason = _why_forgotten(job, now_s)
+        if not reason:
+            continue
+        everybody = {incident.finding.rank for incident in job.open_incidents}
+        for kind in FindingKind:
+            job, said = incidents.close(job, everybody, kind, unix_s, reason)
+            commands += said
+        commands += [ForgetJob(job=name), Say(text=f"job={name} forgotten: {reason}")]
+        del jobs[name]
+    gone = {node.name for node in state.nodes.values() if _is_long_away(node, now_s)}
+    if not commands and not gone:
+        return state, []
+    nodes = {name: node for name, node in state.nodes.items() if name not in gone}
+    return replace(state, jobs=jobs, nodes=nodes), commands
+
+
+def _why_forgotten(job: JobState, now_s: float) -> str:
+    """The reason, or nothing."""
+    if job.ended_s is not None and now_s - job.ended_s > KEEP_ENDED_S:
+        return f"it ended {KEEP_ENDED_S / DAY_S:.0f} days ago"
+    if job.reported_s is not None and now_s - job.reported_s > KEEP_SILENT_S:
+        return f"nobody has spoken of it for {KEEP_SILENT_S / DAY_S:.0f} days"
+    return ""
+
+
+def _is_long_away(node: NodeState, now_s: float) -> bool:
+    return not node.is_connected and now_s - node.last_report_s > KEEP_SILENT_S
