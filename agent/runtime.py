@@ -11,6 +11,7 @@ from pathlib import Path
 from pacekeeper.agent.intake import Intake
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.nvml import Sampler
+from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.agent.window import Reading, batch, deaths_in, split
@@ -43,6 +44,7 @@ class Agent:
             on_command=self._obey,
             greeting=self._greet,
         )
+        self.recording: Recording | None = None
         self._sequence = 0
         self._reported_s = 0.0
         self._num_unsendable = 0
@@ -54,6 +56,12 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         self.intake.prepare()
+        if self.config.record_dir:
+            self.recording = Recording.begin(
+                Path(self.config.record_dir),
+                node=self.uplink.node,
+                max_bytes=self.config.record_max_bytes,
+            )
         listen = self.config.metrics_listen
         server = self.metrics.serve(listen) if listen else None
         self.sampler.start()
@@ -80,6 +88,8 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.sampler.stop()
             self.intake.close()
+            if self.recording is not None:
+                self.recording.close()
             if server is not None:
                 server.shutdown()
                 server.server_close()
@@ -93,6 +103,8 @@ class Agent:
     def _look(self) -> None:
         began_s = time.monotonic()
         readings = self.intake.look(began_s)
+        if self.recording is not None:
+            self.recording.take(readings)
         for (job, life), dead in deaths_in(readings, self.intake.pids()).items():
             self.intake.notify_deaths(job, dead, life)
         # While the controller is away, a report without news would only push others out.

@@ -16,12 +16,14 @@ from pacekeeper.core.config import AgentConfig
 @click.option("--controller", help="HOST:PORT of the controller.")
 @click.option("--ring-dir", help="Where this node's ranks write their rings.")
 @click.option("--node", help="This node's name (default: the host name).")
+@click.option("--record", "record_dir", help="Keep trace files for `replay` in this directory.")
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
 def command(
     config_file: str | None,
     controller: str | None,
     ring_dir: str | None,
     node: str | None,
+    record_dir: str | None,
     metrics_listen: str | None,
 ) -> None:
     """Run the daemon of this node: reads rings and NVML, reports to the controller.
@@ -34,6 +36,7 @@ def command(
         controller=controller,
         ring_dir=ring_dir,
         node=node,
+        record_dir=record_dir,
         metrics_listen=metrics_listen,
     )
     logging.basicConfig(

@@ -45,7 +45,7 @@ class Fleet:
 
     def __enter__(self) -> "Fleet":
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        for name in ("faults", "train", "logs"):
+        for name in ("faults", "train", "logs", "traces"):
             shutil.rmtree(self.run_dir / name, ignore_errors=True)
             (self.run_dir / name).mkdir()
         for stale in self.run_dir.glob("controller.sqlite*"):
@@ -81,7 +81,8 @@ class Fleet:
             self._spawn(
                 f"agent-{node}",
                 ["agent", "--controller", self.address, "--node", f"node-{node}"]
-                + ["--ring-dir", self.ring_dir(node), "--metrics-listen", ""],
+                + ["--ring-dir", self.ring_dir(node), "--metrics-listen", ""]
+                + ["--record", self._path("traces")],
             )
         rendezvous = f"127.0.0.1:{free_port()}"
         for node in range(NUM_NODES):

@@ -46,10 +46,14 @@ class AgentConfig:
     ack_timeout_s: float = 15.0
     # Longest back-off between two attempts to connect (full jitter).
     reconnect_max_s: float = 10.0
+    # Directory for trace files of everything read, for `pacekeeper replay`; empty: none.
+    record_dir: str = ""
+    # A trace file ends at this size.
+    record_max_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
         _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
-        _at_least(self, 1, "spool_batches")
+        _at_least(self, 1, "spool_batches", "record_max_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,7 @@ class ComputeTable:
     micro_batch: Positions
     chunk: Positions  # values of Chunk
     model_chunk: Positions  # of an interleaved schedule, else 0
-    seconds: Array
+    compute_s: Array
     tokens: Array
     sum_len_squared: Array
     expert_rows: Array
@@ -88,14 +88,14 @@ class OpTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """Collectives and point-to-point transfers: `seconds` is end minus the latest start in the
+    """Collectives and point-to-point transfers: `transfer_s` is end minus the latest start in the
     group (waiting left out); `group` numbers the entries of Trace.groups.
     """
 
     step: Positions
     group: Positions
     num_bytes: Array
-    seconds: Array
+    transfer_s: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,7 +103,7 @@ class StepTable:
     """Whole steps of the job: for sources that tell no more. NaN where tokens are unknown."""
 
     step: Positions
-    seconds: Array
+    duration_s: Array
     tokens: Array
     sum_len_squared: Array
 
@@ -151,7 +151,7 @@ def compute_of(ops: OpTable) -> ComputeTable:
         micro_batch=ops.micro_batch[kept],
         chunk=codes(ops.op[kept]).astype(np.intp) if kept.any() else ops.op[kept],
         model_chunk=np.maximum(ops.model_chunk[kept], 0),
-        seconds=ops.duration_s[kept],
+        compute_s=ops.duration_s[kept],
         tokens=unknown,
         sum_len_squared=unknown,
         expert_rows=unknown,

@@ -44,7 +44,17 @@ def modules() -> tuple[str, ...]:
 
 # Decisions are pure unless they stand here: what touches the world is the exception.
 SHELLS = {
-    "agent": {"__init__", "intake", "metrics", "nvml", "ring_reader", "runtime", "spool", "uplink"},
+    "agent": {
+        "__init__",
+        "intake",
+        "metrics",
+        "nvml",
+        "recording",
+        "ring_reader",
+        "runtime",
+        "spool",
+        "uplink",
+    },
     "controller": {
         "__init__",
         "metrics",

@@ -22,7 +22,6 @@ WORLDLY_CALLS = {"open", "print", "input", "exec", "eval", "__import__"}
 # docs/glossary.md: each has one word that is used instead.
 BANNED_WORDS = {
     "epoch": "generation",
-    "chunk": "micro_batch",
     "gpu": "device",
     "machine": "node",
     "hostname": "node",

@@ -1,0 +1,94 @@
+"""Keeps what the agent read as trace files for `pacekeeper replay`, one per life of a job. A shell.
+
+Recording never disturbs: a full disk ends it with one warning, a limit ends a file and says so.
+"""
+
+import logging
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO
+
+from pacekeeper.agent.window import Reading
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.trace_file import (
+    SUFFIX,
+    TraceHeader,
+    attached_line,
+    header_line,
+    record_line,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Recording:
+    """Trace files below `directory`, each of at most `max_bytes`."""
+
+    def __init__(self, directory: Path, *, node: str, max_bytes: int) -> None:
+        self._directory = directory
+        self._node = node
+        self._max_bytes = max_bytes
+        self._files: dict[tuple[str, int], TextIO] = {}
+        self._sizes: dict[tuple[str, int], int] = {}
+
+    @classmethod
+    def begin(cls, directory: Path, *, node: str, max_bytes: int) -> "Recording":
+        """Raises HostError where nothing can be written there."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe = directory / ".probe"
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            raise HostError(
+                f"record directory {directory}: {error.strerror}",
+                remedy="name a writable one with --record",
+            ) from None
+        return cls(directory, node=node, max_bytes=max_bytes)
+
+    def take(self, readings: Iterable[Reading]) -> None:
+        """Write down what is new."""
+        for reading in readings:
+            lines = [attached_line(attachment) for attachment in reading.attached]
+            lines += [record_line(record) for record in reading.records]
+            if lines:
+                self._write((reading.job, reading.life), lines)
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _write(self, key: tuple[str, int], lines: list[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        size = self._sizes.get(key, 0)
+        if size > self._max_bytes:
+            return  # it was said when the limit was met
+        try:
+            file = self._files.get(key) or self._open(key)
+            file.write(text)
+            file.flush()
+        except OSError as error:
+            _log.warning("record=%s job=%s given up: %s", self._directory, key[0], error.strerror)
+            self._sizes[key] = self._max_bytes + 1
+            return
+        self._sizes[key] = size + len(text)
+        if self._sizes[key] > self._max_bytes:
+            _log.warning("record=%s job=%s is full: %d bytes", self._directory, *key[:1], size)
+            file.close()
+            del self._files[key]
+
+    def _open(self, key: tuple[str, int]) -> TextIO:
+        """A new file; one of an earlier life of the agent is continued."""
+        job, life = key
+        name = f"{job}-{life}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self._node)}{SUFFIX}"
+        path = self._directory / name
+        is_new = not path.exists() or path.stat().st_size == 0
+        file = path.open("a", encoding="utf-8")
+        self._files[key] = file
+        self._sizes[key] = 0 if is_new else path.stat().st_size
+        if is_new:
+            file.write(header_line(TraceHeader(job=job, life=life, node=self._node)) + "\n")
+        return file

@@ -1,0 +1,95 @@
+"""Trace files: what is written comes back, and what is damaged is refused with its reason."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.records import MicroBatchRecord, Record
+from pacekeeper.core.topology import Attachment, Clock
+from pacekeeper.core.trace_file import (
+    TraceHeader,
+    attached_line,
+    header_line,
+    parse_header,
+    parse_line,
+    record_line,
+)
+from support.records import ATTACHMENT, records
+
+HEADER = TraceHeader(job=ATTACHMENT.job, life=7, node="node-0")
+
+
+@given(records)
+def test_a_record_comes_back(record: Record) -> None:
+    line = record_line(record)
+    assert "\n" not in line
+    assert parse_line(line, HEADER) == record
+
+
+@given(st.text(max_size=9), st.integers(0, 2**42), st.text(max_size=9))
+def test_a_header_comes_back(job: str, life: int, node: str) -> None:
+    header = TraceHeader(job=job, life=life, node=node)
+    assert parse_header(header_line(header)) == header
+
+
+def test_an_attachment_comes_back_with_what_the_header_says() -> None:
+    bare = Attachment(job=HEADER.job, rank=1, world_size=2, pid=3, clock=Clock.CUDA, life=7)
+    assert parse_line(attached_line(bare), HEADER) == bare
+    assert '"job"' not in attached_line(bare)
+    whole = parse_line(attached_line(ATTACHMENT), TraceHeader(job=ATTACHMENT.job))
+    assert whole == ATTACHMENT
+
+
+def test_what_was_not_measured_is_not_written() -> None:
+    record = MicroBatchRecord(
+        rank=0, step=1, micro_batch=0, generation=1, compute_s=0.5, tokens=9, cpu_s=None
+    )
+    assert "cpu_s" not in json.loads(record_line(record))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "a line: expected an object, got list"),
+        ('{"kind": "dance"}', "unknown kind 'dance'"),
+        ('{"kind": "step", "rank": 0}', "missing"),
+        (
+            '{"kind": "step", "rank": "0", "step": 1, "generation": 1, "duration_s": 1, '
+            '"tokens": 1}',
+            "rank: expected int, got '0'",
+        ),
+        (
+            '{"kind": "step", "rank": 0, "step": 1, "generation": 1, "duration_s": "x", '
+            '"tokens": 1}',
+            "duration_s: expected a number",
+        ),
+        ('{"kind": "step", "colour": 1}', "colour: no such field"),
+        (
+            '{"kind": "expert_load", "rank": 0, "step": 1, "generation": 1, "layer": 0, '
+            '"first_expert": 0, "counts": ["a"]}',
+            "counts: expected whole numbers",
+        ),
+        ('{"kind": "attached", "rank": 5, "world_size": 2, "pid": 1}', "rank 5 is not in a world"),
+        ('{"kind": "attached", "rank": 0, "world_size": 2, "pid": 1, "clock": "sun"}', "sun"),
+    ],
+)
+def test_a_damaged_line_says_what_is_wrong(line: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
+        parse_line(line, HEADER)
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("", "no JSON"),
+        ('{"kind": "step"}', "its first line is no header"),
+        (header_line(HEADER).replace('"version":1', '"version":9'), "version 9, this side reads 1"),
+        (header_line(HEADER).replace('"life":7', '"life":"x"'), "life: expected int"),
+    ],
+)
+def test_another_file_is_refused(line: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        parse_header(line)

@@ -1,0 +1,112 @@
+"""What an agent reads can be kept and replayed; keeping it disturbs nobody."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pacekeeper.agent.recording import Recording
+from pacekeeper.agent.window import Reading
+from pacekeeper.core.errors import DataError, HostError
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.topology import Attachment
+from pacekeeper.predictor.trace import Chunk, Worker
+from pacekeeper.simulator.read_native import read_native
+
+
+def attachment(rank: int) -> Attachment:
+    return Attachment(job="moe", rank=rank, world_size=2, pid=9, life=7)
+
+
+def records(rank: int, step: int, seconds: float = 0.5) -> tuple[Record, ...]:
+    return (
+        MicroBatchRecord(
+            rank=rank, step=step, micro_batch=0, generation=1, compute_s=seconds, tokens=100,
+            sum_len_squared=400, expert_rows=200,
+        ),
+        ExpertLoadRecord(
+            rank=rank, step=step, generation=1, layer=0, first_expert=0, counts=(3, 4)
+        ),
+        StepRecord(rank=rank, step=step, generation=1, duration_s=seconds + 0.1, tokens=200),
+    )  # fmt: skip
+
+
+def recorded(directory: Path, node: str, rank: int, max_bytes: int = 1 << 20) -> None:
+    recording = Recording.begin(directory, node=node, max_bytes=max_bytes)
+    reading = Reading(job="moe", life=7, attached=(attachment(rank),), records=records(rank, 0))
+    recording.take([reading, Reading(job="idle")])
+    recording.take([Reading(job="moe", life=7, records=records(rank, 1, seconds=0.7))])
+    recording.close()
+
+
+def test_the_files_of_all_nodes_make_one_run(tmp_path: Path) -> None:
+    recorded(tmp_path, "node-0", 0)
+    recorded(tmp_path, "node/1", 1)
+    paths = sorted(tmp_path.iterdir())
+    assert [p.name for p in paths] == ["moe-7-node-0.trace.jsonl", "moe-7-node_1.trace.jsonl"]
+    trace = read_native(paths)
+    assert trace.workers == (Worker(rank=0, node="node-0"), Worker(rank=1, node="node/1"))
+    assert trace.compute is not None and trace.steps is not None
+    assert trace.compute.compute_s.tolist() == [0.5, 0.5, 0.7, 0.7]
+    assert trace.compute.chunk.tolist() == [Chunk.WHOLE] * 4
+    assert trace.compute.expert_rows.tolist() == [200.0] * 4
+    assert trace.steps.duration_s.tolist() == pytest.approx([0.6, 0.8])
+    assert trace.expert_loads is not None
+    assert trace.expert_loads.rows.tolist() == [6.0, 8.0, 6.0, 8.0]
+    assert trace.notes == ()
+
+
+def test_a_step_done_again_counts_once(tmp_path: Path) -> None:
+    recording = Recording.begin(tmp_path, node="n", max_bytes=1 << 20)
+    again = records(0, 0, seconds=0.9)
+    recording.take([Reading(job="moe", life=7, records=(*records(0, 0), *again))])
+    recording.close()
+    trace = read_native(list(tmp_path.iterdir()))
+    assert trace.compute is not None
+    assert trace.compute.compute_s.tolist() == [0.9]
+
+
+def test_another_life_of_the_agent_goes_on_in_the_same_file(tmp_path: Path) -> None:
+    recorded(tmp_path, "n", 0)
+    recorded(tmp_path, "n", 0)
+    (path,) = tmp_path.iterdir()
+    assert path.read_text().count('"header"') == 1
+
+
+def test_a_file_ends_at_its_limit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    recorded(tmp_path, "n", 0, max_bytes=100)
+    assert "is full" in caplog.text
+    trace = read_native(list(tmp_path.iterdir()))
+    assert trace.compute is not None
+    assert np.unique(trace.compute.step).tolist() == [0]
+
+
+def test_a_directory_that_can_not_be_written_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(HostError, match="record directory"):
+        Recording.begin(tmp_path / "file" / "x", node="n", max_bytes=1)
+
+
+def test_damaged_lines_are_left_out_and_told(tmp_path: Path) -> None:
+    recorded(tmp_path, "n", 0)
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text() + '{"kind": "step", "rank"\n{"kind": "new"}\n')
+    (note,) = read_native([path]).notes
+    assert note.startswith("moe-7-n.trace.jsonl: 2 damaged lines left out (")
+
+
+def test_files_of_different_runs_are_not_mixed(tmp_path: Path) -> None:
+    recorded(tmp_path, "n", 0)
+    other = Recording.begin(tmp_path, node="n", max_bytes=1 << 20)
+    other.take([Reading(job="moe", life=8, records=records(0, 0))])
+    other.close()
+    with pytest.raises(DataError, match="is of job 'moe', life 8"):
+        read_native(sorted(tmp_path.iterdir()))
+
+
+def test_a_file_without_records_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    with pytest.raises(DataError, match="empty: no JSON"):
+        read_native([tmp_path / "empty"])
+    with pytest.raises(DataError, match="no file"):
+        read_native([])
