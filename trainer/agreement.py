@@ -4,24 +4,29 @@ Each publishes how far it is. The lowest living rank waits for all members that 
 those that stay silent, and writes the verdict once (first one wins); all others read it. A leader
 that dies meanwhile is replaced by the next rank. Nobody acts on a verdict before it stands in the
 stores of the next nodes, too: if its store dies with its leader, nobody can decide otherwise.
+
+Who is out of sight need not be dead: without a quorum (trainer/quorum.py) nobody decides anything.
 """
 
 import json
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 
-from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.trainer.commit import Phase, Progress, resolve
+from pacekeeper.trainer.quorum import Group, Ruling, rule
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     FINISHED_KEY,
     Stores,
     fence_key,
-    parse_ranks,
+    group_key,
+    notice,
+    parse_notices,
 )
 
 _log = logging.getLogger(__name__)
@@ -30,6 +35,11 @@ NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one ma
 PROBE_PERIOD_S = 0.05
 SILENCE_GRACE_S = 2.0  # for the others, where a whole timeout has passed in silence already
 FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
+QUORUM_WAIT_S = 15.0  # for notices of death that would make a side a quorum; then it gives up
+_NO_QUORUM_REMEDY = (
+    "if the others are a majority they train on and nothing is lost; "
+    "if the job has ended everywhere, mend the network and start it again"
+)
 
 
 class Fenced(Exception):
@@ -63,6 +73,7 @@ class Verdict:
     applied or skipped.
     """
 
+    group: Group
     layout: Layout
     commits: frozenset[int]
     last_loss: float
@@ -84,127 +95,145 @@ class Agreement:
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
 
     def dead_among(self, members: tuple[int, ...]) -> set[int]:
-        """Members known to be dead: by the agent, by the stores, or with their whole node."""
-        dead = {r for r in members if self._node(r) in self.stores.gone}
-        dead |= self.known_dead() & set(members)
-        home = self._home(members, dead)
-        if home is not None:
-            dead |= parse_ranks(self.stores.read(home, DEATHS_KEY)) & set(members)
-        return dead
+        """Members to go on without: dead for the agent or the stores, or out of sight."""
+        return self._look(members)[0]
 
-    def finish(self, members: tuple[int, ...]) -> None:
+    def finish(self, group: Group) -> None:
         """Say that all members committed the last step; before the fabric is closed."""
-        for node in self._witnesses(members, self.dead_among(members)):
-            self.stores.append(node, FINISHED_KEY, f"{self.rank},")
+        for node in self._witnesses(group.members, self.dead_among(group.members)):
+            self.stores.append(node, FINISHED_KEY, notice(self.rank, group.name))
 
-    def has_finished_member(self, members: tuple[int, ...]) -> bool:
+    def has_finished_member(self, group: Group) -> bool:
         """Has a member seen that everybody committed the last step?"""
-        home = self._home(members, self.dead_among(members))
-        return home is not None and self._is_finished(home, members)
+        home = self._home(group.members, self.dead_among(group.members))
+        return home is not None and self._is_finished(home, group)
 
-    def is_left(self, generation: int, members: tuple[int, ...]) -> bool:
-        """Has a member left `generation`, or is one dead? Then it can not be formed any more."""
-        dead = self.dead_among(members)
-        home = self._home(members, dead)
-        return bool(dead) or home is None or self._text(home, "left", generation) is not None
+    def is_left(self, group: Group) -> bool:
+        """Has a member left `group`, or is one dead? Then it can not be formed any more."""
+        dead = self.dead_among(group.members)
+        home = self._home(group.members, dead)
+        return bool(dead) or home is None or self.stores.read(home, _key("left", group)) is not None
+
+    def belong_to(self, group: Group) -> None:
+        """Act in `group` from now on. Raises Fenced where that can not be put on record.
+
+        The supervisor's notice must name the group if this rank dies: see trainer/quorum.py.
+        """
+        own, key = self.node_of(self.rank), group_key(self.rank)
+        self.stores.write(own, key, group.name)
+        if self.stores.read(own, key) != group.name:  # a write alone is not waited for
+            raise Fenced(f"rank {self.rank} has lost the store of its own node")
 
     def reach(
         self,
         *,
-        generation: int,
-        members: tuple[int, ...],
+        group: Group,
         report: Report,
         next_layout: Callable[[bool, frozenset[int], int], Layout],
     ) -> Verdict:
-        """Agree on what follows `generation`.
+        """Agree on what follows `group`.
 
         `next_layout(commits, dead, new_generation)` is asked on the leader only: the layout to go
         on with, given whether the leader itself commits. Raises LostStateError where state has no
-        living holder, Fenced where the others went on without this rank, AllDone.
+        living holder, Fenced where the others went on without this rank, NoQuorumError where they
+        may have, AllDone.
         """
         published: set[int] = set()
-        fenced_s: dict[int, float] = {}
-        began_s = probe_s = time.monotonic()
+        silence = _Silence(agreement=self, group=group)
+        blocked_s: float | None = None
+        num_gone = len(self.stores.gone)
         while True:
-            dead = self.dead_among(members)
+            dead, deaths = self._look(group.members)
+            if len(self.stores.gone) > num_gone:  # where one is out of reach, others may be, too
+                self.stores.probe({self.node_of(rank) for rank in group.members})
+                num_gone = len(self.stores.gone)
+                continue
             now_s = time.monotonic()
-            dead |= {rank for rank, at_s in fenced_s.items() if now_s - at_s > FENCE_GRACE_S}
-            home = self._home(members, dead)
+            dead |= silence.left_behind(now_s)
+            home = self._home(group.members, dead)
             if self.rank in dead or home is None:
                 raise Fenced(f"rank {self.rank} was declared dead")
             if home not in published:
-                self.stores.write(home, _key("report", generation, self.rank), _pack(report))
-                self.stores.write(home, _key("left", generation), "1")
+                self.stores.write(home, _key("report", group, self.rank), _pack(report))
+                self.stores.write(home, _key("left", group), "1")
                 published.add(home)
                 continue  # writing may have shown that the home is gone
-            if self._is_finished(home, members):
+            if self._is_finished(home, group):
                 raise AllDone
-            text = self._text(home, "verdict", generation)
+            text = self.stores.read(home, _key("verdict", group))
             if text is not None:
-                return self._read_verdict(self._witness(text, generation, members, dead))
-            living = [rank for rank in members if rank not in dead]
-            if self.rank == living[0] or now_s - began_s > SILENCE_GRACE_S:
-                reports = self._gather(home, generation, living)
+                return self._read_verdict(group, self._witness(text, group, dead))
+            living = [rank for rank in group.members if rank not in dead]
+            ruling = self._rule(group, living, deaths)
+            if not ruling.goes_on:
+                if blocked_s is None:
+                    _log.warning("waits for notices of death: %s", ruling.reason)
+                    blocked_s = now_s
+                if now_s - blocked_s > QUORUM_WAIT_S:
+                    raise NoQuorumError(ruling.reason, remedy=_NO_QUORUM_REMEDY)
+                time.sleep(PROBE_PERIOD_S)
+                continue
+            blocked_s = None
+            if self.rank == living[0] or now_s - silence.began_s > SILENCE_GRACE_S:
+                reports = self._gather(home, group, living)
                 if self.rank == living[0] and len(reports) == len(living):
                     verdict = self._decide(reports, frozenset(dead), next_layout)
-                    self.stores.write_first(home, _key("verdict", generation), verdict)
+                    self.stores.write_first(home, _key("verdict", group), verdict)
                     continue
-                # The lowest that answers speaks for all: the lowest of all may be the silent one.
-                speaks = self.rank == min(reports, default=None)
-                missing = set(living) - set(reports)
-                if speaks and now_s > probe_s:
-                    probe_s = now_s + PROBE_PERIOD_S
-                    self._probe(missing)
-                if speaks and now_s - began_s > self._patience_s(reports):
-                    for silent in missing - set(fenced_s):
-                        _log.warning("rank=%d does not answer and is fenced", silent)
-                        self.stores.write(self._node(silent), fence_key(silent), "silent")
-                        fenced_s[silent] = now_s
+                silence.look(reports, living, deaths)
             time.sleep(POLL_S)
 
-    def _probe(self, missing: set[int]) -> None:
-        """Ask the missing ranks' nodes for anything: a node that died as a whole tells nobody."""
-        for node in sorted({self._node(rank) for rank in missing}):
-            self.stores.read(node, DEATHS_KEY)
+    def _rule(self, group: Group, living: Collection[int], deaths: Mapping[int, str]) -> Ruling:
+        """A notice that is not in the home yet may be in another store."""
+        ruling = rule(group, living, deaths)
+        if ruling.goes_on:
+            return ruling
+        told = dict(deaths)
+        for node in sorted({self.node_of(rank) for rank in group.members} - self.stores.gone):
+            told |= self._notices(node)
+        return rule(group, living, told)
 
-    def _patience_s(self, reports: dict[int, Report]) -> float:
-        """Who lives has noticed within milliseconds, or at the end of what it computes."""
-        if any(report.was_silence for report in reports.values()):
-            return min(self.timeout_s, SILENCE_GRACE_S)
-        return self.timeout_s
+    def _look(self, members: tuple[int, ...]) -> tuple[set[int], dict[int, str]]:
+        """Members to go on without, and the notices of death at home."""
+        dead = {r for r in members if self.node_of(r) in self.stores.gone}
+        dead |= self.known_dead() & set(members)
+        home = self._home(members, dead)
+        deaths = {} if home is None else self._notices(home)
+        return dead | (set(deaths) & set(members)), deaths
 
-    def _witness(self, text: str, generation: int, members: tuple[int, ...], dead: set[int]) -> str:
+    def _notices(self, node: int) -> dict[int, str]:
+        return parse_notices(self.stores.read(node, DEATHS_KEY))
+
+    def _witness(self, text: str, group: Group, dead: set[int]) -> str:
         """Put a verdict into the next stores, in order; the one that stands in the last one.
 
         Whoever could decide otherwise, since the first store is gone, uses one of these.
         """
-        for node in self._witnesses(members, dead):
-            text = self.stores.write_first(node, _key("verdict", generation), text) or text
+        for node in self._witnesses(group.members, dead):
+            text = self.stores.write_first(node, _key("verdict", group), text) or text
         return text
 
     def _witnesses(self, members: tuple[int, ...], dead: set[int]) -> list[int]:
-        nodes = sorted({self._node(rank) for rank in members if rank not in dead})
+        nodes = sorted({self.node_of(rank) for rank in members if rank not in dead})
         return [node for node in nodes if self.stores.client(node) is not None][:NUM_WITNESSES]
 
-    def _is_finished(self, home: int, members: tuple[int, ...]) -> bool:
-        return bool(parse_ranks(self.stores.read(home, FINISHED_KEY)) & set(members))
+    def _is_finished(self, home: int, group: Group) -> bool:
+        finished = parse_notices(self.stores.read(home, FINISHED_KEY))
+        return any(finished.get(rank) == group.name for rank in group.members)
 
-    def _text(self, home: int, what: str, *parts: int) -> str | None:
-        return self.stores.read(home, _key(what, *parts))
-
-    def _node(self, rank: int) -> int:
+    def node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
 
     def _home(self, members: tuple[int, ...], dead: set[int]) -> int | None:
         """The node whose store is used: that of the lowest member not known to be dead."""
         for rank in members:
-            node = self._node(rank)
+            node = self.node_of(rank)
             if rank not in dead and self.stores.client(node) is not None:
                 return node
         return None
 
-    def _gather(self, home: int, generation: int, living: list[int]) -> dict[int, Report]:
-        texts = {r: self._text(home, "report", generation, r) for r in living}
+    def _gather(self, home: int, group: Group, living: list[int]) -> dict[int, Report]:
+        texts = {r: self.stores.read(home, _key("report", group, r)) for r in living}
         return {rank: _unpack(text) for rank, text in texts.items() if text is not None}
 
     def _decide(
@@ -220,6 +249,7 @@ class Agreement:
             layout = next_layout(self.rank in commits, dead, new_generation)
         except LostStateError as error:
             return json.dumps({"lost": str(error)})
+        assert not set(layout.ranks) & dead, "who goes on was counted"
         return json.dumps(
             {
                 "layout": encode_layout(layout).decode(),
@@ -229,7 +259,7 @@ class Agreement:
             }
         )
 
-    def _read_verdict(self, text: str) -> Verdict:
+    def _read_verdict(self, group: Group, text: str) -> Verdict:
         document = json.loads(text)
         if "lost" in document:
             raise LostStateError(document["lost"])
@@ -237,6 +267,7 @@ class Agreement:
         if self.rank not in layout.ranks:
             raise Fenced(f"the others went on without rank {self.rank}")
         return Verdict(
+            group=group.followed_by(layout.generation, layout.ranks, text),
             layout=layout,
             commits=frozenset(document["commits"]),
             last_loss=float(document["last_loss"]),
@@ -244,8 +275,64 @@ class Agreement:
         )
 
 
-def _key(what: str, *parts: int) -> str:
-    return "/".join([what, *map(str, parts)])
+@dataclass(kw_only=True)
+class _Silence:
+    """What a rank does about members that do not answer while it waits for a verdict."""
+
+    agreement: Agreement
+    group: Group
+    began_s: float = field(default_factory=time.monotonic)
+    speaker: int = -1
+    spoke_s: float = 0.0  # since when it is the speaker
+    probe_s: float = 0.0
+    given_up_s: dict[int, float] = field(default_factory=dict)
+
+    def left_behind(self, now_s: float) -> set[int]:
+        """Who was given up, and had its time to be seen dead."""
+        return {r for r, at_s in self.given_up_s.items() if now_s - at_s > FENCE_GRACE_S}
+
+    def look(
+        self, reports: Mapping[int, Report], living: list[int], deaths: Mapping[int, str]
+    ) -> None:
+        """Probe and fence, if it is this rank's turn: the lowest that answers speaks for all.
+
+        If it is silent itself from then on, the next one's turn comes.
+        """
+        mine, now_s = self.agreement, time.monotonic()
+        if mine.rank not in reports:
+            return
+        if self.speaker != min(reports):
+            self.speaker = min(reports)
+            self.spoke_s = now_s if self.spoke_s else self.began_s
+        before = {rank for rank in reports if rank < mine.rank}
+        missing = set(living) - set(reports)
+        if now_s > self.probe_s:
+            # Ask their nodes for anything: a node that died as a whole tells nobody.
+            self.probe_s = now_s + PROBE_PERIOD_S * (1 + len(before))
+            mine.stores.probe({mine.node_of(rank) for rank in missing})
+        patience_s = self._patience_s(reports)
+        turn_s = patience_s + FENCE_GRACE_S + QUORUM_WAIT_S
+        if now_s - self.spoke_s <= patience_s + len(before) * turn_s:
+            return
+        silent = (missing | before) - set(self.given_up_s)
+        rest = set(living) - missing - before
+        certain = {**deaths, **dict.fromkeys(missing | before, self.group.name)}
+        for rank in sorted(silent):
+            self.given_up_s[rank] = now_s
+            # Who could not go on even then must not end those that might.
+            if rule(self.group, rest, certain).goes_on:
+                _log.warning("rank=%d does not answer and is fenced", rank)
+                mine.stores.write(mine.node_of(rank), fence_key(rank), "silent")
+
+    def _patience_s(self, reports: Mapping[int, Report]) -> float:
+        """Who lives has noticed within milliseconds, or at the end of what it computes."""
+        if any(report.was_silence for report in reports.values()):
+            return min(self.agreement.timeout_s, SILENCE_GRACE_S)
+        return self.agreement.timeout_s
+
+
+def _key(what: str, group: Group, *parts: int) -> str:
+    return "/".join([what, group.name, *map(str, parts)])
 
 
 def _pack(report: Report) -> str:

@@ -6,11 +6,9 @@ after that the fabric is only good for `close()`: contents of its buffers are ga
 """
 
 import contextlib
-import os
-import socket
-import stat
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Protocol
 
@@ -20,8 +18,10 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from pacekeeper.trainer.timing import SegmentClock
+from pacekeeper.trainer.wires import Wire, cut, open_wires
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
+STORE_TIMEOUT_S = 5.0  # for one answer of the store
 _ARRIVAL_POLL_S = 0.002
 
 
@@ -76,7 +76,8 @@ class Fabric:
     """A gloo group of `ranks` for one generation. Raises PeerLost where it can not be formed.
 
     `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
-    is paused around each collective, so that waiting never counts as compute.
+    is paused around each collective, so that waiting never counts as compute. `name` keeps two
+    groups of one generation apart in a store; `cut_store` ends its connection, whoever waits in it.
     """
 
     def __init__(
@@ -90,6 +91,8 @@ class Fabric:
         tick_s: float,
         timeout_s: float,
         clock: SegmentClock | None = None,
+        name: str = "",
+        cut_store: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
@@ -98,29 +101,34 @@ class Fabric:
         self._is_aborted = is_aborted
         self._tick = timedelta(seconds=tick_s)
         self._timeout_s = timeout_s
-        self._sockets: set[tuple[int, int]] = set()
-        own = PrefixStore(f"generation-{generation}", store)
-        before: set[tuple[int, int]] | None = None
+        self._sockets: set[Wire] = set()
+        self._cut_store = cut_store
+        self._is_store_silent = False
+        own = PrefixStore(f"group-{name or generation}", store)
+        before: set[Wire] | None = None
         failure = ""
         try:
             self._await_members(own)
-            before = _sockets()
-            dist.init_process_group(
-                "gloo",
-                store=own,
-                rank=ranks.index(rank),
-                world_size=len(ranks),
-                timeout=timedelta(seconds=min(timeout_s, FORM_TIMEOUT_S)),
-            )
+            before = open_wires()
+            form_s = min(timeout_s, FORM_TIMEOUT_S)
+            with self._store_answers(form_s + STORE_TIMEOUT_S):
+                dist.init_process_group(
+                    "gloo",
+                    store=own,
+                    rank=ranks.index(rank),
+                    world_size=len(ranks),
+                    timeout=timedelta(seconds=form_s),
+                )
             # Ours is the shorter one: the group's own must never end a collective first.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * timeout_s))
         except (RuntimeError, ValueError) as error:
             failure = str(error).splitlines()[0][:200]
         if before is not None:
-            self._sockets = _sockets() - before
+            self._sockets = open_wires() - before
         if failure:
             self.close()
-            raise PeerLost(f"generation {generation} could not be formed: {failure}")
+            why = f"generation {generation} could not be formed: {failure}"
+            raise PeerLost(why, is_silence=self._is_store_silent)
 
     def all_to_all(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
@@ -142,11 +150,7 @@ class Fabric:
 
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
-        # A descriptor that was closed meanwhile may be another connection's by now.
-        for descriptor, _ in self._sockets & _sockets():
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-                copy.getpeername()  # a listening socket has none: gloo dies if that one is cut
-                copy.shutdown(socket.SHUT_RDWR)
+        cut(self._sockets)
         self._sockets = set()
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):
             dist.destroy_process_group()
@@ -154,18 +158,45 @@ class Fabric:
     def _await_members(self, store: Store) -> None:
         """Until all are here: forming the group can not be interrupted, waiting for it can."""
         give_up_s = time.monotonic() + self._timeout_s
-        look_s = time.monotonic() + self._tick.total_seconds()
-        if store.add("arrived", 1) == len(self.ranks):
-            store.set("complete", "1")
-        while not store.check(["complete"]):
-            now_s = time.monotonic()
-            if now_s > look_s:
-                look_s = now_s + self._tick.total_seconds()
-                if self._is_aborted():
-                    raise PeerLost(f"a member of generation {self.generation} is dead")
-            if now_s > give_up_s:
+        with self._store_answers(STORE_TIMEOUT_S):
+            if store.add("arrived", 1) == len(self.ranks):
+                store.set("complete", "1")
+        while not self._are_all_here(store):
+            if self._is_aborted():
+                raise PeerLost(f"a member of generation {self.generation} is dead")
+            if time.monotonic() > give_up_s:
                 raise PeerLost(f"not all came within {self._timeout_s:.0f} s", is_silence=True)
-            time.sleep(_ARRIVAL_POLL_S)
+
+    def _are_all_here(self, store: Store) -> bool:
+        """Look for one tick."""
+        tick_s = self._tick.total_seconds()
+        until_s = time.monotonic() + tick_s
+        with self._store_answers(tick_s + STORE_TIMEOUT_S):
+            while not store.check(["complete"]):
+                if time.monotonic() > until_s:
+                    return False
+                time.sleep(_ARRIVAL_POLL_S)
+        return True
+
+    @contextlib.contextmanager
+    def _store_answers(self, limit_s: float) -> Iterator[None]:
+        """What is asked inside has this long: the store's client has no deadline of its own.
+
+        The host of the store may be frozen. The client is of no use after that.
+        """
+
+        def give_up() -> None:
+            self._is_store_silent = True
+            self._cut_store()
+
+        timer = threading.Timer(limit_s, give_up)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
 
     def _all_to_all(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
@@ -189,14 +220,3 @@ class Fabric:
                     raise PeerLost(why, is_silence=True) from None
         except RuntimeError as error:
             raise PeerLost(f"a collective broke: {str(error).splitlines()[0][:200]}") from None
-
-
-def _sockets() -> set[tuple[int, int]]:
-    """(descriptor, inode) of this process's sockets: the inode tells a re-used descriptor."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found.add((int(name), status.st_ino))
-    return found

@@ -24,6 +24,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
 from pacekeeper.trainer.fabric import Fabric, PeerLost
+from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.stores import Stores
 
@@ -72,7 +73,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     """Train until `config.steps` are committed, whatever happens to the others.
 
     `on_step` is called after each committed step (tests). Raises LostStateError where an expert has
-    no living host, Fenced where the others went on without this rank.
+    no living host, Fenced where the others went on without this rank, NoQuorumError where they may.
     """
     rank = Rank(spec=spec)
     signal.signal(signal.SIGTERM, lambda *_: setattr(rank, "is_stopping", True))
@@ -93,7 +94,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     is_over = False
     while True:
         if lost is not None:
-            if is_over and agreement.has_finished_member(rank.fabric.ranks):
+            if is_over and agreement.has_finished_member(rank.group):
                 break
             try:
                 _regroup(rank, stores, agreement, lost)
@@ -116,7 +117,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
             gc.collect()
         if rank.spec.rank == rank.layout.ranks[0] and rank.step % _LOG_PERIOD_STEPS == 0:
             _log.info("step=%d loss=%.4f", rank.step, rank.last_loss)
-    agreement.finish(rank.fabric.ranks)
+    agreement.finish(rank.group)
     rank.hooks.detach()
     rank.fabric.close()
     return rank
@@ -149,28 +150,27 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Loss | None]:
 
 def _begin(rank: Rank, stores: Stores, agreement: Agreement) -> Loss | None:
     """Form generation 1; the loss where somebody died before it stood."""
-    layout = rank.layout
-    _, lost = _attempt(lambda: _join(rank, stores, agreement, layout.generation, layout.ranks))
+    _, lost = _attempt(lambda: _join(rank, stores, agreement, rank.group))
     if lost is None:
         rank.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
     return lost
 
 
-def _join(
-    rank: Rank, stores: Stores, agreement: Agreement, generation: int, ranks: tuple[int, ...]
-) -> None:
-    """Form a group with `ranks`, its addresses in the store of the lowest one's node."""
-    node = ranks[0] // rank.spec.ranks_per_node
+def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> None:
+    """Form `group`, its addresses in the store of the lowest member's node."""
+    node = group.members[0] // rank.spec.ranks_per_node
     store = stores.client(node)
     if store is None:
         raise PeerLost(f"the store of node {node} is gone")
     config = rank.spec.config
     fabric = Fabric(
         store=store,
-        generation=generation,
+        generation=group.generation,
+        name=group.name,
         rank=rank.spec.rank,
-        ranks=ranks,
-        is_aborted=lambda: agreement.is_left(generation, ranks),
+        ranks=group.members,
+        is_aborted=lambda: agreement.is_left(group),
+        cut_store=lambda: stores.cut(node),
         tick_s=config.tick_s,
         timeout_s=config.peer_timeout_s,
     )
@@ -183,13 +183,14 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
     A death in the middle of this is one more broken generation: it starts over with the next one.
     """
     began_s = time.monotonic()
-    # Of the fabric, not of the layout: a move may be committed here and still open elsewhere.
-    generation, members = rank.group
     attempts = 0
     while True:
+        generation, members = rank.group.generation, rank.group.members
         _log.info("step=%d left generation %d: %s", rank.step, generation, lost.why)
         rank.leave()
-        verdict = _agree(rank, agreement, generation, members, lost)
+        verdict = _agree(rank, agreement, lost)
+        agreement.belong_to(verdict.group)
+        rank.group = verdict.group
         if rank.spec.rank in verdict.commits:
             rank.commit(loss=verdict.last_loss, is_applied=verdict.was_applied)
         else:
@@ -200,7 +201,6 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
                 f"ranks {list(members)} live but formed no group {attempts} times: {lost.why}",
                 remedy="can they reach each other? GLOO_SOCKET_IFNAME names the interface to use",
             )
-        generation, members = verdict.layout.generation, verdict.members
         move_in = partial(_move_in, rank, stores, agreement, verdict.layout)
         moved_bytes, next_loss = _attempt(move_in)
         if next_loss is None:
@@ -211,41 +211,39 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
     _log.info(
         "step=%d generation=%d ranks=%s regrouped in %.3f s",
         rank.step,
-        generation,
-        list(members),
+        rank.group.generation,
+        list(rank.group.members),
         took_s,
     )
 
 
 def _move_in(rank: Rank, stores: Stores, agreement: Agreement, layout: Layout) -> int:
     """Form the group of `layout` and go over to it; bytes sent."""
-    _join(rank, stores, agreement, layout.generation, layout.ranks)
+    _join(rank, stores, agreement, rank.group)
     return rank.do_move(layout)
 
 
-def _agree(
-    rank: Rank, agreement: Agreement, generation: int, members: tuple[int, ...], lost: Loss
-) -> Verdict:
+def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
+    group = rank.group
+
     def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Layout:
         layout = rank.layout
         if commits and rank.pending_layout is not None:
             layout = rank.pending_layout
         # Who is no member any more died in an earlier generation that never got its move done.
-        gone = set(layout.ranks) - (set(members) - dead)
+        gone = set(layout.ranks) - (set(group.members) - dead)
         min_hosts = min(rank.spec.config.replicas, len(layout.ranks) - len(gone))
         return shrink(layout, dead=gone, generation=new_generation, min_hosts=min_hosts)
 
     offered = rank.hooks.ring.command().plan_generation
     report = Report(
         progress=rank.progress,
-        newest_generation=max(generation, rank.layout.generation, offered),
+        newest_generation=max(group.generation, rank.layout.generation, offered),
         last_loss=rank.last_loss,
         was_applied=rank.was_applied,
         was_silence=lost.is_silence,
     )
-    return agreement.reach(
-        generation=generation, members=members, report=report, next_layout=next_layout
-    )
+    return agreement.reach(group=group, report=report, next_layout=next_layout)
 
 
 def _die_with_parent() -> None:

@@ -26,6 +26,7 @@ from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import Burner, DeviceModel, EmulatedClock, FaultInjector
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import (
     apportion_rows,
@@ -73,6 +74,8 @@ class Rank:
 
     spec: RankSpec
     layout: Layout = field(init=False)
+    # Of the fabric, not of the layout: a move may be committed here and still open elsewhere.
+    group: Group = field(init=False)
     ticket: int = 0
     phase: Phase = Phase.PRE
     step: int = 0
@@ -90,6 +93,7 @@ class Rank:
         spec, config = self.spec, self.spec.config
         torch.set_num_threads(1)
         self.layout = first_layout(config, spec.world_size)
+        self.group = Group.first(self.layout.generation, self.layout.ranks)
         self.corpus = Corpus.from_stdlib(config)
         self.model = MoETransformer(config, self.layout, spec.rank)
         self.optimizer = torch.optim.AdamW(
@@ -125,13 +129,6 @@ class Rank:
         assert self._fabric is not None, "joined before the first step"
         return self._fabric
 
-    @property
-    def group(self) -> tuple[int, tuple[int, ...]]:
-        """(generation, members) of the newest group this rank was in, or wants to be in first."""
-        if self._fabric is None:
-            return self.layout.generation, self.layout.ranks
-        return self._fabric.generation, self._fabric.ranks
-
     def join(self, fabric: Fabric) -> None:
         """Use `fabric` from now on."""
         self._fabric = fabric
@@ -146,6 +143,7 @@ class Rank:
         self.model.set_layout(self.layout, self.fabric)
         self.sync = ReplicaSync(self.layout, self.fabric)
         self.plan = None
+        self.group = self.group.standing()
         generation = self.layout.generation
         node = self.spec.rank // self.spec.ranks_per_node
         on_node = [r for r in self.fabric.ranks if r // self.spec.ranks_per_node == node]

@@ -4,10 +4,13 @@ A generation uses the store of a node that has a living rank, so no store is a s
 failure. A store that does not answer means that its node is gone.
 """
 
+import contextlib
 import os
 import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -16,9 +19,11 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
+from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
+_KNOCKS = 64  # at so many doors at once
 T = TypeVar("T")
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -88,6 +93,14 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
         ) from None
 
 
+def _opens(address: str) -> bool:
+    """Does anybody listen there?"""
+    with contextlib.suppress(OSError):
+        socket.create_connection(split_address(address), CONNECT_TIMEOUT_S).close()
+        return True
+    return False
+
+
 class _Desk:
     """A daemon thread that asks one store, so that its caller can stop waiting."""
 
@@ -115,6 +128,7 @@ class Stores:
         self.addresses = addresses
         self._clients: dict[int, TCPStore] = {}
         self._desks: dict[int, _Desk] = {}
+        self._wires: dict[int, set[Wire]] = {}
         self.gone: set[int] = set()  # nodes whose store did not answer: never asked again
 
     def client(self, node: int) -> TCPStore | None:
@@ -122,12 +136,20 @@ class Stores:
         if node in self.gone:
             return None
         if node not in self._clients:
+            before = open_wires()
             try:
                 self._clients[node] = connect_store(self.addresses[node])
             except UnreachableError:
                 self.gone.add(node)
                 return None
+            _, port = split_address(self.addresses[node])
+            fresh = open_wires() - before
+            self._wires[node] = {wire for wire in fresh if leads_to(wire, port)}
         return self._clients[node]
+
+    def cut(self, node: int) -> None:
+        """End the connection to a node's store, from any thread: who waits in it gets an error."""
+        cut(self._wires.get(node, set()))
 
     def read(self, node: int, key: str) -> str | None:
         """A key's value without waiting for it; None where it is not set or the node is gone."""
@@ -144,6 +166,31 @@ class Stores:
         # Absent in the stubs.
         self._ask(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
 
+    def append_everywhere(self, key: str, value: str) -> None:
+        """As `append`, in all stores at once: one that is silent delays no other."""
+        give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
+        asked = {
+            node: self._put(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
+            for node in range(len(self.addresses))
+        }
+        for node, answer in asked.items():
+            self._take(node, answer, give_up_s)
+
+    def probe(self, nodes: Collection[int]) -> None:
+        """Ask all these nodes at once for anything: who does not answer is gone afterwards.
+
+        One after the other, a hundred that are cut off would cost a hundred timeouts.
+        """
+        strangers = [n for n in nodes if n not in self._clients and n not in self.gone]
+        if strangers:
+            with ThreadPoolExecutor(max_workers=_KNOCKS) as pool:
+                answers = pool.map(_opens, [self.addresses[node] for node in strangers])
+            self.gone |= {n for n, opens in zip(strangers, answers, strict=True) if not opens}
+        asked = {node: self._put(node, lambda store: store.check([DEATHS_KEY])) for node in nodes}
+        give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
+        for node, answer in asked.items():
+            self._take(node, answer, give_up_s)
+
     def write_first(self, node: int, key: str, value: str) -> str | None:
         """Set a key unless it is set; the value that stands (None: the node is gone)."""
         return self._ask(node, lambda store: store.compare_set(key, "", value).decode())
@@ -153,6 +200,13 @@ class Stores:
 
         A client has no deadline of its own: a frozen host would hold the caller for ever.
         """
+        answer = self._put(node, question)
+        return self._take(node, answer, time.monotonic() + ANSWER_TIMEOUT_S)
+
+    def _put(
+        self, node: int, question: Callable[[TCPStore], T]
+    ) -> SimpleQueue[T | Exception] | None:
+        """Ask and do not wait; None where the node is gone."""
         store = self.client(node)
         if store is None:
             return None
@@ -160,8 +214,15 @@ class Stores:
             self._desks[node] = _Desk()
         answer: SimpleQueue[T | Exception] = SimpleQueue()
         self._desks[node].put((lambda: question(store), answer))
+        return answer
+
+    def _take(
+        self, node: int, answer: SimpleQueue[T | Exception] | None, give_up_s: float
+    ) -> T | None:
+        if answer is None:
+            return None
         try:
-            found = answer.get(timeout=ANSWER_TIMEOUT_S)
+            found = answer.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
             found = UnreachableError(f"the store of node {node} is silent")
         if isinstance(found, DistError | RuntimeError | UnreachableError):
@@ -176,16 +237,28 @@ class Stores:
         self._clients.pop(node, None)
 
 
-# Supervisors append "RANK," when a rank's process has died, a rank when it has done all its steps.
+# Supervisors append "RANK@GROUP," when a rank's process has died: the last group it belonged to.
+# A rank appends "RANK@GROUP," when it has done all its steps.
 DEATHS_KEY = "deaths"
 FINISHED_KEY = "finished"
 
 
-def parse_ranks(text: str | None) -> frozenset[int]:
-    """The ranks in the value of DEATHS_KEY or FINISHED_KEY."""
-    return frozenset(int(part) for part in (text or "").split(",") if part)
+def notice(rank: int, group: str) -> str:
+    """What is appended to DEATHS_KEY or FINISHED_KEY."""
+    return f"{rank}@{group},"
+
+
+def parse_notices(text: str | None) -> dict[int, str]:
+    """The ranks in the value of DEATHS_KEY or FINISHED_KEY, each with its group."""
+    parts = (part.partition("@") for part in (text or "").split(",") if part)
+    return {int(rank): group for rank, _, group in parts}
 
 
 def fence_key(rank: int) -> str:
     """Set by anyone: kill this rank for good, it does not answer."""
     return f"fence/{rank}"
+
+
+def group_key(rank: int) -> str:
+    """Set by a rank in its own node's store, before it acts: the group it belongs to from now."""
+    return f"group/{rank}"

@@ -21,13 +21,16 @@ from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     Stores,
     connect_store,
     fence_key,
+    group_key,
     host_store,
+    notice,
     own_host_towards,
     split_address,
 )
@@ -209,8 +212,14 @@ class Supervisor:
         else:
             _log.warning("rank=%d died: %s", rank, _describe(code))
         if code:
-            for node in range(self.spec.num_nodes):
-                self.stores.append(node, DEATHS_KEY, f"{rank},")
+            self.stores.append_everywhere(DEATHS_KEY, notice(rank, self._last_group(rank)))
+
+    def _last_group(self, rank: int) -> str:
+        """What the rank said it belonged to; no group's name where that can not be known."""
+        said = self.stores.read(self.spec.node_rank, group_key(rank))
+        if self.spec.node_rank in self.stores.gone:
+            return ""
+        return FIRST_GROUP if said is None else said
 
     def _fence(self) -> None:
         """Kill for good who was declared dead elsewhere: it must never wake up again."""

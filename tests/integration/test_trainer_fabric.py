@@ -1,7 +1,9 @@
 """The group of a generation: exact while it stands, left at once when it breaks, nothing kept."""
 
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from pacekeeper.trainer.fabric import LocalFabric
@@ -10,6 +12,7 @@ from support.gloo_ranks import (
     exchange_uneven,
     keep_a_stranger,
     lose_a_peer,
+    outlive_a_frozen_store,
     run_ranks,
     wait_for_nobody,
 )
@@ -46,6 +49,13 @@ def test_nobody_waits_for_the_dead_or_for_ever(tmp_path: Path) -> None:
         assert seen[rank]["3"] == [False, False]
         assert seen[rank]["4"] == [False, True]
     assert any(seen[rank]["2"][1] for rank in (2, 5))
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_frozen_host_of_the_store_holds_nobody_for_ever(tmp_path: Path, is_late: bool) -> None:
+    """Neither while a rank waits for the others, nor when they exchange addresses."""
+    seen = run_ranks(partial(outlive_a_frozen_store, is_late=is_late), tmp_path, (0,))
+    assert seen == {0: {"is_silence": True, "answer": None, "gone": [0]}}
 
 
 def test_closing_spares_a_connection_that_got_a_used_descriptor(tmp_path: Path) -> None:

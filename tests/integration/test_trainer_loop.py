@@ -107,20 +107,41 @@ def test_two_at_once(tmp_path: Path) -> None:
         assert_exact(fleet, (1, 3))
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_whole_node_may_go(tmp_path: Path, node: int) -> None:
+@pytest.mark.parametrize(("node", "num_nodes"), [(1, 2), (0, 3)], ids=str)
+def test_a_whole_node_may_go(tmp_path: Path, node: int, num_nodes: int) -> None:
     """Killed with its launcher: nobody is left to say that its ranks are dead, or keeps its store.
 
-    The timeout is longer than the test may take: it is not by waiting that it is noticed.
+    Those that are left are half with the lowest rank, or more than half. The timeout is longer than
+    the test may take: it is not by waiting that it is noticed.
     """
     config = replace(SMALL, replicas=3, peer_timeout_s=600.0)
-    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
-        survivors = (2, 3) if node == 0 else (0, 1)
+    per_node = 4 // num_nodes
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=num_nodes, ranks_per_node=per_node
+    ) as fleet:
+        survivors = tuple(rank for rank in fleet.ranks if rank // per_node != node)
         fleet.await_step(7, survivors[0])
         fleet.launchers[node].kill()
-        fleet.await_(lambda: fleet.launchers[1 - node].code() == 0)
+        rest = [launcher for n, launcher in enumerate(fleet.launchers) if n != node]
+        fleet.await_(lambda: all(launcher.code() == 0 for launcher in rest))
         assert_exact(fleet, survivors)
         assert generations(fleet, survivors[0]) == [1, 2]
+
+
+def test_half_without_the_lowest_rank_ends_and_says_why(tmp_path: Path) -> None:
+    """For all they know, the others are only out of sight, and train on."""
+    config = replace(SMALL, replicas=4, peer_timeout_s=600.0)
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        fleet.await_step(7, 2)
+        fleet.launchers[0].kill()
+        fleet.await_(lambda: fleet.launchers[1].code() is not None)
+        assert fleet.launchers[1].code() == ExitCode.NO_QUORUM
+        assert "ranks [2, 3] are no quorum: 2 of 4" in fleet.launchers[1].output()
+        for rank in (2, 3):
+            assert fleet.events(rank, "regroup") == []
+            assert [line["step"] for line in fleet.steps(rank)] == list(
+                range(len(fleet.steps(rank)))
+            )
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,20 @@
 """Whoever dies while survivors agree, and whenever: those that live go on in one way."""
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import Phase as Stage
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.trainer import agreement
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
 from pacekeeper.trainer.commit import Phase, Progress
-from pacekeeper.trainer.stores import DEATHS_KEY, fence_key
+from pacekeeper.trainer.quorum import Group, rule
+from pacekeeper.trainer.stores import DEATHS_KEY, fence_key, parse_notices
 from support.fake_stores import FakeCluster, Killed
 
 TICKET = 7
@@ -53,8 +55,7 @@ def reach(
         report = Report(progress=reports[rank], newest_generation=3 + rank % 2, last_loss=rank)
         try:
             results[rank] = mine.reach(
-                generation=3,
-                members=members,
+                group=Group.first(3, members),
                 report=report,
                 next_layout=lambda c, d, g: next_layout(c, d, g, len(members)),
             )
@@ -62,6 +63,7 @@ def reach(
             pass
         except Exception as error:
             results[rank] = error
+            cluster.tell_end(rank)
 
     living = [rank for rank in members if rank not in dead and only in (None, rank)]
     threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in living]
@@ -88,6 +90,14 @@ def clusters(draw: st.DrawFn) -> tuple[FakeCluster, frozenset[int]]:
     return cluster, dead
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _hurry() -> Iterator[None]:
+    """Nothing that is awaited here comes late: who is no quorum at once never is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "QUORUM_WAIT_S", 0.3)
+        yield
+
+
 # A failing example waits for long: it is shown as it was found.
 @settings(max_examples=150, deadline=None, phases=(Stage.explicit, Stage.reuse, Stage.generate))
 @given(clusters(), st.data())
@@ -101,6 +111,11 @@ def test_the_living_reach_one_verdict(
     results = reach(cluster, reports, dead=dead)
     living = {r: v for r, v in results.items() if r // cluster.ranks_per_node not in cluster.down}
     verdicts = list(living.values())
+    if any(isinstance(v, NoQuorumError) for v in verdicts):
+        told = parse_notices(cluster.data[min(living) // cluster.ranks_per_node].get(DEATHS_KEY))
+        assert cluster.down and not rule(Group.first(3, tuple(ranks)), living, told).goes_on
+        assert all(isinstance(v, NoQuorumError) for v in verdicts), verdicts
+        return
     assert all(isinstance(v, Verdict) for v in verdicts), verdicts
     assert all(v == verdicts[0] for v in verdicts)
     for rank, verdict in living.items():
@@ -116,8 +131,8 @@ def test_a_verdict_that_one_acted_on_outlives_its_leader_and_its_store() -> None
     verdict = reach(rehearsal, {0: COMMITTED, 1: VOTED, 2: VOTED})[0]
     cluster = FakeCluster(num_nodes=3, ranks_per_node=1, deaths={})
     # The leader wrote it into its own node's store and died; rank 1 reads it there in time.
-    cluster.data[0]["verdict/3"] = rehearsal.data[0]["verdict/3"]
-    assert reach(cluster, {0: COMMITTED, 1: VOTED}, only=1) == {1: verdict}
+    cluster.data[0]["verdict/first"] = rehearsal.data[0]["verdict/first"]
+    assert reach(cluster, {0: COMMITTED, 1: VOTED, 2: VOTED}, only=1) == {1: verdict}
     cluster.down.add(0)
     assert reach(cluster, {0: COMMITTED, 1: VOTED, 2: VOTED}, only=2) == {2: verdict}
 
@@ -159,7 +174,7 @@ def test_a_silent_rank_is_fenced_and_left_behind(monkeypatch: pytest.MonkeyPatch
     )  # fmt: skip
     report = Report(progress=OPEN, newest_generation=1, last_loss=0.0)
     results.append(
-        mine.reach(generation=1, members=(0, 1), report=report,
+        mine.reach(group=Group.first(1, (0, 1)), report=report,
                    next_layout=lambda c, d, g: next_layout(c, d, g, 2))
     )  # fmt: skip
     assert results[0].members == (0,)
@@ -175,15 +190,14 @@ def test_lost_state_is_everybodys_verdict() -> None:
             stores=cluster.stores_of(rank), rank=rank, ranks_per_node=2, timeout_s=9.0,
             known_dead=frozenset,
         )  # fmt: skip
-        cluster.data[0]["report/1/1"] = "[0, 0, 1, 0.0, true, false]"
+        cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false]"
 
         def lost(commits: bool, dead: frozenset[int], generation: int) -> Layout:
             raise LostStateError("layer 0 expert 1: all its hosts are dead")
 
         with pytest.raises(LostStateError, match="layer 0 expert 1") as caught:
             mine.reach(
-                generation=1,
-                members=(0, 1),
+                group=Group.first(1, (0, 1)),
                 report=Report(
                     progress=Progress(ticket=0, phase=Phase.PRE),
                     newest_generation=1,
@@ -204,13 +218,15 @@ def test_an_end_that_a_member_has_seen_ends_the_search() -> None:
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    assert not agreements[0].has_finished_member((0, 1))
-    agreements[1].finish((0, 1))
-    assert agreements[0].has_finished_member((0, 1))
+    group = Group.first(1, (0, 1))
+    assert not agreements[0].has_finished_member(group)
+    agreements[1].finish(group.followed_by(2, (0, 1), "another side's"))
+    assert not agreements[0].has_finished_member(group)
+    agreements[1].finish(group)
+    assert agreements[0].has_finished_member(group)
     with pytest.raises(AllDone):
         agreements[0].reach(
-            generation=1,
-            members=(0, 1),
+            group=group,
             report=Report(progress=OPEN, newest_generation=1, last_loss=0.0),
             next_layout=next_layout,
         )
@@ -222,9 +238,10 @@ def test_a_generation_that_one_has_left_can_not_be_formed() -> None:
         stores=cluster.stores_of(0), rank=0, ranks_per_node=3, timeout_s=9.0,
         known_dead=frozenset,
     )  # fmt: skip
-    assert not waiting.is_left(3, (0, 1, 2))
+    group = Group.first(3, (0, 1, 2))
+    assert not waiting.is_left(group)
     reach(cluster, dict.fromkeys(range(3), OPEN))
-    assert waiting.is_left(3, (0, 1, 2))
-    assert not waiting.is_left(4, (0, 1, 2))
+    assert waiting.is_left(group)
+    assert not waiting.is_left(group.followed_by(4, (0, 1, 2), "verdict"))
     cluster.kill(2)
-    assert waiting.is_left(4, (0, 1, 2))
+    assert waiting.is_left(group.followed_by(4, (0, 1, 2), "verdict"))

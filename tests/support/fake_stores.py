@@ -1,10 +1,12 @@
 """The stores of a job in memory, where ranks and whole nodes die at a chosen operation."""
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import cast
 
-from pacekeeper.trainer.stores import DEATHS_KEY, Stores
+from pacekeeper.trainer.quorum import FIRST_GROUP
+from pacekeeper.trainer.stores import DEATHS_KEY, Stores, fence_key, group_key, notice
 
 
 class Killed(BaseException):
@@ -15,13 +17,19 @@ class Killed(BaseException):
 class FakeCluster:
     """One store per node. `deaths[rank]`: at its how manyth operation the rank dies.
 
-    A node in `fragile` goes down with the first of its ranks; otherwise its launcher tells all.
+    A node in `fragile` goes down with the first of its ranks; otherwise its launcher tells all that
+    it reaches. From operation `cuts[rank]` on, a rank reaches only the nodes of its side (`sides`).
+    `has_fences`: who is fenced dies at once, and its launcher tells.
     """
 
     num_nodes: int
     ranks_per_node: int
     deaths: dict[int, int]
     fragile: frozenset[int] = frozenset()
+    sides: tuple[frozenset[int], ...] = ()
+    cuts: dict[int, int] = field(default_factory=dict)
+    has_fences: bool = False
+    fenced: set[int] = field(default_factory=set)
     data: list[dict[str, str]] = field(default_factory=list)
     down: set[int] = field(default_factory=set)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -36,8 +44,20 @@ class FakeCluster:
             if node in self.fragile:
                 self.down.add(node)
                 return
-            for store in self.data:
-                store[DEATHS_KEY] = store.get(DEATHS_KEY, "") + f"{rank},"
+        self.tell_end(rank)
+
+    def tell_end(self, rank: int) -> None:
+        """What the launcher does when a rank's process has ended."""
+        with self.lock:
+            node = rank // self.ranks_per_node
+            said = self.data[node].get(group_key(rank), FIRST_GROUP)
+            for other, store in enumerate(self.data):
+                if self.reaches(node, other):
+                    store[DEATHS_KEY] = store.get(DEATHS_KEY, "") + notice(rank, said)
+
+    def reaches(self, node: int, other: int) -> bool:
+        """Are both on one side?"""
+        return not self.sides or any({node, other} <= side for side in self.sides)
 
     def stores_of(self, rank: int) -> Stores:
         """What `rank` uses in place of clients."""
@@ -60,9 +80,19 @@ class FakeStores:
         with self._cluster.lock:
             return self._store(node).get(key)
 
+    def probe(self, nodes: Collection[int]) -> None:
+        for node in nodes:
+            self.read(node, DEATHS_KEY)
+
     def write(self, node: int, key: str, value: str) -> None:
         with self._cluster.lock:
             self._store(node)[key] = value
+            ranks = range(self._cluster.num_nodes * self._cluster.ranks_per_node)
+            named = {rank for rank in ranks if fence_key(rank) == key} - self._cluster.fenced
+            if self._cluster.has_fences and node not in self.gone:
+                for rank in named:
+                    self._cluster.fenced.add(rank)
+                    self._cluster.kill(rank)
 
     def append(self, node: int, key: str, value: str) -> None:
         with self._cluster.lock:
@@ -78,11 +108,13 @@ class FakeStores:
         """The node's store; a throw-away one where it is down."""
         cluster = self._cluster
         self._num_operations += 1
-        if self._rank // cluster.ranks_per_node in cluster.down:
+        if self._rank // cluster.ranks_per_node in cluster.down or self._rank in cluster.fenced:
             raise Killed
         if self._num_operations == cluster.deaths.get(self._rank):
             cluster.kill(self._rank)
             raise Killed
-        if node in cluster.down:
+        is_cut = self._num_operations >= cluster.cuts.get(self._rank, 0)
+        own = self._rank // cluster.ranks_per_node
+        if node in cluster.down or (is_cut and not cluster.reaches(own, node)):
             self.gone.add(node)
         return {} if node in self.gone else cluster.data[node]

@@ -20,6 +20,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
+from support.networks import INTERFACE, Network
 
 PATIENCE_S = 90.0
 SMALL = TrainConfig(
@@ -59,6 +60,7 @@ class Fleet:
     """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
 
     `body` runs the ranks; None: by the real command `pacekeeper launch`, which starts more slowly.
+    With a `network`, always by the command, each launcher on its own node of it.
     """
 
     directory: Path
@@ -67,6 +69,7 @@ class Fleet:
     ranks_per_node: int = 4
     body: Callable[[RankSpec], None] | None = rank_main
     port: int = field(default_factory=free_port)
+    network: Network | None = None
     launchers: list["Launcher"] = field(default_factory=list)
 
     def __enter__(self) -> "Fleet":
@@ -183,17 +186,21 @@ class Launcher:
             "node_rank": node,
             "num_nodes": fleet.num_nodes,
             "ranks_per_node": fleet.ranks_per_node,
-            "rendezvous": f"127.0.0.1:{fleet.port}",
+            "rendezvous": f"{fleet.network.host(0) if fleet.network else '127.0.0.1'}:{fleet.port}",
             "ring_dir": str(fleet.ring_dir(node)),
             "run_dir": str(fleet.run_dir),
         }
-        if fleet.body is None:
+        if fleet.body is None or fleet.network is not None:
             line = [sys.executable, "-m", "pacekeeper.cli.main", "launch"]
             line += ["--config", str(config_file)]
             for name, value in options.items():
                 line += [f"--{name.replace('_', '-')}", str(value)]
+            environment = dict(os.environ)
+            if fleet.network is not None:
+                line = fleet.network.command_on(node, line)
+                environment["GLOO_SOCKET_IFNAME"] = INTERFACE
             with self.log_path.open("w") as log:
-                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log)
+                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
         else:
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["pacekeeper.trainer.supervisor"])

@@ -5,6 +5,8 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +17,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from pacekeeper.trainer import fabric as fabric_module
 from pacekeeper.trainer.fabric import Fabric, PeerLost
+from pacekeeper.trainer.stores import Stores
+from support.sabotage import wrap
 
 TIMEOUT_S = 90.0
 Body = Callable[[Path, int, tuple[int, ...]], dict[str, Any]]
@@ -168,6 +173,52 @@ def keep_a_stranger(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
     fabric.close()
     theirs.send(b"x")
     return {"got": copy.recv(1).decode()}
+
+
+HOST = """
+import time
+from pacekeeper.trainer.stores import host_store
+server = host_store("127.0.0.1", 0)
+print(server.port, flush=True)
+time.sleep(600.0)
+"""
+
+
+def outlive_a_frozen_store(
+    directory: Path, rank: int, ranks: tuple[int, ...], *, is_late: bool
+) -> dict[str, Any]:
+    """The host of the store is stopped while a group of two forms: before all came, or after."""
+    fabric_module.STORE_TIMEOUT_S = fabric_module.FORM_TIMEOUT_S = 0.5
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    try:
+        assert host.stdout is not None
+        stores = Stores((f"127.0.0.1:{int(host.stdout.readline())}",))
+        store = stores.client(0)
+        assert store is not None
+        freeze = partial(host.send_signal, signal.SIGSTOP)
+        if is_late:
+            store.add("group-1/arrived", 1)  # the other one is here
+            wrap(Fabric, "_await_members", after=lambda *_: freeze())
+        else:
+            freeze()
+        try:
+            Fabric(
+                store=store,
+                generation=1,
+                rank=rank,
+                ranks=ranks + (rank + 1,),
+                is_aborted=lambda: False,
+                tick_s=0.02,
+                timeout_s=TIMEOUT_S,
+                cut_store=lambda: stores.cut(0),
+            )
+        except PeerLost as error:
+            return {"is_silence": error.is_silence, "answer": stores.read(0, "key"),
+                    "gone": sorted(stores.gone)}  # fmt: skip
+        return {}
+    finally:
+        host.kill()
+        host.wait()
 
 
 def _have_left(directory: Path, generation: int, count: int) -> bool:

@@ -12,8 +12,9 @@ from pacekeeper.trainer.stores import (
     Stores,
     connect_store,
     host_store,
+    notice,
     own_host_towards,
-    parse_ranks,
+    parse_notices,
     split_address,
 )
 
@@ -72,10 +73,10 @@ def test_what_one_writes_all_read_and_the_first_verdict_stands() -> None:
     assert other.read(0, "key") == "value"
     assert one.write_first(0, "verdict", "mine") == "mine"
     assert other.write_first(0, "verdict", "yours") == "mine"
-    one.append(0, "deaths", "3,")
-    other.append(0, "deaths", "12,")
-    assert parse_ranks(one.read(0, "deaths")) == {3, 12}
-    assert parse_ranks(None) == frozenset()
+    one.append(0, "deaths", notice(3, "first"))
+    other.append(0, "deaths", notice(12, "2-00ff00ff"))
+    assert parse_notices(one.read(0, "deaths")) == {3: "first", 12: "2-00ff00ff"}
+    assert parse_notices(None) == {}
 
 
 def test_a_store_that_is_gone_answers_nothing_and_the_others_still_do(nobody: str) -> None:
@@ -97,5 +98,25 @@ def test_a_store_that_goes_away_later_is_noticed_at_once() -> None:
     stores.write(0, "key", "value")
     assert stores.read(0, "key") == "value"
     del server  # as when its launcher is killed: the connections break
+    assert stores.read(0, "key") is None
+    assert stores.gone == {0}
+
+
+def test_many_are_asked_and_told_at_once_and_who_is_gone_is_known(nobody: str) -> None:
+    server = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    stores = Stores((nobody, address, nobody, address))
+    stores.probe({0, 1, 2, 3})
+    assert stores.gone == {0, 2}
+    told = Stores((nobody, address))
+    told.append_everywhere("deaths", notice(1, "first"))
+    assert stores.read(3, "deaths") == "1@first,"
+
+
+def test_a_connection_that_was_cut_is_as_one_that_broke() -> None:
+    server = host_store("127.0.0.1", 0)
+    stores = Stores((f"127.0.0.1:{server.port}",))
+    stores.write(0, "key", "value")
+    stores.cut(0)
     assert stores.read(0, "key") is None
     assert stores.gone == {0}

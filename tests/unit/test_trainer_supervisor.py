@@ -10,7 +10,8 @@ from pacekeeper.core.errors import ConfigError, ExitCode, HostError, Unreachable
 from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer import supervisor
 from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.stores import host_store
+from pacekeeper.trainer.quorum import FIRST_GROUP
+from pacekeeper.trainer.stores import group_key, host_store
 from pacekeeper.trainer.supervisor import NodeSpec, Supervisor, supervise
 
 
@@ -58,6 +59,7 @@ def test_impossible_nodes_are_refused(
         ([-signal.SIGKILL, ExitCode.LOST_STATE], False, ExitCode.LOST_STATE),
         ([-signal.SIGKILL, -signal.SIGSEGV], False, ExitCode.INTERNAL),
         ([75, 75], False, ExitCode.INTERNAL),  # fenced: no code of the command
+        ([ExitCode.NO_QUORUM, 75], False, ExitCode.NO_QUORUM),
         ([-signal.SIGTERM, -signal.SIGTERM], True, ExitCode.OK),  # ended before they could listen
         ([-signal.SIGTERM, -signal.SIGTERM], False, ExitCode.INTERNAL),
         ([-signal.SIGKILL, -signal.SIGTERM], True, ExitCode.INTERNAL),
@@ -78,6 +80,16 @@ def test_the_launcher_tells_the_agent_of_itself(tmp_path: Path) -> None:
     ring = tmp_path / "rings" / "test" / SUPERVISOR_RING
     attachment = decode_header(ring.read_bytes())
     assert (attachment.rank, attachment.world_size, attachment.role) == (2, 6, "supervisor")
+
+
+def test_a_notice_names_the_last_group_if_that_can_be_known(tmp_path: Path) -> None:
+    server = host_store("127.0.0.1", 0)
+    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main)
+    assert node._last_group(0) == FIRST_GROUP
+    node.stores.write(0, group_key(0), "2-00ff00ff")
+    assert (node._last_group(0), node._last_group(1)) == ("2-00ff00ff", FIRST_GROUP)
+    del server
+    assert node._last_group(0) == "", "it counts as one that may live"
 
 
 def test_a_rendezvous_that_is_none_is_refused(tmp_path: Path) -> None:
