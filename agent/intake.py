@@ -3,7 +3,8 @@
 A ring that is not ours, of another version or damaged is reported and left alone; a damaged record
 is counted and skipped. Nothing a trainer does can stop the agent, and nothing here stops a trainer.
 Nothing of a trainer's is deleted here: what an earlier life of a job left behind is told as its
-own, to the end, and the present life is told nothing of it.
+own, to the end, and the present life is told nothing of it. Rings of a job that ended are let go
+of once they are told; our plans go when a later generation is in force.
 """
 
 import contextlib
@@ -12,10 +13,11 @@ import logging
 import os
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pacekeeper.agent.job_files import Job, ReadRing, list_files, remove_plans, write_whole
 from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
 from pacekeeper.agent.window import Reading
 from pacekeeper.core import ring
@@ -25,45 +27,8 @@ from pacekeeper.core.reports import PlanFile
 from pacekeeper.core.topology import Attachment, is_job_name
 
 MAX_LAYOUT_BYTES = 16 * 1024 * 1024
+RELEASE_AFTER_S = 60.0  # without news of a job that has ended: its late words are read first
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, kw_only=True)
-class _Job:
-    """One job's directory: its rings, what its ranks should know, layout files already told.
-
-    `life` is the newest one seen, `told` what this agent was told to say to it. Where lives have no
-    number, `earlier_pids` and `earlier_layouts` belong to one before the present.
-    """
-
-    life: int = 0
-
-    rings: dict[str, RingReader] = field(default_factory=dict)
-    told: ring.CommandSlot = field(default_factory=ring.CommandSlot)
-    layouts: dict[str, int] = field(default_factory=dict)  # file name -> mtime_ns
-    earlier_pids: frozenset[int] = frozenset()
-    earlier_layouts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def present_ranks(self) -> list[RingReader]:
-        return [
-            reader
-            for reader in self.rings.values()
-            if reader.is_rank and self.is_present(reader.attachment)
-        ]
-
-    def is_present(self, attachment: Attachment) -> bool:
-        """Is this one of the job's present life?"""
-        return attachment.life == self.life and attachment.pid not in self.earlier_pids
-
-    def began_anew(self, life: int) -> None:
-        """The job was started again, under the same name: the dead of before are no one's dead."""
-        self.earlier_pids = frozenset(
-            () if life else (r.attachment.pid for r in self.rings.values())
-        )
-        self.earlier_layouts = {} if life else dict(self.layouts)
-        self.life = life
-        self.told = ring.CommandSlot(life=life)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +42,7 @@ class Intake:
     counts: Counts = field(default_factory=Counts)
     unreadable: dict[str, str] = field(default_factory=dict)
     unwritable: dict[str, str] = field(default_factory=dict)
-    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _jobs: dict[str, Job] = field(default_factory=dict)
     _lock: int = -1
     _has_looked: bool = False
 
@@ -129,33 +94,71 @@ class Intake:
 
     def look(self, now_s: float) -> tuple[Reading, ...]:
         """Everything new in all rings; heartbeats written."""
-        names = set()
+        stamps_ns: dict[str, int] = {}
         with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
-            names = {e.name for e in entries if is_job_name(e.name) and e.is_dir()}
-        last = [r for gone in sorted(set(self._jobs) - names) for r in self._close_job(gone)]
-        readings = [r for name in sorted(names) for r in self._look_at_job(name, now_s)]
+            for entry in entries:
+                if is_job_name(entry.name) and entry.is_dir():
+                    with contextlib.suppress(FileNotFoundError):
+                        stamps_ns[entry.name] = entry.stat().st_mtime_ns
+        last = [
+            r for gone in sorted(set(self._jobs) - set(stamps_ns)) for r in self._close_job(gone)
+        ]
+        readings = [
+            reading
+            for name in sorted(stamps_ns)
+            if not self._is_still(name, stamps_ns[name])
+            for reading in self._look_at_job(name, now_s)
+        ]
         self._has_looked = True
         return (*(reading for reading in last if not reading.is_empty), *readings)
 
     def everything_again(self) -> tuple[Reading, ...]:
         """Attachments and layouts of all jobs once more, for a controller that has forgotten."""
-        readings = []
-        for name, job in sorted(self._jobs.items()):
-            job.layouts.clear()
-            readings.append(
-                Reading(
-                    job=name,
-                    life=job.life,
-                    attached=tuple(r.attachment for r in job.present_ranks),
-                    layouts=tuple(self._new_layouts(name, job, self._list(name))[job.life]),
+        return tuple(self.facts(name) for name, job in sorted(self._jobs.items()) if job.rings)
+
+    def facts(self, name: str) -> Reading:
+        """What must be known of a job's present life, once more: who is here, what ran, who ended.
+
+        Measurements are not said again.
+        """
+        job = self._jobs[name]
+        job.layouts.clear()
+        return Reading(
+            job=name,
+            life=job.life,
+            attached=tuple(r.attachment for r in job.present_ranks),
+            records=tuple(job.exits.values()),
+            layouts=tuple(self._new_layouts(name, job, self._list(name))[job.life]),
+        )
+
+    def ended(self, now_s: float) -> tuple[str, ...]:
+        """Jobs whose ranks here have all ended and of which nothing more has come for a while."""
+        return tuple(
+            name
+            for name, job in sorted(self._jobs.items())
+            if job.has_ended and now_s - job.news_s > RELEASE_AFTER_S
+        )
+
+    def release(self, name: str) -> None:
+        """Let the rings of a job that ended go. Their files stay: they are the trainer's."""
+        job = self._jobs[name]
+        files = self._list(name)
+        for file_name, reader in job.rings.items():
+            reader.close()
+            if file_name in files and files[file_name].st_ino == reader.inode:
+                job.read[file_name] = ReadRing(
+                    inode=reader.inode,
+                    ctime_ns=files[file_name].st_ctime_ns,
+                    attachment=reader.attachment,
                 )
-            )
-        return tuple(readings)
+        job.rings.clear()
+        self._remove_plans(name, files, before=1 << 62)
+        _log.info("job=%s ended: its rings are let go", name)
 
     def offer_plan(self, plan: PlanFile) -> bool:
         """Write the plan's file, whole, then tell the job's ranks. False: not possible here."""
         known = self._jobs.get(plan.job)
-        if known is None or plan.life != known.life:
+        if known is None or plan.life != known.life or not known.rings:
             return False
         target = self.directory / plan.job / ring.plan_file_name(plan.generation)
         said = (known.told.plan_generation, known.told.plan_sha256)
@@ -163,7 +166,7 @@ class Intake:
             return True  # offers are repeated until they are observed
         key = f"{plan.job}/{target.name}"
         try:
-            _write_whole(target, plan.data)
+            write_whole(target, plan.data)
         except OSError as error:
             self._note(self.unwritable, key, str(error.strerror))
             return False
@@ -186,7 +189,7 @@ class Intake:
         if known is not None and known.life == life and sane:
             self._tell(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
-    def _tell(self, job: _Job, change: Callable[[ring.CommandSlot], ring.CommandSlot]) -> None:
+    def _tell(self, job: Job, change: Callable[[ring.CommandSlot], ring.CommandSlot]) -> None:
         """Change what every ring of this life says; what an earlier agent said there is kept."""
         job.told = change(job.told)
         for reader in job.rings.values():
@@ -195,8 +198,9 @@ class Intake:
 
     def _look_at_job(self, name: str, now_s: float) -> tuple[Reading, ...]:
         """What is new, by life, the earliest first: nearly always there is one."""
-        job = self._jobs.setdefault(name, _Job())
+        job = self._jobs.setdefault(name, Job(news_s=now_s))
         files = self._list(name)
+        job.read = {file_name: was for file_name, was in job.read.items() if file_name in files}
         records: defaultdict[int, list[Record]] = defaultdict(list)
         attached: list[Attachment] = []
         for gone in set(job.rings) - set(files):
@@ -209,11 +213,15 @@ class Intake:
             opened, rest = self._open_if_new(name, job, file_name, files[file_name], now_s)
             if before is not None:
                 records[before.attachment.life] += rest
-            if opened is not None and opened.is_rank:
-                attached.append(opened.attachment)
+            if opened is not None:
+                job.news_s = now_s
+                if opened.is_rank:
+                    attached.append(opened.attachment)
         for reader in job.rings.values():
             records[reader.attachment.life] += reader.records(self.counts)
             reader.beat(now_s)
+        job.learn(records[job.life], now_s)
+        self._remove_plans(name, files, before=job.in_force)
         layouts = self._new_layouts(name, job, files)
         for key in [k for k in self.unreadable if k.startswith(f"{name}/")]:
             if key.removeprefix(f"{name}/") not in files:
@@ -230,7 +238,7 @@ class Intake:
         )
 
     def _open_if_new(
-        self, name: str, job: _Job, file_name: str, status: os.stat_result, now_s: float
+        self, name: str, job: Job, file_name: str, status: os.stat_result, now_s: float
     ) -> tuple[RingReader | None, list[Record]]:
         """A reader where the file is new (another inode: another life of that rank), else None.
 
@@ -242,6 +250,9 @@ class Intake:
                 return None, []
             known.close()  # somebody cut the file: touching the mapping would kill the agent
             del job.rings[file_name]
+        was = job.read.get(file_name)
+        if was is not None and (was.inode, was.ctime_ns) == (status.st_ino, status.st_ctime_ns):
+            return None, []
         key = f"{name}/{file_name}"
         try:
             reader = open_ring(self.directory / name / file_name, name, now_s)
@@ -253,14 +264,24 @@ class Intake:
             return None, []
         self.unreadable.pop(key, None)
         rest: list[Record] = []
+        if was is not None and (was.inode, was.attachment) == (reader.inode, reader.attachment):
+            # Touched, but the same ring: it was read to its end.
+            job.read[file_name] = replace(was, ctime_ns=status.st_ctime_ns)
+            reader.close()
+            return None, []
+        replaced = None if was is None else was.attachment
         if known is not None and known.inode != status.st_ino:
             rest = self._drain(known)
-            if job.is_present(known.attachment) and _is_later(reader.attachment, known.attachment):
-                job.began_anew(reader.attachment.life)
+            replaced = known.attachment
+        is_of_present = replaced is not None and job.is_present(replaced)
+        if replaced is not None and is_of_present and _is_later(reader.attachment, replaced):
+            job.began_anew(reader.attachment.life)
         if reader.attachment.life > job.life:
             job.began_anew(reader.attachment.life)
         if self._has_looked:
             self.counts.lost += reader.index  # it was born under our eyes, yet lapped already
+        job.read.pop(file_name, None)
+        job.read.pop(ring.SUPERVISOR_RING, None)  # the job goes on: its next words are waited for
         job.rings[file_name] = reader
         if reader.attachment.life == job.life:
             reader.write_command(_merged(reader.said, job.told))
@@ -285,7 +306,7 @@ class Intake:
         )
 
     def _new_layouts(
-        self, name: str, job: _Job, files: Mapping[str, os.stat_result]
+        self, name: str, job: Job, files: Mapping[str, os.stat_result]
     ) -> defaultdict[int, list[tuple[int, bytes]]]:
         """(generation, data) of layout files not told yet, by life."""
         found: defaultdict[int, list[tuple[int, bytes]]] = defaultdict(list)
@@ -311,19 +332,36 @@ class Intake:
             found[life].append((generation, data))
         return found
 
-    def _list(self, name: str) -> dict[str, os.stat_result]:
-        """Ring and layout files of a job, by name; empty where it can not be read."""
-        found = {}
+    def _is_still(self, name: str, stamp_ns: int) -> bool:
+        """Was the job let go, and has no file come or gone since? Then it costs no look.
+
+        The directory's time has to be the same three times: two looks may lie in one tick of it.
+        """
+        job = self._jobs.get(name)
+        if job is None:
+            return False
+        is_same = job.stamps_ns == (stamp_ns, stamp_ns)
+        job.stamps_ns = (job.stamps_ns[1], stamp_ns)
+        return is_same and bool(job.read) and not job.rings
+
+    def _remove_plans(self, name: str, files: Iterable[str], before: int) -> None:
+        """Plans of generations nobody will ask for again: those before the one in force."""
+        key = f"{name}/plans"
         try:
-            with os.scandir(self.directory / name) as entries:
-                for entry in entries:
-                    if entry.name.endswith((".ring", ".json")) and entry.name[0] != ".":
-                        with contextlib.suppress(FileNotFoundError):
-                            found[entry.name] = entry.stat(follow_symlinks=False)
+            remove_plans(self.directory / name, files, before)
+        except OSError as error:
+            self._note(self.unwritable, key, str(error.strerror))
+        else:
+            self.unwritable.pop(key, None)
+
+    def _list(self, name: str) -> dict[str, os.stat_result]:
+        """Ring, layout and plan files of a job, by name; empty where it can not be read."""
+        try:
+            found = list_files(self.directory / name)
         except OSError as error:
             self._note(self.unreadable, name, str(error.strerror))
-        else:
-            self.unreadable.pop(name, None)
+            return {}
+        self.unreadable.pop(name, None)
         return found
 
     def _note(self, notes: dict[str, str], key: str, reason: str) -> None:
@@ -346,17 +384,3 @@ def _merged(own: ring.CommandSlot, told: ring.CommandSlot) -> ring.CommandSlot:
     if told.plan_generation:
         return replace(told, dead_ranks=dead)
     return replace(own, dead_ranks=dead)
-
-
-def _write_whole(target: Path, data: bytes) -> None:
-    """A file that appears whole or not at all, readable for ranks of any user."""
-    descriptor, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), 0o644)
-        os.rename(fresh, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise

@@ -48,6 +48,7 @@ class Agent:
         self._sequence = 0
         self._reported_s = 0.0
         self._num_unsendable = 0
+        self._told: dict[str, tuple[int, int]] = {}  # by job: newest report of it, drops until then
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises HostError (directory, port), VersionError."""
@@ -113,20 +114,39 @@ class Agent:
             for portion in split(readings):
                 self._report(portion, began_s)
             self.uplink.wake()
+        self._let_go(began_s)
         self._show(began_s)
         self.metrics.poll.observe(time.monotonic() - began_s)
 
     def _report(self, readings: tuple[Reading, ...], now_s: float) -> None:
         """Put one report into the spool, encoded: an outage must not cost much memory."""
         self._sequence += 1
+        sequence = self._sequence
         self._reported_s = now_s
         try:
-            message = self._encode(readings, self._sequence, now_s)
+            message = self._encode(readings, sequence, now_s)
         except ValueError as error:
             self._num_unsendable += 1
             _log.error("a report can not be sent: %s", error)
             return
         self.spool.put(message, message.ByteSize())
+        for reading in readings:
+            if not reading.is_empty:
+                self._told[reading.job] = (sequence, self.spool.num_dropped)
+
+    def _let_go(self, now_s: float) -> None:
+        """Rings of jobs that ended, once the controller has all they said."""
+        for gone in set(self._told) - set(self.intake.pids()):
+            del self._told[gone]
+        for job in self.intake.ended(now_s):
+            sequence, num_dropped = self._told.get(job, (0, 0))
+            if self.spool.num_dropped != num_dropped:
+                # Perhaps just its last words were given up: once more, in short.
+                self._report((self.intake.facts(job),), now_s)
+                self.uplink.wake()
+            elif self.spool.settled >= sequence:
+                self.intake.release(job)
+                self._told.pop(job, None)
 
     def _encode(
         self, readings: tuple[Reading, ...], sequence: int, now_s: float

@@ -41,6 +41,7 @@ HEARTBEAT_OFFSET = _HEARTBEAT_OFFSET
 COMMAND_BYTES = _COMMAND.size
 SEQUENCE = struct.Struct("<Q")
 _JOB_FILE = re.compile(r"\.?(?:.+\.ring|(?:plan|layout)-.+\.json)(?:\..+)?")
+_PLAN_NAME = re.compile(r"plan-([0-9]{6,9})\.json")
 _LAYOUT_NAME = re.compile(r"layout-([0-9]{1,15})-([0-9]{1,9})\.json")
 
 assert _SLOT.size <= SLOT_BYTES
@@ -224,6 +225,12 @@ SUPERVISOR_RING = "supervisor.ring"
 def plan_file_name(generation: int) -> str:
     """A plan the agent offers: written whole under another name, then renamed to this one."""
     return f"plan-{generation:06d}.json"
+
+
+def parse_plan_file_name(name: str) -> int | None:
+    """The generation of a plan's file; None for any other name."""
+    found = _PLAN_NAME.fullmatch(name)
+    return None if found is None else int(found[1])
 
 
 def layout_file_name(generation: int, life: int = 0) -> str:

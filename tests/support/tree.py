@@ -47,6 +47,7 @@ SHELLS = {
     "agent": {
         "__init__",
         "intake",
+        "job_files",
         "metrics",
         "nvml",
         "recording",

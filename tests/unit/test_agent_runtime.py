@@ -4,9 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent import runtime
+from pacekeeper.agent import intake, runtime
 from pacekeeper.agent.runtime import Agent
 from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.records import RankExitRecord
+from pacekeeper.core.ring import SUPERVISOR_RING
+from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.telemetry import Ring
 from support.agents import Node, step
 
 
@@ -52,3 +56,55 @@ def test_many_unreadable_files_make_no_endless_report(tmp_path: Path) -> None:
     told = agent.uplink.greeting(0).health.unreadable
     assert len(told) == runtime.MAX_TOLD_FILES + 1
     assert told[-1] == f"and {40 - runtime.MAX_TOLD_FILES} more"
+
+
+def ended_job(node: Node) -> None:
+    """One rank, and a supervisor that saw it end."""
+    node.ring(pid=7)
+    attachment = Attachment(job="job", rank=0, world_size=4, pid=6, role="supervisor")
+    ring = Ring.create(node.rings, attachment, file_name=SUPERVISOR_RING)
+    ring.write(RankExitRecord(rank=0, pid=7, exit_code=0, signal=0))
+
+
+def sent(agent: Agent) -> int:
+    """Everything that waits goes to the controller, which has not acknowledged it yet."""
+    while agent.spool.next() is not None:
+        pass
+    return agent.spool.last_sequence
+
+
+def test_rings_of_an_ended_job_are_held_until_the_controller_has_all_they_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(intake, "RELEASE_AFTER_S", -1.0)
+    agent, node = agent_of(tmp_path)
+    ended_job(node)
+    agent._look()
+    sequence = sent(agent)
+    agent._look()
+    assert agent.intake.num_rings == 2
+    agent.spool.acknowledge(sequence)
+    agent._look()
+    assert agent.intake.num_rings == 0
+
+
+def test_where_reports_were_given_up_the_end_is_told_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, node = agent_of(tmp_path)
+    ended_job(node)
+    agent._look()
+    for number in range(5):  # another job's reports push the first one out
+        node.ring(job=f"other-{number}")
+        agent._look()
+    assert agent.spool.num_dropped
+    monkeypatch.setattr(intake, "RELEASE_AFTER_S", -1.0)
+    agent._look()
+    agent.spool.acknowledge(sent(agent) - 1)
+    agent._look()
+    assert agent.intake.num_rings == 2 + 5
+    last = agent.uplink.spool._reports[-1][0]
+    assert [(job.job, list(job.rank_exits.rank)) for job in last.jobs] == [("job", [0])]
+    agent.spool.acknowledge(sent(agent))
+    agent._look()
+    assert agent.intake.num_rings == 5

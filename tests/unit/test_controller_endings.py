@@ -36,6 +36,10 @@ def ended() -> Driver:
     return driver
 
 
+def watch_of(driver: Driver) -> Watch:
+    return driver.job.watch
+
+
 class TestEnding:
     def test_what_was_measured_is_dropped_and_what_happened_is_not(self) -> None:
         driver = ended()
@@ -71,7 +75,7 @@ class TestEnding:
         train(driver, 0, WARM)
         driver.report(*[exited(rank, signal=0) for rank in range(3)])
         driver.tick()
-        assert driver.job.watch != Watch.ENDED
+        assert watch_of(driver) != Watch.ENDED
         assert driver.job.evidence.model is not None
 
     def test_a_stored_job_that_was_over_is_ended_not_blind(self) -> None:
@@ -82,9 +86,9 @@ class TestEnding:
             next_incident_id=2,
             unix_offset_s=UNIX_OFFSET_S,
         )
-        assert driver.job.watch == Watch.BLIND
+        assert watch_of(driver) == Watch.BLIND
         driver.tick()
-        assert driver.job.watch == Watch.ENDED
+        assert watch_of(driver) == Watch.ENDED
         view = job_view(driver.state, driver.job)
         assert [rank.state for rank in view.ranks] == ["finished"] * 4
         assert [i.incident_id for i in driver.job.incidents] == [1]
@@ -100,7 +104,7 @@ class TestEnding:
         )
         driver.report(attached=[attachment(0)])  # the dead one is told first
         driver.tick()
-        assert driver.job.watch == Watch.BLIND
+        assert watch_of(driver) == Watch.BLIND
 
     def test_an_agent_that_says_the_dead_again_brings_nobody_back(self) -> None:
         driver = ended()
@@ -109,7 +113,7 @@ class TestEnding:
         )
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.tick()
-        assert driver.job.watch == Watch.ENDED
+        assert watch_of(driver) == Watch.ENDED
         assert {rank.life for rank in driver.job.ranks.values()} == {RankLife.FINISHED}
 
     def test_a_rank_that_comes_late_wakes_the_job(self) -> None:
@@ -118,7 +122,7 @@ class TestEnding:
         driver.report(attached=[attachment(0)], layouts=[FIRST])
         driver.report(exited(0, signal=0))
         driver.tick()
-        assert driver.job.watch == Watch.ENDED
+        assert watch_of(driver) == Watch.ENDED
         driver.report(attached=[attachment(rank) for rank in range(1, 4)])
         driver.report(*applied(FIRST, ranks=range(1, 4)))
         driver.tick()
@@ -126,7 +130,7 @@ class TestEnding:
         for number in range(WARM):
             driver.report(*step(number, ranks=range(1, 4)))
         driver.tick()
-        assert driver.job.watch == Watch.HEALTHY
+        assert watch_of(driver) == Watch.HEALTHY
 
     def test_a_new_life_begins_where_the_old_one_ended(self) -> None:
         driver = ended()
@@ -136,7 +140,7 @@ class TestEnding:
         assert driver.job.ended_s is None
         assert driver.job.living == (0, 1, 2, 3)
         train(driver, 0, WARM)
-        assert driver.job.watch == Watch.HEALTHY
+        assert watch_of(driver) == Watch.HEALTHY
 
 
 class TestForgetting:
@@ -163,7 +167,7 @@ class TestForgetting:
     def test_a_job_nobody_speaks_of_goes_one_that_is_spoken_of_stays(self) -> None:
         driver = started()
         driver.tick(KEEP_SILENT_S - 1.0)
-        assert driver.job.watch == Watch.BLIND
+        assert watch_of(driver) == Watch.BLIND
         driver.report(*step(0))
         driver.tick(2.0)
         driver.tick(KEEP_SILENT_S - 10.0)

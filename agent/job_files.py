@@ -1,0 +1,122 @@
+"""The files in one job's directory: listed, written whole, and of plans those of the past removed.
+
+Rings and layouts are the trainer's and are never deleted here; a launch clears what the one before
+it left (docs/adr/0017). Plans are ours.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pacekeeper.agent.ring_reader import RingReader
+from pacekeeper.core import ring
+from pacekeeper.core.records import RankExitRecord
+from pacekeeper.core.topology import Attachment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRing:
+    """A ring read to its end and let go: which file it was, and whose."""
+
+    inode: int
+    ctime_ns: int
+    attachment: Attachment
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """One job's directory: its rings, what its ranks should know, layout files already told.
+
+    `life` is the newest one seen, `told` what this agent was told to say to it. Where lives have no
+    number, `earlier_pids` and `earlier_layouts` belong to one before the present. `exits` are the
+    ranks of the present life whose process has ended, `in_force` the newest generation they ran,
+    `news_s` when they last had anything to say. `read` are rings let go of.
+    """
+
+    life: int = 0
+    rings: dict[str, RingReader] = field(default_factory=dict)
+    told: ring.CommandSlot = field(default_factory=ring.CommandSlot)
+    layouts: dict[str, int] = field(default_factory=dict)  # file name -> mtime_ns
+    earlier_pids: frozenset[int] = frozenset()
+    earlier_layouts: dict[str, int] = field(default_factory=dict)
+    exits: dict[tuple[int, int], RankExitRecord] = field(default_factory=dict)  # by rank and pid
+    in_force: int = 0
+    news_s: float = 0.0
+    read: dict[str, ReadRing] = field(default_factory=dict)
+    stamps_ns: tuple[int, int] = (0, 0)  # of the directory, at the last two looks
+
+    @property
+    def present_ranks(self) -> list[RingReader]:
+        return [
+            reader
+            for reader in self.rings.values()
+            if reader.is_rank and self.is_present(reader.attachment)
+        ]
+
+    @property
+    def has_ended(self) -> bool:
+        """Has every rank that is here ended, by the supervisor's word?
+
+        Nothing else tells: a pid may be of another name space, and silence is no end.
+        """
+        ranks = [r.attachment for r in self.rings.values() if r.is_rank]
+        return bool(self.rings and self.exits) and all((r.rank, r.pid) in self.exits for r in ranks)
+
+    def is_present(self, attachment: Attachment) -> bool:
+        """Is this one of the job's present life?"""
+        return attachment.life == self.life and attachment.pid not in self.earlier_pids
+
+    def began_anew(self, life: int) -> None:
+        """The job was started again, under the same name: the dead of before are no one's dead."""
+        attachments = [r.attachment for r in self.rings.values()]
+        attachments += [r.attachment for r in self.read.values()]
+        self.earlier_pids = frozenset(() if life else (a.pid for a in attachments))
+        self.earlier_layouts = {} if life else dict(self.layouts)
+        self.life = life
+        self.told = ring.CommandSlot(life=life)
+        self.exits, self.in_force = {}, 0
+
+    def learn(self, records: Iterable[object], now_s: float) -> None:
+        """What the records of the present life say of its end and of the layout in force."""
+        for record in records:
+            self.news_s = now_s
+            if isinstance(record, RankExitRecord):
+                self.exits[record.rank, record.pid] = record
+            else:
+                self.in_force = max(self.in_force, getattr(record, "generation", 0))
+
+
+def list_files(directory: Path) -> dict[str, os.stat_result]:
+    """Rings, layouts and plans by name. Raises OSError where the directory can not be read."""
+    found = {}
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.name.endswith((".ring", ".json")) and entry.name[0] != ".":
+                with contextlib.suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat(follow_symlinks=False)
+    return found
+
+
+def remove_plans(directory: Path, names: Iterable[str], before: int) -> None:
+    """Delete plan files of generations below `before`. Raises OSError for the first that stays."""
+    for name in names:
+        generation = ring.parse_plan_file_name(name)
+        if generation is not None and generation < before:
+            (directory / name).unlink(missing_ok=True)
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """A file that appears whole or not at all, readable for ranks of any user."""
+    descriptor, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            os.fchmod(file.fileno(), 0o644)
+        os.rename(fresh, target)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(fresh)
+        raise
