@@ -53,6 +53,7 @@ class ControllerMetrics:
             "job_step": ("Newest complete step.", ["job"]),
             "job_tokens_per_second": ("Tokens per second of it.", ["job"]),
             "job_generation": ("Layout in force.", ["job"]),
+            "store_refusing": ("1 while the store takes no writes: intake waits.", ["reason"]),
             "rank_slowdown": ("Slowest ranks: observed / expected.", ["job", "rank"]),
             "job_info": ("1 for what is said of the job.", ["job", "watch"]),
         }
@@ -70,6 +71,12 @@ class ControllerMetrics:
         if incident.incident_id > self._newest_incident:
             self._newest_incident = incident.incident_id
             self.incidents.labels(incident.finding.kind.value).inc()
+
+    def say_store(self, refused: str) -> None:
+        """Why the store takes no writes now; empty: it does."""
+        self._gauges["store_refusing"].clear()
+        if refused:
+            self._gauges["store_refusing"].labels(refused).set(1)
 
     def serve(self, host: str, port: int) -> WSGIServer:
         """Answer /metrics there (port 0: any free one). Raises HostError where it is taken."""

@@ -58,10 +58,10 @@ DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
 _STORED = SaveIncident | SaveLayout | SaveDecision | SaveJob | ForgetJob
 _log = logging.getLogger(__name__)
-_SERVICES = (
-    control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name,
-    status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
-)
+_CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
+_SERVICES = (_CONTROL, status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Controller:
@@ -127,7 +127,7 @@ class Controller:
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for name in ("", *_SERVICES):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+            await self._health.set(name, _SERVING)
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
@@ -212,11 +212,19 @@ class Controller:
                 if str(error) != refused:
                     refused = str(error)
                     _log.error("store=%s refuses: %s; intake waits", self.config.store, refused)
+                    await self._say_health(refused)
                 await asyncio.sleep(STORE_RETRY_S)
             else:
                 break
         if refused:
             _log.info("store=%s takes writes again", self.config.store)
+            await self._say_health("")
+
+    async def _say_health(self, refused: str) -> None:
+        """While the store refuses nothing is taken in: probes must see it. Who asks is answered."""
+        self.metrics.say_store(refused)
+        for name in ("", _CONTROL):
+            await self._health.set(name, _NOT_SERVING if refused else _SERVING)
 
     def _write(self, state: State, command: Command) -> None:
         match command:

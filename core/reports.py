@@ -8,9 +8,10 @@ from pacekeeper.core.topology import Attachment, DeviceSample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """Everything new of one job on one node, records in the order they were read.
+    """Everything new of one job on one node.
 
-    `layouts` are layout files the trainer wrote: (generation, canonical JSON). All of it belongs
+    Records of one kind are in the order they were read; how kinds lie among each other means
+    nothing, since the wire carries each kind in its own columns. `layouts` are layout files the trainer wrote: (generation, canonical JSON). All of it belongs
     to one `life` of the job (see `core.topology.Attachment`).
     """
 

@@ -18,7 +18,6 @@ from pacekeeper.core.records import Record, pack
 from pacekeeper.core.topology import Attachment
 
 MAX_ERRORS = 3
-ALIVE_WITHIN_S = 5.0  # an agent looks ten times a second; a busy host may delay it
 _BEING_WRITTEN = bytes(8)
 _log = logging.getLogger(__name__)
 
@@ -168,11 +167,6 @@ class Ring:
             return 0.0
         beat: float = ring.HEARTBEAT.unpack_from(self._memory, ring.HEARTBEAT_OFFSET)[0]
         return beat
-
-    def agent_is_alive(self, now_mono_s: float) -> bool:
-        """True where an agent looked at this ring in the last ALIVE_WITHIN_S seconds."""
-        beat_s = self.heartbeat_mono_s()
-        return beat_s > 0.0 and now_mono_s - beat_s <= ALIVE_WITHIN_S
 
     def read_plan(self, generation: int, sha256: bytes) -> bytes | None:
         """The plan's bytes if its file is there and fits the digest, else None (look again)."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pacekeeper.controller import machine
 from pacekeeper.controller.events import Event, NodeAttached, Tick
@@ -48,6 +49,15 @@ def incidents(controller: ControllerProcess) -> list[Any]:
     return list(controller.status.ListIncidents(request, timeout=5.0).incidents)
 
 
+def health(controller: ControllerProcess) -> list[str]:
+    """Of the whole, of the agents' side, of those who ask."""
+    stub: Any = health_pb2_grpc.HealthStub(controller.channel)
+    names = ("", "pacekeeper.v1.AgentControlService", "pacekeeper.v1.StatusService")
+    requests = [health_pb2.HealthCheckRequest(service=name) for name in names]
+    answers = [stub.Check(request, timeout=5.0).status for request in requests]
+    return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer) for answer in answers]
+
+
 def die_and_go_on(agent: ScriptedAgent) -> None:
     """Rank 1 is killed; the survivors write and run a layout of their own."""
     agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
@@ -65,6 +75,8 @@ def test_while_the_store_refuses_intake_waits_and_nothing_is_lost(
     other.execute("BEGIN IMMEDIATE")  # as a full disk would: no write gets through
     sequence = agent.report(JobReport(job=JOB, records=(killed(1),)))
     until("it is said", lambda: "refuses" in controller.log)
+    until("probes see it", lambda: health(controller)[0] == "NOT_SERVING")
+    assert health(controller) == ["NOT_SERVING", "NOT_SERVING", "SERVING"]
     assert agent.acknowledged < sequence, "what is not stored is not acknowledged"
     assert incidents(controller) == [], "asked, it answers; what is not stored is not told"
     assert agent.deaths() == []
@@ -73,6 +85,7 @@ def test_while_the_store_refuses_intake_waits_and_nothing_is_lost(
     until("it goes on", lambda: agent.acknowledged == sequence)
     assert [i.rank for i in incidents(controller)] == [1]
     assert "takes writes again" in controller.log
+    assert health(controller) == ["SERVING"] * 3
     agent.close()
 
 

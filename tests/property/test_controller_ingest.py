@@ -10,8 +10,9 @@ from pacekeeper.controller import steps
 from pacekeeper.controller.rank_map import CHUNK_RANKS, RankMap
 from pacekeeper.controller.state import JobState, RankLife, RankState, StepFact
 from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.topology import Attachment
+from support.machine_driver import FIRST, Driver, applied, exited, started, step
 
 RANKS = range(4)
 LAYOUT = even_layout(ranks=(0, 1, 2), num_layers=1, num_experts=3, replicas=1)
@@ -113,3 +114,34 @@ def test_each_rank_is_looked_at_about_once_until_all_are_there(
         asked += 1
     assert not order
     assert looks <= 2 * num_ranks + asked
+
+
+def by_kind(records: list[Record]) -> list[Record]:
+    """As the wire carries them."""
+    kinds = list(dict.fromkeys(type(record) for record in records))
+    return [record for kind in kinds for record in records if type(record) is kind]
+
+
+@given(seed=st.integers(0, 10_000), dead=st.sampled_from([None, 0, 2]))
+def test_how_kinds_lie_among_each_other_in_a_report_means_nothing(
+    seed: int, dead: int | None
+) -> None:
+    dice = Random(seed)
+    ends = [] if dead is None else [exited(dead)]
+    streams: list[list[Record]] = [applied(replace(FIRST, generation=2)), ends]
+    for kind in (0, 1, 2):  # of each rank and step: a micro-batch, its loads, its end
+        streams.append([record for number in range(3) for record in step(number)[kind::3]])
+    told: list[Record] = []
+    while any(streams):
+        stream = dice.choice([stream for stream in streams if stream])
+        told.append(stream.pop(0))
+
+    def after(records: list[Record]) -> Driver:
+        driver = started()
+        driver.report(*records, layouts=[replace(FIRST, generation=2)])
+        return driver
+
+    one, other = after(told), after(by_kind(told))
+    assert list(map(repr, one.said)) == list(map(repr, other.said))
+    assert (one.job.ranks, one.job.layout) == (other.job.ranks, other.job.layout)
+    assert (one.job.step, one.job.loads) == (other.job.step, other.job.loads)

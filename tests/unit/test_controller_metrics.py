@@ -106,3 +106,29 @@ def test_it_answers_http_and_says_when_it_can_not() -> None:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_a_store_that_refuses_is_said_with_its_reason_until_it_takes_writes_again() -> None:
+    metrics = ControllerMetrics()
+
+    def refusing() -> list[dict[str, str]]:
+        (family,) = [f for f in metrics.registry.collect() if f.name == "pacekeeper_store_refusing"]
+        return [sample.labels for sample in family.samples]
+
+    assert refusing() == []
+    metrics.say_store("database or disk is full")
+    assert refusing() == [{"reason": "database or disk is full"}]
+    metrics.say_store("disk I/O error")
+    assert refusing() == [{"reason": "disk I/O error"}]
+    metrics.say_store("")
+    assert refusing() == []
+
+
+def test_a_forgotten_job_leaves_no_series_behind() -> None:
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"gone": JobState(name="gone")}))
+    assert any("gone" in s.labels.values() for f in metrics.registry.collect() for s in f.samples)
+    metrics.update(State())
+    assert not any(
+        "gone" in s.labels.values() for f in metrics.registry.collect() for s in f.samples
+    )
