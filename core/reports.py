@@ -11,8 +11,9 @@ class JobReport:
     """Everything new of one job on one node.
 
     Records of one kind are in the order they were read; how kinds lie among each other means
-    nothing, since the wire carries each kind in its own columns. `layouts` are layout files the trainer wrote: (generation, canonical JSON). All of it belongs
-    to one `life` of the job (see `core.topology.Attachment`).
+    nothing, since the wire carries each kind in its own columns. `layouts` are layout files the
+    trainer wrote: (generation, canonical JSON). All of it belongs to one `life` of the job (see
+    `core.topology.Attachment`).
     """
 
     job: str
