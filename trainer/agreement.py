@@ -310,6 +310,8 @@ class _Silence:
             # Ask their nodes for anything: a node that died as a whole tells nobody.
             self.probe_s = now_s + PROBE_PERIOD_S * (1 + len(before))
             mine.stores.probe({mine.node_of(rank) for rank in missing})
+            if any(mine.node_of(rank) in mine.stores.gone for rank in missing):
+                return  # they count as out of sight from now on, not as silent
         patience_s = self._patience_s(reports)
         turn_s = patience_s + FENCE_GRACE_S + QUORUM_WAIT_S
         if now_s - self.spoke_s <= patience_s + len(before) * turn_s:
