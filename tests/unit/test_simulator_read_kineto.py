@@ -1,0 +1,69 @@
+"""Profiler traces of all ranks: device time without collectives; what can not be used is said."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.simulator.read_kineto import read_kineto
+
+
+def event(kind: str, name: str, start: float, length: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": length}
+
+
+EVENTS = [
+    event("user_annotation", "ProfilerStep#7", 0.0, 100.0),
+    event("kernel", "gemm", 10.0, 20.0),
+    event("kernel", "gelu", 20.0, 20.0),  # on another stream: together 30 us
+    event("kernel", "ncclDevKernel_AllReduce", 40.0, 50.0),
+    event("kernel", "of the next step", 150.0, 9.0),
+    {"ph": "M", "name": "process_name"},
+]
+
+
+def written(path: Path, rank: int | None, events: list[dict[str, Any]]) -> Path:
+    document: dict[str, Any] = {"traceEvents": events, "host_name": "a"}
+    if rank is not None:
+        document["distributedInfo"] = {"rank": rank, "world_size": 2}
+    data = json.dumps(document).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def test_compute_is_the_time_with_a_kernel_that_is_no_collective(tmp_path: Path) -> None:
+    trace = read_kineto([written(tmp_path / "x.json.gz", 3, EVENTS)])
+    assert trace.compute is not None
+    assert (trace.workers[0].rank, trace.workers[0].node) == (3, "a")
+    assert trace.compute.step.tolist() == [7]
+    assert trace.compute.compute_s.tolist() == pytest.approx([30e-6])
+
+
+def test_the_devices_own_mark_of_a_step_counts(tmp_path: Path) -> None:
+    late = [*EVENTS, event("gpu_user_annotation", "ProfilerStep#7", 120.0, 100.0)]
+    trace = read_kineto([written(tmp_path / "x.json", 0, late)])
+    assert trace.compute is not None
+    assert trace.compute.compute_s.tolist() == pytest.approx([9e-6])
+
+
+def test_a_rank_may_be_named_by_its_file(tmp_path: Path) -> None:
+    paths = [written(tmp_path / f"rank-{rank}.json", None, EVENTS) for rank in (0, 5)]
+    assert [w.rank for w in read_kineto(paths).workers] == [0, 5]
+
+
+def test_files_that_do_not_help_are_left_out_and_said(tmp_path: Path) -> None:
+    (tmp_path / "torn.json.gz").write_bytes(gzip.compress(b"{}")[:-9])
+    (tmp_path / "list.json").write_text("[]")
+    good = written(tmp_path / "good.json", 0, EVENTS)
+    twice = written(tmp_path / "twice.json", 0, EVENTS)
+    idle = written(tmp_path / "idle.json", 1, EVENTS[:1])
+    trace = read_kineto([tmp_path / "torn.json.gz", tmp_path / "list.json", good, twice, idle])
+    assert len(trace.workers) == 1
+    assert [note.split(":")[0] for note in trace.notes] == [
+        "torn.json.gz", "list.json", "twice.json", "idle.json",
+    ]  # fmt: skip
+    with pytest.raises(DataError, match=r"list\.json: no profiler trace"):
+        read_kineto([tmp_path / "list.json"])
