@@ -99,6 +99,17 @@ class TransferTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WaitTable:
+    """Time a rank spent in collectives in a step, transfers and waiting together: who arrives last
+    waits least.
+    """
+
+    step: Positions
+    rank: Positions
+    wait_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
     """Whole steps of the job: for sources that tell no more. NaN where tokens are unknown."""
 
@@ -132,6 +143,7 @@ class Trace:
     compute: ComputeTable | None = None
     ops: OpTable | None = None
     transfers: TransferTable | None = None
+    waits: WaitTable | None = None
     steps: StepTable | None = None
     expert_loads: ExpertLoadTable | None = None
     groups: tuple[tuple[int, ...], ...] = ()

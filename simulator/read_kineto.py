@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
+from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
 
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _COLLECTIVE = re.compile(r"nccl|rccl", re.IGNORECASE)
@@ -29,7 +29,9 @@ def read_kineto(paths: Sequence[Path]) -> Trace:
 
     Files that can not be read, or that hold no step with device time, are left out and said.
     """
-    notes, rows, workers = [], [], {}
+    notes: list[str] = []
+    rows: list[tuple[int, int, float, float]] = []
+    workers: dict[int, Worker] = {}
     for path in paths:
         try:
             rank, node, steps = _read_rank(path)
@@ -40,10 +42,12 @@ def read_kineto(paths: Sequence[Path]) -> Trace:
             notes.append(f"{path.name}: rank {rank} again, left out")
             continue
         workers[rank] = Worker(rank=rank, node=node)
-        rows += [(step, rank, compute_s) for step, compute_s in steps]
+        rows += [(step, rank, compute_s, wait_s) for step, compute_s, wait_s in steps]
     if not rows:
         raise DataError("; ".join(notes) or "no file")
     rows.sort()
+    step = np.array([row[0] for row in rows], dtype=np.intp)
+    ranks = np.array([row[1] for row in rows], dtype=np.intp)
     whole = np.zeros(len(rows), dtype=np.intp)
     unknown = np.full(len(rows), np.nan)
     return Trace(
@@ -51,8 +55,8 @@ def read_kineto(paths: Sequence[Path]) -> Trace:
         source="kineto",
         workers=tuple(workers[rank] for rank in sorted(workers)),
         compute=ComputeTable(
-            step=np.array([row[0] for row in rows], dtype=np.intp),
-            rank=np.array([row[1] for row in rows], dtype=np.intp),
+            step=step,
+            rank=ranks,
             micro_batch=whole,
             chunk=whole + int(Chunk.WHOLE),
             model_chunk=whole,
@@ -61,31 +65,36 @@ def read_kineto(paths: Sequence[Path]) -> Trace:
             sum_len_squared=unknown,
             expert_rows=unknown,
         ),
+        waits=WaitTable(step=step, rank=ranks, wait_s=np.array([row[3] for row in rows])),
         notes=tuple(notes),
     )
 
 
-def _read_rank(path: Path) -> tuple[int, str, list[tuple[int, float]]]:
-    """(rank, node, [(step, compute seconds)]) of one file. Raises DataError."""
+def _read_rank(path: Path) -> tuple[int, str, list[tuple[int, float, float]]]:
+    """(rank, node, [(step, compute, collectives)]) of one file, in seconds. Raises DataError."""
     document = _document(path)
     events = [e for e in document.get("traceEvents") or [] if isinstance(e, dict)]
     kernels: list[Interval] = []
+    collectives: list[Interval] = []
     windows: dict[int, Interval] = {}
     for event in events:
         start, length, name = event.get("ts"), event.get("dur"), str(event.get("name", ""))
         if not isinstance(start, int | float) or not isinstance(length, int | float):
             continue
         kind, step = event.get("cat"), _STEP.fullmatch(name)
-        if kind == "kernel" and not _COLLECTIVE.search(name):
-            kernels.append((float(start), float(start + length)))
+        if kind == "kernel":
+            is_collective = _COLLECTIVE.search(name) is not None
+            own = collectives if is_collective else kernels
+            own.append((float(start), float(start + length)))
         elif step is not None and (
-            # The device's own mark of the step, where there is one, beats the host's.
-            kind == "gpu_user_annotation"
-            or (kind == "user_annotation" and int(step[1]) not in windows)
+            # Marks on the device cover one stream; the host's span all that was launched.
+            kind == "user_annotation"
+            or (kind == "gpu_user_annotation" and int(step[1]) not in windows)
         ):
             windows[int(step[1])] = (float(start), float(start + length))
     steps = [
-        (step, busy_s) for step, window in sorted(windows.items())
+        (step, busy_s, _busy_us(collectives, window) * _US)
+        for step, window in sorted(windows.items())
         if (busy_s := _busy_us(kernels, window) * _US) > 0.0
     ]  # fmt: skip
     if not steps:

@@ -22,6 +22,7 @@ from pacekeeper.predictor.trace import (
     ExpertLoadTable,
     StepTable,
     Trace,
+    WaitTable,
     Worker,
 )
 
@@ -102,6 +103,7 @@ def _trace(gathered: _Gathered) -> Trace:
             for r in ranks
         ),
         compute=_compute(micro_batches) if micro_batches else None,
+        waits=_waits(micro_batches),
         steps=_steps([r for r in gathered.records if isinstance(r, StepRecord)]),
         expert_loads=_loads([r for r in gathered.records if isinstance(r, ExpertLoadRecord)]),
         notes=tuple(gathered.notes),
@@ -123,6 +125,21 @@ def _compute(records: Sequence[MicroBatchRecord]) -> ComputeTable:
         tokens=np.array([float(r.tokens) for r in rows]),
         sum_len_squared=np.array([float(r.sum_len_squared) for r in rows]),
         expert_rows=np.array([float(r.expert_rows) for r in rows]),
+    )
+
+
+def _waits(records: Sequence[MicroBatchRecord]) -> WaitTable | None:
+    """Per step and rank; None where a record does not tell it."""
+    wait_s: defaultdict[tuple[int, int], float] = defaultdict(float)
+    for record in {(r.step, r.rank, r.micro_batch): r for r in records}.values():
+        if record.wait_s is None:
+            return None
+        wait_s[record.step, record.rank] += record.wait_s
+    if not wait_s:
+        return None
+    keys = np.array(sorted(wait_s), dtype=np.intp)
+    return WaitTable(
+        step=keys[:, 0], rank=keys[:, 1], wait_s=np.array([wait_s[key] for key in sorted(wait_s)])
     )
 
 

@@ -40,13 +40,18 @@ def test_compute_is_the_time_with_a_kernel_that_is_no_collective(tmp_path: Path)
     assert (trace.workers[0].rank, trace.workers[0].node) == (3, "a")
     assert trace.compute.step.tolist() == [7]
     assert trace.compute.compute_s.tolist() == pytest.approx([30e-6])
+    assert trace.waits is not None
+    assert trace.waits.wait_s.tolist() == pytest.approx([50e-6])
 
 
-def test_the_devices_own_mark_of_a_step_counts(tmp_path: Path) -> None:
-    late = [*EVENTS, event("gpu_user_annotation", "ProfilerStep#7", 120.0, 100.0)]
+def test_a_mark_on_the_device_counts_where_the_host_has_none(tmp_path: Path) -> None:
+    late = [*EVENTS[1:], event("gpu_user_annotation", "ProfilerStep#7", 120.0, 100.0)]
     trace = read_kineto([written(tmp_path / "x.json", 0, late)])
     assert trace.compute is not None
     assert trace.compute.compute_s.tolist() == pytest.approx([9e-6])
+    both = read_kineto([written(tmp_path / "y.json", 0, [*late, EVENTS[0]])])
+    assert both.compute is not None
+    assert both.compute.compute_s.tolist() == pytest.approx([30e-6])
 
 
 def test_a_rank_may_be_named_by_its_file(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ from pacekeeper.predictor.trace import Chunk, Worker
 from pacekeeper.simulator.read_megatron_log import read_megatron_log
 from pacekeeper.simulator.read_nccl_inspector import read_nccl_inspector
 
-MEGATRON = """
+BEGIN = "consumed samples: 64 | elapsed time per iteration (ms)"
+MEGATRON = f"""
   seq_length ...................................... 4096
- [2026-01-02 03:04:05] iteration        1/     100 | consumed samples:           64 | elapsed time per iteration (ms): 512.5 | learning rate: 1.0E-04 | global batch size:    64 | lm loss: 1.1E+01 |
+ [2026-01-02 03:04:05] iteration        1/     100 | {BEGIN}: 512.5 | global batch size:    64 |
 times across ranks (ms):
   forward-compute:
      rank  0: 100.00
@@ -23,7 +24,7 @@ times across ranks (ms):
   backward-compute:
      rank  0: 200.00
      rank  1: 240.00
- [2026-01-02 03:04:06] iteration        2/     100 | consumed samples:          128 | elapsed time per iteration (ms): 500.0 | global batch size:    64 |
+ [2026-01-02 03:04:06] iteration        2/     100 | {BEGIN}: 500.0 | global batch size:    64 |
 (min, max) time across ranks (ms):
     forward-compute ................................: (99.00, 120.00)
      rank  0: 7.00
