@@ -18,6 +18,7 @@ _COMMANDS = {
     "train": ("pacekeeper.cli.train", "Train the MoE model in one process, without a fleet."),
     "status": ("pacekeeper.cli.status", "Ask the controller for jobs, ranks and nodes."),
     "incidents": ("pacekeeper.cli.incidents", "Ask the controller for incidents."),
+    "replay": ("pacekeeper.cli.replay", "Judge a recorded run: who was slow, and what it cost."),
     "doctor": ("pacekeeper.cli.doctor", "Say what works on this machine and what does not."),
 }
 

@@ -1,0 +1,104 @@
+"""Opens a recorded run whatever its format: by what is inside the files, not by their names."""
+
+import gzip
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.trace_file import FORMAT as NATIVE_FORMAT
+from pacekeeper.predictor.trace import Trace
+from pacekeeper.simulator.read_bytedance import read_bytedance
+from pacekeeper.simulator.read_kineto import read_kineto
+from pacekeeper.simulator.read_megatron_log import read_megatron_log
+from pacekeeper.simulator.read_native import read_native
+from pacekeeper.simulator.read_nccl_inspector import read_nccl_inspector
+
+HEAD_BYTES = 1 << 16
+
+
+class Format(StrEnum):
+    """The formats that `pacekeeper replay` reads."""
+
+    NATIVE = "native"
+    BYTEDANCE = "bytedance"
+    KINETO = "kineto"
+    MEGATRON_LOG = "megatron-log"
+    NCCL_INSPECTOR = "nccl-inspector"
+
+
+def _single(read: Callable[[Path], Trace]) -> Callable[[Sequence[Path]], Trace]:
+    def read_one(paths: Sequence[Path]) -> Trace:
+        if len(paths) != 1:
+            raise DataError(
+                f"{len(paths)} files of a format that holds a run in one",
+                remedy="name one of them",
+            )
+        return read(paths[0])
+
+    return read_one
+
+
+READERS: dict[Format, Callable[[Sequence[Path]], Trace]] = {
+    Format.NATIVE: read_native,
+    Format.BYTEDANCE: _single(read_bytedance),
+    Format.KINETO: read_kineto,
+    Format.MEGATRON_LOG: _single(read_megatron_log),
+    Format.NCCL_INSPECTOR: read_nccl_inspector,
+}
+
+
+def open_trace(path: Path, form: Format | None = None) -> Trace:
+    """The run in a file, or in all files of a directory (one per node or rank).
+
+    Raises DataError where there is none, or where its format is not known.
+    """
+    paths = _files(path)
+    if form is None:
+        form = detect(paths[0])
+    return READERS[form](paths)
+
+
+def detect(path: Path) -> Format:
+    """The format of a file, by its first bytes. Raises DataError where none fits."""
+    head = _head(path)
+    if head[:4] == b"PAR1":
+        return _parquet_format(path)
+    if NATIVE_FORMAT.encode() in head.partition(b"\n")[0]:
+        return Format.NATIVE
+    if b'"coll_perf"' in head:
+        return Format.NCCL_INSPECTOR
+    if b"elapsed time per iteration" in head:
+        return Format.MEGATRON_LOG
+    if head.lstrip()[:1] == b"{":
+        return Format.KINETO  # its lists of events may begin far behind
+    raise DataError(
+        f"{path}: no format that can be read", remedy=f"name one with --format: {', '.join(Format)}"
+    )
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise DataError(f"{path}: no such file or directory")
+    if not path.is_dir():
+        return [path]
+    found = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    if not found:
+        raise DataError(f"{path}: an empty directory")
+    return found
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        if head[:2] == b"\x1f\x8b":
+            with gzip.open(path) as packed:
+                head = packed.read(HEAD_BYTES)
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}: {error}") from None
+    return head
+
+
+def _parquet_format(path: Path) -> Format:
+    return Format.BYTEDANCE
