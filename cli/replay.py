@@ -14,7 +14,7 @@ from pacekeeper.simulator.traces import Format, open_trace
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["auto", *Format]),
+    type=click.Choice(["auto", *(form.value for form in Format)]),
     default="auto",
     show_default=True,
     help="What the files are; auto: looks inside.",

@@ -1,0 +1,110 @@
+"""`pacekeeper replay` as people and programs call it, on files made here."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.trace_file import TraceHeader, header_line, record_line
+from support.commands import pacekeeper
+
+NUM_RANKS, NUM_STEPS = 8, 40
+
+
+def recorded(path: Path, *, late: int | None = None, bad: int = 0) -> Path:
+    """A run of eight ranks; `late` is ready 30 % of a step after the others."""
+    random = np.random.default_rng(1)
+    lines = [header_line(TraceHeader(job="moe", node="n"))]
+    for step in range(NUM_STEPS):
+        compute_s = 0.1 * random.lognormal(0.0, 0.01, NUM_RANKS)
+        if late is not None:
+            compute_s[late] *= 1.3
+        for rank in range(NUM_RANKS):
+            lines.append(
+                record_line(
+                    MicroBatchRecord(
+                        rank=rank, step=step, micro_batch=0, generation=1,
+                        compute_s=float(compute_s[rank]), tokens=1000, sum_len_squared=40_000,
+                        expert_rows=2000, wait_s=float(compute_s.max() - compute_s[rank] + 0.005),
+                    )
+                )
+            )  # fmt: skip
+            step_s = float(compute_s.max()) + 0.01
+            lines.append(
+                record_line(
+                    StepRecord(rank=rank, step=step, generation=1, duration_s=step_s, tokens=8000)
+                )
+            )
+    path.write_text("\n".join([*lines, *["{torn"] * bad]) + "\n")
+    return path
+
+
+def test_a_program_gets_one_object_with_the_slow_rank(tmp_path: Path) -> None:
+    done = pacekeeper("replay", str(recorded(tmp_path / "t", late=5)), "--json")
+    assert done.returncode == ExitCode.OK, done.stderr
+    answer = json.loads(done.stdout)
+    assert set(answer) == {"S", "findings", "what_if", "notes"}
+    compute = [f for f in answer["findings"] if f["kind"] == "compute"]
+    assert {f["rank"] for f in compute} == {5}
+    assert all(f["slowdown_low"] <= f["slowdown"] <= f["slowdown_high"] for f in compute)
+    assert {"first_step", "last_step", "tier", "reason", "stage"} <= set(compute[0])
+
+
+def test_a_healthy_run_accuses_nobody(tmp_path: Path) -> None:
+    done = pacekeeper("replay", str(recorded(tmp_path / "t")))
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "8 ranks, 40 steps" in done.stdout
+    assert "nothing was found" in done.stdout
+
+
+def test_damaged_lines_are_told_to_people_and_programs(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "t", bad=3)
+    assert "3 damaged lines left out" in pacekeeper("replay", str(path)).stdout
+    (note, *_) = json.loads(pacekeeper("replay", str(path), "--json").stdout)["notes"]
+    assert "3 damaged lines left out" in note
+
+
+def test_the_report_is_one_page_with_its_picture(tmp_path: Path) -> None:
+    page = tmp_path / "r.html"
+    done = pacekeeper("replay", str(recorded(tmp_path / "t", late=2)), "--report", str(page))
+    assert done.returncode == ExitCode.OK, done.stderr
+    text = page.read_text()
+    assert "data:image/png;base64," in text
+    assert "compute" in text and "http" not in text.split("</head>")[1]
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "code", "words"),
+    [
+        pytest.param(None, (), ExitCode.DATA, "no such file", id="nothing there"),
+        pytest.param(b"hello", (), ExitCode.DATA, "no format that can be read", id="no format"),
+        pytest.param(b"", (), ExitCode.DATA, "no format that can be read", id="empty"),
+        pytest.param(
+            b"\x1f\x8bgarbage", (), ExitCode.DATA, "pacekeeper: ", id="not really gzipped"
+        ),
+        pytest.param(
+            b"hello", ("--format", "native"), ExitCode.DATA, "no JSON", id="not the format named"
+        ),
+        pytest.param(b"x", ("--format", "dance"), ExitCode.USAGE, "--format", id="unknown format"),
+    ],
+)
+def test_what_is_no_recorded_run_is_refused_in_one_line(
+    tmp_path: Path, content: bytes | None, arguments: tuple[str, ...], code: ExitCode, words: str
+) -> None:
+    path = tmp_path / "t"
+    if content is not None:
+        path.write_bytes(content)
+    done = pacekeeper("replay", str(path), *arguments)
+    assert done.returncode == code
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_report_that_can_not_be_written_is_said(tmp_path: Path) -> None:
+    where = tmp_path / "no" / "r.html"
+    done = pacekeeper("replay", str(recorded(tmp_path / "t")), "--report", str(where))
+    assert done.returncode == ExitCode.HOST
+    assert "report" in done.stderr and "Traceback" not in done.stderr
