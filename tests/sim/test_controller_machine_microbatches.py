@@ -9,10 +9,9 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.controller import machine
-from pacekeeper.controller.policy import View, decide
-from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
-from pacekeeper.core.findings import Decision, FindingKind
+from pacekeeper.controller.events import AskDecision
+from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.findings import FindingKind
 from support.paper_cluster import PaperCluster, shares_of
 
 CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
@@ -65,17 +64,9 @@ def test_slow_rank_is_found_and_relieved_and_the_layout_returns_home(seed: int) 
     assert len(cluster.incidents) == 1
 
 
-def test_the_planner_prices_as_many_micro_batches_as_the_ranks_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    views: list[View] = []
-
-    def heard(view: View, config: PolicyConfig) -> Decision:
-        views.append(view)
-        return decide(view, config)
-
-    monkeypatch.setattr(machine, "decide", heard)
+def test_the_planner_prices_as_many_micro_batches_as_the_ranks_run() -> None:
     cluster = PaperCluster(seed=3, config=CONFIG, loss=0.3, num_microbatches=MICRO_BATCHES)
     cluster.run(2 * WARM_STEPS)
+    views = [command.view for command in cluster.commands if isinstance(command, AskDecision)]
     counts = [view.workload.num_microbatches for view in views if view.model is not None]
     assert counts and set(counts) == {MICRO_BATCHES}
