@@ -1,4 +1,5 @@
-"""How long shares and placements take at the size of a large model: 60 layers x 256 experts.
+"""Shares and placements at the size of a large model, 60 layers x 256 experts: how long they take,
+and how near they come to what no placement with so many slots can beat.
 
 Loads are Zipf-like from a fixed seed; with --data that holds `smartmoe_routing`, also the recorded
 routing of a real model. One rank runs at 0.6 of its speed; one thread, as in the controller. Prints
@@ -14,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import batch_rows, split_layers
+from pacekeeper.controller.placement import least_value, place
+from pacekeeper.controller.shares import Split, batch_rows, split_layers
 from pacekeeper.core.layout import even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
 SLOW_RANK, SLOW_SPEED = 3, 0.6
+MIN_HOSTS = 2
 
 
 def zipf_loads(num_layers: int, num_experts: int, exponent: float = 0.8) -> Loads:
@@ -41,8 +43,13 @@ def recorded_loads(data: Path) -> Loads | None:
     return counts
 
 
-def measure(name: str, loads: Loads, *, num_ranks: int, replicas: int) -> dict[str, float | str]:
-    """One case: time, and how far the slowest rank of the average layer is above the bound."""
+def measure(
+    name: str, loads: Loads, *, num_ranks: int, replicas: int, spare_slots: int = 1
+) -> dict[str, float | str]:
+    """One case: time, and how far the slowest rank of the average layer is above the fluid.
+
+    `least_over_fluid`: where the slots do not suffice for the fluid.
+    """
     num_layers, num_experts = loads.shape
     layout = even_layout(
         ranks=range(num_ranks),
@@ -50,14 +57,19 @@ def measure(name: str, loads: Loads, *, num_ranks: int, replicas: int) -> dict[s
         num_experts=num_experts,
         replicas=replicas,
     )
-    slots = -(-num_experts * replicas // num_ranks) + 1
+    slots = -(-num_experts * replicas // num_ranks) + spare_slots
     speeds = {rank: SLOW_SPEED if rank == SLOW_RANK else 1.0 for rank in range(num_ranks)}
     by_layer = loads.tolist()
     began_s = time.perf_counter()
     splits = split_layers(layout, loads=by_layer, speeds=speeds)
     shared_s = time.perf_counter()
     placed = place(
-        layout, splits=splits, loads=by_layer, speeds=speeds, slots_per_rank=slots, min_hosts=2
+        layout,
+        splits=splits,
+        loads=by_layer,
+        speeds=speeds,
+        slots_per_rank=slots,
+        min_hosts=MIN_HOSTS,
     )
     placed_s = time.perf_counter()
     batch_rows(8 * num_ranks, speeds)
@@ -65,19 +77,36 @@ def measure(name: str, loads: Loads, *, num_ranks: int, replicas: int) -> dict[s
         _even_value(layout.experts[layer], by_layer[layer], speeds) / splits[layer].bound.fluid
         for layer in range(num_layers)
     ]
+    floor = [MIN_HOSTS] * num_experts
+    least = [
+        least_value(row, speeds, num_slots=slots * num_ranks, min_hosts=floor) for row in by_layer
+    ]
     return {
         "case": name,
         "layers": num_layers,
         "experts": num_experts,
         "ranks": num_ranks,
         "replicas": replicas,
+        "slots": slots,
         "shares_ms_per_layer": (shared_s - began_s) * 1e3 / num_layers,
         "shares_s": shared_s - began_s,
         "place_s": placed_s - shared_s,
         "even_over_fluid": float(np.mean(even)),
         "shares_over_fluid": float(np.mean([s.value / s.bound.fluid for s in splits])),
         "placed_over_fluid": float(np.mean([s.value / s.bound.fluid for s in placed])),
+        "least_over_fluid": float(
+            np.mean([value / s.bound.fluid for value, s in zip(least, placed, strict=True)])
+        ),
+        "copied_per_layer": float(np.mean([*map(_num_copied, splits, placed)])),
     }
+
+
+def _num_copied(before: Split, after: Split) -> int:
+    old, new = (
+        {(e, host.rank) for e, on in enumerate(split.hosts) for host in on}
+        for split in (before, after)
+    )
+    return len(new - old)
 
 
 def _even_value(experts: object, loads: list[float], speeds: dict[int, float]) -> float:
@@ -101,6 +130,16 @@ def main() -> None:
         cases = [
             measure("zipf 0.8", zipf_loads(arguments.layers, 256), num_ranks=n, replicas=r)
             for n, r in ((32, 2), (64, 2), (256, 2), (256, 3))
+        ]
+        cases += [
+            measure(
+                "no slot to spare",
+                zipf_loads(arguments.layers, 256),
+                num_ranks=n,
+                replicas=2,
+                spare_slots=0,
+            )
+            for n in (32, 64)
         ]
         if recorded is not None:
             cases.append(measure("recorded", recorded, num_ranks=16, replicas=2))

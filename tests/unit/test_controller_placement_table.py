@@ -2,8 +2,9 @@
 
 import pytest
 
+from pacekeeper.controller import placement as placement_module
 from pacekeeper.controller import shares as shares_module
-from pacekeeper.controller.placement import place
+from pacekeeper.controller.placement import least_value, place
 from pacekeeper.controller.shares import SLACK, batch_rows, best_value, split_layers, token_shares
 from pacekeeper.core.layout import Host, Layout, even_layout
 
@@ -142,6 +143,63 @@ def test_a_spare_replica_gives_up_its_slot_but_never_below_the_fewest_hosts() ->
     assert all(len(on) >= 2 for on in kept[1:])
 
 
+def test_no_expert_gives_up_its_last_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement_module, "MAX_SOLVES", 1)
+    hosts, loads = [[0], [1, 2], [3, 4]], [60.0, 0.1, 10.0]
+    given = hosts_after(hosts, loads=loads, speeds=[1.0] * 5, slots=1)
+    assert given == [[0, 1, 3], [2], [4]]
+
+
 def test_a_layer_at_its_fluid_bound_is_left_alone() -> None:
     hosts = [[0, 1], [1, 2], [0, 2]]
     assert hosts_after(hosts, loads=[10.0] * 3, speeds=[1.0] * 3, slots=3) == hosts
+
+
+@pytest.mark.parametrize(
+    ("loads", "speeds", "num_slots", "min_hosts", "expected"),
+    [
+        ([30.0, 10.0], [1.0, 1.0], 4, 1, 20.0),  # slots to spare: the fluid
+        ([100.0, 10.0, 10.0, 10.0], [1.0] * 4, 8, 2, 50.0),  # two hosts each, and no more
+        ([100.0, 10.0, 10.0, 10.0], [1.0] * 4, 8, 1, 32.5),
+        ([100.0, 10.0], [1.0, 1.0, 0.5], 3, 1, 50.0),  # the two fastest for the hot one
+        ([0.0, 0.0], [1.0], 2, 1, 0.0),
+    ],
+)
+def test_what_no_hosts_can_beat(
+    loads: list[float], speeds: list[float], num_slots: int, min_hosts: int, expected: float
+) -> None:
+    floor = [min_hosts] * len(loads)
+    at = dict(enumerate(speeds))
+    found = least_value(loads, at, num_slots=num_slots, min_hosts=floor)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+@pytest.mark.parametrize("slowest", [1.0, 0.6])
+@pytest.mark.parametrize(("ranks", "experts", "replicas"), [(8, 64, 2), (16, 64, 2), (32, 32, 2)])
+def test_hot_experts_end_near_what_the_slots_allow(
+    ranks: int, experts: int, replicas: int, slowest: float, spare: int
+) -> None:
+    layout = even_layout(ranks=range(ranks), num_layers=1, num_experts=experts, replicas=replicas)
+    # Zipf 0.8, the hot experts all over the ranks.
+    loads = [1000.0 * (1 + 37 * e % experts) ** -0.8 for e in range(experts)]
+    speeds = {rank: 1.0 for rank in range(ranks)} | {3: slowest}
+    slots = experts * replicas // ranks + spare
+    splits = split_layers(layout, loads=[loads], speeds=speeds)
+    (split,) = place(
+        layout, splits=splits, loads=[loads], speeds=speeds, slots_per_rank=slots, min_hosts=2
+    )
+    floor = [2] * experts
+    least = least_value(loads, speeds, num_slots=slots * ranks, min_hosts=floor)
+    assert split.value <= 1.03 * least
+
+
+def test_a_replica_is_copied_only_where_that_pays() -> None:
+    layout, at = layout_of([[0], [1]], 2), {0: 1.0, 1: 1.0}
+    splits = split_layers(layout, loads=[[30.0, 10.0]], speeds=at)
+    for move_cost, num_hosts in ((9.0, 2), (11.0, 1)):  # the value falls by 10
+        (split,) = place(
+            layout, splits=splits, loads=[[30.0, 10.0]], speeds=at, slots_per_rank=2,
+            min_hosts=1, move_cost=move_cost,
+        )  # fmt: skip
+        assert len(split.hosts[0]) == num_hosts
