@@ -6,6 +6,7 @@ replicas. Each rung is priced; the plan with the best gain over the horizon wins
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from pacekeeper.controller.placement import place
 from pacekeeper.controller.shares import batch_rows, split_layers
@@ -14,7 +15,8 @@ from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Forecast, Workload, forecast
+from pacekeeper.predictor.forecast import Forecast, Workload, forecast, unit_costs
+from pacekeeper.predictor.workload import FEATURES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ def _candidates(
         speeds=speeds,
         slots_per_rank=view.shape.slots_per_rank,
         min_hosts=config.min_hosts,
+        move_cost=_move_cost(view, config),
     )
     shared = tuple(split.hosts for split in splits)
     placed = tuple(split.hosts for split in places)
@@ -128,6 +131,15 @@ def _candidates(
     if placed != shared:
         candidates.append((Rung.MOVE_REPLICAS, made(placed, batch)))
     return candidates
+
+
+def _move_cost(view: View, config: PolicyConfig) -> float:
+    """What copying one replica costs, in rows per step off a layer's slowest rank that repay it."""
+    copy_s = view.shape.expert_bytes * config.move_s_per_byte / config.horizon_steps
+    row_s = float(unit_costs(view.model, view.workload, view.layout)[FEATURES.index("expert_rows")])
+    if row_s > 0.0:
+        return copy_s / row_s
+    return inf  # where rows cost nothing, nothing is gained by moving them
 
 
 def _is_elsewhere(layout: Layout, home: Layout) -> bool:

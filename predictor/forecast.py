@@ -57,7 +57,7 @@ def forecast(
     Without a model: unit costs in the proportions of the prior, so that layouts can be compared.
     Raises ValueError where the loads do not fit the layout's experts, or a speed is not above 0.
     """
-    fixed, per_token, per_square, per_row, per_expert = _unit_costs(model, workload, layout)
+    fixed, per_token, per_square, per_row, per_expert = unit_costs(model, workload, layout)
     ranks = layout.ranks
     position = {rank: i for i, rank in enumerate(ranks)}
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
@@ -99,7 +99,7 @@ def _hosted(
     return np.array(at, dtype=np.intp), np.array(load, dtype=np.float64)
 
 
-def _unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
+def unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
     """Seconds per micro-batch, token, token^2, expert row, active expert of a micro-batch."""
     if model is not None:
         return model.coefficients

@@ -90,6 +90,23 @@ def test_a_short_horizon_does_not_pay_for_a_move() -> None:
     assert decide(view, short).moved_bytes == 0
 
 
+def test_replicas_move_in_the_layers_where_it_pays() -> None:
+    # One expert is hot in the first layer, hardly so in the second; each has one host.
+    loads = ((1280.0 * 6,) + (1280.0,) * 7, (1280.0 * 2,) + (1280.0,) * 7)
+    view = replace(HEALTHY, layout=LONE, workload=replace(HEALTHY.workload, loads=loads))
+
+    def moved_layers(move_s_per_byte: float) -> list[bool]:
+        layout = decide(view, replace(CONFIG, move_s_per_byte=move_s_per_byte)).layout
+        assert layout is not None
+        return [
+            any(len(on) > 1 for on in experts) or experts != LONE.experts[layer]
+            for layer, experts in enumerate(layout.experts)
+        ]
+
+    assert moved_layers(2e-9) == [True, True]
+    assert moved_layers(1e-5) == [True, False]
+
+
 def test_too_many_slow_ranks_are_a_case_for_people() -> None:
     two, three = {0: 1.6, 1: 1.6}, {0: 1.6, 1: 1.6, 2: 1.6}
     assert decide(replace(SLOW, slow=two), CONFIG).layout is not None
