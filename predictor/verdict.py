@@ -55,6 +55,7 @@ class WhatIf:
     by_rank: Mapping[int, float] = field(default_factory=dict)
     worst_workers_share: float = 0.0  # M_W: of the loss, removed by mending the worst 3 % of ranks
     last_stage_share: float = 0.0  # M_S: of the loss, removed by mending the last stage
+    notes: tuple[str, ...] = ()  # steps that could not be replayed, and why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
