@@ -73,7 +73,9 @@ class StepGraph:
         return longest_s
 
 
-def step_graph(ops: OpTable, rows: Positions, lanes: tuple[Lane, ...], num_stages: int) -> StepGraph:
+def step_graph(
+    ops: OpTable, rows: Positions, lanes: tuple[Lane, ...], num_stages: int
+) -> StepGraph:
     """The graph of the step whose operations are `rows`. Raises CutOff.
 
     The order of a worker's own operations is taken as recorded, so any schedule (1F1B, interleaved,
@@ -137,13 +139,17 @@ class _Timeline:
     def meetings(self) -> Iterator[tuple[int, tuple[object, ...]]]:
         """The operations that meet others, with the name of their meeting."""
         for op, (_, _, way) in TRANSFERS.items():
+            forward = op in (OpType.FORWARD_SEND, OpType.FORWARD_RECV)
+            kind = OpType.FORWARD_SEND if forward else OpType.BACKWARD_SEND
             transfers, computes = self.served[op]
             place = self.chunk[computes] * self.num_stages + self.lane.stage
             for at, own, micro_batch in zip(
                 transfers, place, self.micro_batch[computes], strict=True
             ):
                 if 0 <= own + way < self.num_chunks * self.num_stages:
-                    kind = OpType.FORWARD_SEND if op < OpType.BACKWARD_SEND else OpType.BACKWARD_SEND
+                    kind = (
+                        OpType.FORWARD_SEND if op < OpType.BACKWARD_SEND else OpType.BACKWARD_SEND
+                    )
                     key = (kind, self.lane.dp, int(min(own, own + way)), int(micro_batch))
                     yield int(at) + self.offset, key
         whole = {OpType.EMBEDDING_GRADS_ALL_REDUCE: (self.lane.dp,), OpType.CLIP_GRADS: ()}

@@ -8,6 +8,7 @@ their eq. 1, the parts eqs. 2 and 4, M_W eq. 5, M_S section 5.2. Pure.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -70,7 +71,7 @@ def replay_of(trace: Trace) -> Replay | None:
     bounds = np.flatnonzero(np.diff(trace.ops.step[order], prepend=-1, append=-1))
     usual = _usual_counts(trace.ops)
     graphs, left_out = [], []
-    for first, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for first, end in pairwise(bounds):
         rows = order[first:end]
         step = int(trace.ops.step[rows[0]])
         try:
@@ -119,9 +120,7 @@ def what_if_of(replay: Replay) -> WhatIf:
     parts = [part_s / ideal_s for part_s in parts_s]
     by_dp = dict(zip(dps, parts, strict=False))
     by_stage = dict(zip(stages, parts[len(dps) :], strict=False))
-    by_rank = {
-        lane.rank: min(by_dp[lane.dp], by_stage[lane.stage]) for lane in replay.lanes
-    }
+    by_rank = {lane.rank: min(by_dp[lane.dp], by_stage[lane.stage]) for lane in replay.lanes}
     worst = sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))
     worst = worst[: -int(-len(worst) * WORST_SHARE // 1)]
     without_worst_s = float(replay.mean_s([_all_but(_of_ranks(replay, worst))])[0])
