@@ -1,0 +1,152 @@
+"""Slowdowns of a whole job: what accuses nobody, what is found, and what must not matter."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.core.findings import Tier
+from pacekeeper.predictor.job_level import job_faults, judge_job
+from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.verdict import TroubleKind
+from support.step_times import job, slowed, with_work
+
+FEW = settings(max_examples=30, deadline=None)
+seeds = st.integers(0, 10_000)
+FLAT_S = np.full(1200, 0.06)
+SCHEDULE = np.repeat([0, 1, 2], 500)
+STAIRS_S = np.array([0.035, 0.060, 0.088])[SCHEDULE]
+
+
+def others(pace_s: np.ndarray, seed: int, num: int = 3) -> list[Trace]:
+    return [job(pace_s, seed=seed + 1 + i, resolution_s=1e-3) for i in range(num)]
+
+
+def scaled(trace: Trace, by: float) -> Trace:
+    assert trace.steps is not None
+    steps = replace(trace.steps, duration_s=trace.steps.duration_s * by)
+    return replace(trace, steps=steps, resolution_s=trace.resolution_s * by)
+
+
+@FEW
+@given(seeds, st.sampled_from([0.005, 0.02, 0.05]))
+def test_a_schedule_that_replicates_share_accuses_nobody(seed: int, noise: float) -> None:
+    trace = job(STAIRS_S, seed=seed, noise=noise, resolution_s=1e-3)
+    assert job_faults(trace, replicates=others(STAIRS_S, seed)) == ()
+
+
+@FEW
+@given(seeds, st.sampled_from([0.005, 0.02, 0.05]))
+def test_jumps_that_the_schedule_tells_accuse_nobody(seed: int, noise: float) -> None:
+    trace = job(STAIRS_S, seed=seed, noise=noise, resolution_s=1e-3)
+    assert job_faults(trace, schedule=SCHEDULE) == ()
+
+
+@FEW
+@given(seeds)
+def test_jumps_of_an_unknown_workload_are_told_and_accuse_nobody(seed: int) -> None:
+    verdict = judge_job(job(STAIRS_S, seed=seed, resolution_s=1e-3))
+    assert verdict.troubles == ()
+    assert len([note for note in verdict.notes if "workload unknown" in note]) == 2
+
+
+@FEW
+@given(seeds, st.floats(0.0, 0.4))
+def test_work_that_grows_steadily_accuses_nobody(seed: int, growth: float) -> None:
+    pace_s = FLAT_S * np.linspace(1.0, 1.0 + growth, FLAT_S.size)
+    trace = job(pace_s, seed=seed)
+    assert job_faults(trace) == ()
+    assert job_faults(trace, schedule=np.zeros(FLAT_S.size, dtype=np.intp)) == ()
+
+
+@FEW
+@given(seeds, st.integers(20, 1350), st.sampled_from([1.08, 1.1, 1.2, 1.6]))
+@example(0, 450, 1.1)  # across a jump of the schedule
+def test_a_hundred_slow_steps_are_found_beside_replicates(
+    seed: int, begin: int, slowdown: float
+) -> None:
+    pace_s = slowed(STAIRS_S, begin, begin + 100, slowdown)
+    trace = job(pace_s, seed=seed, resolution_s=1e-3)
+    (found,) = job_faults(trace, replicates=others(STAIRS_S, seed))
+    assert (found.kind, found.rank, found.tier) == (TroubleKind.HOST, None, Tier.PROBABLE)
+    assert abs(found.first_step - begin) <= 5
+    assert found.last_step is not None and abs(found.last_step - (begin + 99)) <= 5
+    assert found.slowdown == pytest.approx(slowdown, rel=0.02)
+    assert found.low < found.slowdown < found.high
+
+
+@FEW
+@given(seeds, st.integers(20, 380), st.integers(0, 2), st.sampled_from([1.1, 1.2, 1.6]))
+def test_a_hundred_slow_steps_of_a_work_class_are_found(
+    seed: int, begin: int, work_class: int, slowdown: float
+) -> None:
+    begin += 500 * work_class
+    trace = job(slowed(STAIRS_S, begin, begin + 100, slowdown), seed=seed, resolution_s=1e-3)
+    (found,) = job_faults(trace, schedule=SCHEDULE)
+    assert found.tier is Tier.PROBABLE
+    assert abs(found.first_step - begin) <= 5
+    assert found.slowdown == pytest.approx(slowdown, rel=0.03)
+
+
+@FEW
+@given(seeds, st.integers(100, 1000))
+def test_a_rise_that_goes_away_is_suspected_where_nothing_is_known(seed: int, begin: int) -> None:
+    (found,) = job_faults(job(slowed(FLAT_S, begin, begin + 100, 1.1), seed=seed))
+    assert found.tier is Tier.SUSPECTED and "workload is unknown" in found.reason
+    assert abs(found.first_step - begin) <= 5
+
+
+@FEW
+@given(seeds, st.integers(350, 1100))
+def test_a_slowdown_that_lasts_to_the_end_has_no_last_step(seed: int, begin: int) -> None:
+    trace = job(slowed(FLAT_S, begin, FLAT_S.size, 1.15), seed=seed)
+    (found,) = job_faults(trace, replicates=others(FLAT_S, seed))
+    assert found.last_step is None and abs(found.first_step - begin) <= 5
+    assert job_faults(trace) == ()  # it may be the schedule
+
+
+@FEW
+@given(seeds, st.sampled_from([1e-6, 0.5, 3.0, 1e4]))
+def test_the_unit_of_time_does_not_matter(seed: int, by: float) -> None:
+    trace = job(slowed(STAIRS_S, 700, 800, 1.1), seed=seed, resolution_s=1e-3)
+    beside = others(STAIRS_S, seed)
+    (told,) = job_faults(trace, replicates=beside)
+    (same,) = job_faults(scaled(trace, by), replicates=[scaled(one, by) for one in beside])
+    assert (told.first_step, told.last_step) == (same.first_step, same.last_step)
+    assert told.slowdown == pytest.approx(same.slowdown)
+
+
+@FEW
+@given(seeds, st.sampled_from([0.8, 1.02, 1.5]))
+def test_replicates_on_other_devices_say_the_same(seed: int, by: float) -> None:
+    trace = job(slowed(STAIRS_S, 700, 800, 1.1), seed=seed)
+    (found,) = job_faults(trace, replicates=[scaled(one, by) for one in others(STAIRS_S, seed)])
+    assert abs(found.first_step - 700) <= 5
+
+
+@FEW
+@given(seeds, st.integers(-60, 60), st.integers(1, 4))
+def test_a_schedule_shifted_by_some_steps_accuses_nobody(seed: int, by: int, num: int) -> None:
+    shifted_s = STAIRS_S[np.clip(np.arange(STAIRS_S.size) + by, 0, STAIRS_S.size - 1)]
+    trace = job(shifted_s, seed=seed, resolution_s=1e-3)
+    assert job_faults(trace, replicates=others(STAIRS_S, seed, num)) == ()
+
+
+@FEW
+@given(seeds, st.integers(100, 900), st.sampled_from([1.1, 1.3]))
+def test_work_that_is_told_explains_its_time_and_no_more(
+    seed: int, begin: int, slowdown: float
+) -> None:
+    random = np.random.default_rng(seed)
+    tokens = random.uniform(1000, 4000, FLAT_S.size)
+    squares = tokens * random.uniform(100, 900, FLAT_S.size)
+    pace_s = 0.02 + 1e-5 * tokens + 2e-8 * squares
+    healthy = with_work(job(pace_s, seed=seed), tokens, squares)
+    assert job_faults(healthy) == ()
+    slow = with_work(job(slowed(pace_s, begin, begin + 100, slowdown), seed=seed), tokens, squares)
+    (found,) = job_faults(slow)
+    assert found.tier is Tier.PROBABLE and "tokens" in found.reason
+    assert abs(found.first_step - begin) <= 5
+    assert found.slowdown == pytest.approx(slowdown, rel=0.03)
