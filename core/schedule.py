@@ -1,0 +1,271 @@
+"""The pipeline's step program as data: what each stage computes in which order, and exchanges when.
+
+The trainer runs it, the predictor prices it, a test proves that it cannot dead-lock.
+
+Each stage alternates chunks and exchanges. An exchange is one batch of point-to-point messages that
+are posted together and end when all have arrived; both ends block (a message begins when sender and
+receiver are there). Why this always progresses: a dry run gives every chunk a start time; a message
+that is consumed at time t stands, on both its stages, in the gap before the first chunk that starts
+at t or later. A stage stuck in a gap that ends at s only waits for stages stuck in gaps that end
+before s, so the earliest of them waits for nobody.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from itertools import chain, zip_longest
+
+
+class Schedule(StrEnum):
+    """The order of chunks on a stage."""
+
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"  # 1F1B, each stage holds several model chunks
+    ZERO_BUBBLE = "zero_bubble"  # ZB-H1: weight gradients fill the bubbles, memory as 1F1B
+
+
+class ChunkKind(IntEnum):
+    """Part of a micro-batch's work. BACKWARD: the weight gradient too, unless split off."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    WEIGHT_GRADIENT = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChunkOp:
+    """One chunk to compute. Model chunk c of stage s comes at c * num_stages + s in the model."""
+
+    kind: ChunkKind
+    micro_batch: int
+    model_chunk: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Messages of one stage that are posted together, each named by a chunk of this stage.
+
+    sends: chunks whose output leaves; receives: chunks whose input arrives. Forward outputs go to
+    the next stage, gradients to the previous one, around the ring between model chunks.
+    """
+
+    sends: tuple[ChunkOp, ...]
+    receives: tuple[ChunkOp, ...]
+
+
+StageProgram = tuple[ChunkOp | Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What the stages of one data-parallel rank do in one step. `stages[s]` is in order."""
+
+    schedule: Schedule
+    num_microbatches: int
+    num_model_chunks: int
+    stages: tuple[StageProgram, ...]
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+
+def pipeline_program(
+    schedule: Schedule, *, num_stages: int, num_microbatches: int, num_model_chunks: int = 1
+) -> Program:
+    """The step program of a schedule; there may be fewer micro-batches than stages.
+
+    Raises ValueError for counts below 1, and where the schedule does not fit the model chunks:
+    interleaved needs 2 or more, the others have one.
+    """
+    for name, count in (
+        ("num_stages", num_stages),
+        ("num_microbatches", num_microbatches),
+        ("num_model_chunks", num_model_chunks),
+    ):
+        if count < 1:
+            raise ValueError(f"{name}: expected at least 1, got {count}")
+    if (schedule is Schedule.INTERLEAVED) != (num_model_chunks > 1):
+        raise ValueError(f"{schedule} does not run {num_model_chunks} model chunks per stage")
+    orders = []
+    for stage in range(num_stages):
+        match schedule:
+            case Schedule.ONE_F_ONE_B:
+                order = _one_f_one_b(stage, num_stages, num_microbatches)
+            case Schedule.INTERLEAVED:
+                order = _interleaved(stage, num_stages, num_microbatches, num_model_chunks)
+            case Schedule.ZERO_BUBBLE:
+                order = _zero_bubble(stage, num_stages, num_microbatches)
+        orders.append(order)
+    return Program(
+        schedule=schedule,
+        num_microbatches=num_microbatches,
+        num_model_chunks=num_model_chunks,
+        stages=_with_exchanges(orders, num_model_chunks),
+    )
+
+
+def source_of(
+    op: ChunkOp, stage: int, *, num_stages: int, num_model_chunks: int
+) -> tuple[int, ChunkOp] | None:
+    """Stage and chunk whose output is the chunk's input; None where nothing is handed over.
+
+    The last model chunk's backward follows its own forward, a weight gradient its own backward.
+    """
+    match op.kind:
+        case ChunkKind.FORWARD if stage > 0:
+            return stage - 1, op
+        case ChunkKind.FORWARD if op.model_chunk > 0:
+            return num_stages - 1, ChunkOp(op.kind, op.micro_batch, op.model_chunk - 1)
+        case ChunkKind.BACKWARD if stage < num_stages - 1:
+            return stage + 1, op
+        case ChunkKind.BACKWARD if op.model_chunk < num_model_chunks - 1:
+            return 0, ChunkOp(op.kind, op.micro_batch, op.model_chunk + 1)
+        case _:
+            return None
+
+
+def activation_bound(program: Program, stage: int) -> int:
+    """Most forward outputs a stage has to keep for their backward, in model chunks.
+
+    1F1B and ZB-H1: num_stages - stage (the last one 1). Interleaved: one more than the warm-up,
+    2 (num_stages - stage - 1) + (chunks - 1) num_stages. Never more than there is work.
+    """
+    after = program.num_stages - stage - 1
+    if program.schedule is Schedule.INTERLEAVED:
+        warm_up = 2 * after + (program.num_model_chunks - 1) * program.num_stages
+    else:
+        warm_up = after
+    return min(warm_up + 1, program.num_microbatches * program.num_model_chunks)
+
+
+def _one_f_one_b(stage: int, num_stages: int, num_microbatches: int) -> list[ChunkOp]:
+    """Narayanan et al. 2021 (PipeDream-flush): warm up, then one forward for each backward."""
+    everyone = range(num_microbatches)
+    return _alternating(
+        [ChunkOp(ChunkKind.FORWARD, i) for i in everyone],
+        [ChunkOp(ChunkKind.BACKWARD, i) for i in everyone],
+        warm_up=num_stages - stage - 1,
+    )
+
+
+def _interleaved(
+    stage: int, num_stages: int, num_microbatches: int, num_chunks: int
+) -> list[ChunkOp]:
+    """Narayanan et al. 2021 (Megatron-LM), 2.2: groups of num_stages micro-batches per chunk.
+
+    It needs full groups: the order is made for the next multiple of num_stages, then what does not
+    exist is left out. What is left of an order that progresses progresses.
+    """
+    turns = [
+        (first + i, chunk)
+        for first in range(0, num_microbatches, num_stages)
+        for chunk in range(num_chunks)
+        for i in range(num_stages)
+    ]
+    order = _alternating(
+        [ChunkOp(ChunkKind.FORWARD, i, chunk) for i, chunk in turns],
+        [ChunkOp(ChunkKind.BACKWARD, i, num_chunks - 1 - chunk) for i, chunk in turns],
+        warm_up=2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages,
+    )
+    return [op for op in order if op.micro_batch < num_microbatches]
+
+
+def _zero_bubble(stage: int, num_stages: int, num_microbatches: int) -> list[ChunkOp]:
+    """Qi et al. 2024 (Zero Bubble), ZB-H1: 1F1B whose weight gradients wait `stage` micro-batches.
+
+    So every stage holds num_stages micro-batches at most from forward to weight gradient.
+    """
+    order, num_backwards = [], 0
+    for op in _one_f_one_b(stage, num_stages, num_microbatches):
+        order.append(op)
+        if op.kind is ChunkKind.BACKWARD:
+            if num_backwards >= stage:
+                order.append(ChunkOp(ChunkKind.WEIGHT_GRADIENT, num_backwards - stage))
+            num_backwards += 1
+    left = range(max(num_microbatches - stage, 0), num_microbatches)
+    return order + [ChunkOp(ChunkKind.WEIGHT_GRADIENT, i) for i in left]
+
+
+def _alternating(
+    forwards: Sequence[ChunkOp], backwards: Sequence[ChunkOp], *, warm_up: int
+) -> list[ChunkOp]:
+    order = list(forwards[:warm_up])
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
+        order += (forward, backward)
+    return order + list(backwards[len(forwards[warm_up:]) :])
+
+
+def _with_exchanges(
+    orders: Sequence[Sequence[ChunkOp]], num_model_chunks: int
+) -> tuple[StageProgram, ...]:
+    """Chunks and exchanges of every stage. Chunks are numbered: large programs are repetition."""
+    num_stages = len(orders)
+    number = {op: i for i, op in enumerate(dict.fromkeys(chain.from_iterable(orders)))}
+    ops = list(number)
+    coded = [[number[op] for op in order] for order in orders]
+    where = {"num_stages": num_stages, "num_model_chunks": num_model_chunks}
+    sources = [
+        [
+            (source[0], number[source[1]]) if (source := source_of(op, stage, **where)) else None
+            for op in ops
+        ]
+        for stage in range(num_stages)
+    ]
+    starts = _dry_run(coded, sources)
+    nothing: tuple[ChunkOp, ...] = ()
+    sends = [[nothing] * (len(order) + 1) for order in orders]  # [stage][gap]
+    receives = [[nothing] * (len(order) + 1) for order in orders]
+    for stage, codes in enumerate(coded):
+        for gap, code in enumerate(codes):
+            came_from = sources[stage][code]
+            if came_from is not None and came_from[0] != stage:
+                other, produced = came_from
+                sender_gap = bisect_left(starts[other], starts[stage][gap])
+                receives[stage][gap] = (ops[code],)
+                sends[other][sender_gap] += (ops[produced],)
+    programs = []
+    for stage, codes in enumerate(coded):
+        items: list[ChunkOp | Exchange] = []
+        for code, leaving, arriving in zip_longest(codes, sends[stage], receives[stage]):
+            if leaving or arriving:
+                items.append(Exchange(leaving, arriving))
+            if code is not None:
+                items.append(ops[code])
+        programs.append(tuple(items))
+    return tuple(programs)
+
+
+def _dry_run(
+    orders: Sequence[Sequence[int]], sources: Sequence[Sequence[tuple[int, int] | None]]
+) -> list[list[int]]:
+    """When each chunk of each order would start if every chunk took 1 and messages no time.
+
+    With equal chunks neighbours keep in step: of the durations tried, blocking messages then wait
+    least where backwards are longer.
+    """
+    ends = [[0] * len(of_stage) for of_stage in sources]
+    starts: list[list[int]] = [[] for _ in orders]
+    waiting: dict[tuple[int, int], int] = {}  # for a chunk's output: which stage
+    runnable = list(range(len(orders)))
+    while runnable:
+        stage = runnable.pop()
+        order, began, ended = orders[stage], starts[stage], ends[stage]
+        free = began[-1] + 1 if began else 0
+        while len(began) < len(order):
+            code = order[len(began)]
+            source = sources[stage][code]
+            if source is not None:
+                arrived = ends[source[0]][source[1]]
+                if not arrived:
+                    waiting[source] = stage
+                    break
+                free = max(free, arrived)
+            began.append(free)
+            free += 1
+            ended[code] = free
+            if waiting and (stage, code) in waiting:
+                runnable.append(waiting.pop((stage, code)))
+    assert all(len(s) == len(o) for s, o in zip(starts, orders, strict=True)), "orders progress"
+    return starts
