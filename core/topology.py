@@ -102,3 +102,28 @@ class DeviceSample:
     pcie_replays: int | None = None
     ecc_uncorrected: int | None = None
     processes: tuple[int, ...] | None = None  # pids that hold a context on the device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSample:
+    """One reading of a node's kernel. None means: this kernel does not tell, never a guess.
+
+    Pressures are shares of the last 10 s, 0 to 1, in which some (all) tasks that wanted to run
+    waited for the resource (Linux pressure stall information, "some" and "full").
+    """
+
+    sampled_s: float  # monotonic clock of the node
+    num_cores: int | None = None
+    load_1min: float | None = None
+    load_5min: float | None = None
+    load_15min: float | None = None
+    cpu_some_ratio: float | None = None
+    cpu_full_ratio: float | None = None
+    io_some_ratio: float | None = None
+    io_full_ratio: float | None = None
+    memory_some_ratio: float | None = None
+    memory_full_ratio: float | None = None
+    memory_bytes: int | None = None
+    memory_available_bytes: int | None = None
+    swap_in_bytes_per_s: float | None = None
+    swap_out_bytes_per_s: float | None = None

@@ -1,0 +1,84 @@
+"""Why is a rank slow: all rules asked, what was seen ordered by how sure it is. Pure.
+
+Rules: `device_rules.py`, `host_rules.py`. Nothing is invented: where no rule fires, the answer says
+which readings were as the peers' and which nobody gave.
+"""
+
+from collections.abc import Callable, Sequence
+
+from pacekeeper.core.findings import Tier
+from pacekeeper.predictor import device_rules, host_rules
+from pacekeeper.predictor.symptoms import Cause, CauseKind, Look, Symptoms
+
+Rule = Callable[[Symptoms], Look]
+
+RULES: tuple[Rule, ...] = (
+    device_rules.foreign_processes,
+    device_rules.clock_events,
+    device_rules.ecc,
+    device_rules.sm_clock,
+    device_rules.pcie_link,
+    device_rules.power,
+    host_rules.stall,
+    host_rules.run_queue,
+    host_rules.memory_pressure,
+    host_rules.swapping,
+    host_rules.io_pressure,
+    host_rules.cpu_pressure,
+    host_rules.memory_left,
+    host_rules.host_load,
+    device_rules.pcie_replays,
+    device_rules.temperature,
+    device_rules.idleness,
+)
+_ORDER = {Tier.CONFIRMED: 0, Tier.PROBABLE: 1, Tier.SUSPECTED: 2}
+MOST_TOLD = 3  # causes in one line
+
+
+def explain(symptoms: Symptoms) -> tuple[Cause, ...]:
+    """What was seen, the surest first, within one tier in the order of `RULES`.
+
+    Never empty: where nothing was seen, the one cause of kind UNKNOWN says where was looked.
+    """
+    looks = [rule(symptoms) for rule in RULES]
+    causes = [cause for look in looks for cause in look.causes]
+    if not causes:
+        return (_nothing(symptoms, looks),)
+    return tuple(sorted(causes, key=lambda cause: _ORDER[cause.sure]))
+
+
+def is_explained(causes: Sequence[Cause]) -> bool:
+    """Was anything seen at all?"""
+    return any(cause.kind is not CauseKind.UNKNOWN for cause in causes)
+
+
+def in_words(causes: Sequence[Cause]) -> str:
+    """One line for people: the surest causes, each with its tier and with what nobody told."""
+    parts = []
+    for cause in causes[:MOST_TOLD]:
+        if cause.kind is CauseKind.UNKNOWN:
+            parts.append(cause.words)
+            continue
+        missing = f", not told: {', '.join(cause.not_seen)}" if cause.not_seen else ""
+        parts.append(f"{cause.sure} {cause.kind}: {cause.words}{missing}")
+    if len(causes) > MOST_TOLD:
+        parts.append(f"and {len(causes) - MOST_TOLD} weaker signs")
+    return "; ".join(parts)
+
+
+def _nothing(symptoms: Symptoms, looks: Sequence[Look]) -> Cause:
+    missing = []
+    if symptoms.device is None or not symptoms.device.during:
+        missing.append("no device samples")
+    if symptoms.host is None or not symptoms.host.during:
+        missing.append("no host samples")
+    thread = symptoms.thread
+    if thread is None or (thread.run_queue_s is None and thread.stall_s is None):
+        missing.append("no thread times")
+    clear = [look.subject for look in looks if look.is_told]
+    blind = [look.subject for look in looks if not look.is_told]
+    words = f"nothing seen: {', '.join(missing)}" if missing else "nothing seen"
+    if clear:
+        words += f"; not unusual: {', '.join(clear)}"
+        words += f"; not told: {', '.join(blind)}" if blind else ""
+    return Cause(kind=CauseKind.UNKNOWN, sure=Tier.SUSPECTED, words=words, not_seen=tuple(blind))

@@ -1,0 +1,186 @@
+"""What a node's kernel and a rank's own thread say of why the rank is slow. Pure.
+
+What one node shows slows all its ranks alike: of a single rank it is proof of nothing. What the
+kernel counted for the very thread is.
+"""
+
+from collections.abc import Callable
+from statistics import median
+
+from pacekeeper.core.findings import Tier
+from pacekeeper.core.topology import HostSample
+from pacekeeper.predictor.symptoms import (
+    Cause,
+    CauseKind,
+    HostWindow,
+    Look,
+    Symptoms,
+    ThreadTime,
+    beside,
+    told,
+)
+
+PRESSED_RATIO = 0.10  # of the time: what the smallest slowdown worth a finding would cost
+LOST_RATIO = 0.10
+LOADED = 1.0  # runnable tasks per core
+LEFT_RATIO = 0.05  # of memory: below it the kernel takes pages back all the time
+SWAPPING_BYTES_PER_S = 1 << 20
+
+_Reading = Callable[[HostSample], float | None]
+
+
+def host_load(symptoms: Symptoms) -> Look:
+    """More tasks that want to run than cores (mean of a minute, tasks that wait for disk too)."""
+
+    def per_core(sample: HostSample) -> float | None:
+        if sample.load_1min is None or not sample.num_cores:
+            return None
+        return sample.load_1min / sample.num_cores
+
+    def words(worst: float) -> str:
+        return f"load average {worst:.1f} per core of its host"
+
+    return _judged(symptoms, "host load", per_core, LOADED, words, Tier.SUSPECTED)
+
+
+def cpu_pressure(symptoms: Symptoms) -> Look:
+    """Tasks of the host wait for a core."""
+    what = "some task of its host waited for a core"
+    return _pressure(symptoms, "CPU pressure", lambda s: s.cpu_some_ratio, what, Tier.SUSPECTED)
+
+
+def io_pressure(symptoms: Symptoms) -> Look:
+    """All tasks of the host wait for storage."""
+    what = "all tasks of its host waited for storage"
+    return _pressure(symptoms, "I/O pressure", lambda s: s.io_full_ratio, what, Tier.SUSPECTED)
+
+
+def memory_pressure(symptoms: Symptoms) -> Look:
+    """All tasks of the host wait for memory."""
+    what = "all tasks of its host waited for memory"
+    return _pressure(
+        symptoms, "memory pressure", lambda s: s.memory_full_ratio, what, Tier.PROBABLE
+    )
+
+
+def memory_left(symptoms: Symptoms) -> Look:
+    """The host's memory is nearly full."""
+
+    def used(sample: HostSample) -> float | None:
+        if sample.memory_available_bytes is None or not sample.memory_bytes:
+            return None
+        return 1.0 - sample.memory_available_bytes / sample.memory_bytes
+
+    def words(worst: float) -> str:
+        return f"{1.0 - worst:.1%} of its host's memory is left"
+
+    limit = 1.0 - LEFT_RATIO
+    return _judged(symptoms, "memory left", used, limit, words, Tier.SUSPECTED)
+
+
+def swapping(symptoms: Symptoms) -> Look:
+    """Pages come back from swap: whoever needs one stands still."""
+
+    def words(worst: float) -> str:
+        return f"its host reads {worst / 2**20:.1f} MiB/s back from swap"
+
+    return _judged(
+        symptoms,
+        "swapping",
+        lambda s: s.swap_in_bytes_per_s,
+        SWAPPING_BYTES_PER_S,
+        words,
+        Tier.PROBABLE,
+    )
+
+
+def run_queue(symptoms: Symptoms) -> Look:
+    """The rank's thread wanted to run and waited: somebody else had its core."""
+
+    def share(thread: ThreadTime) -> float | None:
+        if thread.run_queue_s is None:
+            return None
+        whole_s = thread.compute_s + thread.run_queue_s
+        return thread.run_queue_s / whole_s if whole_s > 0.0 else 0.0
+
+    return _lost(
+        symptoms, "run-queue wait", share, CauseKind.CORE_TAKEN, "waited for a core", Tier.PROBABLE
+    )
+
+
+def stall(symptoms: Symptoms) -> Look:
+    """The rank's thread neither ran nor wanted to: stopped, swapped out, waiting for storage."""
+
+    def share(thread: ThreadTime) -> float | None:
+        if thread.stall_s is None:
+            return None
+        return thread.stall_s / thread.compute_s if thread.compute_s > 0.0 else 0.0
+
+    return _lost(
+        symptoms,
+        "stall",
+        share,
+        CauseKind.FROZEN,
+        "stood still (stopped, swapped out or waiting for storage)",
+        Tier.CONFIRMED,
+    )
+
+
+def _pressure(symptoms: Symptoms, subject: str, reading: _Reading, what: str, most: Tier) -> Look:
+    def words(worst: float) -> str:
+        return f"{what} {worst:.0%} of the time"
+
+    return _judged(symptoms, subject, reading, PRESSED_RATIO, words, most)
+
+
+def _judged(
+    symptoms: Symptoms,
+    subject: str,
+    reading: _Reading,
+    limit: float,
+    words: Callable[[float], str],
+    most: Tier,
+) -> Look:
+    """A cause where the worst sample is above the limit and the peers' hosts stay below it."""
+
+    def worst_of(window: HostWindow) -> float | None:
+        return max(told([reading(sample) for sample in window.during]), default=None)
+
+    mine = None if symptoms.host is None else worst_of(symptoms.host)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    among = beside(
+        symptoms.peer_hosts, lambda host: None if (w := worst_of(host)) is None else w > limit
+    )
+    if mine <= limit or among.is_refuted:
+        return Look(subject=subject)
+    others = (
+        f"{among.shared or 'none'} of {among.told} other hosts"
+        if among.told
+        else ("no other host to compare with")
+    )
+    said = f"{words(mine)} ({others})"
+    cause = Cause(kind=CauseKind.HOST, sure=among.sure(most), words=said)
+    return Look(subject=subject, causes=(cause,))
+
+
+def _lost(
+    symptoms: Symptoms,
+    subject: str,
+    share: Callable[[ThreadTime], float | None],
+    kind: CauseKind,
+    what: str,
+    most: Tier,
+) -> Look:
+    """A cause where the thread lost clearly more of its time than its peers did."""
+    mine = None if symptoms.thread is None else share(symptoms.thread)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([share(thread) for thread in symptoms.peer_threads])
+    among = beside(theirs, lambda lost: lost > mine - LOST_RATIO)
+    if mine <= LOST_RATIO or among.is_refuted:
+        return Look(subject=subject)
+    against = f"{median(theirs):.0%} of its peers' time" if theirs else "no peer to compare with"
+    words = f"its thread {what} {mine:.0%} of its time, {against}"
+    cause = Cause(kind=kind, sure=among.sure(most), words=words)
+    return Look(subject=subject, causes=(cause,))

@@ -1,0 +1,268 @@
+"""Why a rank is slow: what each rule sees, how sure it is, what it does not take for a cause."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pacekeeper.core.findings import Tier
+from pacekeeper.predictor.cause import MOST_TOLD, RULES, explain, in_words, is_explained
+from pacekeeper.predictor.symptoms import CauseKind, Symptoms
+from support.symptoms import ALONE, DEVICE, HEALTHY, RANK_PID, device, host, thread
+
+CONFIRMED, PROBABLE, SUSPECTED = Tier.CONFIRMED, Tier.PROBABLE, Tier.SUSPECTED
+K = CauseKind
+LOW = {"sm_clock_mhz": 1300.0}
+
+# (what the device shows, [(kind, sure beside three healthy peers, sure alone, some of the words)])
+# None: not taken for a cause. Alone, readings that only mean something beside peers are silent.
+Expected = list[tuple[CauseKind, Tier, Tier | None, str]]
+DEVICES: list[tuple[str, dict[str, Any], Expected]] = [
+    (
+        "hot by its own word, and its clock is down",
+        {"clock_event_reasons": 0x40, **LOW},
+        [
+            (K.THERMAL, CONFIRMED, PROBABLE, "hardware thermal slowdown in 1 of 1 samples"),
+            (K.CLOCKS, PROBABLE, SUSPECTED, "SM clock 1300 MHz"),
+        ],
+    ),
+    (
+        "hot by its own word, its clock is not down",
+        {"clock_event_reasons": 0x20},
+        [(K.THERMAL, PROBABLE, SUSPECTED, "software thermal slowdown (none of 3 peers)")],
+    ),
+    (
+        "power brake, clock not told",
+        {"clock_event_reasons": 0x80, "sm_clock_mhz": None},
+        [(K.POWER, PROBABLE, SUSPECTED, "power brake")],
+    ),
+    (
+        "hardware slowdown",
+        {"clock_event_reasons": 0x8, **LOW},
+        [
+            (K.CLOCKS, CONFIRMED, PROBABLE, "reports hardware slowdown"),
+            (K.CLOCKS, PROBABLE, SUSPECTED, "x1.46 slow"),
+        ],
+    ),
+    (
+        "power cap without effect: common in health",
+        {"clock_event_reasons": 0x4},
+        [(K.POWER, SUSPECTED, SUSPECTED, "software power cap")],
+    ),
+    (
+        "power cap with a low clock",
+        {"clock_event_reasons": 0x4, **LOW},
+        [
+            (K.POWER, PROBABLE, SUSPECTED, "software power cap"),
+            (K.CLOCKS, PROBABLE, SUSPECTED, "SM clock 1300 MHz"),
+        ],
+    ),
+    (
+        "sync boost",
+        {"clock_event_reasons": 0x10},
+        [(K.CLOCKS, SUSPECTED, SUSPECTED, "sync boost")],
+    ),
+    (
+        "display clock setting",
+        {"clock_event_reasons": 0x100},
+        [(K.CLOCKS, SUSPECTED, SUSPECTED, "display clock")],
+    ),
+    (
+        "idles while its peers work",
+        {"clock_event_reasons": 0x1},
+        [(K.STARVED, SUSPECTED, None, "its host feeds it too slowly")],
+    ),
+    (
+        "clock down without a reason",
+        LOW,
+        [(K.CLOCKS, PROBABLE, SUSPECTED, "SM clock 1300 MHz")],
+    ),
+    ("clock a little down", {"sm_clock_mhz": 1800.0}, []),
+    ("clock down because it idles", {"utilisation_ratio": 0.1, **LOW}, []),
+    (
+        "hotter than its peers",
+        {"temperature_celsius": 88.0},
+        [(K.THERMAL, SUSPECTED, SUSPECTED, "88 degrees")],
+    ),
+    (
+        "hotter than its peers, not hot",
+        {"temperature_celsius": 75.0},
+        [(K.THERMAL, SUSPECTED, None, "its peers had 60")],
+    ),
+    ("a little warmer", {"temperature_celsius": 66.0}, []),
+    (
+        "lower power limit",
+        {"power_limit_watts": 500.0, "power_watts": 400.0},
+        [(K.POWER, PROBABLE, None, "limit is 500 W, its peers' 700 W")],
+    ),
+    (
+        "at its power limit",
+        {"power_watts": 699.0},
+        [(K.POWER, SUSPECTED, None, "draws all of its power limit")],
+    ),
+    ("narrow link", {"pcie_width": 4}, [(K.PCIE, PROBABLE, None, "PCIe width x4, its peers")]),
+    (
+        "old link",
+        {"pcie_generation": 3},
+        [(K.PCIE, PROBABLE, None, "PCIe generation 3, its peers generation 5")],
+    ),
+    ("narrow link while idle", {"pcie_width": 4, "utilisation_ratio": 0.0}, []),
+    (
+        "replays grow",
+        {"pcie_replays": 40},
+        [(K.PCIE, SUSPECTED, SUSPECTED, "37 new PCIe replays")],
+    ),
+    (
+        "memory errors grow",
+        {"ecc_uncorrected": 2},
+        [(K.MEMORY_ERRORS, PROBABLE, SUSPECTED, "2 new uncorrected ECC errors")],
+    ),
+    (
+        "a foreign process",
+        {"processes": (RANK_PID, 4242)},
+        [(K.FOREIGN_PROCESS, PROBABLE, SUSPECTED, "use the device: 4242 (none of 3 peers)")],
+    ),
+    ("process numbers of another namespace", {"processes": (900001,)}, []),
+    ("a process list that is empty", {"processes": ()}, []),
+]
+
+
+def found(symptoms: Symptoms) -> list[tuple[CauseKind, Tier]]:
+    return [(cause.kind, cause.sure) for cause in explain(symptoms)]
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"), [d[1:] for d in DEVICES], ids=[d[0] for d in DEVICES]
+)
+def test_what_a_device_shows_beside_healthy_peers(
+    changed: dict[str, Any], expected: Expected
+) -> None:
+    causes = explain(replace(HEALTHY, device=device(**changed)))
+    if not expected:
+        assert not is_explained(causes)
+        return
+    assert [(c.kind, c.sure) for c in causes] == [(kind, sure) for kind, sure, _, _ in expected]
+    for cause, (_, _, _, words) in zip(causes, expected, strict=True):
+        assert all(part in cause.words for part in words.split(" (")), cause.words
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"), [d[1:] for d in DEVICES], ids=[d[0] for d in DEVICES]
+)
+def test_without_peers_it_is_less_sure_or_silent(
+    changed: dict[str, Any], expected: Expected
+) -> None:
+    wanted = [(kind, alone) for kind, _, alone, _ in expected if alone is not None]
+    assert found(replace(ALONE, device=device(**changed))) == (
+        wanted or [(CauseKind.UNKNOWN, SUSPECTED)]
+    )
+
+
+@pytest.mark.parametrize("changed", [d[1] for d in DEVICES], ids=[d[0] for d in DEVICES])
+def test_a_good_sample_later_clears_nobody(changed: dict[str, Any]) -> None:
+    window = device(**changed)
+    later = replace(DEVICE, sampled_s=102.0)
+    twice = replace(window, samples=(*window.samples, later))
+    assert set(found(replace(HEALTHY, device=twice))) >= set(found(replace(HEALTHY, device=window)))
+
+
+@pytest.mark.parametrize("changed", [d[1] for d in DEVICES], ids=[d[0] for d in DEVICES])
+def test_what_peers_show_as_well_is_no_cause(changed: dict[str, Any]) -> None:
+    same = device(**changed)
+    assert not is_explained(explain(replace(HEALTHY, device=same, peers=(same, same, device()))))
+
+
+def test_one_peer_of_three_that_shows_it_too_refutes_nothing_and_is_named() -> None:
+    hot = device(clock_event_reasons=0x40, sm_clock_mhz=1300.0)
+    causes = explain(replace(HEALTHY, device=hot, peers=(hot, device(), device())))
+    assert causes[0].sure is Tier.CONFIRMED and "(1 of 3 peers)" in causes[0].words
+
+
+def test_devices_of_another_model_are_no_peers() -> None:
+    other = device(name="A100", pcie_generation=4, sm_clock_mhz=1400.0)
+    assert found(replace(HEALTHY, device=device(pcie_width=4), peers=(other,) * 3)) == [
+        (CauseKind.UNKNOWN, SUSPECTED)
+    ]
+
+
+def test_what_ended_before_the_onset_is_no_cause() -> None:
+    window = device(ecc_uncorrected=5)
+    hot, now = window.samples
+    early = tuple(
+        replace(hot, sampled_s=s, clock_event_reasons=0x40, ecc_uncorrected=e, sm_clock_mhz=900.0)
+        for s, e in ((50.0, 0), (90.0, 5))
+    )
+    assert not is_explained(
+        explain(replace(HEALTHY, device=replace(window, samples=(*early, now))))
+    )
+
+
+HOSTS: list[tuple[str, dict[str, Any], Tier, str]] = [
+    ("load above cores", {"load_1min": 96.0}, SUSPECTED, "load average 1.5 per core"),
+    ("CPU pressure", {"cpu_some_ratio": 0.4}, SUSPECTED, "waited for a core 40% of the time"),
+    ("I/O pressure", {"io_full_ratio": 0.3}, SUSPECTED, "waited for storage 30%"),
+    ("memory pressure", {"memory_full_ratio": 0.2}, PROBABLE, "waited for memory 20%"),
+    ("memory nearly full", {"memory_available_bytes": 20}, SUSPECTED, "2.0% of its host's memory"),
+    ("swapping", {"swap_in_bytes_per_s": 5.0 * 2**20}, PROBABLE, "5.0 MiB/s back from swap"),
+]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sure", "words"), [h[1:] for h in HOSTS], ids=[h[0] for h in HOSTS]
+)
+def test_what_a_host_shows(changed: dict[str, Any], sure: Tier, words: str) -> None:
+    sick = host(**changed)
+    (cause,) = explain(replace(HEALTHY, host=sick))
+    assert (cause.kind, cause.sure) == (CauseKind.HOST, sure)
+    assert words in cause.words and "none of 2 other hosts" in cause.words
+    (alone,) = explain(replace(ALONE, host=sick))
+    assert alone.sure is Tier.SUSPECTED and "no other host to compare with" in alone.words
+    assert not is_explained(explain(replace(HEALTHY, host=sick, peer_hosts=(sick, host()))))
+
+
+def test_what_the_kernel_counted_for_the_thread_itself() -> None:
+    (taken,) = explain(replace(HEALTHY, thread=thread(run_queue_s=0.5)))
+    assert (taken.kind, taken.sure) == (CauseKind.CORE_TAKEN, Tier.PROBABLE)
+    assert "waited for a core 33% of its time, 1% of its peers' time" in taken.words
+    frozen = thread(stall_s=0.6)
+    (cause,) = explain(replace(HEALTHY, thread=frozen))
+    assert (cause.kind, cause.sure) == (CauseKind.FROZEN, Tier.CONFIRMED)
+    assert found(replace(ALONE, thread=frozen)) == [(CauseKind.FROZEN, Tier.PROBABLE)]
+    assert not is_explained(explain(replace(HEALTHY, thread=frozen, peer_threads=(frozen,))))
+
+
+def test_the_surest_cause_comes_first_whatever_the_order_of_the_rules() -> None:
+    hot = device(processes=(RANK_PID, 9), clock_event_reasons=0x10, temperature_celsius=90.0)
+    sick = replace(HEALTHY, device=hot, thread=thread(stall_s=0.5))
+    kinds = [CauseKind.FROZEN, CauseKind.FOREIGN_PROCESS, CauseKind.CLOCKS, CauseKind.THERMAL]
+    assert [kind for kind, _ in found(sick)] == kinds
+
+
+def test_without_evidence_nothing_is_invented() -> None:
+    (cause,) = explain(Symptoms())
+    assert cause.kind is CauseKind.UNKNOWN
+    assert cause.words == "nothing seen: no device samples, no host samples, no thread times"
+    assert len(cause.not_seen) == len(RULES)
+    stale = replace(device(), onset_s=500.0)
+    assert "no device samples" in explain(Symptoms(device=stale))[0].words
+
+
+def test_where_nothing_is_unusual_it_says_what_was_looked_at_and_what_nobody_told() -> None:
+    (cause,) = explain(replace(HEALTHY, device=device(clock_event_reasons=None), thread=None))
+    assert cause.words.startswith("nothing seen: no thread times; not unusual: processes on the")
+    clear, blind = cause.words.split("; not told: ")
+    assert "SM clock" in clear and "memory left" in clear
+    assert blind == "clock events, stall, run-queue wait, idling"
+
+
+def test_one_line_for_people_names_the_tier_and_what_was_not_told() -> None:
+    hot = device(clock_event_reasons=0x40, sm_clock_mhz=None)
+    line = in_words(explain(replace(HEALTHY, device=hot)))
+    assert line == (
+        "probable thermal: the device reports hardware thermal slowdown in 1 of 1 samples "
+        "(none of 3 peers), not told: SM clock"
+    )
+    many = device(clock_event_reasons=0x1F8, sm_clock_mhz=900.0)
+    causes = explain(replace(HEALTHY, device=many))
+    assert len(causes) == 7
+    assert in_words(causes).endswith(f"; and {7 - MOST_TOLD} weaker signs")
