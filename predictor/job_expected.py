@@ -148,7 +148,7 @@ def from_replicates(
     expected = by_step * (by_block / block_means(by_step, size))[block]
     return Pace(
         step=step,
-        observed_s=observed,
+        observed_s=np.where(np.isfinite(expected), observed, np.nan),
         expected_s=expected,
         work_class=np.zeros(step.size, dtype=np.intp),
         resolution_s=resolution_s,

@@ -60,8 +60,9 @@ def judge_job(
     `replicates`: other runs of the same recipe, aligned by step number. `schedule`: the work class
     of each row of trace.steps. Used is what says most: replicates, then known tokens, then the
     schedule. PROBABLE where one of them is there, else SUSPECTED. The pace of the fastest fifth of
-    the run (of each class) counts as healthy: a job slow for longer, or from the start, is a note
-    at most. Raises ValueError if `schedule` is not as long as the steps.
+    the run (of each class) counts as healthy: a job slow for longer is a note at most, as is one
+    slow from its first step that nothing but itself tells the health of. Raises ValueError if
+    `schedule` is not as long as the steps.
     """
     table = trace.steps
     if table is not None and schedule is not None and len(schedule) != table.step.size:
@@ -99,6 +100,11 @@ def judge_job(
         shifted = [rise for rise in rises if _is_shift(blocks, found, rise)]
         rises = [rise for rise in rises if rise not in shifted]
         notes.extend(_shift_note(pace, blocks, found, rise) for rise in shifted)
+    elif rises and rises[0].begin == 0:
+        # Caches fill, compilers run, routing finds its balance: no health was seen before it.
+        settled = int(pace.step[_steps(pace, blocks, found, rises[0])[1] - 1])
+        notes.append(f"slower from the start to step {settled}: it settled or was mended")
+        rises = rises[1:]
     troubles = (_trouble(pace, blocks, found, rise, known_by) for rise in rises)
     return Verdict(
         troubles=tuple(t for t in troubles if t is not None), what_if=None, notes=tuple(notes)
@@ -206,9 +212,11 @@ def _trouble(
     """The finding, None where it is too short or too little beside the noise."""
     first, last = found[rise.begin].begin, found[rise.end - 1].end
     begin, end = _steps(pace, blocks, found, rise)
+    if end - begin < MIN_STEPS:
+        return None
     excess = paced_over(pace, blocks, begin, end) - rise.base
     error = blocks.sigma / sqrt(last - first)
-    if end - begin < MIN_STEPS or excess < max(FLOOR, MIN_SIGMAS * error):
+    if excess < max(FLOOR, MIN_SIGMAS * error):
         return None
     first_step, last_step = int(pace.step[begin]), int(pace.step[end - 1])
     is_over = rise.end < len(found)

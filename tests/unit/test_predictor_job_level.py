@@ -76,3 +76,12 @@ def test_steps_in_any_order_or_told_twice_say_the_same() -> None:
         object.__setattr__(steps, column, getattr(steps, column)[mixed])
     (same,) = job_faults(trace, replicates=replicates())
     assert same == told
+
+
+def test_a_job_that_settles_is_told_and_not_accused() -> None:
+    trace = job(slowed(FLAT_S, 0, 60, 1.5))
+    verdict = judge_job(trace, schedule=np.zeros(1000, dtype=np.intp))
+    assert verdict.troubles == ()
+    assert "slower from the start to step" in verdict.notes[0]
+    (found,) = job_faults(trace, replicates=replicates())  # others did not have to settle
+    assert found.first_step == 0

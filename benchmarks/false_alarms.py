@@ -1,0 +1,314 @@
+"""How often is a healthy job called slow from its step times, and is a real slowdown still found?
+
+Data: `nanogpt_h100_steps` (healthy runs; runs of a record are replicates, most records change their
+work on the way) and, where it is there, `smartmoe_ranktimes` (healthy, routing makes the noise).
+Judged with three kinds of knowledge and beside two rules that know nothing of the work. A schedule
+is not part of the data: it is taken from where the pace of the *other* runs with as many steps
+jumps, without their times. Runs without others have no replicates and no schedule and are judged
+with nothing. Slowdowns are spliced in: the real times of some steps, stretched, and rounded to the
+clock again.
+"""
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.step_runs import (
+    Run,
+    durations,
+    last_step,
+    nanogpt_runs,
+    smartmoe_runs,
+    spliced,
+    with_durations,
+)
+from pacekeeper.predictor.verdict import Trouble
+from pacekeeper.predictor.workload import Array
+
+KNOWLEDGE = ("replicates", "schedule", "nothing")
+SKIPPED_STEPS = 20  # before which nothing is spliced in, and which the unaware rules leave out
+SPLICES = ((1.10, 100), (1.05, 100), (1.20, 100), (1.10, 50), (1.10, 300))
+DELAY_STRIDE_STEPS = 10
+DELAY_EVERY = 16
+TABLE_WIDTH = 110
+MAX_FLAGGED, MIN_RECALL = 0.01, 0.90  # the bars, where replicates or a schedule are given
+
+
+@dataclass(slots=True, kw_only=True)
+class Tally:
+    """What came out for one kind of knowledge or one rule."""
+
+    runs: int = 0
+    steps: int = 0
+    flagged: int = 0
+    alarms: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def add(self, run: Run, alarms: int) -> None:
+        self.runs += 1
+        self.steps += run.num_steps
+        self.flagged += alarms > 0
+        self.alarms += alarms
+        if alarms:
+            self.names.append(run.name)
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "runs": self.runs,
+            "flagged": self.flagged,
+            "flagged_ratio": self.flagged / max(self.runs, 1),
+            "alarms": self.alarms,
+            "alarms_per_10000_steps": 1e4 * self.alarms / max(self.steps, 1),
+            "flagged_names": self.names[:20],
+        }
+
+
+def above_the_beginning(took_s: Array) -> int:
+    """Whether any mean of 50 steps is above 1.10 x the mean of the first 200."""
+    took_s = took_s[SKIPPED_STEPS:]
+    means = np.convolve(took_s, np.ones(50) / 50, "valid")
+    return int((means > 1.10 * took_s[:200].mean()).any())
+
+
+def above_the_window_before(took_s: Array) -> int:
+    """How many windows of 50 steps are above 1.10 x the window before them."""
+    took_s = took_s[SKIPPED_STEPS:]
+    means = took_s[: took_s.size // 50 * 50].reshape(-1, 50).mean(axis=1)
+    return int((means[1:] > 1.10 * means[:-1]).sum())
+
+
+UNAWARE: dict[str, Callable[[Array], int]] = {
+    "any 50 steps > 1.10 x the first 200": above_the_beginning,
+    "50 steps > 1.10 x the 50 before": above_the_window_before,
+}
+
+
+def healthy(runs: Iterable[Run], kinds: Sequence[str]) -> dict[str, Tally]:
+    tallies = {name: Tally() for name in (*kinds, *UNAWARE)}
+    for run in runs:
+        for knowledge in kinds:
+            if run.can(knowledge):
+                tallies[knowledge].add(run, len(run.judged(knowledge)))
+        for name, rule in UNAWARE.items():
+            tallies[name].add(run, rule(durations(run.trace)))
+    return tallies
+
+
+def hit(troubles: Sequence[Trouble], first: int, last: int, end: int) -> Trouble | None:
+    """The trouble that covers at least half of the steps first to last."""
+    for one in troubles:
+        until = end if one.last_step is None else one.last_step
+        if min(until, last) - max(one.first_step, first) + 1 >= 0.5 * (last - first + 1):
+            return one
+    return None
+
+
+def delay_steps(run: Run, knowledge: str, took_s: Array, begin: int, num_steps: int) -> int | None:
+    """Steps after the onset until the record so far is called slow there; None if not in time."""
+    steps = run.trace.steps
+    assert steps is not None
+    first = int(steps.step[begin])
+    for seen in range(DELAY_STRIDE_STEPS, num_steps + 51, DELAY_STRIDE_STEPS):
+        if begin + seen > took_s.size:
+            return None
+        so_far = with_durations(run.trace, took_s[: begin + seen])
+        if hit(
+            run.judged(knowledge, so_far),
+            first,
+            first + min(seen, num_steps) - 1,
+            last_step(so_far),
+        ):
+            return seen
+    return None
+
+
+def recall(
+    runs: Sequence[Run], knowledge: str, slowdown: float, num_steps: int, *, seed: int
+) -> dict[str, Any]:
+    """One splice per run at a random place; the delay is measured in each DELAY_EVERY-th run."""
+    random = np.random.default_rng(seed)
+    onset_errors, size_errors, waited, extra, asked = [], [], [], 0, 0
+    by_record: dict[str, list[bool]] = defaultdict(list)
+    for number, run in enumerate(runs):
+        begin = int(random.integers(SKIPPED_STEPS, run.num_steps - num_steps + 1))
+        if not run.can(knowledge):
+            continue
+        asked += 1
+        took_s = spliced(run.trace, begin, num_steps, slowdown)
+        troubles = run.judged(knowledge, with_durations(run.trace, took_s))
+        steps = run.trace.steps
+        assert steps is not None
+        first, last = int(steps.step[begin]), int(steps.step[begin + num_steps - 1])
+        found = hit(troubles, first, last, last_step(run.trace))
+        extra += len(troubles) - (found is not None)
+        by_record[run.record].append(found is not None)
+        if found is not None:
+            onset_errors.append(abs(found.first_step - first))
+            size_errors.append(abs(found.slowdown - slowdown))
+            if number % DELAY_EVERY == 0:
+                seen = delay_steps(run, knowledge, took_s, begin, num_steps)
+                waited.append(np.inf if seen is None else seen)
+    return {
+        "slowdown": slowdown,
+        "num_steps": num_steps,
+        "runs": asked,
+        "recall": len(onset_errors) / max(asked, 1),
+        "recall_worst_record": min(
+            (sum(found) / len(found) for found in by_record.values()), default=None
+        ),
+        "onset_error_steps": quantiles(onset_errors),
+        "slowdown_error": quantiles(size_errors),
+        "delay_steps": quantiles(waited),
+        "other_troubles": extra,
+    }
+
+
+def quantiles(values: Sequence[float]) -> tuple[float, float] | None:
+    """Median and 95th percentile; order statistics, so that inf stays inf."""
+    if not values:
+        return None
+    at = np.quantile(values, (0.5, 0.95), method="higher")
+    return float(at[0]), float(at[1])
+
+
+def online(runs: Sequence[Run], knowledge: str, *, every: int) -> Tally:
+    """The same runs asked while they run: a run counts if it is ever called slow."""
+    tally = Tally()
+    for run in runs:
+        if run.can(knowledge):
+            took_s = durations(run.trace)
+            asked = (
+                len(run.judged(knowledge, with_durations(run.trace, took_s[:seen])))
+                for seen in range(100, run.num_steps, every)
+            )
+            tally.add(run, max(asked, default=0))
+    return tally
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    shown = []
+    for source in result["healthy"]:
+        table = Table(title=f"healthy runs: {source}")
+        for column in (
+            "knowledge or rule",
+            "runs",
+            "flagged",
+            "share",
+            "alarms",
+            "per 10,000 steps",
+        ):
+            table.add_column(column, justify="left" if "rule" in column else "right")
+        for name, told in result["healthy"][source].items():
+            if told["runs"]:
+                table.add_row(
+                    name, str(told["runs"]), str(told["flagged"]), f"{told['flagged_ratio']:.1%}",
+                    str(told["alarms"]), f"{told['alarms_per_10000_steps']:.2f}",
+                )  # fmt: skip
+        shown.append(table)
+    table = Table(title="spliced slowdowns (p50 / p95)")
+    for column in ("knowledge", "splice", "runs", "found", "onset error", "size error", "delay"):
+        table.add_column(column, justify="right", no_wrap=True)
+
+    def pair(values: tuple[float, float] | None, form: str) -> str:
+        return "-" if values is None else " / ".join(format(value, form) for value in values)
+
+    for knowledge, rows in result["splices"].items():
+        for row in rows:
+            table.add_row(
+                knowledge, f"x{row['slowdown']:.2f}, {row['num_steps']} steps", str(row["runs"]),
+                f"{row['recall']:.1%}", pair(row["onset_error_steps"], ".0f"),
+                pair(row["slowdown_error"], ".3f"), pair(row["delay_steps"], ".0f"),
+            )  # fmt: skip
+    beside = Table(title="does it rest on luck?")
+    for column in ("check", "runs", "flagged", "per 10,000 steps", "x1.10, 100 steps found"):
+        beside.add_column(column, justify="left" if column == "check" else "right")
+    for name, told in result["checks"].items():
+        beside.add_row(
+            name, str(told["runs"]), str(told["flagged"]),
+            f"{told['alarms_per_10000_steps']:.2f}",
+            f"{told['recall']:.1%}" if "recall" in told else "",
+        )  # fmt: skip
+    return [*shown, table, beside]
+
+
+def fewer(runs: Sequence[Run], num: int, random: np.random.Generator) -> list[Run]:
+    """The runs with at most `num` replicates each, drawn at random."""
+    drawn = []
+    for run in runs:
+        kept = random.permutation(len(run.replicates))[:num]
+        drawn.append(replace(run, replicates=tuple(run.replicates[i] for i in kept)))
+    return drawn
+
+
+def checks(runs: Sequence[Run], seed: int) -> dict[str, Any]:
+    """Does the result rest on all replicates, on one record, on asking once at the end?"""
+    random = np.random.default_rng(seed)
+    result: dict[str, Any] = {}
+    for num in (1, 2, 4):
+        some = fewer(runs, num, random)
+        row = recall(some[::8], "replicates", *SPLICES[0], seed=seed)
+        told = healthy(some, ("replicates",))["replicates"].told()
+        result[f"{num} replicates at most"] = told | {"recall": row["recall"]}
+    for half in (0, 1):
+        chosen = {run.trace.name for run in random.permutation(np.array(runs, dtype=object))[::2]}
+        some = [
+            replace(run, replicates=tuple(o for o in run.replicates if o.name in chosen))
+            for run in runs
+            if run.trace.name in chosen
+        ]
+        row = recall(some[::4], "replicates", *SPLICES[0], seed=seed)
+        told = healthy(some, ("replicates",))["replicates"].told()
+        result[f"random half {half + 1}"] = told | {"recall": row["recall"]}
+    for knowledge in KNOWLEDGE:
+        told = online(runs[::16], knowledge, every=50).told()
+        result[f"asked every 50 steps: {knowledge}"] = told
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--seed", type=int, default=0, help="of the places of the splices")
+    parser.add_argument("--every", type=int, default=1, help="of the runs: each n-th only")
+    options = parser.parse_args()
+    runs = nanogpt_runs(options.data / "nanogpt_h100_steps")[:: options.every]
+    sources = {"nanogpt_h100_steps": runs}
+    if (options.data / "smartmoe_ranktimes" / "iteration_ms.csv.gz").exists():
+        sources["smartmoe_ranktimes"] = smartmoe_runs(options.data / "smartmoe_ranktimes")
+    result: dict[str, Any] = {
+        "healthy": {
+            source: {name: tally.told() for name, tally in healthy(some, KNOWLEDGE).items()}
+            for source, some in sources.items()
+        },
+        "splices": {
+            knowledge: [
+                recall(runs if i == 0 else runs[::4], knowledge, *splice, seed=options.seed)
+                for i, splice in enumerate(SPLICES)
+            ]
+            for knowledge in KNOWLEDGE
+        },
+        "checks": checks(runs, options.seed),
+    }
+    for table in tables(result):
+        Console(width=TABLE_WIDTH).print(table)
+    print(json.dumps(result))
+    told = result["healthy"]["nanogpt_h100_steps"]
+    holds = all(
+        told[knowledge]["flagged_ratio"] < MAX_FLAGGED
+        and result["splices"][knowledge][0]["recall"] >= MIN_RECALL
+        for knowledge in ("replicates", "schedule")
+    )
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
