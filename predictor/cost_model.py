@@ -16,7 +16,9 @@ from pacekeeper.predictor.workload import FEATURES, Array, Flags, Positions, Ste
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels.
 PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05])
-PRIOR_SPREAD = 0.12  # how far off a share of the prior may well be (one sigma)
+# How far off a share of the prior may well be (one sigma): attention is next to nothing with short
+# documents, and half of the time with long ones.
+PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12])
 HUBER_K = 1.345  # 95 % efficiency under normal errors
 ROUNDS, ITERATIONS = 3, 3  # of setting ranks and steps right; of Huber weights in each
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
