@@ -8,6 +8,7 @@ import time
 import uuid
 from pathlib import Path
 
+from pacekeeper.agent.host import Host
 from pacekeeper.agent.intake import Intake
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.nvml import Sampler
@@ -34,6 +35,7 @@ class Agent:
         self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
         self.metrics = AgentMetrics()
         self.sampler = Sampler(config.sample_interval_s)
+        self.host = Host(interval_s=config.sample_interval_s)
         self.uplink = Uplink(
             address=config.controller,
             node=config.node or socket.gethostname(),
@@ -153,8 +155,9 @@ class Agent:
     ) -> telemetry_pb2.NodeReport:
         samples, _ = self.sampler.latest(now_s)
         health = self._health(now_s)
+        host = self.host.latest(now_s)
         return wire.report_to_message(
-            batch(readings, samples, health, sequence=sequence, now_s=now_s)
+            batch(readings, samples, health, sequence=sequence, now_s=now_s, host=host)
         )
 
     def _greet(self, sequence: int) -> telemetry_pb2.NodeReport:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from pacekeeper.core.records import RankExitRecord, Record
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
-from pacekeeper.core.topology import Attachment, DeviceSample
+from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 
 MAX_RECORDS_PER_REPORT = 4096
 _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
@@ -55,8 +55,9 @@ def batch(
     *,
     sequence: int,
     now_s: float,
+    host: HostSample | None = None,
 ) -> NodeReport:
-    """One report: everything new, with the newest sample of each device."""
+    """One report: everything new, with the newest sample of each device and of the host."""
     newest: dict[str, DeviceSample] = {}
     for sample in samples:
         seen = newest.get(sample.device_uuid)
@@ -73,6 +74,7 @@ def batch(
             if not r.is_empty
         ),
         devices=tuple(newest[uuid] for uuid in sorted(newest)),
+        host=host,
         health=health,
     )
 

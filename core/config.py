@@ -38,7 +38,7 @@ class AgentConfig:
     metrics_listen: str = f"127.0.0.1:{METRICS_PORT}"
     # Seconds between two looks into the rings. Raising it saves CPU and delays findings.
     poll_interval_s: float = 0.1
-    # Seconds between two NVML readings of every device.
+    # Seconds between two readings of every device (NVML) and of the kernel (load, pressure).
     sample_interval_s: float = 1.0
     # Batches kept while the controller is away; the oldest are dropped and counted beyond it.
     spool_batches: int = 4096

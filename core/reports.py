@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pacekeeper.core.records import Record
-from pacekeeper.core.topology import Attachment, DeviceSample
+from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,7 @@ class NodeReport:
     sent_mono_s: float
     jobs: tuple[JobReport, ...] = ()
     devices: tuple[DeviceSample, ...] = ()
+    host: HostSample | None = None
     health: AgentHealth = AgentHealth()
 
 

@@ -198,6 +198,40 @@ class ProcessList(_message.Message):
     pids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class HostSample(_message.Message):
+    __slots__ = ("sampled_mono_s", "num_cores", "load_1min", "load_5min", "load_15min", "cpu_some_ratio", "cpu_full_ratio", "io_some_ratio", "io_full_ratio", "memory_some_ratio", "memory_full_ratio", "memory_bytes", "memory_available_bytes", "swap_in_bytes_per_s", "swap_out_bytes_per_s")
+    SAMPLED_MONO_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_CORES_FIELD_NUMBER: _ClassVar[int]
+    LOAD_1MIN_FIELD_NUMBER: _ClassVar[int]
+    LOAD_5MIN_FIELD_NUMBER: _ClassVar[int]
+    LOAD_15MIN_FIELD_NUMBER: _ClassVar[int]
+    CPU_SOME_RATIO_FIELD_NUMBER: _ClassVar[int]
+    CPU_FULL_RATIO_FIELD_NUMBER: _ClassVar[int]
+    IO_SOME_RATIO_FIELD_NUMBER: _ClassVar[int]
+    IO_FULL_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_SOME_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FULL_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SWAP_IN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SWAP_OUT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    sampled_mono_s: float
+    num_cores: int
+    load_1min: float
+    load_5min: float
+    load_15min: float
+    cpu_some_ratio: float
+    cpu_full_ratio: float
+    io_some_ratio: float
+    io_full_ratio: float
+    memory_some_ratio: float
+    memory_full_ratio: float
+    memory_bytes: int
+    memory_available_bytes: int
+    swap_in_bytes_per_s: float
+    swap_out_bytes_per_s: float
+    def __init__(self, sampled_mono_s: _Optional[float] = ..., num_cores: _Optional[int] = ..., load_1min: _Optional[float] = ..., load_5min: _Optional[float] = ..., load_15min: _Optional[float] = ..., cpu_some_ratio: _Optional[float] = ..., cpu_full_ratio: _Optional[float] = ..., io_some_ratio: _Optional[float] = ..., io_full_ratio: _Optional[float] = ..., memory_some_ratio: _Optional[float] = ..., memory_full_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_in_bytes_per_s: _Optional[float] = ..., swap_out_bytes_per_s: _Optional[float] = ...) -> None: ...
+
 class LayoutFile(_message.Message):
     __slots__ = ("generation", "layout_json")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -245,15 +279,17 @@ class AgentHealth(_message.Message):
     def __init__(self, nvml: _Optional[str] = ..., records_read: _Optional[int] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NodeReport(_message.Message):
-    __slots__ = ("sequence", "sent_mono_s", "jobs", "devices", "health")
+    __slots__ = ("sequence", "sent_mono_s", "jobs", "devices", "health", "host")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_MONO_S_FIELD_NUMBER: _ClassVar[int]
     JOBS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     HEALTH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     sent_mono_s: float
     jobs: _containers.RepeatedCompositeFieldContainer[JobReport]
     devices: _containers.RepeatedCompositeFieldContainer[DeviceSample]
     health: AgentHealth
-    def __init__(self, sequence: _Optional[int] = ..., sent_mono_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobReport, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceSample, _Mapping]]] = ..., health: _Optional[_Union[AgentHealth, _Mapping]] = ...) -> None: ...
+    host: HostSample
+    def __init__(self, sequence: _Optional[int] = ..., sent_mono_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobReport, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceSample, _Mapping]]] = ..., health: _Optional[_Union[AgentHealth, _Mapping]] = ..., host: _Optional[_Union[HostSample, _Mapping]] = ...) -> None: ...

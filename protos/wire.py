@@ -21,7 +21,7 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
-from pacekeeper.core.topology import Attachment, Clock, DeviceSample, ModelShape
+from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
 PROTOCOL_VERSION = 1
@@ -64,6 +64,7 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
         sent_mono_s=report.sent_mono_s,
         jobs=[_job_to_message(job) for job in report.jobs],
         devices=[_device_to_message(sample) for sample in report.devices],
+        host=None if report.host is None else _host_to_message(report.host),
         health=telemetry_pb2.AgentHealth(
             nvml=health.nvml,
             records_read=health.records_read,
@@ -83,6 +84,7 @@ def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
         sent_mono_s=message.sent_mono_s,
         jobs=tuple(_job_from_message(job) for job in message.jobs),
         devices=tuple(_device_from_message(sample) for sample in message.devices),
+        host=_host_from_message(message.host) if message.HasField("host") else None,
         health=AgentHealth(
             nvml=health.nvml,
             records_read=health.records_read,
@@ -280,3 +282,20 @@ def _device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
         elif name != "sampled_s":
             values[name] = getattr(message, name) if message.HasField(name) else None
     return DeviceSample(**values)
+
+
+def _host_to_message(sample: HostSample) -> telemetry_pb2.HostSample:
+    message = telemetry_pb2.HostSample(sampled_mono_s=sample.sampled_s)
+    for field in fields(HostSample):
+        value = getattr(sample, field.name)
+        if field.name != "sampled_s" and value is not None:
+            setattr(message, field.name, value)
+    return message
+
+
+def _host_from_message(message: telemetry_pb2.HostSample) -> HostSample:
+    names = [field.name for field in fields(HostSample) if field.name != "sampled_s"]
+    values: dict[str, Any] = {
+        name: getattr(message, name) for name in names if message.HasField(name)
+    }
+    return HostSample(sampled_s=message.sampled_mono_s, **values)

@@ -10,7 +10,7 @@ from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import BODY_BYTES, Record, RecordKind, unpack
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
-from pacekeeper.core.topology import Attachment, DeviceSample
+from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2, wire
 from support.records import ATTACHMENT, records
 
@@ -24,6 +24,12 @@ samples = st.builds(
     power_watts=maybe_float, utilisation_ratio=maybe_float, memory_used_bytes=st.none() | numbers,
     clock_event_reasons=st.none() | numbers, pcie_width=st.none() | numbers,
     ecc_uncorrected=st.none() | numbers, processes=st.none() | st.just(()) | st.just((1, 2)),
+)  # fmt: skip
+hosts = st.none() | st.builds(
+    HostSample, sampled_s=st.floats(0, 1e9), num_cores=st.none() | numbers, load_1min=maybe_float,
+    load_15min=maybe_float, cpu_some_ratio=maybe_float, io_full_ratio=maybe_float,
+    memory_full_ratio=maybe_float, memory_available_bytes=st.none() | numbers,
+    swap_in_bytes_per_s=maybe_float,
 )  # fmt: skip
 health = st.builds(
     AgentHealth, nvml=st.text(max_size=9), records_read=numbers, records_lost=numbers,
@@ -41,7 +47,7 @@ jobs = st.builds(
 reports = st.builds(
     NodeReport, sequence=numbers, sent_mono_s=st.floats(0, 1e9),
     jobs=st.lists(jobs, max_size=2).map(tuple), devices=st.lists(samples, max_size=2).map(tuple),
-    health=health,
+    health=health, host=hosts,
 )  # fmt: skip
 
 
@@ -54,10 +60,11 @@ def by_kind(found: tuple[Record, ...]) -> list[Record]:
 def test_a_report_survives_the_wire(report: NodeReport) -> None:
     data = wire.report_to_message(report).SerializeToString()
     back = wire.report_from_message(telemetry_pb2.NodeReport.FromString(data))
-    assert (back.sequence, back.devices, back.health) == (
+    assert (back.sequence, back.devices, back.health, back.host) == (
         report.sequence,
         report.devices,
         report.health,
+        report.host,
     )
     for ours, theirs in zip(report.jobs, back.jobs, strict=True):
         assert (ours.job, ours.attached, ours.layouts) == (

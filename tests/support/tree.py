@@ -46,6 +46,7 @@ def modules() -> tuple[str, ...]:
 SHELLS = {
     "agent": {
         "__init__",
+        "host",
         "intake",
         "job_files",
         "metrics",
