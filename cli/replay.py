@@ -19,9 +19,24 @@ from pacekeeper.simulator.traces import Format, open_trace
     show_default=True,
     help="What the files are; auto: looks inside.",
 )
+@click.option("--run", type=int, help="Which run of an archive of step times.")
+@click.option(
+    "--replicate",
+    "replicates",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Another run of the same recipe, to compare step times with; may be said again.",
+)
 @click.option("--report", type=click.Path(path_type=Path), help="Write an HTML page here.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def command(path: Path, form: str, report: Path | None, as_json: bool) -> None:
+def command(
+    path: Path,
+    form: str,
+    run: int | None,
+    replicates: tuple[Path, ...],
+    report: Path | None,
+    as_json: bool,
+) -> None:
     """Judge a recorded run with the code that watches live ones.
 
     PATH is a file, or a directory with the files of one run (one per node or rank): trace files
@@ -29,8 +44,9 @@ def command(path: Path, form: str, report: Path | None, as_json: bool) -> None:
     """
     from pacekeeper.predictor.replay import judge
 
-    trace = open_trace(path, None if form == "auto" else Format(form))
-    verdict = judge(trace)
+    wanted = None if form == "auto" else Format(form)
+    trace = open_trace(path, wanted, run)
+    verdict = judge(trace, [open_trace(other, wanted, run) for other in replicates])
     if report is not None:
         from pacekeeper.cli.replay_report import write_report
 

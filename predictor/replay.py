@@ -1,12 +1,28 @@
 """All that can be said of a recorded run: every judge, each on the tables that it can use. Pure."""
 
+from collections.abc import Sequence
+
+from pacekeeper.predictor.job_level import judge_job
 from pacekeeper.predictor.late_ranks import late_ranks
+from pacekeeper.predictor.link_faults import link_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.verdict import Trouble, Verdict
+from pacekeeper.predictor.what_if import what_if
 
 
-def judge(trace: Trace) -> Verdict:
-    """Findings, the worst first, and what they cost."""
-    troubles: list[Trouble] = list(late_ranks(trace))
-    troubles.sort(key=lambda t: (-t.slowdown, t.rank if t.rank is not None else -1))
-    return Verdict(troubles=tuple(troubles), what_if=None, notes=trace.notes)
+def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
+    """Findings, the worst first, and what they cost.
+
+    Where ranks tell their compute times, they are judged; only where none does, the job as a whole
+    by its step times, beside `replicates` (other runs of the same recipe).
+    """
+    troubles: list[Trouble] = [*link_faults(trace)]
+    notes = list(trace.notes)
+    if trace.compute is not None:
+        troubles += late_ranks(trace)
+    elif trace.steps is not None:
+        job = judge_job(trace, replicates=replicates)
+        troubles += job.troubles
+        notes += job.notes
+    troubles.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
+    return Verdict(troubles=tuple(troubles), what_if=what_if(trace), notes=tuple(notes))

@@ -13,8 +13,10 @@ from pacekeeper.simulator.read_kineto import read_kineto
 from pacekeeper.simulator.read_megatron_log import read_megatron_log
 from pacekeeper.simulator.read_native import read_native
 from pacekeeper.simulator.read_nccl_inspector import read_nccl_inspector
+from pacekeeper.simulator.read_steps import read_archive, read_steps
 
 HEAD_BYTES = 1 << 16
+ZIP_MAGIC = b"PK"  # of .npz
 
 
 class Format(StrEnum):
@@ -25,6 +27,7 @@ class Format(StrEnum):
     KINETO = "kineto"
     MEGATRON_LOG = "megatron-log"
     NCCL_INSPECTOR = "nccl-inspector"
+    STEPS = "steps"
 
 
 def _single(read: Callable[[Path], Trace]) -> Callable[[Sequence[Path]], Trace]:
@@ -45,18 +48,31 @@ READERS: dict[Format, Callable[[Sequence[Path]], Trace]] = {
     Format.KINETO: read_kineto,
     Format.MEGATRON_LOG: _single(read_megatron_log),
     Format.NCCL_INSPECTOR: read_nccl_inspector,
+    Format.STEPS: _single(read_steps),
 }
 
 
-def open_trace(path: Path, form: Format | None = None) -> Trace:
+def open_trace(path: Path, form: Format | None = None, run: int | None = None) -> Trace:
     """The run in a file, or in all files of a directory (one per node or rank).
 
-    Raises DataError where there is none, or where its format is not known.
+    `run` picks one of an archive of step times. Raises DataError where there is none, or where its
+    format is not known.
     """
     paths = _files(path)
     if form is None:
         form = detect(paths[0])
+    if form is Format.STEPS and _head(paths[0])[:2] == ZIP_MAGIC:
+        return _one_of(paths[0], run)
     return READERS[form](paths)
+
+
+def _one_of(path: Path, run: int | None) -> Trace:
+    runs = read_archive(path)
+    if run is None or not 0 <= run < len(runs):
+        raise DataError(
+            f"{path} holds {len(runs)} runs, 0 to {len(runs) - 1}", remedy="name one with --run"
+        )
+    return runs[run]
 
 
 def detect(path: Path) -> Format:
@@ -70,6 +86,10 @@ def detect(path: Path) -> Format:
         return Format.NCCL_INSPECTOR
     if b"elapsed time per iteration" in head:
         return Format.MEGATRON_LOG
+    if head[:2] == ZIP_MAGIC or (b"step" in head.partition(b"\n")[0] and b"{" not in head):
+        return Format.STEPS
+    if head.lstrip()[:1] == b"{" and b'"step"' in head.partition(b"\n")[0]:
+        return Format.STEPS
     if head.lstrip()[:1] == b"{":
         return Format.KINETO  # its lists of events may begin far behind
     raise DataError(
