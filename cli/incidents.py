@@ -73,5 +73,7 @@ def _print(incident: Any) -> None:
         f"{state}"
     )
     console.print(f"    {escape(incident.reason)}")
+    if incident.cause:
+        console.print(f"    cause: {escape(incident.cause)}")
     for action in incident.actions:
         console.print(f"    -> {escape(action)}")

@@ -23,6 +23,8 @@ def open_incident(
         SaveIncident(incident=incident),
         Say(text=f"job={job.name} incident={incident.incident_id} {finding.reason}"),
     ]
+    if finding.cause:
+        commands.append(_cause_told(incident))
     return state, replace(job, incidents=newest((*job.incidents, incident))), commands
 
 
@@ -110,3 +112,21 @@ def remeasure(job: JobState, rank: int, slowdown: float) -> tuple[JobState, list
             ]
         incidents.append(incident)
     return replace(job, incidents=tuple(incidents)), commands
+
+
+def name_cause(job: JobState, rank: int, cause: str) -> tuple[JobState, list[Command]]:
+    """By now it is known better why this rank is slow."""
+    commands: list[Command] = []
+    known = []
+    for incident in job.incidents:
+        finding = incident.finding
+        if incident.is_open and finding.kind is FindingKind.DEVICE and finding.rank == rank:
+            incident = replace(incident, finding=replace(finding, cause=cause))
+            commands += [SaveIncident(incident=incident), _cause_told(incident)]
+        known.append(incident)
+    return replace(job, incidents=tuple(known)), commands
+
+
+def _cause_told(incident: Incident) -> Say:
+    text = f"job={incident.job} incident={incident.incident_id} cause: {incident.finding.cause}"
+    return Say(text=text)

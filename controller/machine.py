@@ -2,13 +2,13 @@
 
 Level-based: whatever is wanted and not yet observed is said again; whatever arrives twice changes
 nothing. All state changes happen here and below: `inbox.py`, `steps.py`, `incidents.py` (what
-reports say), `policy.py` (what to do).
+reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import endings, inbox
+from pacekeeper.controller import causes, endings, inbox
 from pacekeeper.controller.events import (
     AskDecision,
     Command,
@@ -120,7 +120,13 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
         last_report_s=now_s,
     )
     if known is not None:
-        node = replace(node, health=known.health, device_uuids=known.device_uuids)
+        node = replace(
+            node,
+            health=known.health,
+            device_uuids=known.device_uuids,
+            devices=known.devices,
+            host=known.host,
+        )
     return replace(state, nodes={**state.nodes, event.node: node})
 
 
@@ -138,7 +144,7 @@ def _report(
     known = state.nodes.get(event.node)
     if known is not None:
         node = replace(
-            known,
+            causes.remember(known, event.report),
             health=event.report.health,
             device_uuids=tuple(d.device_uuid for d in event.report.devices),
             last_report_s=now_s,

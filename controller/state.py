@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pacekeeper.controller.rank_map import RankMap
-from pacekeeper.core.findings import Decision, Incident, Watch
+from pacekeeper.core.findings import Decision, Incident, Tier, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import Attachment, ModelShape
+from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.evidence import Evidence, begin
 
 StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
@@ -65,6 +65,28 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One node as a finding sees it: the onset on its clock, and its processes of the job."""
+
+    onset_s: float
+    pids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """The cause of an open finding is still looked for, up to `until_unix_s`.
+
+    `peers` are ranks to compare with, `places` their nodes and its own; `sure`: how sure the cause
+    is that was told, None where nothing was seen.
+    """
+
+    peers: tuple[int, ...]
+    places: Mapping[str, Place]
+    until_unix_s: float
+    sure: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """One job in its present `life` (0: unknown). `layout` is the observed one, `desired` the one
     offered (None: nothing offered) to ranks that run generation `desired_base`.
@@ -101,6 +123,7 @@ class JobState:
     tokens_per_step: float = 0.0
     squares_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
+    searches: Mapping[int, Search] = field(default_factory=dict)  # for causes, by slow rank
     step: int = -1
     recent_step_s: tuple[float, ...] = ()  # of the present layout, newest last
     tokens_per_s: float = 0.0
@@ -147,7 +170,7 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One node's agent."""
+    """One node's agent. `devices` (by uuid) and `host`: the last minute, oldest sample first."""
 
     name: str
     agent_life: str
@@ -155,6 +178,8 @@ class NodeState:
     is_connected: bool = True
     health: AgentHealth = field(default_factory=AgentHealth)
     device_uuids: tuple[str, ...] = ()
+    devices: Mapping[str, tuple[DeviceSample, ...]] = field(default_factory=dict)
+    host: tuple[HostSample, ...] = ()
     last_report_s: float = 0.0
 
 

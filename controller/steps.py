@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller import incidents
+from pacekeeper.controller import causes, incidents
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
+from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
     JobState,
     RankLife,
@@ -151,7 +152,7 @@ def _judge(
         return state, job, []
     evidence, judgement = fold(config.detector, job.evidence, sample_of(list(work.values())))
     job = _show_on_ranks(replace(job, evidence=evidence), judgement)
-    state, job, commands = _take_judgement(state, job, judgement, config, unix_s)
+    state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
     commands.append(
         StepSummary(
             job=job.name,
@@ -236,13 +237,19 @@ def is_same_work(one: Layout, other: Layout) -> bool:
 
 
 def _take_judgement(
-    state: State, job: JobState, judgement: Judgement, config: ControllerConfig, unix_s: float
+    state: State,
+    job: JobState,
+    judgement: Judgement,
+    by_rank: RankMap[RankWork],
+    config: ControllerConfig,
+    unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Findings open incidents, recoveries close them, re-measured ones are told."""
-    commands: list[Command] = []
+    job, commands = causes.look_again(state, job, by_rank, unix_s)
     for finding in judgement.findings:
         # The layout to come back to is the one from before the first of the open findings.
         job = replace(job, home=job.home if job.home is not None else job.layout)
+        job, finding = causes.explained(state, job, finding, by_rank, unix_s)
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
     for rank in judgement.recovered:

@@ -112,6 +112,7 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         # A job that ended before its first complete step is at step -1, which no message holds.
         closed_step=None if incident.closed_step is None else max(0, incident.closed_step),
         actions=list(incident.actions),
+        cause=finding.cause,
     )
 
 

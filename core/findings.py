@@ -36,7 +36,8 @@ class Finding:
     """Evidence that crossed its threshold.
 
     `slowdown` is observed / expected time (1.0 = healthy, inf for a death); `onset_step` the first
-    step the evidence speaks of, `step` the newest step seen when it was found.
+    step the evidence speaks of, `step` the newest step seen when it was found. `cause` says what
+    was seen around the onset that would explain it, or that nothing was; empty: nobody looked.
     """
 
     kind: FindingKind
@@ -46,6 +47,7 @@ class Finding:
     onset_step: int
     step: int
     reason: str
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

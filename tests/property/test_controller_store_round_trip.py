@@ -23,6 +23,7 @@ findings = st.builds(
     onset_step=numbers,
     step=numbers,
     reason=words,
+    cause=words,
 )
 incidents = st.builds(
     Incident,

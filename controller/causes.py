@@ -1,0 +1,239 @@
+"""What the nodes saw lately, kept in short windows, and what it says of a finding. Pure.
+
+Windows lie on each node's own clock. The onset is put onto it: the end of the step in which the
+finding was made, as ranks of that node told it, less the duration of the steps since the onset;
+where they tell no times, the newest sample stands for that end. Some readings come late (NVML's
+costly ones each 30 s): for a while it is looked again, and what is surer replaces what was said.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from pacekeeper.controller import incidents
+from pacekeeper.controller.events import Command
+from pacekeeper.controller.rank_map import RankMap
+from pacekeeper.controller.state import (
+    JobState,
+    NodeState,
+    Place,
+    RankLife,
+    RankWork,
+    Search,
+    State,
+)
+from pacekeeper.core.findings import Finding, Tier
+from pacekeeper.core.reports import NodeReport
+from pacekeeper.predictor.cause import explain, in_words, is_explained
+from pacekeeper.predictor.symptoms import Cause, DeviceWindow, HostWindow, Symptoms, ThreadTime
+
+KEPT_SAMPLES = 12  # of one device or host: a minute; each costs some 400 bytes
+SPACING_S = 5.0
+KEPT_DEVICES = 64  # of one node
+PEERS = 8  # on the node itself, and as many on others
+LOOK_AGAIN_S = 90.0
+MAX_SEARCHES = 16  # at a time: what strikes more ranks at once is not of a device
+_HEIGHT = {None: 0, Tier.SUSPECTED: 1, Tier.PROBABLE: 2, Tier.CONFIRMED: 3}
+
+
+class _Sampled(Protocol):
+    @property
+    def sampled_s(self) -> float: ...
+
+
+S = TypeVar("S", bound=_Sampled)
+
+
+def remember(node: NodeState, report: NodeReport) -> NodeState:
+    """Put a report's samples into the node's windows. O(devices of the node)."""
+    devices = dict(node.devices)
+    for sample in report.devices:
+        known = devices.get(sample.device_uuid, ())
+        devices[sample.device_uuid] = kept(known, sample)
+    if len(devices) > KEPT_DEVICES:
+        named = {sample.device_uuid for sample in report.devices}
+        devices = {uuid: window for uuid, window in devices.items() if uuid in named}
+    host = node.host if report.host is None else kept(node.host, report.host)
+    return replace(node, devices=devices, host=host)
+
+
+def kept(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
+    """The window with a newer sample: samples SPACING_S apart, and the newest of all.
+
+    An agent repeats its newest sample in each report, and tells late what it could not send: that
+    changes nothing. A sample from before the whole window is of a clock that began anew.
+    """
+    if not window or sample.sampled_s < window[0].sampled_s:
+        return (sample,)
+    if sample.sampled_s <= window[-1].sampled_s:
+        return window
+    is_close = len(window) > 1 and window[-1].sampled_s - window[-2].sampled_s < SPACING_S
+    return (*(window[:-1] if is_close else window), sample)[-KEPT_SAMPLES:]
+
+
+def explained(
+    state: State, job: JobState, finding: Finding, by_rank: RankMap[RankWork], unix_s: float
+) -> tuple[JobState, Finding]:
+    """The finding with its cause in words, and a search that goes on unless that is certain."""
+    searches = {rank: s for rank, s in job.searches.items() if rank != finding.rank}
+    if len(searches) >= MAX_SEARCHES:
+        return job, replace(finding, cause="not looked for: too many ranks are slow at once")
+    search = _begun(state, job, finding, by_rank, unix_s)
+    causes = explain(_symptoms(state, job, finding.rank, search, by_rank))
+    search = replace(search, sure=_surest(causes))
+    if search.sure is not Tier.CONFIRMED:
+        searches[finding.rank] = search
+    return replace(job, searches=searches), replace(finding, cause=in_words(causes))
+
+
+def look_again(
+    state: State, job: JobState, by_rank: RankMap[RankWork], unix_s: float
+) -> tuple[JobState, list[Command]]:
+    """Name what is seen by now of open findings, where it is surer than what was said."""
+    commands: list[Command] = []
+    searches = {}
+    for rank, search in job.searches.items():
+        if unix_s > search.until_unix_s or rank not in job.evidence.slow:
+            continue
+        causes = explain(_symptoms(state, job, rank, search, by_rank))
+        sure = _surest(causes)
+        if _HEIGHT[sure] > _HEIGHT[search.sure]:
+            search = replace(search, sure=sure)
+            job, said = incidents.name_cause(job, rank, in_words(causes))
+            commands += said
+        if sure is not Tier.CONFIRMED:
+            searches[rank] = search
+    return replace(job, searches=searches) if job.searches else job, commands
+
+
+def _begun(
+    state: State, job: JobState, finding: Finding, by_rank: RankMap[RankWork], unix_s: float
+) -> Search:
+    """Whom to compare with, and the onset on the clock of each of their nodes."""
+    peers = _peers(job, finding.rank)
+    involved = (finding.rank, *peers)
+    span_s = _span_s(job, finding)
+    names = {job.ranks[rank].node for rank in involved}
+    pids: dict[str, set[int]] = {name: set() for name in names}
+    for known in job.ranks.values():
+        if known.node in pids:
+            pids[known.node].add(known.attachment.pid)
+    places = {}
+    for name in names:
+        own = [rank for rank in involved if job.ranks[rank].node == name]
+        end_s = _end_s(own, by_rank) or _newest_s(state.nodes.get(name))
+        places[name] = Place(onset_s=end_s - span_s, pids=frozenset(pids[name]))
+    return Search(peers=peers, places=places, until_unix_s=unix_s + LOOK_AGAIN_S)
+
+
+def _peers(job: JobState, rank: int) -> tuple[int, ...]:
+    """Ranks of the same role that run and are not slow: neighbours, and some of other nodes."""
+    own = job.ranks[rank]
+    near: list[int] = []
+    far: dict[str, list[int]] = {}
+    for other in job.living:
+        known = job.ranks[other]
+        is_alike = known.attachment.role == own.attachment.role
+        if other == rank or not is_alike or other in job.evidence.slow:
+            continue
+        if known.node == own.node:
+            near.append(other)
+        else:
+            far.setdefault(known.node, []).append(other)
+    # One of each node first: hosts are compared too.
+    by_turn = sorted((turn, o) for ranks in far.values() for turn, o in enumerate(ranks))
+    return (*near[:PEERS], *(other for _, other in by_turn[:PEERS]))
+
+
+def _symptoms(
+    state: State, job: JobState, rank: int, search: Search, by_rank: RankMap[RankWork]
+) -> Symptoms:
+    is_fit = {
+        peer: peer not in job.evidence.slow
+        and peer in job.ranks
+        and job.ranks[peer].life is RankLife.ALIVE
+        for peer in search.peers
+    }
+    peers = [peer for peer in search.peers if is_fit[peer]]
+    own = job.ranks[rank]
+    uuid = own.attachment.device_uuid
+    device = _device(state, job, rank, search)
+    others = {job.ranks[peer].attachment.device_uuid: peer for peer in peers}
+    others.pop(uuid, None)  # two ranks on one device are no witnesses of each other
+    windows = [_device(state, job, peer, search) for peer in others.values()]
+    names = {job.ranks[peer].node for peer in peers} - {own.node}
+    threads = [_thread(by_rank.get(peer)) for peer in peers]
+    return Symptoms(
+        device=device,
+        peers=tuple(window for window in windows if window is not None),
+        host=_host(state, own.node, search),
+        peer_hosts=tuple(
+            window for name in sorted(names) if (window := _host(state, name, search)) is not None
+        ),
+        thread=_thread(by_rank.get(rank)),
+        peer_threads=tuple(thread for thread in threads if thread is not None),
+    )
+
+
+def _device(state: State, job: JobState, rank: int, search: Search) -> DeviceWindow | None:
+    known = job.ranks[rank]
+    node, place = state.nodes.get(known.node), search.places.get(known.node)
+    if node is None or place is None or known.attachment.device_uuid not in node.devices:
+        return None
+    samples = node.devices[known.attachment.device_uuid]
+    return DeviceWindow(onset_s=place.onset_s, samples=samples, pids=place.pids)
+
+
+def _host(state: State, name: str, search: Search) -> HostWindow | None:
+    node, place = state.nodes.get(name), search.places.get(name)
+    if node is None or place is None or not node.host:
+        return None
+    return HostWindow(onset_s=place.onset_s, samples=node.host)
+
+
+def _thread(work: RankWork | None) -> ThreadTime | None:
+    """Where the thread spent the step, all micro-batches together."""
+    if work is None or not work.micro_batches:
+        return None
+    done = work.micro_batches
+    return ThreadTime(
+        compute_s=sum(record.compute_s for record in done),
+        run_queue_s=_sum([record.run_queue_s for record in done]),
+        stall_s=_sum([record.stall_s for record in done]),
+    )
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return sum(told) if len(told) == len(values) else None
+
+
+def _span_s(job: JobState, finding: Finding) -> float:
+    """How long the steps from the onset to the finding took; the mean for those not kept."""
+    count = finding.step - finding.onset_step + 1
+    last = job.recent_step_s[-count:]
+    return sum(last) / len(last) * count if last else 0.0
+
+
+def _end_s(ranks: Collection[int], by_rank: RankMap[RankWork]) -> float:
+    """When these ranks ended the step, on their node's clock; 0.0: they do not tell."""
+    ends = [0.0]
+    for rank in ranks:
+        work = by_rank.get(rank)
+        if work is not None:
+            ends += [record.ended_mono_s for record in work.micro_batches]
+            ends += [] if work.end is None else [work.end.ended_mono_s]
+    return max(ends)
+
+
+def _newest_s(node: NodeState | None) -> float:
+    if node is None:
+        return 0.0
+    ends_s = [window[-1].sampled_s for window in node.devices.values() if window]
+    ends_s += [sample.sampled_s for sample in node.host[-1:]]
+    return max(ends_s, default=0.0)
+
+
+def _surest(causes: Sequence[Cause]) -> Tier | None:
+    """None: nothing was seen."""
+    return causes[0].sure if is_explained(causes) else None
