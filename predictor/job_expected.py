@@ -29,9 +29,10 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Clocked:
-    """The steps of a run that can be judged, ascending and without spikes."""
+    """The steps of a run that can be judged, ascending; `duration_s` is without spikes."""
 
     step: Positions
+    raw_s: Array
     duration_s: Array
     tokens: Array
     sum_len_squared: Array
@@ -50,6 +51,7 @@ def clocked(trace: Trace) -> Clocked | None:
         return None
     return Clocked(
         step=table.step[rows],
+        raw_s=table.duration_s[rows],
         duration_s=without_spikes(table.duration_s[rows], resolution=trace.resolution_s),
         tokens=table.tokens[rows],
         sum_len_squared=table.sum_len_squared[rows],
@@ -82,11 +84,11 @@ def from_schedule(run: Clocked, schedule: Positions, resolution_s: float) -> Pac
     expected = np.ones(run.step.size)
     for work_class in np.unique(schedule):
         among = schedule == work_class
-        own = run.duration_s[among]
+        own = run.raw_s[among]
         expected[among] = without_spikes(own, resolution=resolution_s).mean()
     return Pace(
         step=run.step,
-        observed_s=run.duration_s,
+        observed_s=_beside(run, expected, resolution_s),
         expected_s=expected,
         work_class=schedule.astype(np.intp),
         resolution_s=resolution_s,
@@ -102,20 +104,25 @@ def from_work(run: Clocked, resolution_s: float) -> Pace:
     known = np.where(np.isfinite(run.sum_len_squared), run.sum_len_squared, 0.0)
     features = np.stack([np.ones(run.step.size), run.tokens, known], axis=1)
     features = features / np.maximum(np.abs(features).max(axis=0), 1e-300)
-    relative = features / run.duration_s[:, None]
+    relative = features / run.raw_s[:, None]
     weight = np.ones(run.step.size)
     for _ in range(WORK_PASSES):
         coefficients = np.linalg.lstsq(relative * weight[:, None], weight, rcond=1e-9)[0]
         weight = 1.0 / np.sqrt(np.maximum(np.abs(relative @ coefficients - 1.0), 1e-4))
     fitted = features @ coefficients
-    expected: Array = np.maximum(fitted, 0.1 * run.duration_s)
+    expected: Array = np.maximum(fitted, 0.1 * run.raw_s)
     return Pace(
         step=run.step,
-        observed_s=run.duration_s,
+        observed_s=_beside(run, expected, resolution_s),
         expected_s=expected,
         work_class=np.zeros(run.step.size, dtype=np.intp),
         resolution_s=resolution_s,
     )
+
+
+def _beside(run: Clocked, expected_s: Array, resolution_s: float) -> Array:
+    """Observed times without spikes, where a spike is told from work that differs by the step."""
+    return expected_s * without_spikes(run.raw_s / expected_s, resolution=resolution_s / expected_s)
 
 
 def from_replicates(

@@ -29,7 +29,7 @@ class Level:
         return self.end - self.begin
 
 
-def without_spikes(values: Array, *, resolution: float) -> Array:
+def without_spikes(values: Array, *, resolution: float | Array) -> Array:
     """The values, each drawn to its neighbours as far as it sticks out (Hampel, clipped).
 
     An edge between two levels stays where it is. What the clock's resolution explains is left

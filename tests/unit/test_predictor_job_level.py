@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 
+from pacekeeper.predictor.job_blocks import Knowledge, block_size, blocks_of
+from pacekeeper.predictor.job_expected import clocked, unknown
 from pacekeeper.predictor.job_level import MIN_STEPS, job_faults, judge_job
 from pacekeeper.predictor.trace import Trace
-from support.step_times import job, slowed
+from support.step_times import job, slowed, with_work
 
 FLAT_S = np.full(1000, 0.06)
 
@@ -85,3 +87,87 @@ def test_a_job_that_settles_is_told_and_not_accused() -> None:
     assert "slower from the start to step" in verdict.notes[0]
     (found,) = job_faults(trace, replicates=replicates())  # others did not have to settle
     assert found.first_step == 0
+
+
+def test_a_pace_that_only_a_block_across_a_jump_has_excuses_nobody() -> None:
+    """From 35 to 60 ms in the middle of a block, which as a whole has 47 ms."""
+    pace_s = np.repeat([0.035, 0.060], (505, 495))
+    beside = [job(pace_s, seed=1 + i) for i in range(3)]
+    (found,) = job_faults(job(slowed(pace_s, 380, 480, 1.357)), replicates=beside)
+    assert abs(found.first_step - 380) <= 5
+
+
+def test_what_noise_could_have_done_accuses_hardly_anybody() -> None:
+    """The last steps 5 % slow, three standard errors above health: some would pass for a level."""
+    pace_s = slowed(FLAT_S, 960, 1000, 1.05)
+    found = [
+        job_faults(job(pace_s, seed=seed, noise=0.1), schedule=np.zeros(1000, dtype=np.intp))
+        for seed in range(60)
+    ]
+    assert sum(map(bool, found)) <= 2
+
+
+def test_the_size_of_a_slowdown_is_right_in_noise() -> None:
+    """Health is told by the fastest fifth, which noise alone makes look faster than health."""
+    sizes = []
+    for seed in range(5):
+        trace = job(slowed(FLAT_S, 400, 700, 1.3), seed=seed, noise=0.08)
+        (found,) = job_faults(trace, schedule=np.zeros(1000, dtype=np.intp))
+        sizes.append(found.slowdown)
+    assert float(np.mean(sizes)) == pytest.approx(1.3, rel=0.012)
+
+
+def test_a_coarse_clock_gets_larger_blocks_and_no_more_trust_than_it_has() -> None:
+    trace = job(np.full(2000, 1.34), noise=0.0, resolution_s=1.0)
+    run = clocked(trace)
+    assert run is not None
+    assert block_size(run, 1e-3) == 10
+    assert block_size(run, 1.0) == 100  # of the median, one second
+    blocks = blocks_of(unknown(run, 1.0), 20, Knowledge.NOTHING)
+    assert blocks.sigma >= 1.0 / 20 / float(np.median(run.duration_s))
+    assert job_faults(trace) == ()
+
+
+def test_a_work_class_of_few_steps_has_no_level_to_be_judged_by() -> None:
+    schedule = np.repeat([0, 1, 2], (500, 60, 440))
+    pace_s = slowed(FLAT_S, 520, 560, 1.2)
+    assert job_faults(job(pace_s), schedule=schedule) == ()
+    assert job_faults(job(pace_s), schedule=np.zeros(1000, dtype=np.intp)) != ()
+
+
+def test_work_classes_may_alternate_from_step_to_step() -> None:
+    random = np.random.default_rng(0)
+    schedule = random.permuted(np.repeat([0, 1], (600, 400)))
+    pace_s = np.array([0.03, 0.09])[schedule]
+    assert job_faults(job(pace_s), schedule=schedule) == ()
+    (found,) = job_faults(job(slowed(pace_s, 400, 500, 1.1)), schedule=schedule)
+    assert abs(found.first_step - 400) <= 5
+
+
+def test_replicates_of_unlike_pace_and_length_make_no_edge_where_one_ends() -> None:
+    beside = [job(FLAT_S[:700], seed=1), job(FLAT_S * 1.5, seed=2)]
+    assert judge_job(job(FLAT_S), replicates=beside).notes == ()
+    assert job_faults(job(FLAT_S), replicates=beside) == ()
+
+
+def test_steps_after_the_end_of_all_replicates_are_not_judged() -> None:
+    pace_s = slowed(np.full(2000, 10.0), 1910, 2000, 1.5)
+    beside = [job(np.full(1910, 10.0), seed=1 + i, resolution_s=10.0) for i in range(3)]
+    assert job_faults(job(pace_s, resolution_s=10.0), replicates=beside) == ()
+
+
+def test_a_clock_as_coarse_as_a_fifth_of_a_step_shifts_no_level() -> None:
+    """Steps of 5.3 ms are told as 5 most of the time: the median of the replicates is 5."""
+    pace_s = np.repeat([0.0053, 0.0200], 500)
+    beside = [job(pace_s, seed=1 + i, noise=0.002, resolution_s=1e-3) for i in range(19)]
+    assert job_faults(job(pace_s, noise=0.002, resolution_s=1e-3), replicates=beside) == ()
+
+
+def test_a_fault_while_there_is_much_work_is_not_learnt_as_its_price() -> None:
+    random = np.random.default_rng(0)
+    tokens = random.uniform(1000, 3000, 1000)
+    tokens[600:] += 500
+    pace_s = slowed(0.02 + 1e-5 * tokens, 600, 1000, 1.3)
+    trace = with_work(job(pace_s), tokens, np.full(1000, np.nan))
+    (found,) = job_faults(trace)
+    assert found.slowdown == pytest.approx(1.3, rel=0.03)
