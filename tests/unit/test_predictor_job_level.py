@@ -160,7 +160,8 @@ def test_a_clock_as_coarse_as_a_fifth_of_a_step_shifts_no_level() -> None:
     """Steps of 5.3 ms are told as 5 most of the time: the median of the replicates is 5."""
     pace_s = np.repeat([0.0053, 0.0200], 500)
     beside = [job(pace_s, seed=1 + i, noise=0.002, resolution_s=1e-3) for i in range(19)]
-    assert job_faults(job(pace_s, noise=0.002, resolution_s=1e-3), replicates=beside) == ()
+    verdict = judge_job(job(pace_s, noise=0.002, resolution_s=1e-3), replicates=beside)
+    assert (verdict.troubles, verdict.notes) == ((), ())
 
 
 def test_a_fault_while_there_is_much_work_is_not_learnt_as_its_price() -> None:
