@@ -133,8 +133,10 @@ class ExpertLoadTable:
 class Trace:
     """One recorded run. `notes` say in words what was missing, damaged or left out.
 
-    `groups`: the ranks of each communication group. `resolution_s`: of the recording clock, 0 where
-    it is fine.
+    `expert_compute`: times of the expert layers, with the waiting for their slowest host, where
+    they are not part of `compute`; its model_chunk is the layer, counted within the stage.
+    `groups`: the ranks of each communication group; with `expert_compute`, those that share
+    experts. `resolution_s`: of the recording clock, 0 where it is fine.
     """
 
     name: str
@@ -146,6 +148,7 @@ class Trace:
     waits: WaitTable | None = None
     steps: StepTable | None = None
     expert_loads: ExpertLoadTable | None = None
+    expert_compute: ComputeTable | None = None
     groups: tuple[tuple[int, ...], ...] = ()
     resolution_s: float = 0.0
     notes: tuple[str, ...] = ()

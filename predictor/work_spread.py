@@ -1,0 +1,305 @@
+"""How the work of a run is spread: by stage, and by micro-batch, told apart from slow devices.
+
+A device is slow for whatever it is given; work goes with the micro-batch through all the stages of
+its dp rank, at different times and on different devices. So only what *other* devices confirm about
+a micro-batch counts as its work, and only what all dp ranks of a stage show as the stage's. Pure.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.stats import norm
+from scipy.stats import t as student
+
+from pacekeeper.predictor.trace import Chunk, ComputeTable, Worker
+from pacekeeper.predictor.workload import Array, Positions
+
+PARTS_OF_RUN = 4  # the best of them shows what a rank can do
+PACE_STEPS = 21  # a rank's own pace is the running median over so many steps at most
+PACE_CHANCE = 1e-4  # that a rank's work, by chance, passes for a pace of its own
+MOST_WINDOWS = 256  # ranks whose medians are taken at once: bounds the memory
+MAD_TO_SIGMA = 1.4826
+MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComputeRows:
+    """The rows of a ComputeTable that took any time, with the place of their rank; all [rows].
+
+    `view` numbers what is comparable within a rank: (chunk, model chunk).
+    """
+
+    kept: Positions  # of the table
+    step: Positions
+    rank: Positions
+    stage: Positions
+    dp: Positions
+    view: Positions
+    micro_batch: Positions
+    forward: Array  # 1.0 for forward, 0.0 for the rest
+    compute_s: Array
+
+    @property
+    def num_stages(self) -> int:
+        return len(np.unique(self.stage))
+
+    @property
+    def num_dps(self) -> int:
+        return len(np.unique(self.dp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedWork:
+    """What other views confirm of the micro-batches' work: log of each row beside its step's mean.
+
+    `correlation` of two views of a micro-batch, `p_value` that it is chance, `num_views` of each.
+    """
+
+    log_work: Array  # [rows]
+    correlation: float
+    p_value: float
+    num_views: int
+
+
+def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRows:
+    """Rows that are finite and above 0, of ranks that have a place."""
+    place = {worker.rank: worker for worker in workers}
+    good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
+    kept = np.flatnonzero(good & np.isin(table.rank, list(place)))
+    rank = table.rank[kept]
+    numbers, at = np.unique(rank, return_inverse=True)
+    stages = np.array([place[int(number)].stage for number in numbers], dtype=np.intp)
+    dps = np.array([place[int(number)].dp for number in numbers], dtype=np.intp)
+    return ComputeRows(
+        kept=kept,
+        step=table.step[kept],
+        rank=rank,
+        stage=stages[at],
+        dp=dps[at],
+        view=table.chunk[kept] + len(Chunk) * table.model_chunk[kept],
+        micro_batch=table.micro_batch[kept],
+        forward=(table.chunk[kept] == Chunk.FORWARD).astype(np.float64),
+        compute_s=table.compute_s[kept],
+    )
+
+
+def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
+    """Factors [rows] that give each stage the mean, over the stages, of a micro-batch's times; and
+    each stage's work over that mean.
+
+    What makes a rank slower than a healthy one of its stage is left out of the mean and stays on
+    the rank. Healthy is, of each rank, the best quarter of the run, of each stage the lower median
+    of its ranks: neither a device that is slow throughout nor one that becomes slow makes a stage
+    heavy, where others of the stage are not slow.
+    """
+    log_s = np.log(rows.compute_s)
+    pace = _pace(rows, log_s)
+    excess = np.exp(pace - _healthy_levels(rows, pace))
+    work_s = rows.compute_s / excess
+    keys = np.stack([rows.step, rows.dp, rows.micro_batch, rows.view], axis=1)
+    _, cell = np.unique(keys, axis=0, return_inverse=True)
+    sizes = np.bincount(cell)
+    whole = sizes[cell] == rows.num_stages
+    mean_s = (np.bincount(cell, work_s) / sizes)[cell]
+    factors = np.where(whole, mean_s / work_s, 1.0)
+    heaviness = {
+        int(stage): float(work_s[mine].sum() / mean_s[mine].sum())
+        for stage in np.unique(rows.stage)
+        if (mine := whole & (rows.stage == stage)).any()
+    }
+    return factors, heaviness
+
+
+def shared_work(rows: ComputeRows) -> SharedWork | None:
+    """The part of the times that belongs to micro-batches; None where nothing can confirm it.
+
+    Views of a micro-batch are its stages, or forward and backward where there is one stage.
+    Variance components: what two views share is work, the rest is noise; a micro-batch's work is
+    its views' middle, shrunk by the share of noise in it. Correlation is taken among micro-batches
+    of one dp rank in one step, so that ranks and steps that are slow as a whole do not count.
+    """
+    residual = np.log(rows.compute_s)
+    residual = residual - _pace(rows, residual)
+    residual = residual - _group_means(rows.step, residual)[rows.step - rows.step.min()]
+    view = rows.stage if rows.num_stages > 1 else rows.forward.astype(np.intp)
+    _, view = np.unique(view, return_inverse=True)
+    num_views = int(view.max()) + 1
+    keys = np.stack([rows.step, rows.dp, rows.micro_batch], axis=1)
+    cells, cell = np.unique(keys, axis=0, return_inverse=True)
+    seen = np.bincount(cell * num_views + view, minlength=len(cells) * num_views)
+    sums = np.bincount(cell * num_views + view, residual, minlength=len(cells) * num_views)
+    whole = (seen.reshape(-1, num_views) > 0).all(axis=1)
+    if num_views < 2 or whole.sum() < 2:
+        return None
+    table = (sums / np.maximum(seen, 1)).reshape(-1, num_views)
+    work_variance, noise_variance, num_free = _components(cells[whole], table[whole])
+    if num_free < 1:
+        return None
+    total = work_variance + noise_variance
+    correlation = work_variance / total if total > 0.0 else 0.0
+    num_pairs = num_views * (num_views - 1) / 2
+    middle = np.median(table, axis=1) if num_views > 2 else table.mean(axis=1)
+    noise_left = noise_variance / num_views
+    trust = max(work_variance, 0.0) / max(work_variance + noise_left, 1e-300)
+    log_work = np.where(whole, trust * middle, 0.0)[cell]
+    return SharedWork(
+        log_work=log_work * _elasticity(rows, residual, log_work),
+        correlation=float(correlation),
+        p_value=float(norm.sf(correlation * np.sqrt(num_free * num_pairs))),
+        num_views=num_views,
+    )
+
+
+def even_work(rows: ComputeRows, log_work: Array) -> Array:
+    """Factors [rows] that give each micro-batch of a step the mean work of them all."""
+    amount = np.exp(log_work)
+    key = np.stack([rows.step, rows.stage, rows.view], axis=1)
+    _, group = np.unique(key, axis=0, return_inverse=True)
+    mean = np.bincount(group, amount) / np.bincount(group)
+    factors: Array = mean[group] / amount
+    return factors
+
+
+def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | None:
+    """Factors [rows] that give each row the step's mean of the columns `evened` of `work`.
+
+    `work` [rows, features] must be known; its cost is fitted for each (stage, view), never negative
+    (least squares of relative errors, ranks' own pace taken out). None where nothing can be fitted.
+    """
+    if not np.isfinite(work).all() or not np.ptp(work[:, evened], axis=0).any():
+        return None
+    pace = np.exp(_pace(rows, np.log(rows.compute_s)))
+    key = np.stack([rows.stage, rows.view], axis=1)
+    _, role = np.unique(key, axis=0, return_inverse=True)
+    factors = np.ones(len(rows.step))
+    for number in range(int(role.max()) + 1):
+        mine = np.flatnonzero(role == number)
+        observed_s = rows.compute_s[mine] / (pace[mine] / np.median(pace[mine]))
+        features = np.column_stack([np.ones(len(mine)), work[mine]])
+        scale = np.maximum(np.abs(features).max(axis=0), 1e-300)
+        cost, _ = nnls(features / scale / observed_s[:, None], np.ones(len(mine)))
+        even = features.copy()
+        for column in evened:
+            means = _group_means(rows.step[mine], work[mine, column])
+            even[:, column + 1] = means[rows.step[mine] - rows.step[mine].min()]
+        expected_s = (features / scale) @ cost
+        if (expected_s > 0.0).all():
+            factors[mine] = ((even / scale) @ cost) / expected_s
+    return factors
+
+
+def _components(cells: Positions, table: Array) -> tuple[float, float, float]:
+    """Variance that two views of a cell share, variance they do not, and how many cells are free.
+
+    Cells [n, (step, dp, micro-batch)]; means are taken out per (step, dp), or per step where each
+    dp rank has one cell in it.
+    """
+    for key in (cells[:, :2], cells[:, :1]):
+        _, group = np.unique(key, axis=0, return_inverse=True)
+        sizes = np.bincount(group)
+        num_free = float(len(cells) - len(sizes))
+        if num_free >= len(sizes):
+            break
+    if num_free < 1:
+        return 0.0, 0.0, 0.0
+    means = np.stack([np.bincount(group, column) / sizes for column in table.T], axis=1)
+    centred = table - means[group]
+    num_views = table.shape[1]
+    own = float((centred**2).sum() / num_free / num_views)
+    both = float(((centred.sum(axis=1) ** 2) - (centred**2).sum(axis=1)).sum())
+    shared = both / num_free / (num_views * (num_views - 1))
+    return shared, max(own - shared, 0.0), num_free
+
+
+def _pace(rows: ComputeRows, log_s: Array) -> Array:
+    """Log of what each row's rank usually takes in its view [rows].
+
+    That is what its stage takes, and the levels of the rank beside the other stages of the same
+    micro-batches, and of its whole dp rank (a node may hold all of it): each a running median of
+    the steps, where it is so far off that what differs from step to step can not be the reason.
+    Of two stages the quicker one shows the micro-batch: devices get slow, not fast.
+    """
+    _, role = np.unique(np.stack([rows.stage, rows.view], axis=1), axis=0, return_inverse=True)
+    usual = _group_medians(role, log_s)[role]
+    keys = np.stack([rows.step, rows.dp, rows.micro_batch, rows.view], axis=1)
+    _, cell = np.unique(keys, axis=0, return_inverse=True)
+    common = _group_medians(cell, log_s - usual, lower=True)[cell]
+    of_dp = _level(np.stack([rows.dp, rows.view], axis=1), rows.step, common)
+    own = _level(np.stack([rows.rank, rows.view], axis=1), rows.step, log_s - usual - common)
+    pace: Array = usual + of_dp + own
+    return pace
+
+
+def _level(owner: Positions, step: Positions, values: Array) -> Array:
+    """Running median over steps of each owner's values [rows], 0 where it may be chance."""
+    steps, step = np.unique(step, return_inverse=True)
+    _, own = np.unique(owner, axis=0, return_inverse=True)
+    cells, cell = np.unique(own * len(steps) + step, return_inverse=True)
+    medians = np.full((int(own.max()) + 1, len(steps)), np.nan)
+    medians.flat[cells] = _group_medians(cell, values)
+    width = min(max(len(steps) // PARTS_OF_RUN, 3), PACE_STEPS) | 1
+    level = _running_median(medians, width)
+    spread = MAD_TO_SIGMA * np.nanmedian(np.abs(medians - level), axis=1)
+    seen = np.maximum(np.isfinite(medians).sum(axis=1), 2)
+    error = MEDIAN_ERROR * spread / np.sqrt(np.minimum(seen, width))
+    reach = student.isf(PACE_CHANCE / 2.0, seen - 1) * error
+    kept: Array = np.where(np.abs(level) > reach[:, None], level, 0.0)[own, step]
+    return kept
+
+
+def _running_median(values: Array, width: int) -> Array:
+    """Medians over the `width` columns around each, fewer at the ends [rows, columns]."""
+    half = width // 2
+    padded = np.pad(values, ((0, 0), (half, half)), constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
+    blocks = [windows[at : at + MOST_WINDOWS] for at in range(0, len(values), MOST_WINDOWS)]
+    with np.errstate(all="ignore"):
+        medians = [np.nan_to_num(np.nanmedian(block, axis=2)) for block in blocks]
+    running: Array = np.concatenate(medians)
+    return running
+
+
+def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> Array:
+    """The median of each group, numbered from 0 without gaps; the lower one of two if so asked."""
+    order = np.lexsort((values, group))
+    bounds = np.searchsorted(group[order], np.arange(int(group.max()) + 2))
+    size = np.diff(bounds)
+    ordered = values[order]
+    medians: Array = ordered[bounds[:-1] + (size - 1) // 2]
+    return medians if lower else (medians + ordered[bounds[:-1] + size // 2]) / 2.0
+
+
+def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
+    """The pace of a healthy rank of the row's stage, in the row's view [rows]."""
+    steps, step = np.unique(rows.step, return_inverse=True)
+    part = step * PARTS_OF_RUN // len(steps)
+    keys = np.stack([rows.stage, rows.view, rows.rank, part], axis=1)
+    cells, cell = np.unique(keys, axis=0, return_inverse=True)
+    medians = _group_medians(cell, pace)
+    ranks, first = np.unique(cells[:, :3], axis=0, return_index=True)
+    best = np.minimum.reduceat(medians, first)
+    roles, role = np.unique(ranks[:, :2], axis=0, return_inverse=True)
+    order = np.lexsort((best, role))
+    begins = np.searchsorted(role[order], np.arange(len(roles) + 1))
+    middle = begins[:-1] + (np.diff(begins) - 1) // 2  # the lower one of two
+    _, of_row = np.unique(keys[:, :2], axis=0, return_inverse=True)
+    levels: Array = best[order][middle][of_row]
+    return levels
+
+
+def _elasticity(rows: ComputeRows, residual: Array, log_work: Array) -> Array:
+    """How strongly the times of each (stage, view) follow the work [rows]: 1.0 on average."""
+    key = np.stack([rows.stage, rows.view], axis=1)
+    _, group = np.unique(key, axis=0, return_inverse=True)
+    power = np.bincount(group, log_work**2)
+    slope = np.bincount(group, log_work * residual) / np.maximum(power, 1e-300)
+    follows: Array = np.where(power > 0.0, np.maximum(slope, 0.0), 0.0)[group]
+    return follows
+
+
+def _group_means(group: Positions, values: Array) -> Array:
+    """Means by group number, counted from the least number on."""
+    numbers = group - group.min()
+    means: Array = np.bincount(numbers, values) / np.maximum(np.bincount(numbers), 1)
+    return means

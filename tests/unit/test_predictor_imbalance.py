@@ -1,0 +1,317 @@
+"""Uneven work is named by what is uneven, at its true cost; slow devices are not taken for it."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from pacekeeper.core.findings import Tier
+from pacekeeper.predictor.imbalance import imbalances
+from pacekeeper.predictor.trace import (
+    Chunk,
+    ComputeTable,
+    ExpertLoadTable,
+    OpType,
+    Trace,
+    Worker,
+)
+from pacekeeper.predictor.verdict import Trouble, TroubleKind
+from pacekeeper.predictor.what_if import what_if
+from support.synthetic_trace import Compute, Job, WorkTime, only_rows, step_times, timeline
+
+SEQUENCE, STAGE, EXPERT = (
+    TroubleKind.SEQUENCE_IMBALANCE,
+    TroubleKind.STAGE_IMBALANCE,
+    TroubleKind.EXPERT_IMBALANCE,
+)
+JOB = Job(pp=4, micro_batches=(8, 8, 8), steps=10)
+
+
+def even(step: int, dp: int, stage: int, compute: Compute) -> float:
+    return 0.1 if compute[0] is OpType.FORWARD else 0.2
+
+
+def times(*causes: Callable[[int, int, int, Compute], float]) -> WorkTime:
+    """Even work with causes multiplied in, and 1 % of noise."""
+
+    @cache
+    def time_of(step: int, dp: int, stage: int, compute: Compute) -> float:
+        noise = float(np.random.default_rng([step, dp, stage, *compute]).normal(0.0, 0.01))
+        factors = [cause(step, dp, stage, compute) for cause in causes]
+        return even(step, dp, stage, compute) * float(np.prod(factors)) * (1.0 + noise)
+
+    return time_of
+
+
+@cache
+def length_of(step: int, dp: int, micro_batch: int) -> float:
+    return float(np.random.default_rng([step, dp, micro_batch, 7]).lognormal(0.0, 0.35))
+
+
+def length(step: int, dp: int, stage: int, compute: Compute) -> float:
+    return length_of(step, dp, compute[2])
+
+
+def mean_length_in(job: Job) -> WorkTime:
+    """What each micro-batch of a step has once the step's work is spread evenly."""
+
+    @cache
+    def of_step(step: int) -> float:
+        places = [(dp, at) for dp in range(job.dp) for at in range(job.micro_batches[dp])]
+        return float(np.mean([length_of(step, *place) for place in places]))
+
+    return lambda step, dp, stage, compute: of_step(step)
+
+
+def heavy(step: int, dp: int, stage: int, compute: Compute) -> float:
+    return 1.4 if stage == 3 else 1.0
+
+
+def slow_rank(step: int, dp: int, stage: int, compute: Compute) -> float:
+    return 2.0 if (dp, stage) == (1, 0) else 1.0
+
+
+def slow_later(step: int, dp: int, stage: int, compute: Compute) -> float:
+    return 1.6 if (dp, stage) == (1, 1) and step >= 3 else 1.0
+
+
+def slow_node(step: int, dp: int, stage: int, compute: Compute) -> float:
+    """All stages of a dp rank on one node."""
+    return 1.5 if dp == 2 and step >= 4 else 1.0
+
+
+def jitter(step: int, dp: int, stage: int, compute: Compute) -> float:
+    """Large noise that no two operations have in common."""
+    return float(np.random.default_rng([step, dp, stage, *compute, 3]).lognormal(0.0, 0.2))
+
+
+def found_in(trace: Trace) -> tuple[Trouble, ...]:
+    return imbalances(trace, what_if(trace))
+
+
+@pytest.mark.parametrize(
+    "causes",
+    [(), (slow_rank,), (slow_later,), (slow_node,), (slow_rank, slow_node), (jitter,)],
+    ids=str,
+)
+def test_slow_devices_and_noise_are_not_uneven_work(causes: tuple[WorkTime, ...]) -> None:
+    assert found_in(timeline(JOB, times(*causes))) == ()
+
+
+@pytest.mark.parametrize("job", [JOB, Job(pp=2, micro_batches=(8, 4, 8), chunks=2)])
+@pytest.mark.parametrize("fault", [None, slow_later])
+def test_long_sequences_are_named_at_what_they_cost(job: Job, fault: WorkTime | None) -> None:
+    faults, job = () if fault is None else (fault,), replace(job, steps=20)
+    (trouble,) = found_in(timeline(job, times(length, *faults)))
+    assert (trouble.kind, trouble.rank, trouble.stage) == (SEQUENCE, None, None)
+    assert (trouble.tier, trouble.first_step, trouble.last_step) == (Tier.PROBABLE, 0, None)
+    assert "stages agree" in trouble.reason
+
+    mean_length = mean_length_in(job)
+    real_s = step_times(job, times(length, *faults))
+    even_s = step_times(job, times(mean_length, *faults))
+    cost = np.mean(real_s) / np.mean(even_s)
+    assert trouble.slowdown == pytest.approx(cost, rel=0.03)
+    assert trouble.low < trouble.slowdown < trouble.high
+
+
+def test_a_heavy_stage_is_named_at_what_it_costs() -> None:
+    (trouble,) = found_in(timeline(JOB, times(heavy)))
+    assert (trouble.kind, trouble.rank, trouble.stage) == (STAGE, None, 3)
+    assert trouble.tier is Tier.PROBABLE
+    evened = step_times(JOB, times(lambda *place: 1.1))
+    cost = np.mean(step_times(JOB, times(heavy))) / np.mean(evened)
+    assert trouble.slowdown == pytest.approx(cost, rel=0.005)
+    assert "1.27 times the mean work" in trouble.reason  # 1.4 over the mean 1.1
+
+
+def test_a_heavy_stage_is_seen_beside_a_slow_rank_of_it() -> None:
+    def slow_in_it(step: int, dp: int, stage: int, compute: Compute) -> float:
+        return 1.2 if (dp, stage) == (0, 3) else 1.0
+
+    (trouble,) = found_in(timeline(JOB, times(heavy, slow_in_it)))
+    assert (trouble.kind, trouble.stage) == (STAGE, 3)
+    evened = step_times(JOB, times(lambda *place: 1.1, slow_in_it))
+    cost = np.mean(step_times(JOB, times(heavy, slow_in_it))) / np.mean(evened)
+    assert trouble.slowdown == pytest.approx(cost, rel=0.01)
+
+
+def test_two_causes_share_the_whole_cost() -> None:
+    troubles = found_in(timeline(JOB, times(heavy, length)))
+    assert {trouble.kind for trouble in troubles} == {SEQUENCE, STAGE}
+    assert troubles[0].slowdown >= troubles[1].slowdown
+
+    mean_length = mean_length_in(JOB)
+    evened = times(lambda *place: 1.1 * mean_length(*place))
+    whole = np.mean(step_times(JOB, times(heavy, length))) / np.mean(step_times(JOB, evened))
+    assert np.prod([trouble.slowdown for trouble in troubles]) == pytest.approx(whole, rel=0.03)
+
+
+def test_with_one_rank_a_stage_a_heavy_stage_is_only_suspected() -> None:
+    (trouble,) = found_in(timeline(Job(micro_batches=(8,), steps=10), times(heavy)))
+    assert (trouble.kind, trouble.tier) == (STAGE, Tier.SUSPECTED)
+    assert "device" in trouble.reason
+    assert found_in(timeline(Job(micro_batches=(8,), steps=12), times(slow_late_alone))) == ()
+
+
+def slow_late_alone(step: int, dp: int, stage: int, compute: Compute) -> float:
+    return 1.5 if stage == 1 and step >= 4 else 1.0
+
+
+def test_without_stages_forward_and_backward_bear_witness() -> None:
+    job = Job(pp=1, micro_batches=(8,) * 6, steps=10)
+    (trouble,) = found_in(timeline(job, times(length)))
+    assert (trouble.kind, trouble.tier) == (SEQUENCE, Tier.SUSPECTED)
+    assert "forward and backward agree" in trouble.reason
+
+    def slow_in_both(step: int, dp: int, stage: int, compute: Compute) -> float:
+        return 2.0 if dp == 1 else 1.0 + 0.1 * (dp == 2) * (step % 2)
+
+    assert found_in(timeline(job, times(slow_in_both))) == ()
+
+
+def test_numbers_of_ranks_and_half_of_the_steps_say_the_same() -> None:
+    trace = timeline(replace(JOB, steps=24), times(heavy, length))
+    ops = trace.ops
+    assert ops is not None
+    whole = found_in(trace)
+    new = np.random.default_rng(1).permutation(len(trace.workers))
+    moved = replace(
+        trace,
+        workers=tuple(replace(w, rank=int(new[w.rank])) for w in trace.workers),
+        ops=replace(ops, rank=new[ops.rank]),
+    )
+    for one, other in zip(whole, found_in(moved), strict=True):
+        assert (one.kind, one.stage) == (other.kind, other.stage)
+        assert one.slowdown == pytest.approx(other.slowdown)
+    for kept in (ops.step < 12, ops.step >= 12):
+        half = found_in(only_rows(trace, kept))
+        assert [trouble.kind for trouble in half] == [trouble.kind for trouble in whole]
+        assert half[0].first_step == int(ops.step[kept].min())
+
+
+def test_without_a_timeline_the_busiest_rank_is_the_clock() -> None:
+    trace = replace(timeline(JOB, times(heavy)), ops=None)
+    (trouble,) = imbalances(trace, None)
+    assert (trouble.kind, trouble.stage) == (STAGE, 3)
+    assert trouble.slowdown == pytest.approx(1.4 / 1.1, rel=0.01)
+
+
+def test_two_steps_or_none_say_nothing() -> None:
+    trace = timeline(replace(JOB, steps=2), times(length))
+    assert found_in(trace) == ()
+    assert imbalances(replace(trace, ops=None, compute=None), None) == ()
+
+
+def known_work(tokens: np.ndarray, rows: np.ndarray) -> Trace:
+    """Twelve steps of four ranks with one stage; time = 0.1 + tokens + 2 rows, in thousandths."""
+    shape = tokens.shape
+    step, rank = (index.ravel() for index in np.indices(shape))
+    noise = np.random.default_rng(0).normal(1.0, 0.01, tokens.size)
+    zeros = np.zeros(tokens.size, dtype=np.intp)
+    return Trace(
+        name="known",
+        source="synthetic",
+        workers=tuple(Worker(rank=at, dp=at) for at in range(shape[1])),
+        compute=ComputeTable(
+            step=step, rank=rank, micro_batch=zeros, chunk=zeros + Chunk.WHOLE, model_chunk=zeros,
+            compute_s=(0.1 + (tokens + 2.0 * rows).ravel() / 1e3) * noise,
+            tokens=tokens.ravel(), sum_len_squared=tokens.ravel() * 0.0, expert_rows=rows.ravel(),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "at"), [(SEQUENCE, 0), (EXPERT, 1)])
+def test_where_the_work_is_known_it_is_priced(kind: TroubleKind, at: int) -> None:
+    work = [np.full((12, 4), 100.0), np.full((12, 4), 100.0)]
+    work[at] = np.random.default_rng(at).uniform(20.0, 180.0, (12, 4))
+    (trouble,) = imbalances(known_work(*work), None)
+    assert (trouble.kind, trouble.tier) == (kind, Tier.PROBABLE)
+    busiest = (0.1 + (work[0] + 2.0 * work[1]) / 1e3).max(axis=1).mean()
+    even_s = 0.1 + (work[0].mean(axis=1) + 2.0 * work[1].mean(axis=1)).mean() / 1e3
+    assert trouble.slowdown == pytest.approx(busiest / even_s, rel=0.02)
+
+
+def test_known_even_work_is_even_whatever_the_times() -> None:
+    trace = known_work(np.full((12, 4), 100.0), np.full((12, 4), 100.0))
+    assert trace.compute is not None
+    compute_s = trace.compute.compute_s * np.where(trace.compute.rank == 2, 2.0, 1.0)
+    assert (
+        imbalances(replace(trace, compute=replace(trace.compute, compute_s=compute_s)), None) == ()
+    )
+
+
+def expert_trace(layer_effect: Callable[[int, int, int, int], float], noise: float = 0.01) -> Trace:
+    """2 stages x 8 ranks in groups of 4, 3 expert layers a stage, 40 steps: half of the compute."""
+    random = np.random.default_rng(5)
+    cells = [(s, r, layer) for s in range(40) for r in range(16) for layer in range(3)]
+    step, rank, layer = np.array(cells, dtype=np.intp).T
+    effect = np.array([layer_effect(s, r // 8, r % 8 // 4, at) for s, r, at in cells])
+    whole = {"micro_batch": step * 0, "chunk": step * 0 + Chunk.FORWARD}
+    unknown = np.full(len(step), np.nan)
+    experts = ComputeTable(
+        step=step, rank=rank, model_chunk=layer, **whole,
+        compute_s=0.1 * effect * random.normal(1.0, noise, len(step)),
+        tokens=unknown, sum_len_squared=unknown, expert_rows=unknown,
+    )  # fmt: skip
+    first = layer == 0
+    compute = ComputeTable(
+        **{name: getattr(experts, name)[first] for name in ComputeTable.__slots__}
+        | {"compute_s": 0.3 * random.normal(1.0, 0.01, int(first.sum()))}
+    )
+    return Trace(
+        name="experts",
+        source="synthetic",
+        workers=tuple(Worker(rank=r, stage=r // 8, dp=r % 8) for r in range(16)),
+        compute=compute,
+        expert_compute=experts,
+        groups=tuple(tuple(range(first, first + 4)) for first in range(0, 16, 4)),
+    )
+
+
+def routing(step: int, stage: int, group: int, layer: int) -> float:
+    return 1.0 + float(np.random.default_rng([step, stage, layer]).gamma(1.0, 0.3))
+
+
+def test_what_groups_of_different_devices_share_by_layer_is_routing() -> None:
+    (trouble,) = imbalances(expert_trace(routing), None)
+    assert (trouble.kind, trouble.tier, trouble.rank) == (EXPERT, Tier.PROBABLE, None)
+    # 0.3 s of experts with a mean excess of 30 % over even ones, beside 0.3 s of other compute.
+    assert 1.10 < trouble.slowdown < 1.20
+
+
+def test_a_slow_group_or_a_slow_network_is_not_routing() -> None:
+    def own(step: int, stage: int, group: int, layer: int) -> float:
+        return 1.0 + float(np.random.default_rng([step, stage, layer, group]).gamma(1.0, 0.3))
+
+    def network(step: int, stage: int, group: int, layer: int) -> float:
+        return 1.0 + float(np.random.default_rng(step).gamma(1.0, 0.3))
+
+    def slow(step: int, stage: int, group: int, layer: int) -> float:
+        return 1.5 if (stage, group) == (1, 0) and step > 10 else 1.0
+
+    for effect in (own, network, slow):
+        assert imbalances(expert_trace(effect), None) == ()
+
+
+def test_noise_alone_is_not_priced_as_routing() -> None:
+    assert imbalances(expert_trace(lambda *place: 1.0, noise=0.1), None) == ()
+
+
+def test_loads_without_times_say_how_far_the_busiest_expert_is_ahead() -> None:
+    step, layer, expert = (index.ravel() for index in np.indices((5, 2, 4)))
+    rows = np.where(expert == 1, 70.0, 10.0)
+    trace = Trace(
+        name="loads",
+        source="synthetic",
+        workers=(Worker(rank=0),),
+        expert_loads=ExpertLoadTable(step=step, layer=layer, expert=expert, rows=rows),
+    )
+    (trouble,) = imbalances(trace, None)
+    assert (trouble.kind, trouble.tier) == (EXPERT, Tier.SUSPECTED)
+    assert trouble.slowdown == pytest.approx(2.8)
+    assert trace.expert_loads is not None
+    even_loads = replace(trace.expert_loads, rows=rows * 0.0 + 25.0)
+    assert imbalances(replace(trace, expert_loads=even_loads), None) == ()
