@@ -84,12 +84,15 @@ class _Suspect:
     stage: int | None = None
 
 
-def imbalances(trace: Trace, what_if: WhatIf | None) -> tuple[Trouble, ...]:
+def imbalances(
+    trace: Trace, what_if: WhatIf | None, *, replay: Replay | None = None
+) -> tuple[Trouble, ...]:
     """Uneven work in a trace, the costliest first; each costs 3 % or more with 95 % confidence.
 
-    `what_if`: of the same trace, None where it has no timeline; then costs are those of the busiest
-    rank. Faults are left as they are. Where several imbalances hide each other, each gets its mean
-    share (Shapley value of the log of the step time): the shares multiply to the whole.
+    `what_if` (and `replay`, to save its making): of the same trace, None where it has no timeline;
+    then costs are those of the busiest rank. Faults are left as they are. Where imbalances hide
+    each other, each gets its mean share (Shapley value of the log of the step time): the shares
+    multiply to the whole.
     """
     compute = trace.compute if trace.ops is None else compute_of(trace.ops)
     if compute is None:
@@ -100,7 +103,7 @@ def imbalances(trace: Trace, what_if: WhatIf | None) -> tuple[Trouble, ...]:
     run = _Run(
         rows=rows,
         work=_work_of(trace, rows),
-        replay=None if what_if is None else replay_of(trace),
+        replay=None if what_if is None else replay or replay_of(trace),
         experts=trace.expert_compute,
     )
     found = (_stage_imbalance(run), _sequence_imbalance(run), _expert_imbalance(run, trace))

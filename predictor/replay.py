@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from pacekeeper.predictor.imbalance import imbalances
 from pacekeeper.predictor.job_level import judge_job
 from pacekeeper.predictor.late_ranks import late_ranks
 from pacekeeper.predictor.link_faults import link_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.verdict import Trouble, Verdict
-from pacekeeper.predictor.what_if import what_if
+from pacekeeper.predictor.what_if import replay_of, what_if_of
 
 
 def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
@@ -17,12 +18,15 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     by its step times, beside `replicates` (other runs of the same recipe).
     """
     troubles: list[Trouble] = [*link_faults(trace)]
-    notes = list(trace.notes)
+    replay = replay_of(trace)
+    costs = None if replay is None else what_if_of(replay)
+    notes = [*trace.notes, *(costs.notes if costs is not None else ())]
     if trace.compute is not None:
         troubles += late_ranks(trace)
     elif trace.steps is not None:
         job = judge_job(trace, replicates=replicates)
         troubles += job.troubles
         notes += job.notes
+    troubles += imbalances(trace, costs, replay=replay)
     troubles.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
-    return Verdict(troubles=tuple(troubles), what_if=what_if(trace), notes=tuple(notes))
+    return Verdict(troubles=tuple(troubles), what_if=costs, notes=tuple(notes))

@@ -4,13 +4,13 @@ One lane is kept per data-parallel x pipeline worker; a step's clock begins at 0
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pacekeeper.core.errors import DataError, HostError
+from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import OpTable, OpType, Trace, Worker, compute_of
 from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.simulator.parquet_file import read_parquet
 
 COLUMNS = (
     "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id",
@@ -34,7 +34,7 @@ OPS = {
 
 def read_bytedance(path: Path) -> Trace:
     """The trace in a Parquet file of this format. Raises DataError for anything else."""
-    table = _table(path)
+    table = read_parquet(path)
     missing = sorted(set(COLUMNS) - set(table.schema.names))
     if missing:
         raise DataError(f"{path}: not a StragglerAnalysis trace: no column {', '.join(missing)}")
@@ -86,17 +86,3 @@ def read_bytedance(path: Path) -> Trace:
         compute=compute_of(ops),
         notes=tuple(notes),
     )
-
-
-def _table(path: Path) -> Any:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise HostError(
-            "reading Parquet needs pyarrow", remedy="pip install 'pacekeeper[replay]'"
-        ) from None
-    try:
-        return parquet.read_table(path)
-    except (OSError, arrow.ArrowException) as error:
-        raise DataError(f"{path}: {str(error).splitlines()[0]}") from None

@@ -5,13 +5,13 @@ host of their group; what is left of forward and backward is the rank's own comp
 """
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from pacekeeper.core.errors import DataError, HostError
+from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.simulator.parquet_file import read_parquet
 
 PLACES = ("rank", "iteration", "pp_rank", "dp_rank")
 FORWARD, BACKWARD = "fwd-encoder|total", "backward-compute|total"
@@ -28,7 +28,7 @@ def read_smartmoe(path: Path, *, group_size: int = HOSTS_OF_EXPERTS) -> Trace:
     the expert layers, `model_chunk` counts those of a stage. Not in it are the first to meet others
     after a wait (the first layer's forward, the last one's backward): they time that wait.
     """
-    table = _table(path)
+    table = read_parquet(path)
     names = set(table.schema.names)
     layers = [at for at in range(99) if EXPERTS.format(layer=at, chunk="fwd") in names]
     wanted = {*PLACES, FORWARD, BACKWARD, ALL_EXPERTS}
@@ -100,17 +100,3 @@ def _groups(workers: tuple[Worker, ...], size: int) -> tuple[tuple[int, ...], ..
         for members in stages.values()
         for first in range(0, len(members), size)
     )
-
-
-def _table(path: Path) -> Any:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise HostError(
-            "reading Parquet needs pyarrow", remedy="pip install 'pacekeeper[replay]'"
-        ) from None
-    try:
-        return parquet.read_table(path)
-    except (OSError, arrow.ArrowException) as error:
-        raise DataError(f"{path}: {str(error).splitlines()[0]}") from None

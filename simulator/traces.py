@@ -8,11 +8,13 @@ from pathlib import Path
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.trace_file import FORMAT as NATIVE_FORMAT
 from pacekeeper.predictor.trace import Trace
+from pacekeeper.simulator.parquet_file import column_names
 from pacekeeper.simulator.read_bytedance import read_bytedance
 from pacekeeper.simulator.read_kineto import read_kineto
 from pacekeeper.simulator.read_megatron_log import read_megatron_log
 from pacekeeper.simulator.read_native import read_native
 from pacekeeper.simulator.read_nccl_inspector import read_nccl_inspector
+from pacekeeper.simulator.read_smartmoe import ALL_EXPERTS, read_smartmoe
 from pacekeeper.simulator.read_steps import read_archive, read_steps
 
 HEAD_BYTES = 1 << 16
@@ -24,6 +26,7 @@ class Format(StrEnum):
 
     NATIVE = "native"
     BYTEDANCE = "bytedance"
+    SMARTMOE = "smartmoe"
     KINETO = "kineto"
     MEGATRON_LOG = "megatron-log"
     NCCL_INSPECTOR = "nccl-inspector"
@@ -45,6 +48,7 @@ def _single(read: Callable[[Path], Trace]) -> Callable[[Sequence[Path]], Trace]:
 READERS: dict[Format, Callable[[Sequence[Path]], Trace]] = {
     Format.NATIVE: read_native,
     Format.BYTEDANCE: _single(read_bytedance),
+    Format.SMARTMOE: _single(read_smartmoe),
     Format.KINETO: read_kineto,
     Format.MEGATRON_LOG: _single(read_megatron_log),
     Format.NCCL_INSPECTOR: read_nccl_inspector,
@@ -121,4 +125,4 @@ def _head(path: Path) -> bytes:
 
 
 def _parquet_format(path: Path) -> Format:
-    return Format.BYTEDANCE
+    return Format.SMARTMOE if ALL_EXPERTS in column_names(path) else Format.BYTEDANCE

@@ -1,0 +1,31 @@
+"""Opens Parquet files of others; needs the extra `replay`."""
+
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.core.errors import DataError, HostError
+
+
+def read_parquet(path: Path) -> Any:
+    """The file's table. Raises DataError where it is none, HostError where pyarrow is missing."""
+    return _opened(path, "read_table")
+
+
+def column_names(path: Path) -> list[str]:
+    """The names of its columns, without reading them. Raises as `read_parquet`."""
+    names: list[str] = _opened(path, "read_schema").names
+    return names
+
+
+def _opened(path: Path, how: str) -> Any:
+    try:
+        import pyarrow as arrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise HostError(
+            "reading Parquet needs pyarrow", remedy="pip install 'pacekeeper[replay]'"
+        ) from None
+    try:
+        return getattr(parquet, how)(path)
+    except (OSError, arrow.ArrowException) as error:
+        raise DataError(f"{path}: {str(error).splitlines()[0]}") from None
