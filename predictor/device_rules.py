@@ -189,7 +189,7 @@ def foreign_processes(symptoms: Symptoms) -> Look:
 
 
 def idleness(symptoms: Symptoms) -> Look:
-    """A device that idles while its peers work waits for its own host: a hint, not a proof."""
+    """A device that idles while its peers work waits for its node: a hint, not a proof."""
     subject = "idling"
     own = symptoms.device
     is_idle = None if own is None else _is_idle(own)
@@ -198,7 +198,7 @@ def idleness(symptoms: Symptoms) -> Look:
     among = _asked(symptoms, _is_idle)
     if not is_idle or not among.told or among.is_refuted:
         return Look(subject=subject)
-    words = f"the device idles in between: its host feeds it too slowly ({among.words})"
+    words = f"the device idles in between: its node feeds it too slowly ({among.words})"
     cause = Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words)
     return Look(subject=subject, causes=(cause,))
 

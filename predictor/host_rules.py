@@ -38,33 +38,33 @@ def host_load(symptoms: Symptoms) -> Look:
         return sample.load_1min / sample.num_cores
 
     def words(worst: float) -> str:
-        return f"load average {worst:.1f} per core of its host"
+        return f"load average {worst:.1f} per core of its node"
 
     return _judged(symptoms, "host load", per_core, LOADED, words, Tier.SUSPECTED)
 
 
 def cpu_pressure(symptoms: Symptoms) -> Look:
-    """Tasks of the host wait for a core."""
-    what = "some task of its host waited for a core"
+    """Tasks of the node wait for a core."""
+    what = "some task of its node waited for a core"
     return _pressure(symptoms, "CPU pressure", lambda s: s.cpu_some_ratio, what, Tier.SUSPECTED)
 
 
 def io_pressure(symptoms: Symptoms) -> Look:
-    """All tasks of the host wait for storage."""
-    what = "all tasks of its host waited for storage"
+    """All tasks of the node wait for storage."""
+    what = "all tasks of its node waited for storage"
     return _pressure(symptoms, "I/O pressure", lambda s: s.io_full_ratio, what, Tier.SUSPECTED)
 
 
 def memory_pressure(symptoms: Symptoms) -> Look:
-    """All tasks of the host wait for memory."""
-    what = "all tasks of its host waited for memory"
+    """All tasks of the node wait for memory."""
+    what = "all tasks of its node waited for memory"
     return _pressure(
         symptoms, "memory pressure", lambda s: s.memory_full_ratio, what, Tier.PROBABLE
     )
 
 
 def memory_left(symptoms: Symptoms) -> Look:
-    """The host's memory is nearly full."""
+    """The node's memory is nearly full."""
 
     def used(sample: HostSample) -> float | None:
         if sample.memory_available_bytes is None or not sample.memory_bytes:
@@ -72,7 +72,7 @@ def memory_left(symptoms: Symptoms) -> Look:
         return 1.0 - sample.memory_available_bytes / sample.memory_bytes
 
     def words(worst: float) -> str:
-        return f"{1.0 - worst:.1%} of its host's memory is left"
+        return f"{1.0 - worst:.1%} of its node's memory is left"
 
     limit = 1.0 - LEFT_RATIO
     return _judged(symptoms, "memory left", used, limit, words, Tier.SUSPECTED)
@@ -82,7 +82,7 @@ def swapping(symptoms: Symptoms) -> Look:
     """Pages come back from swap: whoever needs one stands still."""
 
     def words(worst: float) -> str:
-        return f"its host reads {worst / 2**20:.1f} MiB/s back from swap"
+        return f"its node reads {worst / 2**20:.1f} MiB/s back from swap"
 
     return _judged(
         symptoms,
@@ -141,7 +141,7 @@ def _judged(
     words: Callable[[float], str],
     most: Tier,
 ) -> Look:
-    """A cause where the worst sample is above the limit and the peers' hosts stay below it."""
+    """A cause where the worst sample is above the limit and the peers' nodes stay below it."""
 
     def worst_of(window: HostWindow) -> float | None:
         return max(told([reading(sample) for sample in window.during]), default=None)
@@ -155,9 +155,9 @@ def _judged(
     if mine <= limit or among.is_refuted:
         return Look(subject=subject)
     others = (
-        f"{among.shared or 'none'} of {among.told} other hosts"
+        f"{among.shared or 'none'} of {among.told} other nodes"
         if among.told
-        else ("no other host to compare with")
+        else ("no other node to compare with")
     )
     said = f"{words(mine)} ({others})"
     cause = Cause(kind=CauseKind.HOST, sure=among.sure(most), words=said)

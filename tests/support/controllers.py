@@ -24,7 +24,7 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
 from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2_grpc, wire
 
 PATIENCE_S = 30.0  # for a broken world only
@@ -120,10 +120,21 @@ class ScriptedAgent:
     def say(self, request: control_pb2.AttachRequest) -> None:
         self._requests.put(request)
 
-    def report(self, *jobs: JobReport) -> int:
+    def report(
+        self,
+        *jobs: JobReport,
+        devices: tuple[DeviceSample, ...] = (),
+        host: HostSample | None = None,
+    ) -> int:
         """Send one batch; its sequence."""
         self._sequence += 1
-        report = NodeReport(sequence=self._sequence, sent_mono_s=time.monotonic(), jobs=jobs)
+        report = NodeReport(
+            sequence=self._sequence,
+            sent_mono_s=time.monotonic(),
+            jobs=jobs,
+            devices=devices,
+            host=host,
+        )
         self.say(control_pb2.AttachRequest(report=wire.report_to_message(report)))
         return self._sequence
 

@@ -29,7 +29,7 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.topology import Attachment, ModelShape
+from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 
 JOB = "moe"
 UNIX_OFFSET_S = 1000.0
@@ -87,6 +87,8 @@ class Driver:
         attached: Sequence[Attachment] = (),
         layouts: Sequence[Layout] = (),
         life: int = 0,
+        devices: Sequence[DeviceSample] = (),
+        host: HostSample | None = None,
     ) -> None:
         part = JobReport(
             job=JOB,
@@ -95,7 +97,9 @@ class Driver:
             records=records,
             layouts=tuple((x.generation, encode_layout(x)) for x in layouts),
         )
-        whole = NodeReport(sequence=1, sent_mono_s=self.now_s, jobs=(part,))
+        whole = NodeReport(
+            sequence=1, sent_mono_s=self.now_s, jobs=(part,), devices=tuple(devices), host=host
+        )
         self.event(NodeReported(node=node, agent_life="a", report=whole))
 
     def tick(self, after_s: float = 0.2) -> None:
@@ -122,7 +126,12 @@ def started(config: ControllerConfig | None = None, layout: Layout = FIRST) -> D
 
 
 def attachment(
-    rank: int, *, pid: int | None = None, model: ModelShape | None = SHAPE, life: int = 0
+    rank: int,
+    *,
+    pid: int | None = None,
+    model: ModelShape | None = SHAPE,
+    life: int = 0,
+    device_uuid: str = "",
 ) -> Attachment:
     return Attachment(
         job=JOB,
@@ -131,6 +140,7 @@ def attachment(
         pid=100 + rank if pid is None else pid,
         model=model,
         life=life,
+        device_uuid=device_uuid,
     )
 
 

@@ -70,7 +70,7 @@ DEVICES: list[tuple[str, dict[str, Any], Expected]] = [
     (
         "idles while its peers work",
         {"clock_event_reasons": 0x1},
-        [(K.STARVED, SUSPECTED, None, "its host feeds it too slowly")],
+        [(K.STARVED, SUSPECTED, None, "its node feeds it too slowly")],
     ),
     (
         "clock down without a reason",
@@ -202,7 +202,7 @@ HOSTS: list[tuple[str, dict[str, Any], Tier, str]] = [
     ("CPU pressure", {"cpu_some_ratio": 0.4}, SUSPECTED, "waited for a core 40% of the time"),
     ("I/O pressure", {"io_full_ratio": 0.3}, SUSPECTED, "waited for storage 30%"),
     ("memory pressure", {"memory_full_ratio": 0.2}, PROBABLE, "waited for memory 20%"),
-    ("memory nearly full", {"memory_available_bytes": 20}, SUSPECTED, "2.0% of its host's memory"),
+    ("memory nearly full", {"memory_available_bytes": 20}, SUSPECTED, "2.0% of its node's memory"),
     ("swapping", {"swap_in_bytes_per_s": 5.0 * 2**20}, PROBABLE, "5.0 MiB/s back from swap"),
 ]
 
@@ -214,9 +214,9 @@ def test_what_a_host_shows(changed: dict[str, Any], sure: Tier, words: str) -> N
     sick = host(**changed)
     (cause,) = explain(replace(HEALTHY, host=sick))
     assert (cause.kind, cause.sure) == (CauseKind.HOST, sure)
-    assert words in cause.words and "none of 2 other hosts" in cause.words
+    assert words in cause.words and "none of 2 other nodes" in cause.words
     (alone,) = explain(replace(ALONE, host=sick))
-    assert alone.sure is Tier.SUSPECTED and "no other host to compare with" in alone.words
+    assert alone.sure is Tier.SUSPECTED and "no other node to compare with" in alone.words
     assert not is_explained(explain(replace(HEALTHY, host=sick, peer_hosts=(sick, host()))))
 
 
