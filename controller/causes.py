@@ -167,6 +167,7 @@ def _symptoms(
         device=device,
         peers=tuple(window for window in windows if window is not None),
         host=_host(state, own.node, search),
+        neighbours=sum(job.ranks[peer].node == own.node for peer in peers),
         peer_hosts=tuple(
             window for name in sorted(names) if (window := _host(state, name, search)) is not None
         ),

@@ -1,7 +1,7 @@
 """What a node's kernel and a rank's own thread say of why the rank is slow. Pure.
 
-What one node shows slows all its ranks alike: of a single rank it is proof of nothing. What the
-kernel counted for the very thread is.
+What a node shows should slow all its ranks alike: healthy neighbours make it doubtful and refute
+it where no other node was without it. What the kernel counted for the very thread is proof.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from pacekeeper.predictor.symptoms import (
     Symptoms,
     ThreadTime,
     beside,
+    lower,
     told,
 )
 
@@ -141,7 +142,7 @@ def _judged(
     words: Callable[[float], str],
     most: Tier,
 ) -> Look:
-    """A cause where the worst sample is above the limit and the peers' nodes stay below it."""
+    """A cause where the worst sample is above the limit and other nodes stay below it."""
 
     def worst_of(window: HostWindow) -> float | None:
         return max(told([reading(sample) for sample in window.during]), default=None)
@@ -152,15 +153,21 @@ def _judged(
     among = beside(
         symptoms.peer_hosts, lambda host: None if (w := worst_of(host)) is None else w > limit
     )
-    if mine <= limit or among.is_refuted:
+    neighbours = symptoms.neighbours
+    is_everybodys = neighbours > 0 and not among.told  # all who share the reading are healthy
+    if mine <= limit or among.is_refuted or is_everybodys:
         return Look(subject=subject)
-    others = (
-        f"{among.shared or 'none'} of {among.told} other nodes"
-        if among.told
-        else ("no other node to compare with")
+    if among.told:
+        others = f"{among.shared or 'none'} of {among.told} other nodes"
+    else:
+        others = "no other node to compare with"
+    are = "rank is" if neighbours == 1 else "ranks are"
+    healthy = f", though {neighbours} healthy {are} on it too" if neighbours else ""
+    cause = Cause(
+        kind=CauseKind.HOST,
+        sure=lower(among.sure(most)) if neighbours else among.sure(most),
+        words=f"{words(mine)} ({others}{healthy})",
     )
-    said = f"{words(mine)} ({others})"
-    cause = Cause(kind=CauseKind.HOST, sure=among.sure(most), words=said)
     return Look(subject=subject, causes=(cause,))
 
 

@@ -115,12 +115,13 @@ class ThreadTime:
 class Symptoms:
     """All that is known of a slow rank and of ranks of the same role that are not slow.
 
-    `peer_hosts` are nodes of such ranks other than the slow one's own.
+    `neighbours` counts those on its own node; `peer_hosts` are the nodes of the others.
     """
 
     device: DeviceWindow | None = None
     peers: tuple[DeviceWindow, ...] = ()
     host: HostWindow | None = None
+    neighbours: int = 0
     peer_hosts: tuple[HostWindow, ...] = ()
     thread: ThreadTime | None = None
     peer_threads: tuple[ThreadTime, ...] = ()

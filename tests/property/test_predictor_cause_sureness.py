@@ -48,7 +48,8 @@ hosts = st.builds(
 )
 symptoms = st.builds(
     Symptoms, device=st.none() | windows(), peers=st.lists(windows(), max_size=3).map(tuple),
-    host=st.none() | hosts, peer_hosts=st.lists(hosts, max_size=2).map(tuple),
+    host=st.none() | hosts, neighbours=st.integers(0, 2),
+    peer_hosts=st.lists(hosts, max_size=2).map(tuple),
     thread=st.none() | threads, peer_threads=st.lists(threads, max_size=2).map(tuple),
 )  # fmt: skip
 

@@ -34,6 +34,12 @@ def test_reports_without_news_do_not_push_out_those_with(
     assert len(agent.spool) == 2, "silence of a connected node would look like a dead agent"
 
 
+def test_a_report_tells_what_the_kernel_says(tmp_path: Path) -> None:
+    agent, _ = agent_of(tmp_path)
+    report = agent.uplink.greeting(0)
+    assert report.HasField("host") and report.host.num_cores >= 1
+
+
 def test_the_greeting_takes_no_number_of_its_own(tmp_path: Path) -> None:
     agent, node = agent_of(tmp_path)
     writer = node.ring()

@@ -158,8 +158,8 @@ def test_its_host_is_compared_with_the_other_nodes() -> None:
     fleet.host["node-1"] = {"memory_full_ratio": 0.5}
     fleet.train(12, slow=SLOW, until_found=True)
     assert fleet.finding.cause == (
-        "probable host: all tasks of its node waited for memory 50% of the time "
-        "(none of 1 other nodes)"
+        "suspected host: all tasks of its node waited for memory 50% of the time "
+        "(none of 1 other nodes, though 1 healthy rank is on it too)"
     )
 
 

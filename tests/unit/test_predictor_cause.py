@@ -220,6 +220,14 @@ def test_what_a_host_shows(changed: dict[str, Any], sure: Tier, words: str) -> N
     assert not is_explained(explain(replace(HEALTHY, host=sick, peer_hosts=(sick, host()))))
 
 
+def test_healthy_neighbours_make_what_their_node_shows_doubtful() -> None:
+    sick = replace(HEALTHY, host=host(memory_full_ratio=0.2), neighbours=3)
+    (cause,) = explain(sick)
+    assert cause.sure is Tier.SUSPECTED, "it was probable without them"
+    assert "though 3 healthy ranks are on it too" in cause.words
+    assert not is_explained(explain(replace(sick, peer_hosts=()))), "all who share it are healthy"
+
+
 def test_what_the_kernel_counted_for_the_thread_itself() -> None:
     (taken,) = explain(replace(HEALTHY, thread=thread(run_queue_s=0.5)))
     assert (taken.kind, taken.sure) == (CauseKind.CORE_TAKEN, Tier.PROBABLE)
