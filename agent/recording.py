@@ -5,6 +5,7 @@ Recording never disturbs: a full disk ends it with one warning, a limit ends a f
 
 import logging
 import re
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
@@ -37,9 +38,8 @@ class Recording:
         """Raises HostError where nothing can be written there."""
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / ".probe"
-            probe.touch()
-            probe.unlink()
+            with tempfile.TemporaryFile(dir=directory):  # agents of several nodes may share it
+                pass
         except OSError as error:
             raise HostError(
                 f"record directory {directory}: {error.strerror}",

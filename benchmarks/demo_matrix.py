@@ -130,7 +130,7 @@ def main() -> int:
                     str(o["steps_lost"]),
                     ", ".join(misses),
                 )
-    Console().print(table)
+    Console(width=140).print(table)
     print(json.dumps(worst_of(outcomes, missed)))
     return 1 if missed else 0
 

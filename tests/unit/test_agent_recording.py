@@ -1,5 +1,6 @@
 """What an agent reads can be kept and replayed; keeping it disturbs nobody."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -85,6 +86,17 @@ def test_a_directory_that_can_not_be_written_is_said_at_once(tmp_path: Path) -> 
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="record directory"):
         Recording.begin(tmp_path / "file" / "x", node="n", max_bytes=1)
+
+
+def test_agents_that_start_together_do_not_disturb_each_other(tmp_path: Path) -> None:
+    def begin(node: str) -> None:
+        for _ in range(200):
+            Recording.begin(tmp_path, node=node, max_bytes=1)
+
+    with ThreadPoolExecutor() as pool:
+        for started in [pool.submit(begin, f"node-{i}") for i in range(4)]:
+            started.result()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_damaged_lines_are_left_out_and_told(tmp_path: Path) -> None:
