@@ -11,8 +11,9 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 from pacekeeper.core.config import TrainConfig
@@ -132,13 +133,12 @@ class Supervisor:
         """Start all ranks, from a server that has torch loaded already."""
         for node in range(self.spec.num_nodes):
             self.stores.client(node)  # a death is told at once, not after connecting
-        context = multiprocessing.get_context("forkserver")
-        # The optimizer imports dynamo at its first step: here once, else in every rank.
-        context.set_forkserver_preload(["pacekeeper.trainer.loop", "torch._dynamo"])
+        context = _rank_server()
         for rank in self.spec.ranks:
             process = context.Process(
-                target=self.body,
+                target=_run,
                 args=(
+                    self.body,
                     RankSpec(
                         config=self.spec.config,
                         rank=rank,
@@ -271,6 +271,30 @@ def _rendezvous(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
         time.sleep(0.05)
     addresses = tuple(rendezvous.get(key).decode() for key in keys)
     return addresses, int(rendezvous.get(_LIFE_KEY))
+
+
+def _rank_server() -> ForkServerContext:
+    """The process that ranks are forked from, deaf to SIGTERM.
+
+    Service managers and schedulers send it to the whole group. The ranks follow it in order; if
+    their server followed it, the kernel would kill them with it, in mid-step.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # The optimizer imports dynamo at its first step: here once, else in every rank.
+    context.set_forkserver_preload(["pacekeeper.trainer.loop", "torch._dynamo"])
+    resource_tracker.ensure_running()  # else it is started below, and that unblocks the signal
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    return context
+
+
+def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:
+    """A rank's process: it inherits its server's deafness, and must hear."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    body(spec)
 
 
 def _on_stop(stop: Callable[[], None]) -> None:

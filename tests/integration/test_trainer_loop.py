@@ -3,6 +3,7 @@
 The undisturbed run is one process that holds everything; float64, so that 1e-9 can be asked for.
 """
 
+import os
 import random
 import signal
 from dataclasses import replace
@@ -301,3 +302,19 @@ def test_a_request_to_end_is_followed_by_the_whole_job_at_one_step(tmp_path: Pat
         fleet.launchers[1].terminate()
         assert fleet.codes() == [0, 0]
         assert len({fleet.steps(rank)[-1]["step"] for rank in range(4)}) == 1
+
+
+def test_a_request_to_end_that_goes_to_every_process_is_followed_in_order(tmp_path: Path) -> None:
+    # As `kill -- -GROUP`, `timeout`, systemd and Slurm send it: ranks and their server get it, too.
+    config = replace(SMALL, steps=100_000)
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        fleet.await_step(4, 3)
+        ranks = [fleet.pid(2), fleet.pid(3)]
+        for pid in [*{parent(pid) for pid in ranks}, *ranks, fleet.launchers[1].pid]:
+            os.kill(pid, signal.SIGTERM)
+        assert fleet.codes() == [0, 0]
+        assert len({fleet.steps(rank)[-1]["step"] for rank in range(4)}) == 1
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
