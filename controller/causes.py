@@ -164,6 +164,7 @@ def _symptoms(
     names = {job.ranks[peer].node for peer in peers} - {own.node}
     threads = [_thread(by_rank.get(peer)) for peer in peers]
     return Symptoms(
+        slowdown=job.evidence.slow.get(rank),
         device=device,
         peers=tuple(window for window in windows if window is not None),
         host=_host(state, own.node, search),

@@ -110,20 +110,27 @@ def run_queue(symptoms: Symptoms) -> Look:
 
 
 def stall(symptoms: Symptoms) -> Look:
-    """The rank's thread neither ran nor wanted to: stopped, swapped out, waiting for storage."""
+    """The rank's thread neither ran nor wanted to: stopped, swapped out, waiting for storage.
+
+    It is part of the compute time, so that it can be compared: only what explains at least half of
+    the slowdown (of its logarithm) is proof.
+    """
 
     def share(thread: ThreadTime) -> float | None:
         if thread.stall_s is None:
             return None
         return thread.stall_s / thread.compute_s if thread.compute_s > 0.0 else 0.0
 
+    mine, slowdown = symptoms.thread and share(symptoms.thread), symptoms.slowdown
+    made = 1.0 / max(1.0 - (mine or 0.0), 1e-3)
+    is_enough = slowdown is not None and made**2 >= slowdown
     return _lost(
         symptoms,
         "stall",
         share,
         CauseKind.FROZEN,
         "stood still (stopped, swapped out or waiting for storage)",
-        Tier.CONFIRMED,
+        Tier.CONFIRMED if is_enough else Tier.PROBABLE,
     )
 
 

@@ -115,9 +115,11 @@ class ThreadTime:
 class Symptoms:
     """All that is known of a slow rank and of ranks of the same role that are not slow.
 
+    `slowdown` is what is to be explained, observed / expected time (None: not known);
     `neighbours` counts those on its own node; `peer_hosts` are the nodes of the others.
     """
 
+    slowdown: float | None = None
     device: DeviceWindow | None = None
     peers: tuple[DeviceWindow, ...] = ()
     host: HostWindow | None = None

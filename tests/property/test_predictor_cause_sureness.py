@@ -47,7 +47,8 @@ hosts = st.builds(
     HostWindow, onset_s=st.just(ONSET_S), samples=st.lists(host_samples, max_size=3).map(tuple)
 )
 symptoms = st.builds(
-    Symptoms, device=st.none() | windows(), peers=st.lists(windows(), max_size=3).map(tuple),
+    Symptoms, slowdown=st.none() | st.floats(1.1, 5.0), device=st.none() | windows(),
+    peers=st.lists(windows(), max_size=3).map(tuple),
     host=st.none() | hosts, neighbours=st.integers(0, 2),
     peer_hosts=st.lists(hosts, max_size=2).map(tuple),
     thread=st.none() | threads, peer_threads=st.lists(threads, max_size=2).map(tuple),

@@ -56,6 +56,7 @@ def thread(**changed: Any) -> ThreadTime:
 
 
 HEALTHY = Symptoms(
+    slowdown=1.5,
     device=device(),
     peers=(device(), device(), device()),
     host=host(),
@@ -63,4 +64,4 @@ HEALTHY = Symptoms(
     thread=thread(),
     peer_threads=(thread(), thread()),
 )
-ALONE = Symptoms(device=device(), host=host(), thread=thread())
+ALONE = Symptoms(slowdown=1.5, device=device(), host=host(), thread=thread())

@@ -239,6 +239,13 @@ def test_what_the_kernel_counted_for_the_thread_itself() -> None:
     assert not is_explained(explain(replace(HEALTHY, thread=frozen, peer_threads=(frozen,))))
 
 
+def test_a_stall_that_explains_little_of_the_slowdown_is_no_proof() -> None:
+    short = replace(HEALTHY, thread=thread(stall_s=0.12))
+    assert found(replace(short, slowdown=1.2)) == [(CauseKind.FROZEN, CONFIRMED)]
+    assert found(replace(short, slowdown=1.6)) == [(CauseKind.FROZEN, PROBABLE)]
+    assert found(replace(short, slowdown=None)) == [(CauseKind.FROZEN, PROBABLE)]
+
+
 def test_the_surest_cause_comes_first_whatever_the_order_of_the_rules() -> None:
     hot = device(processes=(RANK_PID, 9), clock_event_reasons=0x10, temperature_celsius=90.0)
     sick = replace(HEALTHY, device=hot, thread=thread(stall_s=0.5))
