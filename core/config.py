@@ -58,7 +58,7 @@ class AgentConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorConfig:
-    """When evidence becomes a finding. z = log(observed / expected) / sigma, clipped."""
+    """When evidence becomes a finding. z = log(observed / expected) / sigma."""
 
     # Steps of a generation-independent warm-up before the cost model is fitted.
     warmup_steps: int = 12
@@ -68,16 +68,10 @@ class DetectorConfig:
     history_steps: int = 256
     # Floor of sigma: below it a perfect clock would make everything suspicious.
     sigma_floor: float = 0.015
-    # Clip of one standardised residual: one wild sample can not accuse anyone.
-    z_clip: float = 8.0
-    # Allowances of the slow and the fast CUSUM chart, in sigma.
-    k_small: float = 0.5
-    k_large: float = 1.5
-    # Thresholds of the two charts, in sigma. Raising one trades delay for fewer false alarms.
-    # h_large: above z_clip - k_large, so that one wild sample never crosses; the rest is done by
-    # min_sigmas (measured: 8 instead of 12 finds x1.6 on shared cores a step sooner, none false).
-    h_small: float = 20.0
-    h_large: float = 8.0
+    # False alarms per day of a job that the charts may raise; their thresholds follow at each fit
+    # from the ranks, the length of a step and the residuals. Ten times fewer cost a large
+    # slowdown nothing and a small one some steps; the guards below take most of them away.
+    false_alarms_per_job_day: float = 0.1
     # Last steps that must agree on a slowdown; twice as many with a noisy clock.
     min_steps: int = 2
     # Sigma above which a clock counts as noisy (shared CPU cores; devices stay far below: with 2 %
@@ -99,8 +93,7 @@ class DetectorConfig:
         _at_least(self, 4, "warmup_steps")
         _at_least(self, 0, "skip_steps")
         _at_least(self, 1, "min_steps", "recover_steps", "measure_steps")
-        _positive(self, "sigma_floor", "z_clip", "k_small", "k_large", "h_small", "h_large")
-        _positive(self, "noisy_sigma", "min_sigmas")
+        _positive(self, "sigma_floor", "false_alarms_per_job_day", "noisy_sigma", "min_sigmas")
         _at_least(self, 1.0, "min_slowdown", "recover_slowdown")
         if self.recover_slowdown > self.min_slowdown:
             raise ValueError("recover_slowdown: expected at most min_slowdown (hysteresis)")

@@ -13,6 +13,7 @@ from math import inf, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import solve_toeplitz
 from scipy.stats import norm
 
 from pacekeeper.predictor.workload import Array
@@ -24,6 +25,7 @@ MOST_SAMPLES = 1e12  # between false alarms: the linear system says no more in d
 REFERENCES = (0.5, 1.25, 2.25)
 CLIPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # a law chooses among them
 SEEN_BEYOND = 20  # healthy samples that must lie beyond a clip: no tail is made up
+HEAVIER = 1.1  # than the normal law's furthest sample: three standard errors of that quantile
 LEAST_HISTORY = 2_000  # healthy samples below which a law of one's own says too little
 LAW_POINTS = 2_001  # of an empirical law's table, and as many again in its upper tail
 AUTOCORRELATION_CLIP = 3.0  # sigma: one wild pair must not make an autocorrelation
@@ -108,17 +110,19 @@ def mean_run_length(law: Law, *, k: float, clip: float, h: float) -> float:
     between = np.where(offsets >= clip, 1.0, law.share_below(offsets))
     from_zero_at = np.arange(CELLS + 1) * width + k
     from_zero = np.where(from_zero_at >= clip, 1.0, law.share_below(from_zero_at))
-    row, column = np.indices((CELLS, CELLS))
-    stays = np.empty((CELLS + 1, CELLS + 1))
-    stays[0] = np.diff(from_zero, prepend=0.0)
-    at_most = between[column - row + CELLS]
-    lowest = between[CELLS - 1 - np.arange(CELLS)]
-    stays[1:, 0] = lowest
-    stays[1:, 1:] = np.diff(at_most, axis=1, prepend=lowest[:, None])
-    try:
-        length = float(np.linalg.solve(np.eye(CELLS + 1) - stays, np.ones(CELLS + 1))[0])
-    except np.linalg.LinAlgError:
+    to_zero = between[CELLS - 1 :: -1]
+    steps = np.diff(between)  # probability of going up by so many cells, -CELLS + 1 to CELLS
+    up, down = steps[CELLS - 1 : -1], steps[CELLS - 1 :: -1][:CELLS]
+    here = np.zeros(CELLS)
+    here[0] = 1.0
+    # Cells above zero are a Toeplitz system; the state at zero is what couples it.
+    solved = solve_toeplitz((here - down, here - up), np.stack([np.ones(CELLS), to_zero], axis=1))
+    length_above, back_to_zero = solved.T
+    rise = np.diff(from_zero)
+    leaves = 1.0 - float(from_zero[0]) - float(rise @ back_to_zero)
+    if leaves <= 0.0:
         return inf
+    length = (1.0 + float(rise @ length_above)) / leaves
     return length if 0.0 < length < MOST_SAMPLES**1.2 else inf
 
 
@@ -177,8 +181,17 @@ def _usable(law: Law, k: float, clips: Sequence[float]) -> list[float]:
     """Clips above k that the law has seen samples beyond; of a formula the highest."""
     if not law.num_seen:
         return [max(clips)]
-    known = float(np.interp(1.0 - SEEN_BEYOND / law.num_seen, law.below, law.at))
-    return [clip for clip in clips if k < clip <= known]
+    return [clip for clip in clips if k < clip <= _furthest_seen(law)]
+
+
+def _furthest_seen(law: Law) -> float:
+    """The residual that SEEN_BEYOND samples of an empirical law lie beyond."""
+    return float(np.interp(1.0 - SEEN_BEYOND / law.num_seen, law.below, law.at))
+
+
+def has_heavy_tail(law: Law) -> bool:
+    """Does an empirical law reach clearly further up than the normal one, as far as was seen?"""
+    return _furthest_seen(law) > HEAVIER * float(norm.ppf(1.0 - SEEN_BEYOND / law.num_seen))
 
 
 def autocorrelation(residuals: Array) -> float:

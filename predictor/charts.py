@@ -1,6 +1,6 @@
-"""Two one-sided CUSUM charts per rank (Page 1954): how much evidence there is. Pure.
+"""One-sided CUSUM charts per rank (Page 1954): how much evidence there is. Pure.
 
-A fast chart for large slowdowns, a slow one for small ones. Arrays are replaced, never written to;
+A fast chart for large slowdowns, slower ones for small ones. Arrays are replaced, never written to;
 a rank that lacks a step keeps its charts as they were.
 """
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.predictor.calibration import REFERENCES
+from pacekeeper.predictor.thresholds import Thresholds
 from pacekeeper.predictor.workload import Array, Flags
 
 WINDOW_STEPS = 32  # of recent log ratios kept
@@ -20,30 +21,31 @@ CEILING = 2.0  # of the threshold: evidence of long ago must drain within a few 
 class Charts:
     """Columns follow `ranks`, ascending; NaN where a rank had no record.
 
-    `small`, `large`: the charts in sigma. `baseline`: log of the rank's own healthy pace.
-    `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps.
-    `doubt`: what the model may be wrong by (log, at most) on the rank's newest work.
+    `levels` [charts, ranks] in sigma. `baseline`: log of the rank's own healthy pace.
+    `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
+    `recent_doubt`: what the model of the time may have been wrong by (log, at most).
+    `doubt`: the same on the rank's newest work.
     """
 
     ranks: tuple[int, ...]
-    small: Array
-    large: Array
+    levels: Array
     baseline: Array
     doubt: Array
     recent: Array
+    recent_doubt: Array
     recent_steps: tuple[int, ...]
 
 
 def no_charts() -> Charts:
     none = np.zeros(0)
     return Charts(
-        ranks=(), small=none, large=none, baseline=none, doubt=none,
-        recent=np.zeros((0, 0)), recent_steps=(),
+        ranks=(), levels=np.zeros((len(REFERENCES), 0)), baseline=none, doubt=none,
+        recent=np.zeros((0, 0)), recent_doubt=np.zeros((0, 0)), recent_steps=(),
     )  # fmt: skip
 
 
 def advance(
-    config: DetectorConfig,
+    limits: Thresholds,
     charts: Charts,
     *,
     step: int,
@@ -61,26 +63,27 @@ def advance(
     own = log_ratio - charts.baseline
     doubt = np.where(has_record, doubt, charts.doubt)
     beyond = np.sign(own) * np.maximum(np.abs(own) - doubt, 0.0)
-    z = np.clip(beyond / sigma, -config.z_clip, config.z_clip)
-
-    def fold(chart: Array, k: float, h: float) -> Array:
-        folded: Array = np.where(has_record, np.clip(chart + z - k, 0.0, CEILING * h), chart)
-        return np.where(is_open, 0.0, folded)
-
+    z = limits.weight * beyond / sigma
+    levels = np.empty_like(charts.levels)
+    for i, rule in enumerate(limits.rules):
+        folded = charts.levels[i] + np.clip(z, -rule.clip, rule.clip) - rule.k
+        folded = np.clip(folded, 0.0, CEILING * rule.h)
+        levels[i] = np.where(is_open, 0.0, np.where(has_record, folded, charts.levels[i]))
     return replace(
         charts,
-        small=fold(charts.small, config.k_small, config.h_small),
-        large=fold(charts.large, config.k_large, config.h_large),
+        levels=levels,
         doubt=doubt,
         recent=np.concatenate([charts.recent, own[None]])[-WINDOW_STEPS:],
+        recent_doubt=np.concatenate([charts.recent_doubt, doubt[None]])[-WINDOW_STEPS:],
         recent_steps=(*charts.recent_steps, step)[-WINDOW_STEPS:],
     )
 
 
-def suspicion(config: DetectorConfig, charts: Charts) -> Array:
-    """The larger of the two charts, in units of its threshold."""
-    larger: Array = np.maximum(charts.small / config.h_small, charts.large / config.h_large)
-    return larger
+def suspicion(limits: Thresholds, charts: Charts) -> Array:
+    """The highest of a rank's charts, in units of its threshold."""
+    heights = np.array([rule.h for rule in limits.rules])
+    highest: Array = (charts.levels / heights[:, None]).max(axis=0)
+    return highest
 
 
 def rebased(charts: Charts, baseline: Array) -> Charts:
@@ -113,9 +116,9 @@ def _columns(charts: Charts, ranks: tuple[int, ...]) -> Charts:
     return replace(
         charts,
         ranks=ranks,
-        small=pick(charts.small, 0.0),
-        large=pick(charts.large, 0.0),
+        levels=pick(charts.levels, 0.0),
         baseline=pick(charts.baseline, 0.0),
         doubt=pick(charts.doubt, 0.0),
         recent=pick(charts.recent, np.nan),
+        recent_doubt=pick(charts.recent_doubt, 0.0),
     )

@@ -18,6 +18,7 @@ from pacekeeper.predictor.charts import Charts
 from pacekeeper.predictor.cost_model import CostModel, fit, log_ratios
 from pacekeeper.predictor.peers import MIN_PEERS
 from pacekeeper.predictor.slowdown import Slowdown, changed, is_over, measured, patience
+from pacekeeper.predictor.thresholds import Thresholds, thresholds
 from pacekeeper.predictor.workload import Array, Flags, Positions, StepSample
 
 REFIT_PERIOD_STEPS = 32
@@ -44,6 +45,7 @@ class Evidence:
     history: tuple[StepSample, ...] = ()
     model: CostModel | None = None
     charts: Charts = field(default_factory=cusum.no_charts)
+    limits: Thresholds | None = None  # of the charts, as of the present model
     slow: Mapping[int, float] = field(default_factory=dict)
     steps_since_fit: int = 0
     fitted_steps: int = 0  # steps the present model was fitted to
@@ -157,7 +159,7 @@ def _charted(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> 
         at = np.searchsorted(charts.ranks, sample.ranks)
         ratio, doubt = _scattered(ratio, at, charts), _scattered(doubt, at, charts)
     charts = cusum.advance(
-        config,
+        _limits(evidence),
         charts,
         step=sample.step,
         log_ratio=ratio,
@@ -173,14 +175,14 @@ def _find(
 ) -> tuple[Evidence, tuple[Finding, ...]]:
     """Name the ranks whose chart crossed, if it is worth it and not everybody's."""
     charts = evidence.charts
-    crossed = cusum.suspicion(config, charts) >= 1.0
+    crossed = cusum.suspicion(_limits(evidence), charts) >= 1.0
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
         return evidence, ()
     sigma = _sigma(config, evidence)
     found: dict[int, Slowdown] = {}
     for i in np.flatnonzero(crossed & _among(charts.ranks, sample.ranks)):
-        series = _series(charts, int(i))
-        slowdown = measured(config, series, sigma=sigma, doubt=float(charts.doubt[i]))
+        doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
+        slowdown = measured(config, _series(charts, int(i)), sigma=sigma, doubt=doubts)
         if slowdown is not None:
             found[int(i)] = slowdown
     findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
@@ -253,7 +255,7 @@ def _review(
 def _learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
     """Keep the step of all unsuspected ranks - most of them, or nothing; refit now and then."""
     charts = evidence.charts
-    is_quiet = cusum.suspicion(config, charts) <= QUIET_SUSPICION
+    is_quiet = cusum.suspicion(_limits(evidence), charts) <= QUIET_SUSPICION
     is_quiet &= ~_among(charts.ranks, evidence.slow)
     quiet = _among(sample.ranks, np.array(charts.ranks)[is_quiet])
     evidence = replace(evidence, steps_since_fit=evidence.steps_since_fit + 1)
@@ -283,10 +285,18 @@ def _refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) -
     own = [log(model.multipliers.get(rank, 1.0)) for rank in charts.ranks]
     is_known = _among(charts.ranks, model.multipliers)
     baseline = np.where(is_known, np.where(np.abs(own) < limit, own, 0.0), charts.baseline)
+    charts = cusum.rebased(charts, baseline)
+    limits = thresholds(
+        config.false_alarms_per_job_day,
+        evidence.history,
+        sigma=max(config.sigma_floor, model.sigma),
+        residuals=charts.recent[:, ~_among(charts.ranks, evidence.slow)],
+    )
     return replace(
         evidence,
         model=model,
-        charts=cusum.rebased(charts, baseline),
+        limits=limits,
+        charts=charts,
         steps_since_fit=0,
         fitted_steps=len(evidence.history),
     )
@@ -298,7 +308,7 @@ def _judgement(
     charts, model = evidence.charts, _model(evidence)
     at = np.searchsorted(charts.ranks, sample.ranks)
     expected_s = model.expected_s(sample.features)
-    suspicion = cusum.suspicion(config, charts)[at]
+    suspicion = cusum.suspicion(_limits(evidence), charts)[at]
     common = float(np.median(np.log(np.maximum(sample.observed_s, 1e-9) / expected_s)))
     if evidence.slow:
         watch = Watch.DEGRADED
@@ -327,6 +337,11 @@ def _judgement(
 def _model(evidence: Evidence) -> CostModel:
     assert evidence.model is not None, "only after the warm-up"
     return evidence.model
+
+
+def _limits(evidence: Evidence) -> Thresholds:
+    assert evidence.limits is not None, "made with the model"
+    return evidence.limits
 
 
 def _sigma(config: DetectorConfig, evidence: Evidence) -> float:

@@ -33,17 +33,20 @@ def patience(config: DetectorConfig, sigma: float) -> int:
 
 
 def measured(
-    config: DetectorConfig, log_ratios: Array, *, sigma: float, doubt: float
+    config: DetectorConfig, log_ratios: Array, *, sigma: float, doubt: float | Array
 ) -> Slowdown | None:
     """The slowdown that the last steps agree on, if it is worth naming and beyond chance and doubt.
 
-    Takes the run of last steps that says so most strongly: so long as the fault, no longer. None
-    while there is none, or where the first of too few steps may have seen the fault in part only.
+    `doubt`: of each step, as of the model that judged it; one fitted since knows better, but the
+    log ratios are still beside the old one. Takes the run of last steps that says so most strongly:
+    so long as the fault, no longer. None while there is none, or where the first of too few steps
+    may have seen the fault in part only.
     """
     needed = config.min_steps * patience(config, sigma)
+    doubts = np.broadcast_to(doubt, log_ratios.shape)
     best, most = None, config.min_sigmas * sigma
     for count in range(needed, len(log_ratios) + 1):
-        strength = _strength(config, log_ratios[-count:], doubt)
+        strength = _strength(config, log_ratios[-count:], float(doubts[-count:].max()))
         if strength >= most:
             best, most = log_ratios[-count:], strength
     if best is None:

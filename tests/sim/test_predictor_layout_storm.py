@@ -148,7 +148,7 @@ def test_the_evidence_before_a_step_is_not_written_to() -> None:
     sample = job.next({0: 1.6})
     once, twice = fold(CONFIG, before, sample), fold(CONFIG, before, sample)
     assert once[1] == twice[1]
-    assert once[0].charts.large.tolist() == twice[0].charts.large.tolist()
+    assert once[0].charts.levels.tolist() == twice[0].charts.levels.tolist()
 
 
 def test_suspicion_is_told_before_anybody_is_named() -> None:

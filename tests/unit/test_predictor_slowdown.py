@@ -96,3 +96,10 @@ def test_what_the_model_may_explain_is_not_told_as_a_smaller_slowdown() -> None:
     ill = np.array([log(1.6)] * 6 + [log(1.1)] * 20)
     assert changed(CONFIG, ill, slowdown=1.6, sigma=QUIET, doubt=0.06) is None
     assert changed(CONFIG, ill, slowdown=1.6, sigma=QUIET, doubt=0.0) == pytest.approx(1.1)
+
+
+def test_what_the_model_doubted_then_still_counts_when_a_better_one_is_fitted() -> None:
+    ratios = series(1.25, 1.25, 1.25, 1.25)
+    then = np.where(np.arange(len(ratios)) < len(ratios) - 1, 0.15, 0.01)
+    assert measured(CONFIG, ratios, sigma=QUIET, doubt=0.01) is not None
+    assert measured(CONFIG, ratios, sigma=QUIET, doubt=then) is None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor.workload import FEATURES, features_of, sample_of
+from pacekeeper.predictor.workload import FEATURES, sample_of
 
 
 def record(
@@ -24,7 +24,7 @@ def record(
 
 
 def test_features_stand_in_the_order_of_their_names() -> None:
-    assert dict(zip(FEATURES, features_of(record(1)), strict=True)) == {
+    assert dict(zip(FEATURES, sample_of([record(1)]).features[0], strict=True)) == {
         "one": 1.0,
         "tokens": 101.0,
         "sum_len_squared": 5000.0,
