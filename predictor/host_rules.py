@@ -119,7 +119,8 @@ def stall(symptoms: Symptoms) -> Look:
     def share(thread: ThreadTime) -> float | None:
         if thread.stall_s is None:
             return None
-        return thread.stall_s / thread.compute_s if thread.compute_s > 0.0 else 0.0
+        # A foreign clock may count otherwise than ours: never more than all of the time.
+        return min(1.0, thread.stall_s / thread.compute_s) if thread.compute_s > 0.0 else 0.0
 
     mine, slowdown = symptoms.thread and share(symptoms.thread), symptoms.slowdown
     made = 1.0 / max(1.0 - (mine or 0.0), 1e-3)

@@ -246,6 +246,13 @@ def test_a_stall_that_explains_little_of_the_slowdown_is_no_proof() -> None:
     assert found(replace(short, slowdown=None)) == [(CauseKind.FROZEN, PROBABLE)]
 
 
+def test_a_clock_that_counts_more_stall_than_compute_lost_all_of_the_time_and_no_more() -> None:
+    odd = thread(compute_s=1e-100, run_queue_s=None)
+    (cause,) = explain(replace(HEALTHY, thread=odd))
+    assert "100% of its time, 1% of" in cause.words
+    assert not is_explained(explain(replace(HEALTHY, thread=odd, peer_threads=(odd,))))
+
+
 def test_the_surest_cause_comes_first_whatever_the_order_of_the_rules() -> None:
     hot = device(processes=(RANK_PID, 9), clock_event_reasons=0x10, temperature_celsius=90.0)
     sick = replace(HEALTHY, device=hot, thread=thread(stall_s=0.5))
