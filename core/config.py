@@ -69,8 +69,10 @@ class DetectorConfig:
     # Floor of sigma: below it a perfect clock would make everything suspicious.
     sigma_floor: float = 0.015
     # False alarms per day of a job that the charts may raise; their thresholds follow at each fit
-    # from the ranks, the length of a step and the residuals. Ten times fewer cost a large
-    # slowdown nothing and a small one some steps; the guards below take most of them away.
+    # from the ranks, the length of a step and the residuals. Ten times fewer cost a small slowdown
+    # some steps and a large one nothing. It holds for device clocks; few ranks (below 2,000 recent
+    # residuals) count as normal, so wild samples of shared hosts raise some ten times more there.
+    # The guards below then decide, and take nearly all away.
     false_alarms_per_job_day: float = 0.1
     # Last steps that must agree on a slowdown; twice as many with a noisy clock.
     min_steps: int = 2

@@ -1,7 +1,8 @@
 """The live charts' thresholds, from the false alarms per job-day that were asked for. Pure.
 
 Set at each fit of the cost model: how many ranks, how long a step, how residuals lie. What is asked
-for bounds what the charts raise; the rules of slowdown.py then only take findings away.
+for bounds what the charts raise where residuals lie as assumed (too few of them: normally); the
+rules of slowdown.py then only take findings away.
 """
 
 from collections.abc import Sequence
