@@ -6,6 +6,7 @@ from pacekeeper.predictor.imbalance import imbalances
 from pacekeeper.predictor.job_level import judge_job
 from pacekeeper.predictor.late_ranks import late_ranks
 from pacekeeper.predictor.link_faults import link_faults
+from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.verdict import Trouble, Verdict
 from pacekeeper.predictor.what_if import replay_of, what_if_of
@@ -22,7 +23,10 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     costs = None if replay is None else what_if_of(replay)
     notes = [*trace.notes, *(costs.notes if costs is not None else ())]
     if trace.compute is not None:
-        troubles += late_ranks(trace)
+        slow = rank_faults(trace)
+        named = {(trouble.kind, trouble.rank) for trouble in slow}
+        late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
+        troubles += [*slow, *late]
     elif trace.steps is not None:
         job = judge_job(trace, replicates=replicates)
         troubles += job.troubles

@@ -1,0 +1,192 @@
+"""Who is accused in production traces, and how soon is a rank found that is slowed a little?
+
+`python -m benchmarks.detect_bytedance`; some minutes. AR holds one slow worker (rank 0, from the
+first step), SE and ST hold none: their trouble is work. Into SE a slowdown is injected at a random
+rank and step; a rule sees the record up to the first (second, ...) slow step and no more. "False":
+accusations of anybody else, and of anybody in clean data: whole traces, random halves of the steps,
+steps in random order, everything up to each step, healthy runs of a mixture of experts.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.rank_traces import (
+    OURS,
+    RULES,
+    accused,
+    compute,
+    only,
+    share,
+    slowed,
+    steps_of,
+    until,
+)
+from pacekeeper.predictor.rank_faults import rank_faults
+from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.verdict import Trouble
+from pacekeeper.simulator.read_bytedance import read_bytedance
+from pacekeeper.simulator.read_smartmoe import read_smartmoe
+
+# factor, steps seen of it
+INJECTIONS = (
+    (1.03, 1),
+    (1.03, 2),
+    (1.05, 1),
+    (1.05, 2),
+    (1.10, 1),
+    (1.50, 1),
+    (1.50, 5),
+)  # factor, steps
+BARS = {(1.05, 1): 0.95, (1.03, 2): 0.95}
+SLOW_RANK, SLOWDOWN = 0, 2.35
+
+
+def clean_variants(
+    trace: Trace, rng: np.random.Generator, rounds: int
+) -> Iterator[tuple[str, Trace]]:
+    """A healthy trace in other forms, all of them still healthy."""
+    table, steps = compute(trace), steps_of(trace)
+    yield "whole", trace
+    for _ in range(rounds):
+        yield "half", only(trace, np.isin(table.step, rng.permutation(steps)[: len(steps) // 2]))
+    for last in steps[:: max(1, len(steps) // 28)]:
+        yield "prefix", until(trace, int(last))
+    for _ in range(rounds):
+        order = rng.permutation(len(steps))
+        shuffled = order[np.searchsorted(steps, table.step)].astype(np.intp)
+        yield "shuffled", _with_steps(trace, shuffled)
+
+
+def _with_steps(trace: Trace, step: Any) -> Trace:
+    return replace(trace, compute=replace(compute(trace), step=step), ops=None)
+
+
+def injected(
+    trace: Trace, factor: float, steps_seen: int, trials: int, seed: int, rule: str
+) -> dict[str, Any]:
+    """Random ranks slowed from random steps on: how many are found in the first steps."""
+    rng = np.random.default_rng(seed)
+    steps, ranks = steps_of(trace), [worker.rank for worker in trace.workers]
+    hits, false = [], 0
+    for _ in range(trials):
+        rank = int(rng.choice(ranks))
+        onset = int(rng.integers(1, len(steps) - steps_seen + 1))
+        seen = until(trace, int(steps[onset + steps_seen - 1]))
+        named = accused(slowed(seen, rank, int(steps[onset]), factor), rule, healthy=seen)
+        hits.append(rank in named)
+        false += len(named - {rank})
+    return {"factor": factor, "steps": steps_seen, "found": share(hits), "false": false}
+
+
+def show_accused(console: Console, traces: Mapping[str, Trace]) -> dict[str, list[Trouble]]:
+    """What our rule says of each trace as it is."""
+    table = Table(title="who is accused")
+    for column in ("trace", "rank", "slowdown", "95 %", "first step", "tier"):
+        table.add_column(column, justify="right")
+    found = {name: list(rank_faults(trace)) for name, trace in traces.items()}
+    for name, troubles in found.items():
+        for t in troubles:
+            table.add_row(name, str(t.rank), f"x{t.slowdown:.3f}", f"{t.low:.3f}-{t.high:.3f}",
+                          str(t.first_step), t.tier)  # fmt: skip
+        if not troubles:
+            table.add_row(name, "nobody", "", "", "", "")
+    console.print(table)
+    return found
+
+
+def show_clean(
+    console: Console, healthy: Mapping[str, Trace], rng: np.random.Generator, rounds: int
+) -> list[dict[str, Any]]:
+    """Accusations by rule, data and form."""
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for name, trace in healthy.items():
+        for form, variant in clean_variants(trace, rng, rounds):
+            for rule in (OURS, *RULES):
+                counts.setdefault((name, form, rule), []).append(len(accused(variant, rule)))
+    table = Table(title="accusations in clean data")
+    for column in ("data", "form", "traces", OURS, *RULES):
+        table.add_column(column, justify="right")
+    for name, form in dict.fromkeys((name, form) for name, form, _ in counts):
+        sums = [sum(counts[name, form, rule]) for rule in (OURS, *RULES)]
+        table.add_row(name, form, str(len(counts[name, form, OURS])), *map(str, sums))
+    console.print(table)
+    return [
+        {"data": name, "form": form, "rule": rule, "traces": len(each), "accused": sum(each)}
+        for (name, form, rule), each in counts.items()
+    ]
+
+
+def show_injected(
+    console: Console, trace: Trace, trials: int, seed: int
+) -> dict[str, list[dict[str, Any]]]:
+    """What each rule finds of the slowdowns put into a trace."""
+    rows = {
+        rule: [injected(trace, factor, steps, trials, seed, rule) for factor, steps in INJECTIONS]
+        for rule in (OURS, *RULES)
+    }
+    table = Table(title=f"found of {trials} slowdowns put into SE (false accusations)")
+    for column in ("factor", "within steps", "bar", OURS, *RULES):
+        table.add_column(column, justify="right")
+    for i, (factor, steps) in enumerate(INJECTIONS):
+        bar = BARS.get((factor, steps))
+        cells = (f"{rows[rule][i]['found']:.1%} ({rows[rule][i]['false']})" for rule in rows)
+        table.add_row(f"x{factor}", str(steps), f"{bar:.0%}" if bar else "-", *cells)
+    console.print(table)
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    parser.add_argument("--trials", type=int, default=100, help="injections per row")
+    parser.add_argument("--rounds", type=int, default=3, help="random halves and shuffles")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    folder = options.data / "bytedance_straggler"
+    traces = {name: read_bytedance(folder / f"trace-{name}.parquet") for name in ("AR", "SE", "ST")}
+    healthy = {name: traces[name] for name in ("SE", "ST")}
+    for path in sorted((options.data / "smartmoe_ranktimes").glob("rank_times_*.parquet")):
+        trace = read_smartmoe(path)
+        name = path.stem.removeprefix("rank_times_")
+        healthy[f"MoE {name}"] = trace
+        healthy[f"MoE {name} experts"] = replace(trace, compute=trace.expert_compute)
+    console = Console(width=150)
+    found = show_accused(console, traces)
+    rng = np.random.default_rng(options.seed)
+    clean = show_clean(console, healthy, rng, options.rounds)
+    rows = show_injected(console, traces["SE"], options.trials, options.seed)
+    ours = {(row["factor"], row["steps"]): row["found"] for row in rows[OURS]}
+    slow = found["AR"]
+    holds = {
+        "AR": [(t.rank, t.first_step) for t in slow]
+        == [(SLOW_RANK, int(steps_of(traces["AR"])[0]))]
+        and abs(slow[0].slowdown / SLOWDOWN - 1.0) <= 0.03,
+        "clean": not any(row["accused"] for row in clean if row["rule"] == OURS),
+        **{
+            f"x{factor} in {steps}": ours[factor, steps] >= bar
+            for (factor, steps), bar in BARS.items()
+        },
+    }
+    accusations = {
+        name: [
+            {"rank": t.rank, "slowdown": round(t.slowdown, 4), "first_step": t.first_step}
+            for t in troubles
+        ]
+        for name, troubles in found.items()
+    }
+    result = {"accused": accusations, "clean": clean, "injected": rows, "holds": holds}
+    print(json.dumps(result))
+    return 0 if all(holds.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""How much do the log ratios of healthy ranks differ: from step to step, over long, between ranks?
+
+Measured on the trace itself, from differences that a lasting fault hardly touches, and mixed with
+what everybody shows or what is known of healthy GPUs where there is little to measure. Pure.
+"""
+
+from dataclasses import dataclass
+from math import log2, sqrt
+
+import numpy as np
+from scipy.stats import norm
+
+from pacekeeper.predictor.trace_residuals import Residuals, column_medians, robust_scale
+from pacekeeper.predictor.workload import Array, Flags, Positions
+
+LEAST_NOISE = 0.001  # of a step: no clock is better
+LEAST_WANDER = 0.002  # repeated runs of healthy GPUs differ by sqrt(2) x this and more
+RANK_SPREAD = 0.02  # one sigma of the paces of healthy ranks, where the trace tells no better
+LEAST_SPREAD = 0.01
+PRIOR_STRENGTH = 8.0  # as many observations as a common or assumed scale counts for
+MOST_OWN = 3.0  # times its peers' wander: what comes and goes is a fault, not wander
+LEAST_CHANGES = 10  # of a rank, for its own noise to count
+LEAST_BLOCKS = 6  # means whose middle change no single fault can reach
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Noise:
+    """Scales of log ratios [ranks]: `fast` of one step, `wander` of long means, `spread` of ranks.
+
+    Ranks of one `stage` do the same work; `has_peers` [ranks]: somebody else does.
+    """
+
+    fast: Array
+    wander: Array
+    spread: float
+    stage: Positions
+    has_peers: Flags
+
+
+def noise_of(residuals: Residuals, stage: Positions) -> Noise:
+    """Measured from differences, which a single lasting fault in a rank hardly touches."""
+    by_step = residuals.by_step
+    fast = _fast_noise(residuals)
+    num_peers = np.array([int((stage == own).sum()) - 1 for own in stage])
+    return Noise(
+        fast=fast,
+        wander=_wander(by_step, fast, stage),
+        spread=_spread(by_step, stage),
+        stage=stage,
+        has_peers=num_peers > 0,
+    )
+
+
+def thresholds(num_steps: int, num_ranks: int, false_alarms: float) -> tuple[float, float]:
+    """Sigmas that a stretch's fast noise and that slow wander must exceed (Bonferroni).
+
+    Half of the false alarms each: over all stretches; over ranks and octaves of time.
+    """
+    stretches = num_steps * (num_steps + 1) / 2
+    octaves = 1.0 + log2(num_steps)
+    z_fast = float(norm.isf(min(0.5, 0.5 * false_alarms / (num_ranks * stretches))))
+    z_slow = float(norm.isf(min(0.5, 0.5 * false_alarms / (num_ranks * octaves))))
+    return z_fast, z_slow
+
+
+def _fast_noise(residuals: Residuals) -> Array:
+    """One sigma of a rank's step: its own and everybody's, weighted by how much each is based on.
+
+    By the middle of the changes between steps and by their tail: shared hosts have heavy ones.
+    """
+    changes = np.diff(residuals.by_step, axis=0)
+    typical = _scale_of_changes(changes)
+    if not np.isfinite(changes).any():  # a single step: its micro-batches have to do
+        within = residuals.samples - column_medians(residuals.samples)
+        typical = robust_scale(within) / sqrt(max(1.0, float(np.median(residuals.counts))))
+    common = np.maximum(typical, _scatter(residuals))
+    own = np.array([_scale_of_changes(column) for column in changes.T])
+    weight = np.isfinite(changes).sum(axis=0)
+    weight = np.where(weight >= LEAST_CHANGES, weight, 0)
+    mixed = np.sqrt((PRIOR_STRENGTH * common**2 + weight * own**2) / (PRIOR_STRENGTH + weight))
+    fast: Array = np.maximum(mixed, LEAST_NOISE)
+    return fast
+
+
+def _scatter(residuals: Residuals) -> Array:
+    """One sigma of a step by how far a rank's micro-batches are apart [ranks]; 0: not told."""
+    scatter = column_medians(np.where(residuals.errors > 0.0, residuals.errors, np.nan))
+    known: Array = np.nan_to_num(scatter, nan=0.0)
+    return known
+
+
+def _scale_of_changes(changes: Array) -> float:
+    changes = np.abs(changes[np.isfinite(changes)]) / sqrt(2.0)
+    if not len(changes):
+        return 0.0
+    return max(
+        float(np.quantile(changes, share)) / float(norm.isf(0.5 - 0.5 * share))
+        for share in (0.5, 0.75)
+    )
+
+
+def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
+    """What means over many steps still differ by, beyond the fast noise (Allan 1966)."""
+    wander = np.full(by_step.shape[1], LEAST_WANDER)
+    length = 2
+    while LEAST_BLOCKS * length <= len(by_step):
+        blocks = len(by_step) // length
+        changes = np.diff(_block_means(by_step, blocks, length), axis=0)
+        own = np.array([robust_scale(column) for column in changes.T]) / sqrt(2.0)
+        common = robust_scale(changes) / sqrt(2.0)
+        own = np.minimum(own, MOST_OWN * np.maximum(_of_peers(own, stage), LEAST_WANDER))
+        count = np.isfinite(changes).sum(axis=0)
+        mixed = (PRIOR_STRENGTH * common**2 + count * own**2) / (PRIOR_STRENGTH + count)
+        wander = np.maximum(wander, np.sqrt(np.maximum(mixed - fast**2 / length, 0.0)))
+        length *= 2
+    return wander
+
+
+def _of_peers(values: Array, stage: Positions) -> Array:
+    """Of each rank the median of its stage; of all where a stage has too few to have a middle."""
+    medians = np.full(len(values), np.median(values))
+    for own in np.unique(stage):
+        at = stage == own
+        if at.sum() > 2:
+            medians[at] = np.median(values[at])
+    return medians
+
+
+def _block_means(by_step: Array, blocks: int, length: int) -> Array:
+    cut = by_step[-blocks * length :].reshape(blocks, length, -1)
+    count = np.isfinite(cut).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means: Array = np.nansum(cut, axis=1) / count
+    return means
+
+
+def _spread(by_step: Array, stage: Positions) -> float:
+    """One sigma of the ranks' levels beside their peers'."""
+    levels = np.array([_median(column) for column in by_step.T])
+    apart = []
+    for own in np.unique(stage):
+        peers = levels[stage == own]
+        peers = peers[np.isfinite(peers)]
+        if len(peers) > 2:
+            apart += [*(peers - np.median(peers))]
+    measured = robust_scale(np.array(apart))
+    weight = PRIOR_STRENGTH
+    squared = (weight * RANK_SPREAD**2 + len(apart) * measured**2) / (weight + len(apart))
+    return max(LEAST_SPREAD, sqrt(squared))
+
+
+def _median(values: Array) -> float:
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else float("nan")

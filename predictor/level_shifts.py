@@ -1,0 +1,281 @@
+"""Did a rank's level rise, when, by how much, and could chance or wander have done it? Pure.
+
+A stretch of steps is judged against what came before it, and, where the rank has peers, against
+their level; from the first step on there are only the peers. Fast noise averages out over steps,
+slow wander and the ranks' own paces do not: each has its own share of the false alarms allowed.
+"""
+
+from dataclasses import dataclass
+from math import log, sqrt
+
+import numpy as np
+
+from pacekeeper.predictor.level_noise import Noise, thresholds
+from pacekeeper.predictor.trace_residuals import Residuals, column_medians
+from pacekeeper.predictor.workload import Array, Positions
+
+SAMPLE_CLIP = 3.0  # sigmas that one micro-batch is worth at most, however wild
+GROWTH = 1.2  # of the lengths tried, beyond the first few
+RECENT_STEPS = 8  # on either side of an onset: is it abrupt?
+DRIFT = 0.005  # one sigma of what healthy GPUs change by gradually, as they warm up
+SCATTER_DOUBT = 1.5  # how far off the scatter of a few micro-batches may well be
+LOOKS = 6  # at stretches of one rank that are not much the same
+WORTH_A_LOOK = 0.5  # of the strength needed: the scan is rough
+SHARED_BY = 4  # one in so many peers makes it a common matter
+UNEVEN = 0.1  # the part of a common slowdown in which ranks may differ
+MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """Positions: `rank`, steps `first` to `end` (exclusive). `log_slowdown` with its one sigma
+    `error`, above `base`; `strength`: over what would be needed, accused from 1.0 on. `num_before`:
+    steps before.
+    """
+
+    rank: int
+    first: int
+    end: int
+    log_slowdown: float
+    base: float
+    error: float
+    strength: float
+    num_before: int
+
+
+def strongest_shifts(
+    residuals: Residuals, noise: Noise, *, false_alarms: float, min_slowdown: float
+) -> list[Shift]:
+    """The stretch that speaks most against each rank, where it suffices. [ranks] at most.
+
+    false_alarms: expected number per trace, of all ranks together, if nothing is wrong.
+    """
+    num_steps, num_ranks = residuals.by_step.shape
+    z_fast, z_slow = thresholds(num_steps, num_ranks, false_alarms)
+    segments = np.array(_segments(num_steps), dtype=np.intp)
+    scores = _scan(residuals, noise, segments, z_fast, z_slow)
+    judge = _Judge(residuals, noise, (z_fast, z_slow), min_slowdown)
+    found = []
+    for rank in np.flatnonzero(scores.max(axis=0) > WORTH_A_LOOK):
+        shift = _found(judge, int(rank), segments, scores[:, rank].copy())
+        if shift is not None:
+            found.append(shift)
+    return found
+
+
+def _found(judge: "_Judge", rank: int, segments: Positions, score: Array) -> Shift | None:
+    """The best stretch of a rank that stands; one that does not may hide another beside it."""
+    for _ in range(LOOKS):
+        best = int(score.argmax())
+        if score[best] <= WORTH_A_LOOK:
+            return None
+        first, end = segments[best].tolist()
+        shift = judge.shift(rank, first, end)
+        if shift is not None:
+            edges = _edges(judge.residuals.by_step[:, rank], shift)
+            wider = judge.shift(rank, *edges) if edges != (first, end) else None
+            if wider is not None and wider.strength >= 1.0:
+                return wider
+            if shift.strength >= 1.0:
+                return shift
+        shared = np.minimum(segments[:, 1], end) - np.maximum(segments[:, 0], first)
+        joint = np.maximum(segments[:, 1], end) - np.minimum(segments[:, 0], first)
+        score[2 * shared >= joint] = 0.0
+    return None
+
+
+def _segments(num_steps: int) -> list[tuple[int, int]]:
+    """Stretches to try: every start, lengths that grow by a fifth, and to the end."""
+    lengths, length = set(), 1.0
+    while length <= num_steps:
+        lengths.add(int(length))
+        length = max(length + 1.0, length * GROWTH)
+    return [
+        (first, first + length)
+        for first in range(num_steps)
+        for length in sorted({*lengths, num_steps - first})
+        if first + length <= num_steps
+    ]
+
+
+def _scan(
+    residuals: Residuals, noise: Noise, segments: Positions, z_fast: float, z_slow: float
+) -> Array:
+    """Roughly how strongly each stretch speaks against each rank [segments, ranks]; 1: enough."""
+    by_step = residuals.by_step
+    levels = column_medians(by_step)
+    # A step may count for what its micro-batches are worth, so that one wild step hides nothing.
+    worth = max(1.0, SAMPLE_CLIP * sqrt(float(np.median(residuals.counts))) / z_fast)
+    most = worth * (z_fast * noise.fast + z_slow * noise.wander)
+    apart = np.clip(by_step - levels, -most, most)
+    known = np.isfinite(apart)
+    zero = np.zeros((1, by_step.shape[1]))
+    sums = np.concatenate([zero, np.cumsum(np.nan_to_num(apart), axis=0)])
+    counts = np.concatenate([zero, np.cumsum(known, axis=0)])
+    first, end = segments.T
+    with np.errstate(invalid="ignore", divide="ignore"):
+        inside = levels + (sums[end] - sums[first]) / (counts[end] - counts[first])
+        before = levels + sums[first] / counts[first]
+    num_inside, num_before = counts[end] - counts[first], counts[first]
+    score, _ = _beyond(noise, inside, before, num_inside, num_before, (z_fast, z_slow))
+    fewest = np.where(noise.has_peers, num_inside, np.minimum(num_inside, num_before))
+    most_score = SAMPLE_CLIP * np.sqrt(fewest * np.median(residuals.counts)) / z_fast
+    shares: Array = np.nan_to_num(np.minimum(score, most_score), nan=0.0)
+    return shares
+
+
+def _beyond(
+    noise: Noise,
+    inside: Array,
+    before: Array,
+    num_inside: Array,
+    num_before: Array,
+    z: tuple[float, float],
+    *,
+    common: float = 0.0,
+    scatter: float = 0.0,
+    drift: float = 0.0,
+) -> tuple[Array, Array]:
+    """(strength, log slowdown) of stretches at level `inside` after `before` [..., ranks].
+
+    The healthy level is what the peers say and what was measured before, weighted by their errors;
+    a rank without peers has only its past. NaN where there is neither. `common`: what everybody
+    lost; `scatter`: one sigma of a step by its own micro-batches; `drift`: of what came gradually.
+    """
+    healthy, own = _healthy(noise, before, num_before)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        fast = np.sqrt(
+            np.maximum(noise.fast, scatter / SCATTER_DOUBT) ** 2 / num_inside
+            + (own * noise.fast) ** 2 / np.maximum(num_before, 1)
+        )
+        slow = np.sqrt(noise.wander**2 * (1.0 + own**2) + ((1.0 - own) * noise.spread) ** 2)
+        slowdown = inside - healthy - common
+        slow = np.hypot(slow, drift)
+        needed = np.hypot(z[0] * fast, z[1] * slow) + UNEVEN * common
+        strength: Array = slowdown / needed
+    return strength, slowdown
+
+
+def _healthy(noise: Noise, before: Array, num_before: Array) -> tuple[Array, Array]:
+    """(healthy level, share of the rank's own past in it)."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        error = noise.wander**2 + noise.fast**2 / np.maximum(num_before, 1)
+    own = np.where(num_before > 0, noise.spread**2 / (noise.spread**2 + error), 0.0)
+    own = np.where(noise.has_peers, own, np.where(num_before > 0, 1.0, np.nan))
+    healthy = own * np.where(num_before > 0, before, 0.0)
+    # A rank that was faster than its peers and no longer is, is not slow.
+    healthy = np.where(noise.has_peers, np.maximum(healthy, -2.0 * noise.spread), healthy)
+    return healthy, own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weight:
+    """How far one stretch lies above `base`, the healthy level and what is common; logs."""
+
+    level: float
+    strength: float
+    base: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Weighs single stretches by medians, less what everybody shares."""
+
+    residuals: Residuals
+    noise: Noise
+    z: tuple[float, float]
+    min_slowdown: float
+
+    def shift(self, rank: int, first: int, end: int) -> Shift | None:
+        """None where it is not worth naming."""
+        noise = self.noise
+        whole = self._weighed(rank, (0, first), (first, end), drift=0.0)
+        if not whole.level >= log(self.min_slowdown):
+            return None
+        strength = whole.strength
+        if first > 0:
+            # Warm GPUs drift by a percent: what did not come at once has to be more than that.
+            before, inside = max(0, first - RECENT_STEPS), min(end, first + RECENT_STEPS)
+            abrupt = self._weighed(rank, (before, first), (first, inside), drift=0.0)
+            gradual = self._weighed(rank, (0, first), (first, end), drift=DRIFT)
+            strength = min(strength, max(abrupt.strength, gradual.strength))
+        witnesses = self._agreeing(rank, first, end, whole.base + 0.5 * whole.level)
+        if not noise.has_peers[rank]:
+            witnesses = min(witnesses, int(self.residuals.counts[:first, rank].sum()))
+        return Shift(
+            rank=rank,
+            first=first,
+            end=end,
+            log_slowdown=whole.level,
+            base=whole.base,
+            error=whole.error,
+            strength=min(strength, SAMPLE_CLIP * sqrt(witnesses) / self.z[0]),
+            num_before=int(np.isfinite(self.residuals.by_step[:first, rank]).sum()),
+        )
+
+    def _weighed(
+        self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float
+    ) -> "_Weight":
+        by_step, noise = self.residuals.by_step, self.noise
+        earlier, stretch = by_step[past[0] : past[1]], by_step[now[0] : now[1]]
+        inside, before = column_medians(stretch), column_medians(earlier)
+        num_inside, num_before = np.isfinite(stretch).sum(axis=0), np.isfinite(earlier).sum(axis=0)
+        healthy, own = _healthy(noise, before, num_before)
+        common = self._common(rank, inside - healthy)
+        # Where the micro-batches of the stretch disagree, it was no slower device that they met.
+        scatter = float(np.sqrt(np.mean(self.residuals.errors[now[0] : now[1], rank] ** 2)))
+        strength, beyond = _beyond(
+            noise,
+            inside,
+            before,
+            num_inside,
+            num_before,
+            self.z,
+            common=common,
+            scatter=scatter,
+            drift=drift,
+        )
+        return _Weight(
+            level=float(beyond[rank]),
+            strength=float(strength[rank]),
+            base=float(healthy[rank]) + common,
+            error=self._error(rank, int(num_inside[rank]), int(num_before[rank]), own[rank]),
+        )
+
+    def _common(self, rank: int, slowdown: Array) -> float:
+        """What is not the rank's own: all others lost it too, or a quarter of its peers did.
+
+        Ranks that share experts or a data loader move together.
+        """
+        others = np.isfinite(slowdown)
+        others[rank] = False
+        is_peer = others & (self.noise.stage == self.noise.stage[rank])
+        shared = [float(slowdown[others].min())] if others.any() else []
+        if is_peer.any():
+            peers = np.sort(slowdown[is_peer])
+            shared.append(float(peers[-1 - len(peers) // SHARED_BY]))
+        return max(0.0, *shared) if shared else 0.0
+
+    def _agreeing(self, rank: int, first: int, end: int, at_least: float) -> int:
+        """Micro-batches of the stretch that lie above `at_least`."""
+        within = (self.residuals.step_of >= first) & (self.residuals.step_of < end)
+        return int((self.residuals.samples[within, rank] > at_least).sum())
+
+    def _error(self, rank: int, num_inside: int, num_before: int, own: float) -> float:
+        noise = self.noise
+        fast = float(noise.fast[rank]) * (MEDIAN_ERROR if num_inside > 2 else 1.0)
+        squared = fast**2 * (1.0 / num_inside + (own**2 / num_before if num_before else 0.0))
+        squared += float(noise.wander[rank]) ** 2 * (1.0 + own**2)
+        return sqrt(squared + ((1.0 - own) * noise.spread) ** 2)
+
+
+def _edges(series: Array, shift: Shift) -> tuple[int, int]:
+    """Where the stretch begins and ends if its level is as judged: the likeliest, steps clipped."""
+    inside = float(np.nanmedian(series[shift.first : shift.end]))
+    half = 0.5 * shift.log_slowdown
+    votes = np.nan_to_num(np.clip(series - (inside - half), -half, half))
+    middle = (shift.first + shift.end) // 2
+    left, right = np.cumsum(votes[: middle + 1][::-1]), np.cumsum(votes[middle:])
+    first = middle - int(left.argmax())
+    return first, middle + int(right.argmax()) + 1

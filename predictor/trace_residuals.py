@@ -1,0 +1,294 @@
+"""How much longer than its work explains did each rank compute in each step of a trace? Pure.
+
+What a micro-batch costs is told by the same micro-batch on the other stages of the same
+data-parallel rank (same documents), by tokens, sum(len^2) and expert rows where known, and by the
+peers of the same stage. How far each is to be believed is fitted to changes within a step (between
+steps where only sums are told): a fault does not change there, so it can not teach the model.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.predictor.trace import ComputeTable, Trace
+from pacekeeper.predictor.workload import Array, Flags, Positions
+
+HUBER_K = 1.345  # 95 % efficiency under normal errors
+ITERATIONS = 5  # of Huber weights
+MAD_TO_SIGMA = 1.4826
+RIDGE = 1e-3  # of a regressor's own spread: keeps collinear ones apart
+KNOWN_SHARE = 0.9  # a source that lacks more of a role's rows than the rest is not used
+LEAST_EXPLAINED = 0.05  # of the typical time: work never seen before costs something
+LEAST_SCATTER = 4  # micro-batches that can tell their own scatter
+CLIP = 2.0  # sigmas: what one micro-batch may add to the mean of its step (Huber)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceTimes:
+    """Log seconds in a table [times, columns], NaN where nothing was recorded.
+
+    A time is one (step, micro-batch), a column one (rank, chunk, model chunk); `step_of`: position
+    in `steps` of each time; `rank_of`: position in `ranks` of each column; `role_of`: columns of
+    one role (stage, chunk, model chunk) do the same kind of work. `work` [regressors, times,
+    columns]: log of what is known of the work.
+    """
+
+    steps: Positions
+    ranks: tuple[int, ...]
+    stage: Positions
+    dp: Positions
+    step_of: Positions
+    rank_of: Positions
+    chunk_of: Positions
+    role_of: Positions
+    log_s: Array
+    work: Array
+
+    @property
+    def is_split(self) -> bool:
+        """Are single micro-batches told, not only sums per step?"""
+        return len(self.step_of) > len(self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Residuals:
+    """log(observed / expected) of each rank; 0 is the middle of the peers of its stage.
+
+    `samples` [times, ranks]: of each micro-batch, chunks summed; `by_step` [steps, ranks]: robust
+    means of those, `counts` how many and `errors` one sigma by how far they are apart, 0 where they
+    are too few to tell. `step_of` as in TraceTimes.
+    """
+
+    step_of: Positions
+    samples: Array
+    by_step: Array
+    counts: Array
+    errors: Array
+
+
+def times_of(trace: Trace) -> TraceTimes:
+    """The compute rows of a trace as a table. Raises ValueError where it has no usable one."""
+    table = trace.compute
+    if table is None:
+        raise ValueError(f"{trace.name}: tells no compute times")
+    place = {worker.rank: worker for worker in trace.workers}
+    with np.errstate(invalid="ignore"):
+        usable = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
+    usable &= np.isin(table.rank, list(place))
+    if not usable.any():
+        raise ValueError(f"{trace.name}: holds no compute time of a known rank")
+    keys = np.stack([table.rank, table.chunk, table.model_chunk], axis=1)[usable]
+    columns, column = np.unique(keys, axis=0, return_inverse=True)
+    when = np.stack([table.step, table.micro_batch], axis=1)[usable]
+    times, time = np.unique(when, axis=0, return_inverse=True)
+    time, column = time.reshape(-1), column.reshape(-1)
+    steps, step_of = np.unique(times[:, 0], return_inverse=True)
+    ranks, rank_of = np.unique(columns[:, 0], return_inverse=True)
+    stage = np.array([place[rank].stage for rank in ranks.tolist()], dtype=np.intp)
+    dp = np.array([place[rank].dp for rank in ranks.tolist()], dtype=np.intp)
+    roles = np.stack([stage[rank_of], columns[:, 1], columns[:, 2]], axis=1)
+    shape = (len(times), len(columns))
+    log_s = np.full(shape, np.nan)
+    log_s[time, column] = np.log(table.compute_s[usable])
+    return TraceTimes(
+        steps=steps,
+        ranks=tuple(ranks.tolist()),
+        stage=stage,
+        dp=dp,
+        step_of=step_of.reshape(-1),
+        rank_of=rank_of.reshape(-1),
+        chunk_of=columns[:, 1],
+        role_of=np.unique(roles, axis=0, return_inverse=True)[1].reshape(-1),
+        log_s=log_s,
+        work=_known_work(table, usable, time, column, shape),
+    )
+
+
+def residuals_of(times: TraceTimes, known: Array) -> Residuals:
+    """What the work does not explain. known [steps, ranks]: log slowdowns that are already found;
+    they are taken out, so that a slow rank misleads nobody who is compared with it.
+    """
+    log_s = times.log_s - known[times.step_of][:, times.rank_of]
+    unexplained = np.full_like(log_s, np.nan)
+    for role in np.unique(times.role_of):
+        at = np.flatnonzero(times.role_of == role)
+        sources = _sources(times, log_s, at)
+        rest = _without(times, log_s[:, at], sources)
+        unexplained[:, at] = rest - _middle(rest)
+    # Not weighted by their noise: a power cap slows backward four times as much as forward.
+    samples = _by_rank(times, np.exp(log_s), np.exp(log_s - unexplained))
+    by_step, counts, errors = _step_means(times, samples)
+    shared = _shared_by_stage(times, by_step)
+    return Residuals(
+        step_of=times.step_of,
+        samples=samples - shared[times.step_of],
+        by_step=by_step - shared,
+        counts=counts,
+        errors=errors,
+    )
+
+
+def column_medians(values: Array, axis: int = 0) -> Array:
+    """Medians of what is finite along an axis; NaN where nothing is."""
+    if not values.shape[axis]:
+        return np.full(np.delete(values.shape, axis), np.nan)
+    ascending = np.sort(values, axis=axis)  # NaN last
+    count = np.isfinite(values).sum(axis=axis, keepdims=True)
+    low = np.take_along_axis(ascending, np.maximum((count - 1) // 2, 0), axis=axis)
+    high = np.take_along_axis(ascending, np.minimum(count // 2, values.shape[axis] - 1), axis=axis)
+    middle: Array = np.squeeze(0.5 * (low + high), axis=axis)
+    return middle
+
+
+def robust_scale(values: Array) -> float:
+    """One sigma around 0 by the median of absolute values; 0.0 where there are none."""
+    values = np.abs(values[np.isfinite(values)])
+    return MAD_TO_SIGMA * float(np.median(values)) if len(values) else 0.0
+
+
+def _known_work(
+    table: ComputeTable, usable: Flags, time: Positions, column: Positions, shape: tuple[int, int]
+) -> Array:
+    columns = (table.tokens, table.sum_len_squared, table.expert_rows)
+    work = np.full((len(columns), *shape), np.nan)
+    for i, values in enumerate(columns):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            work[i, time, column] = np.log(np.maximum(values[usable], 1.0))
+    return work
+
+
+def _middle(values: Array) -> float:
+    """Of a role's table [times, ranks]: the median of the ranks' medians; a rank counts once."""
+    with np.errstate(invalid="ignore"):
+        medians = column_medians(values)
+    return float(np.median(medians[np.isfinite(medians)])) if np.isfinite(medians).any() else 0.0
+
+
+def _sources(times: TraceTimes, log_s: Array, at: Positions) -> list[Array]:
+    """What tells the cost of a role's rows: tables [times, ranks of the role], typically 1."""
+    found = [values[:, at] for values in times.work]
+    if times.is_split or len(np.unique(times.dp)) > 1:
+        # Where one pipeline tells sums only, a slow majority could not be told from its work.
+        found += [_elsewhere(times, log_s, at, chunk) for chunk in np.unique(times.chunk_of)]
+    known = [values for values in found if np.isfinite(values).mean() >= KNOWN_SHARE]
+    return [np.exp(values - _middle(values)) for values in known]
+
+
+def _elsewhere(times: TraceTimes, log_s: Array, at: Positions, chunk: int) -> Array:
+    """The same micro-batch on the other stages of the same data-parallel rank: median, log."""
+    table = np.full((len(log_s), len(at)), np.nan)
+    stage, dp = times.stage[times.rank_of], times.dp[times.rank_of]
+    centred = np.full_like(log_s, np.nan)
+    others = np.flatnonzero((times.chunk_of == chunk) & (stage != stage[at[0]]))
+    for role in np.unique(times.role_of[others]):
+        columns = others[times.role_of[others] == role]
+        centred[:, columns] = log_s[:, columns] - _middle(log_s[:, columns])
+    for i, column in enumerate(at):
+        same = others[dp[others] == dp[column]]
+        if len(same):
+            table[:, i] = column_medians(centred[:, same], axis=1)
+    return table
+
+
+def _without(times: TraceTimes, log_s: Array, sources: list[Array]) -> Array:
+    """A role's log table [times, ranks] less what its sources explain; slopes common to all ranks.
+
+    Seconds are linear in what causes them (tokens, sum(len^2)) and so in the seconds that another
+    stage needs for the same work; errors are relative.
+    """
+    if not sources:
+        return log_s
+    relative = np.exp(log_s - _middle(log_s))
+    usable = np.isfinite(relative) & np.all([np.isfinite(values) for values in sources], axis=0)
+    tables = [np.where(usable, values, np.nan) for values in (relative, *sources)]
+    changes = [_changes(times, table).reshape(-1) for table in tables]
+    size = _sizes(times, tables[0]).reshape(-1)
+    kept = np.isfinite(changes[0])
+    columns = np.stack(changes[1:], axis=1)[kept] / size[kept, None]
+    slopes = _huber(columns, changes[0][kept] / size[kept])
+    explained = 1.0 + np.tensordot(slopes, np.stack(sources) - 1.0, axes=1)
+    return log_s - np.log(np.maximum(explained, LEAST_EXPLAINED))
+
+
+def _sizes(times: TraceTimes, relative: Array) -> Array:
+    """Of the rows that `_changes` makes: what their errors are relative to."""
+    return relative if times.is_split else 0.5 * (relative[1:] + relative[:-1])
+
+
+def _changes(times: TraceTimes, values: Array) -> Array:
+    """Where no lasting fault shows: deviations within the step, or between steps of sums."""
+    if not times.is_split:
+        return np.diff(values, axis=0)
+    deviations = np.empty_like(values)
+    for step in range(len(times.steps)):
+        rows = times.step_of == step
+        deviations[rows] = values[rows] - column_medians(values[rows])
+    return deviations
+
+
+def _huber(columns: Array, target: Array) -> Array:
+    """Slopes through the origin, Huber weights, a ridge that leaves unseen directions at 0."""
+    slopes: Array = np.zeros(columns.shape[1])
+    if len(columns) <= columns.shape[1]:
+        return slopes
+    scale = np.sqrt((columns**2).mean(axis=0))
+    if not (scale > 1e-9).any():
+        return slopes
+    units = columns / np.where(scale > 1e-9, scale, np.inf)
+    weights = np.ones(len(units))
+    for _ in range(ITERATIONS):
+        weighted = units * weights[:, None]
+        normal = weighted.T @ units + RIDGE * len(units) * np.eye(units.shape[1])
+        slopes = np.linalg.solve(normal, weighted.T @ target).astype(np.float64)
+        rest = np.abs(target - units @ slopes)
+        spread = max(robust_scale(rest), 1e-9)
+        weights = np.minimum(1.0, HUBER_K * spread / np.maximum(rest, 1e-12))
+    per_unit: Array = slopes / np.where(scale > 1e-9, scale, np.inf)
+    return per_unit
+
+
+def _by_rank(times: TraceTimes, observed_s: Array, expected_s: Array) -> Array:
+    """log(observed / expected) of each micro-batch [times, ranks], chunks summed; NaN: none."""
+    sums = np.zeros((2, len(times.ranks), len(times.step_of)))
+    usable = np.isfinite(expected_s)
+    for i, seconds in enumerate((observed_s, expected_s)):
+        np.add.at(sums[i], times.rank_of, np.where(usable, seconds, 0.0).T)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios: Array = np.log(sums[0] / sums[1]).T
+    return ratios
+
+
+def _step_means(times: TraceTimes, samples: Array) -> tuple[Array, Array, Array]:
+    """Robust mean over the micro-batches of each step [steps, ranks], their number, its error."""
+    shape = (len(times.steps), len(times.ranks))
+    means, counts, errors = np.full(shape, np.nan), np.zeros(shape), np.zeros(shape)
+    spread = max(robust_scale(_changes(times, samples)), 1e-4)
+    for step in range(len(times.steps)):
+        values = samples[times.step_of == step]
+        middle = column_medians(values)
+        counts[step] = np.isfinite(values).sum(axis=0)
+        clipped = np.clip(values - middle, -CLIP * spread, CLIP * spread)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means[step] = middle + np.nansum(clipped, axis=0) / counts[step]
+            scatter = MAD_TO_SIGMA * column_medians(np.abs(values - middle)) / np.sqrt(counts[step])
+        errors[step] = np.where(counts[step] >= LEAST_SCATTER, scatter, 0.0)
+    return means, counts, errors
+
+
+def _shared_by_stage(times: TraceTimes, by_step: Array) -> Array:
+    """What each rank's step shares with its peers' [steps, ranks]: slope x their median."""
+    shared = np.zeros_like(by_step)
+    for stage in np.unique(times.stage):
+        members = np.flatnonzero(times.stage == stage)
+        if len(members) < 2:
+            continue
+        levels = column_medians(by_step[:, members])
+        own = by_step[:, members] - levels
+        peers = np.stack(
+            [column_medians(np.delete(own, i, axis=1), axis=1) for i in range(len(members))], axis=1
+        )
+        target, column = np.diff(own, axis=0).reshape(-1), np.diff(peers, axis=0).reshape(-1)
+        kept = np.isfinite(target) & np.isfinite(column)
+        slope = float(np.clip(_huber(column[kept][:, None], target[kept])[0], 0.0, 1.0))
+        shared[:, members] = slope * np.nan_to_num(peers)
+    return shared

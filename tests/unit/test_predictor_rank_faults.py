@@ -1,0 +1,181 @@
+"""Slow ranks in recorded runs: who, since when, how slow; work and wild samples are nobody's."""
+
+from dataclasses import replace
+from math import log
+
+import numpy as np
+import pytest
+
+from pacekeeper.core.findings import Tier
+from pacekeeper.predictor.level_noise import thresholds
+from pacekeeper.predictor.rank_faults import rank_faults
+from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.verdict import TroubleKind
+from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
+
+
+def test_a_rank_slow_from_the_first_step_is_named_by_its_peers() -> None:
+    (trouble,) = rank_faults(slowed(pipeline(), rank=3, factor=2.0))
+    assert (trouble.kind, trouble.rank, trouble.stage) == (TroubleKind.COMPUTE, 3, 0)
+    assert (trouble.first_step, trouble.last_step) == (FIRST_STEP, None)
+    assert trouble.low < 2.0 < trouble.high
+    assert trouble.slowdown == pytest.approx(2.0, rel=0.02)
+    assert trouble.tier is Tier.CONFIRMED
+    assert "from the first recorded step" in trouble.reason and "7 peers" in trouble.reason
+
+
+@pytest.mark.parametrize(("factor", "rank"), [(1.03, 9), (1.05, 2), (1.3, 15)])
+def test_a_small_onset_is_dated_and_measured(factor: float, rank: int) -> None:
+    (trouble,) = rank_faults(slowed(pipeline(seed=1), rank, factor, first=7))
+    assert (trouble.rank, trouble.first_step) == (rank, FIRST_STEP + 7)
+    assert trouble.low < factor < trouble.high
+    assert "since step 17, after 7 steps at its healthy pace" in trouble.reason
+
+
+def test_one_step_of_five_percent_is_enough() -> None:
+    (trouble,) = rank_faults(slowed(pipeline(seed=2), 5, 1.05, first=11))
+    assert (trouble.rank, trouble.first_step) == (5, FIRST_STEP + 11)
+
+
+def test_a_transient_ends_and_may_come_back() -> None:
+    trace = slowed(pipeline(num_steps=24), 4, 1.2, first=5, last=9)
+    again = slowed(trace, 4, 1.2, first=18, last=20)
+    found = sorted(rank_faults(again), key=lambda trouble: trouble.first_step)
+    assert [(t.rank, t.first_step, t.last_step) for t in found] == [
+        (4, FIRST_STEP + 5, FIRST_STEP + 9),
+        (4, FIRST_STEP + 18, FIRST_STEP + 20),
+    ]
+    assert "and recovered" in found[0].reason
+
+
+def test_a_recovery_does_not_accuse_the_stage_that_was_compared_with_it() -> None:
+    trace = slowed(pipeline(num_dp=8), 2, 1.3, last=5)
+    assert [(t.rank, t.last_step) for t in rank_faults(trace)] == [(2, FIRST_STEP + 5)]
+
+
+def test_two_slow_ranks_of_one_pipeline_of_many_are_both_named() -> None:
+    trace = slowed(slowed(pipeline(num_stages=4), 1, 1.2), 17, 1.4, first=6)
+    assert {(t.rank, t.first_step) for t in rank_faults(trace)} == {
+        (1, FIRST_STEP),
+        (17, FIRST_STEP + 6),
+    }
+
+
+def test_levels_that_touch_are_one_finding() -> None:
+    trace = slowed(slowed(pipeline(), 6, 1.2, first=4), 6, 1.25, first=8)
+    (trouble,) = rank_faults(trace)
+    assert (trouble.rank, trouble.first_step, trouble.last_step) == (6, FIRST_STEP + 4, None)
+    assert 1.2 < trouble.slowdown < 1.5
+
+
+def test_longer_documents_accuse_nobody() -> None:
+    trace = pipeline(documents=0.8, noise=0.004)
+    assert rank_faults(trace) == ()
+    table = table_of(trace)
+    step = FIRST_STEP + 6  # one pipeline's whole step, on all its stages
+    doubled = np.where((table.rank % 8 == 3) & (table.step >= step), 1.5, 1.0)
+    assert rank_faults(timed(trace, doubled)) == ()
+
+
+def test_known_work_tells_a_single_stage_too() -> None:
+    trace = pipeline(num_stages=1, documents=0.8, tells_work=True)
+    (trouble,) = rank_faults(slowed(trace, 4, 1.05, first=8))
+    assert (trouble.rank, trouble.first_step) == (4, FIRST_STEP + 8)
+    blind = replace(
+        trace, compute=replace(table_of(trace), sum_len_squared=table_of(trace).expert_rows)
+    )
+    assert rank_faults(slowed(blind, 4, 1.05, first=8)) == ()
+
+
+def test_a_wild_micro_batch_or_sum_accuses_nobody() -> None:
+    trace = pipeline()
+    table = table_of(trace)
+    wild = (table.rank == 4) & (table.step == FIRST_STEP + 5) & (table.micro_batch == 2)
+    assert rank_faults(timed(trace, np.where(wild, 30.0, 1.0))) == ()
+    assert rank_faults(slowed(summed(pipeline(documents=0.01)), 4, 3.0, first=5, last=5)) == ()
+
+
+def test_micro_batches_that_disagree_are_no_slower_device() -> None:
+    trace = pipeline()
+    table = table_of(trace)
+    step = (table.rank == 4) & (table.step == FIRST_STEP + 6)
+    uneven = np.where(step, np.array([1.0, 1.0, 1.05, 1.2, 1.3, 1.6])[table.micro_batch], 1.0)
+    assert rank_faults(timed(trace, uneven)) == ()
+    even = np.where(step, 1.15, 1.0)
+    assert [t.rank for t in rank_faults(timed(trace, even))] == [4]
+
+
+def alone(num_steps: int = 30, seed: int = 3) -> Trace:
+    """Sums of a single pipeline: nobody has a peer."""
+    return summed(pipeline(seed=seed, num_dp=1, num_stages=4, num_steps=num_steps, documents=0.001))
+
+
+def test_without_peers_there_is_only_the_past() -> None:
+    (trouble,) = rank_faults(slowed(alone(), 2, 1.02, first=20))
+    assert (trouble.rank, trouble.first_step) == (2, FIRST_STEP + 20)
+    assert trouble.tier is Tier.PROBABLE and "no peer" in trouble.reason
+    assert rank_faults(slowed(alone(), 2, 2.0)) == ()
+    assert rank_faults(slowed(alone(), 2, 1.0 / 1.1, first=15)) == ()
+
+
+def test_nearly_all_ranks_of_a_pipeline_may_be_slow_but_not_all() -> None:
+    slow = {0: 1.1, 1: 1.2, 3: 1.3}
+    trace = alone()
+    for rank, factor in slow.items():
+        trace = slowed(trace, rank, factor, first=20)
+    assert {t.rank for t in rank_faults(trace)} == set(slow)
+    everybody = np.where(table_of(alone()).step >= FIRST_STEP + 20, 1.3, 1.0)
+    assert rank_faults(timed(alone(), everybody)) == ()
+
+
+def test_what_many_peers_share_is_nobodys() -> None:
+    trace = summed(pipeline(num_dp=16, num_stages=1, num_steps=30, documents=0.05))
+    table = table_of(trace)
+    half = np.where((table.rank < 8) & (table.step >= FIRST_STEP + 15), 1.2, 1.0)
+    assert rank_faults(timed(trace, half)) == ()
+    assert [t.rank for t in rank_faults(slowed(trace, 3, 1.2, first=15))] == [3]
+
+
+def test_slow_drift_of_a_percent_is_the_warmth_of_a_gpu() -> None:
+    trace = alone(num_steps=40)
+    table = table_of(trace)
+    ramp = 1.0 + 0.015 * np.clip((table.step - FIRST_STEP) / 25.0, 0.0, 1.0)
+    assert rank_faults(timed(trace, np.where(table.rank == 1, ramp, 1.0))) == ()
+    steep = 1.0 + 0.15 * np.clip((table.step - FIRST_STEP - 5) / 25.0, 0.0, 1.0)
+    found = rank_faults(timed(trace, np.where(table.rank == 1, steep, 1.0)))
+    assert {t.rank for t in found} == {1}
+
+
+def test_missing_rows_are_no_evidence() -> None:
+    trace = slowed(pipeline(), 3, 1.2, first=6)
+    table = table_of(trace)
+    kept = ~((table.rank == 3) & (table.step == FIRST_STEP + 8))
+    kept &= ~((table.rank == 5) & (table.step > FIRST_STEP + 3))
+    rows = {name: getattr(table, name)[kept] for name in type(table).__slots__}
+    (trouble,) = rank_faults(replace(trace, compute=type(table)(**rows)))
+    assert (trouble.rank, trouble.first_step) == (3, FIRST_STEP + 6)
+
+
+def test_a_trace_without_usable_times_is_refused_or_silent() -> None:
+    trace = pipeline()
+    assert rank_faults(replace(trace, compute=None)) == ()
+    with pytest.raises(ValueError, match="no compute time of a known rank"):
+        rank_faults(replace(trace, workers=()))
+    with pytest.raises(ValueError, match="false_alarms"):
+        rank_faults(trace, false_alarms=0.0)
+    with pytest.raises(ValueError, match="min_slowdown"):
+        rank_faults(trace, min_slowdown=0.9)
+
+
+def test_what_is_not_worth_naming_is_not_named() -> None:
+    trace = slowed(pipeline(), 3, 1.05, first=6)
+    assert [t.rank for t in rank_faults(trace)] == [3]
+    assert rank_faults(trace, min_slowdown=1.1) == ()
+
+
+def test_thresholds_share_the_false_alarms_over_all_that_is_looked_at() -> None:
+    z_fast, z_slow = thresholds(28, 64, 0.01)
+    assert z_fast == pytest.approx(5.08, abs=0.01)  # Q(z) = 0.005 / (64 * 28 * 29 / 2)
+    assert z_slow == pytest.approx(4.20, abs=0.01)  # Q(z) = 0.005 / (64 * (1 + log2 28))
+    assert thresholds(28, 128, 0.01) > (z_fast, z_slow) > thresholds(28, 64, 0.1)
+    assert log(z_fast) > 0
