@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.errors import ExitCode, PacekeeperError, UnreachableError
+from pacekeeper.core.toml_reader import override
 
 DEADLINE_S = 5.0
 
@@ -20,8 +22,10 @@ class NotFoundError(PacekeeperError):
 def status_stub(address: str) -> Iterator[Any]:
     """The status service at host:port.
 
-    Raises UnreachableError, NotFoundError or PacekeeperError in place of what gRPC raises inside.
+    Raises ConfigError for what is no address, and UnreachableError, NotFoundError or
+    PacekeeperError in place of what gRPC raises inside.
     """
+    override(AgentConfig(), controller=address)
     import grpc
 
     from pacekeeper.protos import status_pb2_grpc, wire

@@ -44,12 +44,12 @@ class Fleet:
     commands: list[str] = field(default_factory=list)
 
     def __enter__(self) -> "Fleet":
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        for name in ("faults", "train", "logs", "traces"):
-            shutil.rmtree(self.run_dir / name, ignore_errors=True)
-            (self.run_dir / name).mkdir()
-        for stale in self.run_dir.glob("controller.sqlite*"):
-            stale.unlink()
+        try:
+            self._clear_run_dir()
+        except OSError as error:
+            raise HostError(
+                f"run directory {self.run_dir}: {error.strerror}", remedy="choose another --run-dir"
+            ) from None
         shared_memory = Path("/dev/shm")
         on_tmpfs = shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
         self.ring_root = Path(
@@ -69,6 +69,14 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def _clear_run_dir(self) -> None:
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        for name in ("faults", "train", "logs", "traces"):
+            shutil.rmtree(self.run_dir / name, ignore_errors=True)
+            (self.run_dir / name).mkdir()
+        for stale in self.run_dir.glob("controller.sqlite*"):
+            stale.unlink()
 
     def _start(self) -> None:
         self._spawn(

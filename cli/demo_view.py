@@ -26,18 +26,17 @@ _STYLES = {
 
 @dataclass(kw_only=True)
 class View:
-    """Shows a recorder's state; `is_quiet` says nothing (for `--json` into a program)."""
+    """Shows a recorder's state."""
 
     console: Console
     recorder: Recorder
     title: str
     total_steps: int
-    is_quiet: bool = False
     _live: Live | None = field(default=None, init=False)
     _told: int = field(default=0, init=False)
 
     def __enter__(self) -> "View":
-        if self.console.is_terminal and not self.is_quiet:
+        if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=8, transient=False)
             self._live.__enter__()
         return self
@@ -51,7 +50,7 @@ class View:
         """Draw the newest state, or print the lines that are new."""
         if self._live is not None:
             self._live.update(self._screen())
-        elif not self.is_quiet:
+        else:
             for happening in self.recorder.happenings[self._told :]:
                 self.console.print(_line(happening), soft_wrap=True)
             self._told = len(self.recorder.happenings)

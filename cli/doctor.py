@@ -271,6 +271,8 @@ def check_open_files() -> Check:
 
 def _num_records(path: Path) -> int:
     """Whole records in a ring. Raises OSError, VersionError or ValueError for what is wrong."""
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError("not a regular file")
     whole, damaged = _slots(path.read_bytes())
     if damaged:  # or just being written: that is over by now
         time.sleep(REREAD_S)

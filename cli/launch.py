@@ -5,19 +5,19 @@ import sys
 
 import click
 
-from pacekeeper.cli.settings import settings
+from pacekeeper.cli.settings import needs_torch, settings
 from pacekeeper.core.config import AgentConfig, TrainConfig
-from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.errors import ConfigError
 
 
 @click.command()
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML, [train].")
+@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML.")
 @click.option("--job", help="Name of the job; one directory below the ring directory.")
 @click.option("--node-rank", type=int, default=0, show_default=True)
 @click.option("--num-nodes", type=int, default=1, show_default=True)
 @click.option("--ranks-per-node", type=int, default=2, show_default=True)
 @click.option("--rendezvous", default="127.0.0.1:29400", show_default=True, help="Node 0's store.")
-@click.option("--ring-dir", default=AgentConfig().ring_dir, show_default=True)
+@click.option("--ring-dir", help="Where this node's agent reads (default: that of [agent]).")
 @click.option("--run-dir", default="runs/train", show_default=True, help="Step logs.")
 @click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
 @click.option("--steps", type=int)
@@ -32,7 +32,7 @@ def command(
     num_nodes: int,
     ranks_per_node: int,
     rendezvous: str,
-    ring_dir: str,
+    ring_dir: str | None,
     run_dir: str,
     faults_dir: str,
     steps: int | None,
@@ -48,14 +48,8 @@ def command(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
     )
-    try:
+    with needs_torch():
         from pacekeeper.trainer.supervisor import NodeSpec, supervise
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise HostError(
-            "torch is not installed here", remedy="install your torch, or pacekeeper[trainer]"
-        ) from None
     try:
         spec = NodeSpec(
             config=config,
@@ -63,7 +57,7 @@ def command(
             num_nodes=num_nodes,
             ranks_per_node=ranks_per_node,
             rendezvous=rendezvous,
-            ring_dir=ring_dir,
+            ring_dir=settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir,
             run_dir=run_dir,
             faults_dir=faults_dir,
         )

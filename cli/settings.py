@@ -1,9 +1,11 @@
-"""The settings a command runs with: defaults, then a file's, then the command line's."""
+"""What a command runs with: settings (defaults, a file's, the command line's), and torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.toml_reader import override, read_config
 
 T = TypeVar("T")
@@ -24,3 +26,16 @@ def settings(kind: type[T], config_file: str | None, **given: Any) -> T:
             raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
         found = read_config(kind, text, file=config_file)
     return override(found, **given)
+
+
+@contextmanager
+def needs_torch() -> Iterator[None]:
+    """Around imports of the trainer. Raises HostError where torch is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        raise HostError(
+            "torch is not installed here", remedy="install your torch, or pacekeeper[trainer]"
+        ) from None

@@ -2,7 +2,7 @@
 
 import click
 
-from pacekeeper.cli.settings import settings
+from pacekeeper.cli.settings import needs_torch, settings
 from pacekeeper.core.config import TrainConfig
 
 
@@ -13,7 +13,7 @@ from pacekeeper.core.config import TrainConfig
 def command(config_file: str | None, steps: int | None, seed: int | None) -> None:
     """Train the MoE model in one process, without a fleet: to try the model and its settings."""
     config = settings(TrainConfig, config_file, steps=steps, seed=seed)
-    from pacekeeper.trainer.solo import train_alone
-
+    with needs_torch():
+        from pacekeeper.trainer.solo import train_alone
     for step, loss, tokens_per_s in train_alone(config):
         click.echo(f"step {step} loss {loss:.4f} {tokens_per_s:,.0f} tokens/s")

@@ -24,6 +24,14 @@ def _at_least(owner: object, floor: float, *names: str) -> None:
             raise ValueError(f"{name}: expected at least {floor}, got {getattr(owner, name)}")
 
 
+def _address(owner: object, *names: str) -> None:
+    for name in names:
+        text = getattr(owner, name)
+        host, _, port = text.rpartition(":")
+        if not (host and port.isdecimal() and int(port) <= 65535):
+            raise ValueError(f"{name}: expected HOST:PORT with a port up to 65535, got {text!r}")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The daemon of one node."""
@@ -54,6 +62,7 @@ class AgentConfig:
     def __post_init__(self) -> None:
         _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
         _at_least(self, 1, "spool_batches", "record_max_bytes")
+        _address(self, "controller", *(["metrics_listen"] if self.metrics_listen else []))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

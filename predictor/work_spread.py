@@ -254,8 +254,10 @@ def _running_median(values: Array, width: int) -> Array:
     padded = np.pad(values, ((0, 0), (half, half)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
     blocks = [windows[at : at + MOST_WINDOWS] for at in range(0, len(values), MOST_WINDOWS)]
-    with np.errstate(all="ignore"):
-        medians = [np.nan_to_num(np.nanmedian(block, axis=2)) for block in blocks]
+    medians = []
+    for block in blocks:
+        is_empty = np.asarray(np.isnan(block).all(axis=2))  # such as after an owner's end
+        medians.append(np.nanmedian(np.where(is_empty[:, :, None], 0.0, block), axis=2))
     running: Array = np.concatenate(medians)
     return running
 

@@ -66,7 +66,7 @@ def attach(
 ) -> "Hooks":
     """Attach this rank to its node's ring directory.
 
-    `ring_dir` defaults to the environment's PACEKEEPER_RING_DIR (set by the launcher), then to the
+    `ring_dir` defaults to the environment's PACEKEEPER_RING_DIR (for launchers to set), then to the
     agent's own default. `timer` is what `micro_batch_timer` measures with (default: wall time).
     `life` tells one launch of the job from the next: any number that ascends and is the same on
     all ranks, such as the Unix milliseconds of the start. It defaults to the environment's

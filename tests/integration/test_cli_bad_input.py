@@ -1,9 +1,12 @@
 """What a user sees who gets something wrong: one clear line, an exit code, and no traceback."""
 
 import json
+import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,7 @@ from pacekeeper.core import ring
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import StepRecord
 from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.trainer.telemetry import Ring, claim_directory
 
 
 def pacekeeper(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -88,6 +91,47 @@ def test_a_ring_directory_that_can_not_be_written_ends_the_agent_with_a_remedy(
     assert_refused(done, ExitCode.HOST, "ring directory", "make it writable")
 
 
+def test_a_run_directory_that_can_not_be_made_ends_the_demo_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = pacekeeper("demo", "--run-dir", str(tmp_path / "file"))
+    assert_refused(done, ExitCode.HOST, "run directory", "--run-dir")
+
+
+@pytest.mark.parametrize("part", ["launch", "train"])
+def test_a_missing_torch_is_said_with_a_remedy(part: str) -> None:
+    without = (
+        "import sys; sys.modules['torch'] = None; from pacekeeper.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", without, part, "--steps", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert_refused(done, ExitCode.HOST, "torch is not installed here", "pacekeeper[trainer]")
+
+
+def test_ranks_write_their_rings_where_the_file_sends_the_agent(tmp_path: Path) -> None:
+    with closing_claim(tmp_path, job="mine"):
+        config = tmp_path / "my.toml"
+        config.write_text(f"[agent]\nring_dir = '{tmp_path}'\n[train]\njob = 'mine'\nsteps = 1\n")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            rendezvous = f"127.0.0.1:{probe.getsockname()[1]}"
+        done = pacekeeper("launch", "--config", str(config), "--rendezvous", rendezvous)
+        assert_refused(done, ExitCode.HOST, str(tmp_path), "another launch of job 'mine'")
+
+
+@contextmanager
+def closing_claim(directory: Path, *, job: str) -> Iterator[None]:
+    """As if another launch of `job` ran there."""
+    claim = claim_directory(directory, job)
+    try:
+        yield
+    finally:
+        os.close(claim)
+
+
 def test_a_store_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     store = tmp_path / "notes.txt"
     store.write_text("my notes, not a database at all, and longer than a page header" * 50)
@@ -112,6 +156,10 @@ def test_no_controller_is_said_with_its_address(command: str) -> None:
         (("demo", "--fault", "stop"), "--fault stop: expected --clock cpu"),
         (("launch", "--node-rank", "3", "--num-nodes", "2"), "node-rank: expected 0 to 1"),
         (("launch", "--steps", "0"), "steps: expected at least 1"),
+        (("agent", "--controller", "nowhere"), "controller: expected HOST:PORT"),
+        (("agent", "--metrics-listen", "all"), "metrics_listen: expected HOST:PORT"),
+        (("status", "--controller", ""), "controller: expected HOST:PORT"),
+        (("incidents", "--controller", "here:port"), "controller: expected HOST:PORT"),
     ],
 )
 def test_an_impossible_option_names_what_was_expected(
@@ -193,6 +241,13 @@ def test_a_ring_that_can_not_be_believed_is_an_error_with_its_code(
     rings = next(check for check in json.loads(done.stdout) if check["name"] == "rings")
     assert rings["health"] == "broken"
     assert words in rings["found"].replace(" (1024 slots of 128 bytes)", "")
+
+
+def test_a_pipe_in_a_ring_s_place_does_not_hold_doctor_up(tmp_path: Path) -> None:
+    os.mkfifo(a_ring(tmp_path).with_name("rank-00001.ring"))
+    done = pacekeeper("doctor", "--json", "--ring-dir", str(tmp_path))
+    assert done.returncode == ExitCode.HOST
+    assert "not a regular file" in done.stdout
 
 
 def a_ring(directory: Path) -> Path:

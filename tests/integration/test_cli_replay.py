@@ -9,13 +9,15 @@ import pytest
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import MicroBatchRecord, StepRecord
 from pacekeeper.core.trace_file import TraceHeader, header_line, record_line
+from pacekeeper.simulator.traces import Format
 from support.commands import pacekeeper
+from support.tree import ROOT
 
 NUM_RANKS, NUM_STEPS = 8, 40
 
 
-def recorded(path: Path, *, late: int | None = None, bad: int = 0) -> Path:
-    """A run of eight ranks; `late` is ready 30 % of a step after the others."""
+def recorded(path: Path, *, late: int | None = None, bad: int = 0, dead: int | None = None) -> Path:
+    """A run of eight ranks; `late` is ready 30 % of a step after all others, `dead` ends early."""
     random = np.random.default_rng(1)
     lines = [header_line(TraceHeader(job="moe", node="n"))]
     for step in range(NUM_STEPS):
@@ -23,6 +25,8 @@ def recorded(path: Path, *, late: int | None = None, bad: int = 0) -> Path:
         if late is not None:
             compute_s[late] *= 1.3
         for rank in range(NUM_RANKS):
+            if rank == dead and step >= NUM_STEPS // 2:
+                continue
             lines.append(
                 record_line(
                     MicroBatchRecord(
@@ -58,6 +62,16 @@ def test_a_healthy_run_accuses_nobody(tmp_path: Path) -> None:
     assert done.returncode == ExitCode.OK, done.stderr
     assert "8 ranks, 40 steps" in done.stdout
     assert "nothing was found" in done.stdout
+
+
+def test_a_rank_that_dies_half_way_is_nothing_to_warn_of(tmp_path: Path) -> None:
+    done = pacekeeper("replay", str(recorded(tmp_path / "t", dead=3)))
+    assert (done.returncode, done.stderr) == (ExitCode.OK, "")
+
+
+@pytest.mark.parametrize("form", Format)
+def test_every_format_is_described(form: Format) -> None:
+    assert f"| `{form}` |" in (ROOT / "docs" / "traces.md").read_text()
 
 
 def test_damaged_lines_are_told_to_people_and_programs(tmp_path: Path) -> None:
