@@ -13,8 +13,6 @@ from math import inf, log, sqrt
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import solve_toeplitz
-from scipy.stats import norm
 
 from pacekeeper.predictor.workload import Array
 
@@ -66,7 +64,9 @@ class ChartRule:
 def gaussian() -> Law:
     """The standard normal law."""
     at = np.linspace(-9.0, 9.0, 7201)
-    below = norm.cdf(at)
+    from scipy.special import ndtr  # a quarter second to import: not at start-up
+
+    below = ndtr(at)
     at.flags.writeable = below.flags.writeable = False
     return Law(at=at, below=below)
 
@@ -104,6 +104,8 @@ def mean_run_length(law: Law, *, k: float, clip: float, h: float) -> float:
 
     Under a shifted law this is Lorden's worst-case delay: a chart is never lower than zero.
     """
+    from scipy.linalg import solve_toeplitz
+
     width = h / CELLS
     # A step from the middle of cell i to the upper edge of cell j depends on j - i only.
     offsets = (np.arange(-CELLS, CELLS + 1) + 0.5) * width + k
@@ -191,7 +193,9 @@ def _furthest_seen(law: Law) -> float:
 
 def has_heavy_tail(law: Law) -> bool:
     """Does an empirical law reach clearly further up than the normal one, as far as was seen?"""
-    return _furthest_seen(law) > HEAVIER * float(norm.ppf(1.0 - SEEN_BEYOND / law.num_seen))
+    from scipy.special import ndtri
+
+    return _furthest_seen(law) > HEAVIER * float(ndtri(1.0 - SEEN_BEYOND / law.num_seen))
 
 
 def autocorrelation(residuals: Array) -> float:
