@@ -4,7 +4,7 @@ The cost is found by replaying the run with the work made even and all else as r
 timeline, by the busiest rank of each step. Pure.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 import numpy as np
@@ -106,8 +106,10 @@ def imbalances(
         replay=None if what_if is None else replay or replay_of(trace),
         experts=trace.expert_compute,
     )
-    found = (_stage_imbalance(run), _sequence_imbalance(run), _expert_imbalance(run, trace))
+    found = [_sequence_imbalance(run), _expert_imbalance(run, trace)]
     suspects = [suspect for suspect in found if suspect is not None]
+    if (heavy := _stage_imbalance(_without_known_work(run, suspects))) is not None:
+        suspects.append(heavy)
     costs = _costs(run, suspects)
     troubles = [
         Trouble(
@@ -164,6 +166,15 @@ def _reach(values: Array) -> float:
         return float("inf")
     quantile = float(student.ppf(0.5 + CONFIDENCE / 2, free))
     return quantile * float(values.std(ddof=1)) / float(np.sqrt(len(values)))
+
+
+def _without_known_work(run: _Run, suspects: list[_Suspect]) -> _Run:
+    """The run with the work that its source tells made even: what is left may be the stages'."""
+    compute_s = run.rows.compute_s
+    for suspect in suspects:
+        if suspect.factors is not None and np.isfinite(run.work[:, :2]).all():
+            compute_s = compute_s * suspect.factors
+    return replace(run, rows=replace(run.rows, compute_s=compute_s))
 
 
 def _stage_imbalance(run: _Run) -> _Suspect | None:

@@ -13,12 +13,13 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Worker
-from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.predictor.workload import Array, Flags, Positions
 
 PARTS_OF_RUN = 4  # the best of them shows what a rank can do
 PACE_STEPS = 21  # a rank's own pace is the running median over so many steps at most
-PACE_CHANCE = 1e-4  # that a rank's work, by chance, passes for a pace of its own
+PACE_CHANCE = 1e-3  # that a rank's work, by chance, passes for a pace of its own
 MOST_WINDOWS = 256  # ranks whose medians are taken at once: bounds the memory
+SMALLEST_SHARE = 0.01  # of the mean of the stages: none takes no time at all
 MAD_TO_SIGMA = 1.4826
 MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 
@@ -85,8 +86,8 @@ def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRow
 
 
 def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
-    """Factors [rows] that give each stage the mean, over the stages, of a micro-batch's times; and
-    each stage's work over that mean.
+    """Factors [rows] that give each stage the mean, over the stages, of what a micro-batch takes;
+    and each stage's work over that mean.
 
     What makes a rank slower than a healthy one of its stage is left out of the mean and stays on
     the rank. Healthy is, of each rank, the best quarter of the run, of each stage the lower median
@@ -102,7 +103,8 @@ def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
     sizes = np.bincount(cell)
     whole = sizes[cell] == rows.num_stages
     mean_s = (np.bincount(cell, work_s) / sizes)[cell]
-    factors = np.where(whole, mean_s / work_s, 1.0)
+    usual_s = _on_mean(np.stack([rows.stage, rows.view], axis=1), mean_s, work_s, whole)
+    factors = np.where(whole, mean_s / usual_s, 1.0)
     heaviness = {
         int(stage): float(work_s[mine].sum() / mean_s[mine].sum())
         for stage in np.unique(rows.stage)
@@ -121,7 +123,6 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
     """
     residual = np.log(rows.compute_s)
     residual = residual - _pace(rows, residual)
-    residual = residual - _group_means(rows.step, residual)[rows.step - rows.step.min()]
     view = rows.stage if rows.num_stages > 1 else rows.forward.astype(np.intp)
     _, view = np.unique(view, return_inverse=True)
     num_views = int(view.max()) + 1
@@ -139,12 +140,11 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
     total = work_variance + noise_variance
     correlation = work_variance / total if total > 0.0 else 0.0
     num_pairs = num_views * (num_views - 1) / 2
-    middle = np.median(table, axis=1) if num_views > 2 else table.mean(axis=1)
     noise_left = noise_variance / num_views
     trust = max(work_variance, 0.0) / max(work_variance + noise_left, 1e-300)
-    log_work = np.where(whole, trust * middle, 0.0)[cell]
+    log_work = np.where(whole, trust * table.mean(axis=1), 0.0)[cell]
     return SharedWork(
-        log_work=log_work * _elasticity(rows, residual, log_work),
+        log_work=log_work,
         correlation=float(correlation),
         p_value=float(norm.sf(correlation * np.sqrt(num_free * num_pairs))),
         num_views=num_views,
@@ -165,17 +165,16 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
     """Factors [rows] that give each row the step's mean of the columns `evened` of `work`.
 
     `work` [rows, features] must be known; its cost is fitted for each (stage, view), never negative
-    (least squares of relative errors, ranks' own pace taken out). None where nothing can be fitted.
+    (least squares of relative errors). None where nothing can be fitted.
     """
     if not np.isfinite(work).all() or not np.ptp(work[:, evened], axis=0).any():
         return None
-    pace = np.exp(_pace(rows, np.log(rows.compute_s)))
     key = np.stack([rows.stage, rows.view], axis=1)
     _, role = np.unique(key, axis=0, return_inverse=True)
     factors = np.ones(len(rows.step))
     for number in range(int(role.max()) + 1):
         mine = np.flatnonzero(role == number)
-        observed_s = rows.compute_s[mine] / (pace[mine] / np.median(pace[mine]))
+        observed_s = rows.compute_s[mine]
         features = np.column_stack([np.ones(len(mine)), work[mine]])
         scale = np.maximum(np.abs(features).max(axis=0), 1e-300)
         cost, _ = nnls(features / scale / observed_s[:, None], np.ones(len(mine)))
@@ -225,20 +224,25 @@ def _pace(rows: ComputeRows, log_s: Array) -> Array:
     keys = np.stack([rows.step, rows.dp, rows.micro_batch, rows.view], axis=1)
     _, cell = np.unique(keys, axis=0, return_inverse=True)
     common = _group_medians(cell, log_s - usual, lower=True)[cell]
-    of_dp = _level(np.stack([rows.dp, rows.view], axis=1), rows.step, common)
-    own = _level(np.stack([rows.rank, rows.view], axis=1), rows.step, log_s - usual - common)
+    # Beside the other stages work cancels out, and a short window is enough.
+    of_dp = _level(np.stack([rows.dp, rows.view], axis=1), rows.step, common, windows=2)
+    beside = log_s - usual - common
+    own = _level(np.stack([rows.rank, rows.view], axis=1), rows.step, beside, windows=4)
     pace: Array = usual + of_dp + own
     return pace
 
 
-def _level(owner: Positions, step: Positions, values: Array) -> Array:
-    """Running median over steps of each owner's values [rows], 0 where it may be chance."""
+def _level(owner: Positions, step: Positions, values: Array, *, windows: int) -> Array:
+    """Running median over steps of each owner's values [rows], 0 where it may be chance.
+
+    `windows`: so many of the running median's make the run, or more.
+    """
     steps, step = np.unique(step, return_inverse=True)
     _, own = np.unique(owner, axis=0, return_inverse=True)
     cells, cell = np.unique(own * len(steps) + step, return_inverse=True)
     medians = np.full((int(own.max()) + 1, len(steps)), np.nan)
     medians.flat[cells] = _group_medians(cell, values)
-    width = min(max(len(steps) // PARTS_OF_RUN, 3), PACE_STEPS) | 1
+    width = min(max(len(steps) // windows, 3), PACE_STEPS) | 1
     level = _running_median(medians, width)
     spread = MAD_TO_SIGMA * np.nanmedian(np.abs(medians - level), axis=1)
     seen = np.maximum(np.isfinite(medians).sum(axis=1), 2)
@@ -272,6 +276,25 @@ def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> A
     return medians if lower else (medians + ordered[bounds[:-1] + size // 2]) / 2.0
 
 
+def _on_mean(role: Positions, mean_s: Array, work_s: Array, used: Flags) -> Array:
+    """What each role takes by the mean of all stages [rows]: a line, as a head adds a fixed cost.
+
+    The lines of all stages add up to their sum, so that evening by them keeps the work's amount.
+    """
+    _, group = np.unique(role, axis=0, return_inverse=True)
+    usual_s = work_s.copy()
+    for number in range(int(group.max()) + 1):
+        mine = np.flatnonzero((group == number) & used)
+        if not len(mine):
+            continue
+        x, y = mean_s[mine] - mean_s[mine].mean(), work_s[mine]
+        power = float(x @ x)
+        slope = float(x @ y) / power if power > 0.0 else 0.0
+        line_s = y.mean() + slope * x
+        usual_s[mine] = np.maximum(line_s, SMALLEST_SHARE * mean_s[mine])
+    return usual_s
+
+
 def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
     """The pace of a healthy rank of the row's stage, in the row's view [rows]."""
     steps, step = np.unique(rows.step, return_inverse=True)
@@ -288,16 +311,6 @@ def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
     _, of_row = np.unique(keys[:, :2], axis=0, return_inverse=True)
     levels: Array = best[order][middle][of_row]
     return levels
-
-
-def _elasticity(rows: ComputeRows, residual: Array, log_work: Array) -> Array:
-    """How strongly the times of each (stage, view) follow the work [rows]: 1.0 on average."""
-    key = np.stack([rows.stage, rows.view], axis=1)
-    _, group = np.unique(key, axis=0, return_inverse=True)
-    power = np.bincount(group, log_work**2)
-    slope = np.bincount(group, log_work * residual) / np.maximum(power, 1e-300)
-    follows: Array = np.where(power > 0.0, np.maximum(slope, 0.0), 0.0)[group]
-    return follows
 
 
 def _group_means(group: Positions, values: Array) -> Array:
