@@ -48,8 +48,9 @@ def test_a_transient_ends_and_may_come_back() -> None:
     assert "and recovered" in found[0].reason
 
 
-def test_a_recovery_does_not_accuse_the_stage_that_was_compared_with_it() -> None:
-    trace = slowed(pipeline(num_dp=8), 2, 1.3, last=5)
+@pytest.mark.parametrize("factor", [1.06, 1.3])
+def test_a_recovery_does_not_accuse_the_stage_that_was_compared_with_it(factor: float) -> None:
+    trace = slowed(pipeline(num_dp=8), 2, factor, last=5)
     assert [(t.rank, t.last_step) for t in rank_faults(trace)] == [(2, FIRST_STEP + 5)]
 
 
@@ -66,6 +67,10 @@ def test_levels_that_touch_are_one_finding() -> None:
     (trouble,) = rank_faults(trace)
     assert (trouble.rank, trouble.first_step, trouble.last_step) == (6, FIRST_STEP + 4, None)
     assert 1.2 < trouble.slowdown < 1.5
+    far_apart = slowed(slowed(pipeline(), 6, 1.1, first=4), 6, 3.0, first=8)
+    (trouble,) = rank_faults(far_apart)
+    assert (trouble.rank, trouble.first_step, trouble.last_step) == (6, FIRST_STEP + 4, None)
+    assert trouble.slowdown == pytest.approx((1.1 * 3.3) ** 0.5, rel=0.02)
 
 
 def test_longer_documents_accuse_nobody() -> None:
@@ -115,6 +120,7 @@ def test_without_peers_there_is_only_the_past() -> None:
     assert (trouble.rank, trouble.first_step) == (2, FIRST_STEP + 20)
     assert trouble.tier is Tier.PROBABLE and "no peer" in trouble.reason
     assert rank_faults(slowed(alone(), 2, 2.0)) == ()
+    assert rank_faults(slowed(alone(), 2, 1.3, last=9)) == ()
     assert rank_faults(slowed(alone(), 2, 1.0 / 1.1, first=15)) == ()
 
 
@@ -134,6 +140,22 @@ def test_what_many_peers_share_is_nobodys() -> None:
     half = np.where((table.rank < 8) & (table.step >= FIRST_STEP + 15), 1.2, 1.0)
     assert rank_faults(timed(trace, half)) == ()
     assert [t.rank for t in rank_faults(slowed(trace, 3, 1.2, first=15))] == [3]
+
+
+def test_what_all_peers_share_in_each_step_hides_nobody() -> None:
+    trace = summed(pipeline(num_dp=16, num_stages=1, num_steps=30, documents=0.02))
+    table = table_of(trace)
+    jitter = np.exp(0.1 * np.random.default_rng(5).standard_normal(30))[table.step - FIRST_STEP]
+    late = slowed(timed(trace, jitter), 3, 1.05, first=26)
+    assert [(t.rank, t.first_step) for t in rank_faults(late)] == [(3, FIRST_STEP + 26)]
+
+
+def test_a_rank_whose_clock_is_noisier_than_its_peers_is_not_slow() -> None:
+    for seed in range(40):
+        trace = pipeline(seed=seed, num_dp=16, num_stages=1, num_steps=4, documents=0.001)
+        noise = np.random.default_rng(seed).normal(0.0, 0.05, len(table_of(trace).step))
+        shaky = np.where(table_of(trace).rank == 7, np.exp(noise), 1.0)
+        assert rank_faults(timed(trace, shaky)) == ()
 
 
 def test_slow_drift_of_a_percent_is_the_warmth_of_a_gpu() -> None:

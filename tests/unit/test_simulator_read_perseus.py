@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ ROW = {
 }  # fmt: skip
 
 
-def run_rows(scheduler: str, setting: int, caps: tuple[int, ...], **other: object) -> list[object]:
+def run_rows(scheduler: str, setting: int, caps: tuple[int, ...], **other: object) -> list[Any]:
     return [
         ROW
         | {"scheduler": scheduler, "setting": setting, "rank": rank, "iteration": iteration}
@@ -74,6 +75,15 @@ def test_an_onset_is_joined_from_measured_runs(runs: tuple[CappedRun, ...]) -> N
     assert forward_of(one, 1) == [1.01, 1.02, 1.03, 31.01, 31.02, 31.03]
     assert forward_of(one, 0) == [0.01, 0.02, 0.03, 10.01, 10.02, 10.03]
     assert "ranks [1] only" in one.notes[-1]
+
+
+def test_an_onset_ends_with_the_shorter_of_its_runs(tmp_path: Path) -> None:
+    longer = [ROW | {"setting": 3, "scheduler": "zeus_local", "rank": rank, "iteration": iteration,
+                     "state_min": 200} for rank in (0, 1) for iteration in range(1, 9)]  # fmt: skip
+    rows = run_rows("zeus_global", 0, (300, 300)) + run_rows("zeus_global", 1, (300, 300))
+    *healthy, capped = read_perseus(written(tmp_path / "t", rows + longer))
+    for trace in (joined(healthy, capped, victims=[1]), joined(healthy[::-1], capped, victims=[0])):
+        assert len(forward_of(trace, 0)) == len(forward_of(trace, 1)) == 6
 
 
 def test_what_can_not_be_joined_is_refused(runs: tuple[CappedRun, ...], tmp_path: Path) -> None:
