@@ -18,7 +18,7 @@ from pacekeeper.core.errors import ConfigError
 @click.option("--ranks-per-node", type=int, default=2, show_default=True)
 @click.option("--rendezvous", default="127.0.0.1:29400", show_default=True, help="Node 0's store.")
 @click.option("--ring-dir", help="Where this node's agent reads (default: that of [agent]).")
-@click.option("--run-dir", default="runs/train", show_default=True, help="Step logs.")
+@click.option("--run-dir", help="Step logs (default: runs/JOB).")
 @click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
 @click.option("--steps", type=int)
 @click.option("--seed", type=int)
@@ -33,7 +33,7 @@ def command(
     ranks_per_node: int,
     rendezvous: str,
     ring_dir: str | None,
-    run_dir: str,
+    run_dir: str | None,
     faults_dir: str,
     steps: int | None,
     seed: int | None,
@@ -58,7 +58,7 @@ def command(
             ranks_per_node=ranks_per_node,
             rendezvous=rendezvous,
             ring_dir=settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir,
-            run_dir=run_dir,
+            run_dir=run_dir or f"runs/{config.job}",
             faults_dir=faults_dir,
         )
     except ValueError as error:

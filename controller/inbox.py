@@ -11,6 +11,7 @@ from pacekeeper.controller import incidents, steps
 from pacekeeper.controller.events import Command, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
@@ -174,8 +175,15 @@ def _take_exit(
         rank = replace(known, life=RankLife.FINISHED)
         job = replace(job, ranks={**job.ranks, record.rank: rank})
         return state, job, [SaveJob(job=job.name)]
-    how = f"signal {record.signal}" if record.signal else f"exit code {record.exit_code}"
-    return incidents.bury(state, job, record.rank, f"its process ended by {how}", unix_s)
+    return incidents.bury(state, job, record.rank, f"its process ended by {_end(record)}", unix_s)
+
+
+def _end(record: RankExitRecord) -> str:
+    if record.signal:
+        return f"signal {record.signal}"
+    meanings = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
+    meaning = meanings.get(record.exit_code)
+    return f"exit code {record.exit_code}" + (f" ({meaning})" if meaning else "")
 
 
 def _observe_layout(

@@ -115,10 +115,7 @@ def test_ranks_write_their_rings_where_the_file_sends_the_agent(tmp_path: Path) 
     with closing_claim(tmp_path, job="mine"):
         config = tmp_path / "my.toml"
         config.write_text(f"[agent]\nring_dir = '{tmp_path}'\n[train]\njob = 'mine'\nsteps = 1\n")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            rendezvous = f"127.0.0.1:{probe.getsockname()[1]}"
-        done = pacekeeper("launch", "--config", str(config), "--rendezvous", rendezvous)
+        done = pacekeeper("launch", "--config", str(config), "--rendezvous", a_free_address())
         assert_refused(done, ExitCode.HOST, str(tmp_path), "another launch of job 'mine'")
 
 
@@ -130,6 +127,28 @@ def closing_claim(directory: Path, *, job: str) -> Iterator[None]:
         yield
     finally:
         os.close(claim)
+
+
+def test_two_jobs_do_not_share_a_run_directory_unless_told_to(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")  # so that each says where it would have written
+    for job in ("a", "b"):
+        done = subprocess.run(
+            [sys.executable, "-m", "pacekeeper.cli.main", "launch", "--job", job]
+            + ["--ranks-per-node", "1", "--ring-dir", str(tmp_path / "rings")]
+            + ["--rendezvous", a_free_address()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=tmp_path,
+        )
+        assert done.returncode == ExitCode.HOST
+        assert f"can not write runs/{job}/steps-0.jsonl" in done.stderr
+
+
+def a_free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_a_store_that_is_no_database_is_left_alone(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
@@ -145,10 +147,13 @@ class TestDeaths:
         driver.report(exited(1, pid=999))
         assert not driver.job.incidents
 
-    def test_a_failure_code_is_a_death_too(self) -> None:
+    @pytest.mark.parametrize(
+        ("code", "said"), [(7, "exit code 7 (lost state)"), (75, "exit code 75")]
+    )
+    def test_a_failure_code_is_a_death_too(self, code: int, said: str) -> None:
         driver = started()
-        driver.report(exited(1, signal=0, exit_code=3))
-        assert "exit code 3" in driver.job.incidents[0].finding.reason
+        driver.report(exited(1, signal=0, exit_code=code))
+        assert driver.job.incidents[0].finding.reason.endswith(said)
 
     def test_a_clean_exit_is_the_end_not_a_death(self) -> None:
         driver = started()
