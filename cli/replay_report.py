@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from pacekeeper.core.errors import HostError
 from pacekeeper.predictor.heat import Heat, heat_of
@@ -24,14 +23,12 @@ def print_verdict(trace: Trace, verdict: Verdict) -> None:
     console.print(f"[bold]{escape(trace.name)}[/]  {escape(trace.source)}  {size_of(trace)}")
     for note in verdict.notes:
         console.print(f"[dim]{escape(note)}[/]")
-    if verdict.troubles:
-        table = Table(box=None, header_style="dim")
-        for name in ("kind", "rank", "stage", "slowdown", "steps", "tier", "reason"):
-            table.add_column(name, overflow="fold")
-        for trouble in verdict.troubles:
-            table.add_row(*row_of(trouble))
-        console.print(table)
-    else:
+    for trouble in verdict.troubles:
+        kind, rank, stage, slowdown, steps, tier, reason = row_of(trouble)
+        whose = (f"  rank {rank}" if rank else "") + (f"  stage {stage}" if stage else "")
+        console.print(f"[bold]{escape(kind)}[/]{whose}  {slowdown}  steps {steps}  {tier}")
+        console.print(f"    {escape(reason)}")
+    if not verdict.troubles:
         console.print("nothing was found")
     if verdict.what_if is not None:
         for line in lines_of(verdict.what_if):
@@ -53,7 +50,7 @@ def size_of(trace: Trace) -> str:
 
 def row_of(trouble: Trouble) -> tuple[str, ...]:
     """A finding in words, column by column."""
-    last = "" if trouble.last_step is None else str(trouble.last_step)
+    last = "the end" if trouble.last_step is None else str(trouble.last_step)
     return (
         str(trouble.kind),
         "" if trouble.rank is None else str(trouble.rank),
