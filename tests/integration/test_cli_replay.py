@@ -22,6 +22,10 @@ def recorded(path: Path, *, late: int | None = None, bad: int = 0, dead: int | N
     lines = [header_line(TraceHeader(job="moe", node="n"))]
     for step in range(NUM_STEPS):
         compute_s = 0.1 * random.lognormal(0.0, 0.01, NUM_RANKS)
+        tokens = [1000] * NUM_RANKS
+        if dead is not None:  # with uneven work, so that its part in the times is looked for
+            tokens = random.integers(800, 1200, NUM_RANKS).tolist()
+            compute_s *= np.array(tokens) / 1000.0
         if late is not None:
             compute_s[late] *= 1.3
         for rank in range(NUM_RANKS):
@@ -31,8 +35,9 @@ def recorded(path: Path, *, late: int | None = None, bad: int = 0, dead: int | N
                 record_line(
                     MicroBatchRecord(
                         rank=rank, step=step, micro_batch=0, generation=1,
-                        compute_s=float(compute_s[rank]), tokens=1000, sum_len_squared=40_000,
-                        expert_rows=2000, wait_s=float(compute_s.max() - compute_s[rank] + 0.005),
+                        compute_s=float(compute_s[rank]), tokens=tokens[rank],
+                        sum_len_squared=40_000, expert_rows=2000,
+                        wait_s=float(compute_s.max() - compute_s[rank] + 0.005),
                     )
                 )
             )  # fmt: skip
