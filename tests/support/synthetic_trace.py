@@ -5,7 +5,8 @@ you end?"). Work is given per compute, so a test knows what an even job would ha
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -173,12 +174,23 @@ class _Step:
         return compute_end, transfer, transfer_start
 
 
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """For a while only: with such a limit deeply nested JSON overflows the decoder's own stack."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 100_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
+
+
 def timeline(job: Job, time_of: WorkTime, name: str = "synthetic") -> Trace:
     """The recorded run of a job whose computes take `time_of`."""
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 100_000))
     rows: list[tuple[float, ...]] = []
     for step in range(job.steps):
-        played = _Step(job=job, step=step, time_of=time_of).operations()
+        with _deep_recursion():
+            played = _Step(job=job, step=step, time_of=time_of).operations()
         counted: dict[tuple[Place, OpType], int] = {}
         for place, op, micro_batch, chunk, start_s, end_s in sorted(played, key=lambda r: r[4:]):
             sequence = counted[place, op] = counted.get((place, op), -1) + 1
@@ -200,11 +212,11 @@ def timeline(job: Job, time_of: WorkTime, name: str = "synthetic") -> Trace:
 
 def step_times(job: Job, time_of: WorkTime) -> list[float]:
     """How long each step takes."""
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), 100_000))
-    return [
-        max(row[5] for row in _Step(job=job, step=step, time_of=time_of).operations())
-        for step in range(job.steps)
-    ]
+    with _deep_recursion():
+        return [
+            max(row[5] for row in _Step(job=job, step=step, time_of=time_of).operations())
+            for step in range(job.steps)
+        ]
 
 
 def only_rows(trace: Trace, kept: np.typing.NDArray[np.bool_]) -> Trace:
