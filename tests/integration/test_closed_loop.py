@@ -14,6 +14,8 @@ import pytest
 
 from pacekeeper.cli.demo_fleet import Fleet
 from pacekeeper.cli.demo_recorder import read_step_log
+from pacekeeper.controller.store import Store
+from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
 
@@ -167,5 +169,11 @@ def test_without_any_emulation_the_slow_rank_is_named_and_nobody_else(
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
     assert (outcome["injected_rank"], outcome["found_rank"]) == (1, 1)
-    assert (outcome["false_findings"], outcome["steps_lost"]) == (0, 0)
+    assert outcome["steps_lost"] == 0
+    if fault == "compute":
+        assert outcome["false_findings"] == 0
+    # Stops that fall into a rank's waiting cost it nothing: it may be named again, nobody else is.
+    _, incidents, _ = Store.open(tmp_path / "controller.sqlite").load()
+    devices = [i.finding for i in incidents if i.finding.kind is FindingKind.DEVICE]
+    assert {finding.rank for finding in devices} == {1}
     assert outcome["fluid_limit_tokens_per_s"] is None  # shared cores: no throughput is claimed
