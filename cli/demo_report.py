@@ -1,8 +1,6 @@
 """The demo's report: one self-contained HTML page with plots, and one PNG for the README."""
 
-import base64
 import html
-import io
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +13,7 @@ from rich.table import Table
 from pacekeeper.cli.demo_director import Director
 from pacekeeper.cli.demo_measure import Outcome
 from pacekeeper.cli.demo_recorder import Happening, StepView
+from pacekeeper.cli.pictures import inline_png
 from pacekeeper.core.layout import Layout
 
 # Colour-blind safe (Okabe and Ito); ranks keep their colour through all plots.
@@ -50,7 +49,8 @@ def write_report(folder: Path, outcome: Outcome, director: Director) -> Report:
         ("Expert placement: share of each expert's tokens by rank", _placement_figure(director)),
     ]
     body = "".join(
-        f"<h2>{html.escape(title)}</h2><img alt='{html.escape(title)}' src='{_inline(figure)}'>"
+        f"<h2>{html.escape(title)}</h2>"
+        f"<img alt='{html.escape(title)}' src='{inline_png(figure, dpi=130)}'>"
         for title, figure in sections
         if figure is not None
     )
@@ -243,12 +243,6 @@ def _shares(layout: Layout, layer: int) -> list[list[float]]:
     """[rank][expert] share of the expert's tokens; NaN where the rank does not hold the expert."""
     held = [{host.rank: host.share for host in hosts} for hosts in layout.experts[layer]]
     return [[h.get(rank, math.nan) for h in held] for rank in range(len(RANK_COLOURS))]
-
-
-def _inline(figure: Any) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=130, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _page(outcome: Outcome, director: Director, body: str) -> str:

@@ -1,14 +1,13 @@
 """A verdict for people: a few lines in the terminal, and a page with a heat map of residuals."""
 
-import base64
 import html
-import io
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
+from pacekeeper.cli.pictures import inline_png
 from pacekeeper.core.errors import HostError
 from pacekeeper.predictor.heat import Heat, heat_of
 from pacekeeper.predictor.trace import Trace
@@ -136,9 +135,7 @@ def _draw(heat: Heat) -> str:
         places = range(0, len(values), max(1, len(values) // 16))
         set_ticks(list(places), [str(values[i]) for i in places])
     figure.colorbar(image, ax=axis, label="log(observed / expected)")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, dpi=110, format="png")
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    return inline_png(figure, dpi=110)
 
 
 _HEAT_WORDS = (

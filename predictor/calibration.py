@@ -14,6 +14,7 @@ from math import inf, log, sqrt
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.predictor.robust import MAD_TO_SIGMA
 from pacekeeper.predictor.workload import Array
 
 DAY_S = 86_400.0
@@ -204,7 +205,7 @@ def autocorrelation(residuals: Array) -> float:
     Of clipped residuals about their median; within -0.9 and 0.9; 0.0 of less than ten pairs.
     """
     centred = residuals - np.nanmedian(residuals)
-    scale = float(np.nanmedian(np.abs(centred))) * 1.4826
+    scale = float(np.nanmedian(np.abs(centred))) * MAD_TO_SIGMA
     if not scale > 0.0:
         return 0.0
     limit = AUTOCORRELATION_CLIP * scale

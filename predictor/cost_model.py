@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pacekeeper.predictor.peers import relative_to_peers
+from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA, MEDIAN_ERROR
 from pacekeeper.predictor.workload import FEATURES, Array, Flags, Positions, StepSample
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels.
@@ -19,16 +20,13 @@ PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05])
 # How far off a share of the prior may well be (one sigma): attention is next to nothing with short
 # documents, and half of the time with long ones.
 PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12])
-HUBER_K = 1.345  # 95 % efficiency under normal errors
 ROUNDS, ITERATIONS = 3, 3  # of setting ranks and steps right; of Huber weights in each
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
-MAD_TO_SIGMA = 1.4826
 LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
 RANK_SPREAD = (
     0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
 )
 OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend the common fit
-MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,6 +7,7 @@ constant, so who has the least arrives last (HolisticTraceAnalysis looks at star
 import numpy as np
 
 from pacekeeper.core.findings import Tier
+from pacekeeper.predictor.robust import MAD_TO_SIGMA
 from pacekeeper.predictor.trace import Trace, WaitTable
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
 from pacekeeper.predictor.workload import Array, Flags, Positions
@@ -70,7 +71,7 @@ def _lateness(wait_s: Array, compute_s: Array) -> tuple[Array, Flags]:
     for column in range(num_ranks):
         others = np.delete(wait_s, column, axis=1)
         middle = np.median(others, axis=1)
-        spread = 1.4826 * np.median(np.abs(others - middle[:, None]), axis=1)
+        spread = MAD_TO_SIGMA * np.median(np.abs(others - middle[:, None]), axis=1)
         late_s[:, column] = middle - wait_s[:, column]
         busy_s = np.nan_to_num(np.median(np.delete(compute_s, column, axis=1), axis=1))
         floor = np.maximum(OUTLYING * np.maximum(spread, LEAST_SPREAD * middle), 0.0)

@@ -11,6 +11,7 @@ from math import log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.level_noise import Noise, thresholds
+from pacekeeper.predictor.robust import MEDIAN_ERROR
 from pacekeeper.predictor.trace_residuals import Residuals, column_medians
 from pacekeeper.predictor.workload import Array, Positions
 
@@ -23,7 +24,6 @@ LOOKS = 6  # at stretches of one rank that are not much the same
 WORTH_A_LOOK = 0.5  # of the strength needed: the scan is rough
 SHARED_BY = 4  # one in so many peers makes it a common matter
 UNEVEN = 0.1  # the part of a common slowdown in which ranks may differ
-MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from math import sqrt
 import numpy as np
 from scipy.ndimage import median_filter
 
+from pacekeeper.predictor.robust import MAD_TO_SIGMA
 from pacekeeper.predictor.workload import Array, Positions
 
-MAD_TO_SIGMA = 1.4826  # of a normal distribution
 SPIKE_WINDOW = 21  # neighbours a single value is compared with
 SPIKE_SIGMAS = 4.0
 SPIKE_FLOOR = 0.02  # of the value: nearer than this is no spike

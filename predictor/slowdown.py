@@ -10,12 +10,12 @@ from math import ceil, exp, log, sqrt
 import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
+from pacekeeper.predictor.robust import MEDIAN_ERROR
 from pacekeeper.predictor.workload import Array
 
 DISSENT = 5  # one step in so many may contradict
 PARTIAL_SIGMAS = 4.0  # a first step this far below the next ones saw only part of the fault
 APART_SIGMAS = 3.0  # two levels are two if they differ by this many standard errors
-MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 CHANGE_WORTH_TELLING = 1.10
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA
 from pacekeeper.predictor.trace import ComputeTable, Trace
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
-HUBER_K = 1.345  # 95 % efficiency under normal errors
 ITERATIONS = 5  # of Huber weights
-MAD_TO_SIGMA = 1.4826
 RIDGE = 1e-3  # of a regressor's own spread: keeps collinear ones apart
 KNOWN_SHARE = 0.9  # a source that lacks more of a role's rows than the rest is not used
 LEAST_EXPLAINED = 0.05  # of the typical time: work never seen before costs something

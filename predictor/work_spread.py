@@ -12,6 +12,7 @@ from scipy.optimize import nnls
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from pacekeeper.predictor.robust import MAD_TO_SIGMA, MEDIAN_ERROR
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Worker
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
@@ -20,8 +21,6 @@ PACE_STEPS = 21  # a rank's own pace is the running median over so many steps at
 PACE_CHANCE = 1e-3  # that a rank's work, by chance, passes for a pace of its own
 MOST_WINDOWS = 256  # ranks whose medians are taken at once: bounds the memory
 SMALLEST_SHARE = 0.01  # of the mean of the stages: none takes no time at all
-MAD_TO_SIGMA = 1.4826
-MEDIAN_ERROR = 1.2533  # standard error of a median, in those of a mean (normal errors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
