@@ -22,7 +22,8 @@ from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import chart_bank
 from pacekeeper.predictor.calibration import chart_rules, gaussian
-from pacekeeper.predictor.evidence import begin, fold
+from pacekeeper.predictor.detector_state import begin
+from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.workload import FEATURES, StepSample, sample_of
 
 BAR_SAMPLES_S = 500_000

@@ -19,7 +19,8 @@ from rich.table import Table
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding
-from pacekeeper.predictor.evidence import begin, fold
+from pacekeeper.predictor.detector_state import begin
+from pacekeeper.predictor.evidence import fold
 
 if TYPE_CHECKING:
     from support.synthetic_job import Noise

@@ -12,7 +12,7 @@ from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.findings import FindingKind, Watch
-from pacekeeper.predictor.evidence import begin
+from pacekeeper.predictor.detector_state import begin
 
 DAY_S = 86_400.0
 KEEP_ENDED_S = 3 * DAY_S  # a weekend: who looks on Monday still finds it

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident, SaveJob, Say
 from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.predictor.evidence import forget
+from pacekeeper.predictor.detector_state import forget
 
 KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 

@@ -29,7 +29,7 @@ from pacekeeper.controller.policy import View
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
-from pacekeeper.predictor.evidence import microbatches_per_step, restore
+from pacekeeper.predictor.detector_state import microbatches_per_step, restore
 from pacekeeper.predictor.forecast import Workload
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said

@@ -10,7 +10,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
-from pacekeeper.predictor.evidence import Evidence, begin
+from pacekeeper.predictor.detector_state import Evidence, begin
 
 StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
 """What ranks report of one step."""

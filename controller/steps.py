@@ -24,7 +24,8 @@ from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.predictor.evidence import Judgement, fold
+from pacekeeper.predictor.detector_state import Judgement
+from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.workload import sample_of
 
 MAX_PENDING_STEPS = 64

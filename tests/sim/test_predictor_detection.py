@@ -8,7 +8,8 @@ import pytest
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, Watch
-from pacekeeper.predictor.evidence import Judgement, begin, fold, forget, restore
+from pacekeeper.predictor.detector_state import Judgement, begin, forget, restore
+from pacekeeper.predictor.evidence import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 CONFIG = DetectorConfig()

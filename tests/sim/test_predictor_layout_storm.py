@@ -7,7 +7,8 @@ import pytest
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, Tier, Watch
-from pacekeeper.predictor.evidence import Evidence, begin, fold
+from pacekeeper.predictor.detector_state import Evidence, begin
+from pacekeeper.predictor.evidence import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()

@@ -15,7 +15,7 @@ from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample
-from pacekeeper.predictor.evidence import restore
+from pacekeeper.predictor.detector_state import restore
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step
 from support.symptoms import DEVICE, HOST
 

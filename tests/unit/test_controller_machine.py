@@ -19,7 +19,8 @@ from pacekeeper.core.findings import FindingKind, Rung, Watch
 from pacekeeper.core.records import ExpertLoadRecord, PlanAppliedRecord, StepRecord
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.shrink import shrink
-from pacekeeper.predictor.evidence import Evidence, Judgement, fold
+from pacekeeper.predictor.detector_state import Evidence, Judgement
+from pacekeeper.predictor.evidence import fold
 from support.machine_driver import (
     FIRST,
     JOB,

@@ -1,0 +1,105 @@
+"""Which ranks are slow by the charts, and which open findings have ended or changed. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import exp, log
+
+import numpy as np
+
+from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.findings import Finding, FindingKind, Tier
+from pacekeeper.predictor import charts as cusum
+from pacekeeper.predictor.detector_state import (
+    Evidence,
+    among,
+    limits_of,
+    median_of_steps,
+    model_of,
+    series_of,
+    sigma_of,
+)
+from pacekeeper.predictor.peers import MIN_PEERS
+from pacekeeper.predictor.slowdown import Slowdown, changed, is_over, measured, patience
+from pacekeeper.predictor.workload import StepSample
+
+
+def find(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, tuple[Finding, ...]]:
+    """Name the ranks whose chart crossed, if it is worth it and not everybody's."""
+    charts = evidence.charts
+    crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
+    if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
+        return evidence, ()
+    sigma = sigma_of(config, evidence)
+    found: dict[int, Slowdown] = {}
+    for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
+        doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
+        slowdown = measured(config, series_of(charts, int(i)), sigma=sigma, doubt=doubts)
+        if slowdown is not None:
+            found[int(i)] = slowdown
+    findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
+    slow = {finding.rank: finding.slowdown for finding in findings}
+    return replace(evidence, slow={**evidence.slow, **slow}), findings
+
+
+def _finding(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    i: int,
+    slowdown: Slowdown,
+    accused: Collection[int],
+) -> Finding:
+    """Confirmed where two healthy peers contradict it for a step more than had to be."""
+    charts, rank = evidence.charts, evidence.charts.ranks[i]
+    at = sample.ranks.index(rank)
+    observed_ms = float(sample.observed_s[at]) * 1e3
+    expected_ms = float(model_of(evidence).expected_s(sample.features[at : at + 1])[0]) * 1e3
+    peers = median_of_steps(charts.recent[-slowdown.num_steps :])
+    is_peer = ~among(charts.ranks, evidence.slow)
+    is_peer[list(accused)] = False
+    witnesses = int((is_peer & (peers < 0.5 * log(slowdown.value))).sum())
+    needed = config.min_steps * patience(config, sigma_of(config, evidence))
+    is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
+    own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
+    onset = int(own_steps[-slowdown.num_steps])
+    if witnesses:
+        worst = exp(float(peers[is_peer].max()))
+        beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
+    else:
+        beside = "it has no healthy peer to compare with"
+    return Finding(
+        kind=FindingKind.DEVICE,
+        tier=Tier.CONFIRMED if is_confirmed else Tier.PROBABLE,
+        rank=rank,
+        slowdown=slowdown.value,
+        onset_step=onset,
+        step=sample.step,
+        reason=(
+            f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
+            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} in the median of {slowdown.num_steps} "
+            f"steps since step {onset}; {beside}"
+        ),
+    )
+
+
+def review(
+    config: DetectorConfig, evidence: Evidence
+) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
+    """Look again at every open finding: is it over, is it another one now?"""
+    charts, sigma = evidence.charts, sigma_of(config, evidence)
+    recovered, moved = [], {}
+    for rank in sorted(evidence.slow):
+        if rank not in charts.ranks:
+            continue
+        i = charts.ranks.index(rank)
+        series, doubt, told = series_of(charts, i), float(charts.doubt[i]), evidence.slow[rank]
+        if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
+            recovered.append(rank)
+            continue
+        now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
+        if now is not None:
+            moved[rank] = now
+    slow = {r: moved.get(r, told) for r, told in evidence.slow.items() if r not in recovered}
+    return replace(evidence, slow=slow), tuple(recovered), moved
