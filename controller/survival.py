@@ -1,0 +1,325 @@
+"""Which losses a placement survives: each expert of each layer needs a living host. Pure.
+
+Only host sets count. A *kill set* is the nodes (or other units that fail at once) that hold all
+copies of some expert; the model is lost where the failed nodes contain one, of whatever layer. So
+the kill sets of all layers are united: layers that share them cost nothing more (research 1.5).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import comb, expm1, log1p, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+DENSE_NODES = 16  # up to here all sets of failed nodes are looked at, as bits of one index
+MAX_BRANCHES = 20_000  # of the exact count; beyond it is sampled
+NUM_SAMPLES = 4096  # orders in which nodes fail: one order serves every number of losses
+SAMPLES_AT_ONCE = 256
+SEED_STRIDE = 0x632BE59BD9B4E019  # odd: another stretch of the counter for every seed
+SPLITMIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+
+KillSet = frozenset[int]
+Counts = list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survival:
+    """By number of lost nodes 0, 1, ..: the part of equally likely losses that is survived.
+
+    `standard_error` is 0 where the part is exact.
+    """
+
+    by_losses: tuple[float, ...]
+    standard_error: tuple[float, ...]
+
+    @property
+    def is_exact(self) -> bool:
+        return not any(self.standard_error)
+
+
+class _TooManyBranches(Exception):
+    """The exact count would take too long."""
+
+
+def kill_sets(hosts: Iterable[Iterable[int]]) -> tuple[KillSet, ...]:
+    """The least sets of nodes whose loss takes all copies of some expert, smallest first.
+
+    hosts: the nodes that hold each expert, all layers together. A set that contains another adds
+    nothing and is left out. Raises ValueError for an expert without host.
+    """
+    distinct = sorted({frozenset(on) for on in hosts}, key=lambda s: (len(s), sorted(s)))
+    if distinct and not distinct[0]:
+        raise ValueError("an expert without host is lost already")
+    return _least(distinct)
+
+
+def _least(by_size: Sequence[KillSet]) -> tuple[KillSet, ...]:
+    """Without those that contain another; `by_size`: distinct, smallest first."""
+    kept: list[KillSet] = []
+    known: set[KillSet] = set()
+    with_node: dict[int, list[KillSet]] = {}
+    for found in by_size:
+        shorter = (s for node in found for s in with_node.get(node, ()) if len(s) < len(found))
+        if found in known or any(s <= found for s in shorter):
+            continue
+        kept.append(found)
+        known.add(found)
+        with_node.setdefault(min(found), []).append(found)
+    return tuple(kept)
+
+
+def survival(
+    killers: Sequence[KillSet], num_nodes: int, *, max_losses: int | None = None, seed: int = 0
+) -> Survival:
+    """The part of all losses of k nodes that is survived, for k = 0 .. max_losses (default all).
+
+    Exact where counting is feasible; else exact for at most two losses and sampled above, from the
+    same NUM_SAMPLES orders of failing for every k (`seed` chooses them). Raises ValueError for a
+    kill set with a node that is not one of 0 .. num_nodes - 1.
+    """
+    if any(not 0 <= node < num_nodes for killer in killers for node in killer):
+        raise ValueError(f"kill sets must be of nodes 0 to {num_nodes - 1}")
+    most = num_nodes if max_losses is None else min(max_losses, num_nodes)
+    try:
+        counts = _num_survived(killers, num_nodes)
+    except _TooManyBranches:
+        return _sampled(killers, num_nodes, most, seed)
+    parts = tuple(counts[k] / comb(num_nodes, k) for k in range(most + 1))
+    return Survival(by_losses=parts, standard_error=(0.0,) * len(parts))
+
+
+def survival_bound(num_nodes: int, num_losses: int, least_hosts: int) -> float:
+    """No placement whose rarest expert is on `least_hosts` nodes survives a larger part.
+
+    1 - C(N - r, k - r) / C(N, k): the losses that take that expert's nodes (research 1.6). For any
+    counts r is at most the slots of all nodes divided by the experts of a layer.
+    """
+    if num_losses < least_hosts:
+        return 1.0
+    taken = comb(num_nodes - least_hosts, num_losses - least_hosts)
+    return 1.0 - taken / comb(num_nodes, num_losses)
+
+
+def loss_probability(killers: Sequence[KillSet], probabilities: Mapping[int, float]) -> float:
+    """How likely the model is lost where nodes fail independently, each with its probability.
+
+    Exact, also where it is tiny: only positive terms are added. Where that takes too long, the sum
+    over all kill sets, which is never below it. Raises ValueError for a node without probability.
+    """
+    missing = {node for killer in killers for node in killer} - set(probabilities)
+    if missing:
+        raise ValueError(f"nodes {sorted(missing)} have no failure probability")
+    if any(not 0.0 <= p <= 1.0 for p in probabilities.values()):
+        raise ValueError("failure probabilities must lie in 0 to 1")
+    budget = _Budget()
+    try:
+        return _loss(frozenset(killers), probabilities, {}, budget)
+    except _TooManyBranches:
+        return min(1.0, union_bound(killers, probabilities))
+
+
+def union_bound(killers: Iterable[KillSet], probabilities: Mapping[int, float]) -> float:
+    """The expected number of kill sets that fail: at least the probability that any does."""
+    return float(sum(np.prod([probabilities[node] for node in killer]) for killer in killers))
+
+
+class _Budget:
+    """How many branches may still be opened."""
+
+    def __init__(self) -> None:
+        self.left = MAX_BRANCHES
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise _TooManyBranches
+
+
+def _num_survived(killers: Sequence[KillSet], num_nodes: int) -> Counts:
+    """How many sets of k failed nodes are survived, by k = 0 .. num_nodes."""
+    if num_nodes <= DENSE_NODES:
+        return _num_survived_dense(killers, num_nodes)
+    touched = frozenset[int]().union(*killers)
+    counts = _count(frozenset(killers), {}, _Budget())
+    return _times(counts, _choices(num_nodes - len(touched)))
+
+
+def _num_survived_dense(killers: Iterable[KillSet], num_nodes: int) -> Counts:
+    lost = np.zeros(1 << num_nodes, dtype=np.bool_)
+    lost[[sum(1 << node for node in killer) for killer in killers]] = True
+    size = np.zeros(1 << num_nodes, dtype=np.intp)
+    for node in range(num_nodes):  # what contains a lost set is lost
+        halves = lost.reshape(-1, 2, 1 << node)
+        halves[:, 1] |= halves[:, 0]
+        size.reshape(-1, 2, 1 << node)[:, 1] += 1
+    counts: Counts = np.bincount(size[~lost], minlength=num_nodes + 1).tolist()
+    return counts
+
+
+def _count(
+    killers: frozenset[KillSet], memo: dict[frozenset[KillSet], Counts], budget: _Budget
+) -> Counts:
+    """The same over the nodes of these kill sets only; parts without a common node multiply."""
+    if not killers:
+        return [1]
+    if killers in memo:
+        return memo[killers]
+    counts = [1]
+    for part in _parts(killers):
+        nodes = frozenset[int]().union(*part)
+        if len(part) == 1:
+            inside = _choices(len(nodes))
+            inside[-1] = 0
+        else:
+            budget.spend()
+            node = _most_shared(part)
+            lives, fails = _branches(part, node)
+            alive = _times(
+                _count(lives, memo, budget), _choices(len(nodes) - 1 - _num_nodes(lives))
+            )
+            inside = alive + [0] * (len(nodes) + 1 - len(alive))
+            failed = _times(
+                _count(fails, memo, budget), _choices(len(nodes) - 1 - _num_nodes(fails))
+            )
+            inside = [a + b for a, b in zip(inside, [0, *failed], strict=True)]
+        counts = _times(counts, inside)
+    memo[killers] = counts
+    return counts
+
+
+def _loss(
+    killers: frozenset[KillSet],
+    probabilities: Mapping[int, float],
+    memo: dict[frozenset[KillSet], float],
+    budget: _Budget,
+) -> float:
+    if not killers:
+        return 0.0
+    if killers in memo:
+        return memo[killers]
+    log_survived = 0.0
+    for part in _parts(killers):
+        if len(part) == 1:
+            lost = float(np.prod([probabilities[node] for node in next(iter(part))]))
+        else:
+            budget.spend()
+            node = _most_shared(part)
+            lives, fails = _branches(part, node)
+            p = probabilities[node]
+            lost = (1.0 - p) * _loss(lives, probabilities, memo, budget)
+            lost += p * _loss(fails, probabilities, memo, budget)
+        if lost >= 1.0:
+            memo[killers] = 1.0
+            return 1.0
+        log_survived += log1p(-lost)
+    memo[killers] = -expm1(log_survived)
+    return memo[killers]
+
+
+def _parts(killers: frozenset[KillSet]) -> list[frozenset[KillSet]]:
+    """The kill sets in groups that share no node."""
+    parts: list[tuple[set[int], set[KillSet]]] = []
+    for killer in sorted(killers, key=sorted):
+        nodes, members = set(killer), {killer}
+        apart = []
+        for other in parts:
+            if other[0].isdisjoint(killer):
+                apart.append(other)
+            else:
+                nodes |= other[0]
+                members |= other[1]
+        parts = [*apart, (nodes, members)]
+    return [frozenset(members) for _, members in parts]
+
+
+def _most_shared(killers: frozenset[KillSet]) -> int:
+    number: dict[int, int] = {}
+    for killer in killers:
+        for node in killer:
+            number[node] = number.get(node, 0) + 1
+    return min(number, key=lambda node: (-number[node], node))
+
+
+def _branches(
+    killers: frozenset[KillSet], node: int
+) -> tuple[frozenset[KillSet], frozenset[KillSet]]:
+    """The kill sets that are left where `node` lives, and where it fails."""
+    assert frozenset((node,)) not in killers, "no other of these sets would hold this node"
+    lives = frozenset(killer for killer in killers if node not in killer)
+    left = {killer - {node} for killer in killers}
+    return lives, frozenset(_least(sorted(left, key=lambda s: (len(s), sorted(s)))))
+
+
+def _num_nodes(killers: frozenset[KillSet]) -> int:
+    return len(frozenset[int]().union(*killers))
+
+
+def _choices(num_nodes: int) -> Counts:
+    return [comb(num_nodes, k) for k in range(num_nodes + 1)]
+
+
+def _times(one: Counts, other: Counts) -> Counts:
+    product = [0] * (len(one) + len(other) - 1)
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            product[i + j] += a * b
+    return product
+
+
+def _sampled(killers: Sequence[KillSet], num_nodes: int, most: int, seed: int) -> Survival:
+    """From orders in which nodes fail: the model is lost at the first whole kill set."""
+    lost_at = np.full(NUM_SAMPLES, num_nodes + 1)
+    by_size: dict[int, list[list[int]]] = {}
+    for killer in killers:
+        by_size.setdefault(len(killer), []).append(sorted(killer))
+    for first in range(0, NUM_SAMPLES, SAMPLES_AT_ONCE):
+        here = slice(first, first + SAMPLES_AT_ONCE)
+        turn = _failing_orders(np.arange(NUM_SAMPLES)[here], num_nodes, seed)
+        for same_size in by_size.values():
+            members = np.array(same_size)
+            last = turn[:, members[:, 0]]
+            for column in members.T[1:]:
+                np.maximum(last, turn[:, column], out=last)
+            lost_at[here] = np.minimum(lost_at[here], last.min(axis=1) + 1)
+    parts, errors = [], []
+    for k in range(most + 1):
+        if k <= 2:
+            parts.append(_few_survived(killers, num_nodes, k))
+            errors.append(0.0)
+            continue
+        part = float((lost_at > k).mean())
+        # A part of all or none may be wrong by a few samples too (Laplace's rule).
+        smooth = (part * NUM_SAMPLES + 1.0) / (NUM_SAMPLES + 2.0)
+        parts.append(part)
+        errors.append(sqrt(smooth * (1.0 - smooth) / NUM_SAMPLES))
+    return Survival(by_losses=tuple(parts), standard_error=tuple(errors))
+
+
+def _few_survived(killers: Iterable[KillSet], num_nodes: int, num_losses: int) -> float:
+    """At most two losses, exactly: single nodes, and pairs of others."""
+    killers = tuple(killers)
+    single = num_nodes - sum(len(killer) == 1 for killer in killers)
+    match num_losses:
+        case 0:
+            return 1.0
+        case 1:
+            return single / num_nodes
+        case _:
+            pairs = sum(len(killer) == 2 for killer in killers)
+            return (comb(single, 2) - pairs) / comb(num_nodes, 2)
+
+
+def _failing_orders(
+    samples: npt.NDArray[np.intp], num_nodes: int, seed: int
+) -> npt.NDArray[np.intp]:
+    """[samples, nodes]: when each node fails, 0 first: a permutation from a counted hash."""
+    counter = samples[:, None].astype(np.uint64) * np.uint64(num_nodes)
+    counter = counter + np.arange(num_nodes, dtype=np.uint64) + np.uint64(1)
+    step, first, second = (np.uint64(c) for c in SPLITMIX)
+    mixed: npt.NDArray[np.uint64] = (counter + np.uint64(seed * SEED_STRIDE % 2**64)) * step
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * first
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * second
+    keys: npt.NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    turns: npt.NDArray[np.intp] = keys.argsort(axis=1).argsort(axis=1)
+    return turns
