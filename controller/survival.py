@@ -314,9 +314,9 @@ def _failing_orders(
     samples: npt.NDArray[np.intp], num_nodes: int, seed: int
 ) -> npt.NDArray[np.intp]:
     """[samples, nodes]: when each node fails, 0 first: a permutation from a counted hash."""
-    counter = samples[:, None].astype(np.uint64) * np.uint64(num_nodes)
-    counter = counter + np.arange(num_nodes, dtype=np.uint64) + np.uint64(1)
-    step, first, second = (np.uint64(c) for c in SPLITMIX)
+    place = samples[:, None] * num_nodes + np.arange(1, num_nodes + 1)
+    counter: npt.NDArray[np.uint64] = place.astype(np.uint64)
+    step, first, second = map(np.uint64, SPLITMIX)
     mixed: npt.NDArray[np.uint64] = (counter + np.uint64(seed * SEED_STRIDE % 2**64)) * step
     mixed = (mixed ^ (mixed >> np.uint64(30))) * first
     mixed = (mixed ^ (mixed >> np.uint64(27))) * second
