@@ -217,10 +217,14 @@ class Intake:
                 job.news_s = now_s
                 if opened.is_rank:
                     attached.append(opened.attachment)
+        orphans = job.orphans()  # before reading: what they had to say is all there
         for reader in job.rings.values():
             records[reader.attachment.life] += reader.records(self.counts)
             reader.beat(now_s)
         job.learn(records[job.life], now_s)
+        unseen = job.exits_unseen(orphans, now_s)
+        job.learn(unseen, now_s)
+        records[job.life] += unseen
         self._remove_plans(name, files, before=job.in_force)
         layouts = self._new_layouts(name, job, files)
         for key in [k for k in self.unreadable if k.startswith(f"{name}/")]:

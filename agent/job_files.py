@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pacekeeper.agent.ring_reader import RingReader
 from pacekeeper.core import ring
-from pacekeeper.core.records import RankExitRecord
+from pacekeeper.core.records import EXIT_UNSEEN, RankExitRecord
 from pacekeeper.core.topology import Attachment
 
 
@@ -58,12 +58,41 @@ class Job:
 
     @property
     def has_ended(self) -> bool:
-        """Has every rank that is here ended, by the supervisor's word?
+        """Has every rank that is here ended, by the supervisor's word or after it?
 
         Nothing else tells: a pid may be of another name space, and silence is no end.
         """
         ranks = [r.attachment for r in self.rings.values() if r.is_rank]
         return bool(self.rings and self.exits) and all((r.rank, r.pid) in self.exits for r in ranks)
+
+    def orphans(self) -> list[RingReader]:
+        """Ranks of the present life whose process has ended, and the one that watched them too.
+
+        While a supervisor lives, its word is waited for: it knows how they ended. Where there is
+        none, nobody could tell a death from a clean end.
+        """
+        supervisor = self.rings.get(ring.SUPERVISOR_RING)
+        if supervisor is None or supervisor.attachment.life != self.life:
+            return []
+        waiting = [
+            reader
+            for reader in self.present_ranks
+            if (reader.attachment.rank, reader.attachment.pid) not in self.exits
+        ]
+        if not waiting or not supervisor.has_ended():
+            return []
+        return [reader for reader in waiting if reader.has_ended()]
+
+    def exits_unseen(self, orphans: Iterable[RingReader], now_s: float) -> list[RankExitRecord]:
+        """The ends of `orphans` that the supervisor's last words, read meanwhile, do not tell."""
+        ranks = [reader.attachment for reader in orphans]
+        return [
+            RankExitRecord(
+                rank=a.rank, pid=a.pid, exit_code=EXIT_UNSEEN, signal=0, detected_mono_s=now_s
+            )
+            for a in ranks
+            if self.is_present(a) and (a.rank, a.pid) not in self.exits
+        ]
 
     def is_present(self, attachment: Attachment) -> bool:
         """Is this one of the job's present life?"""

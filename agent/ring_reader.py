@@ -4,6 +4,7 @@ A slot is read again later while it is being written, skipped and counted where 
 fit, and passed over where the writer was faster. Nothing here waits and nothing here raises.
 """
 
+import fcntl
 import mmap
 import os
 import stat
@@ -31,7 +32,10 @@ class Counts:
 
 @dataclass(slots=True, kw_only=True)
 class RingReader:
-    """One open ring. `said` is what its command slot holds now."""
+    """One open ring. `said` is what its command slot holds now.
+
+    `was_held`: its writer held the file's lock when we opened it, so the lock tells of its end.
+    """
 
     path: Path
     inode: int
@@ -40,6 +44,7 @@ class RingReader:
     index: int = 0
     said: ring.CommandSlot = field(default_factory=ring.CommandSlot)
     command_sequence: int = 0
+    was_held: bool = False
     _stuck_at: int = -1
 
     @property
@@ -124,6 +129,29 @@ class RingReader:
         """Tell the rank that somebody reads."""
         ring.HEARTBEAT.pack_into(self.memory, ring.HEARTBEAT_OFFSET, now_s)
 
+    def has_ended(self) -> bool:
+        """Has the process that wrote this ring ended, for sure? Its lock, seen held, is free."""
+        return self.was_held and self._is_held() is False
+
+    def _is_held(self) -> bool | None:
+        """Is the file locked just now? None where nobody can say: it is another file already."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.path, flags)
+        except OSError:
+            return None
+        try:
+            if os.fstat(descriptor).st_ino != self.inode:
+                return None
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return False
+
     def close(self) -> None:
         """Give the mapping back; the file is not touched."""
         self.memory.close()
@@ -160,6 +188,7 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
         index=_oldest_index(memory),
     )
     reader.command_sequence, reader.said = _old_command(memory, now_s)
+    reader.was_held = reader._is_held() is True
     return reader
 
 

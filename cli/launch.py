@@ -1,6 +1,7 @@
 """`pacekeeper launch`: one supervisor per node starts and watches this node's ranks."""
 
 import logging
+import os
 import sys
 
 import click
@@ -48,6 +49,8 @@ def command(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
     )
+    # A node that dies would put torch's C++ frames onto every terminal; ours is one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with needs_torch():
         from pacekeeper.trainer.supervisor import NodeSpec, supervise
     try:

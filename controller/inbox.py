@@ -15,7 +15,7 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
-from pacekeeper.core.records import PlanAppliedRecord, RankExitRecord, Record
+from pacekeeper.core.records import EXIT_UNSEEN, PlanAppliedRecord, RankExitRecord, Record
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
 
@@ -175,15 +175,17 @@ def _take_exit(
         rank = replace(known, life=RankLife.FINISHED)
         job = replace(job, ranks={**job.ranks, record.rank: rank})
         return state, job, [SaveJob(job=job.name)]
-    return incidents.bury(state, job, record.rank, f"its process ended by {_end(record)}", unix_s)
+    return incidents.bury(state, job, record.rank, f"its process ended {_end(record)}", unix_s)
 
 
 def _end(record: RankExitRecord) -> str:
     if record.signal:
-        return f"signal {record.signal}"
+        return f"by signal {record.signal}"
+    if record.exit_code == EXIT_UNSEEN:
+        return "after its launcher was killed"
     meanings = {int(code): code.name.lower().replace("_", " ") for code in ExitCode}
     meaning = meanings.get(record.exit_code)
-    return f"exit code {record.exit_code}" + (f" ({meaning})" if meaning else "")
+    return f"by exit code {record.exit_code}" + (f" ({meaning})" if meaning else "")
 
 
 def _observe_layout(

@@ -12,6 +12,7 @@ from enum import IntEnum
 
 BODY_BYTES = 96
 LOADS_PER_RECORD = 16
+EXIT_UNSEEN = -1  # the exit code of a process whose end nobody saw: no process ends with it
 
 
 class RecordKind(IntEnum):
@@ -97,7 +98,10 @@ class PlanAppliedRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankExitRecord:
-    """The supervisor saw a rank's process end. `signal` is 0 for an exit by `exit_code`."""
+    """A rank's process ended. `signal` is 0 for an exit by `exit_code`.
+
+    The supervisor says it; where that was killed, the agent does, with `exit_code` EXIT_UNSEEN.
+    """
 
     rank: int
     pid: int

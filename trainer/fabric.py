@@ -6,6 +6,7 @@ after that the fabric is only good for `close()`: contents of its buffers are ga
 """
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,4 +220,11 @@ class Fabric:
                     why = f"a member is silent for {self._timeout_s:.0f} s"
                     raise PeerLost(why, is_silence=True) from None
         except RuntimeError as error:
-            raise PeerLost(f"a collective broke: {str(error).splitlines()[0][:200]}") from None
+            raise PeerLost(f"a collective broke: {_in_short(error)}") from None
+
+
+def _in_short(error: RuntimeError) -> str:
+    """What a library says of a broken connection, without its source file and its guesses."""
+    first = str(error).splitlines()[0]
+    said = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h|hpp):\d+\] ", "", first)
+    return said.partition(". This is typically")[0][:200]

@@ -5,6 +5,7 @@ failure. A store that does not answer means that its node is gone.
 """
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -24,6 +25,7 @@ from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
 _KNOCKS = 64  # at so many doors at once
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -233,6 +235,10 @@ class Stores:
         return found
 
     def _lose(self, node: int) -> None:
+        if node not in self.gone:
+            _log.warning(
+                "node %d is gone: its store at %s does not answer", node, self.addresses[node]
+            )
         self.gone.add(node)
         self._clients.pop(node, None)
 

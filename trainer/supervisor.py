@@ -40,6 +40,7 @@ from pacekeeper.trainer.telemetry import Ring, claim_directory
 POLL_S = 0.05
 GRACE_S = 10.0  # from the request to stop to the kill
 RENDEZVOUS_TIMEOUT_S = 60.0
+AGENT_SILENCE_S = 10.0  # an agent looks many times a second
 _LIFE_KEY = "life"
 _log = logging.getLogger(__name__)
 
@@ -115,6 +116,8 @@ class Supervisor:
         self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
         self.stop_asked_s = 0.0
         self.is_told = False
+        self.is_watched = True  # until an agent fails to come, or to come again
+        self._born_s = time.monotonic()
         self._claim = claim_directory(Path(spec.ring_dir), spec.config.job)
         self.ring = Ring.create(
             Path(spec.ring_dir),
@@ -165,6 +168,7 @@ class Supervisor:
                 assert isinstance(sentinel, int), "sentinels are descriptors"
                 self._ended(running[sentinel])
             self._fence()
+            self._look_for_agent(time.monotonic())
             if self.stop_asked_s and not self.is_told:
                 self._tell_to_stop()
             if self.stop_asked_s and time.monotonic() - self.stop_asked_s > GRACE_S:
@@ -186,6 +190,22 @@ class Supervisor:
         if self._claim >= 0:
             os.close(self._claim)
             self._claim = -1
+
+    def _look_for_agent(self, now_s: float) -> None:
+        """Say when nobody reads this node's rings, and when somebody does again."""
+        seen_s = max(self.ring.heartbeat_mono_s(), self._born_s)
+        is_watched = now_s - seen_s <= AGENT_SILENCE_S
+        if is_watched == self.is_watched:
+            return
+        self.is_watched = is_watched
+        if is_watched:
+            _log.info("an agent reads the rings")
+        else:
+            _log.warning(
+                "no agent has read the rings in %s for %.0f s: training goes on unwatched",
+                self.spec.ring_dir,
+                AGENT_SILENCE_S,
+            )
 
     def _tell_to_stop(self) -> None:
         self.is_told = True

@@ -94,6 +94,10 @@ class Ring:
                 file.flush()
                 memory = mmap.mmap(file.fileno(), ring.FILE_BYTES)
                 memory[:] = whole  # touched once: no record pays for a page's first use
+                # Held by the mapping's own descriptor: the kernel lets go when this process ends,
+                # and that is how the agent knows, whatever the name space of pids.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_SH)
             fresh.rename(path)
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError, ValueError):

@@ -14,6 +14,7 @@ from pacekeeper.controller.events import (
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import FindingKind, Watch
+from pacekeeper.core.records import EXIT_UNSEEN
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
@@ -148,7 +149,12 @@ class TestDeaths:
         assert not driver.job.incidents
 
     @pytest.mark.parametrize(
-        ("code", "said"), [(7, "exit code 7 (lost state)"), (75, "exit code 75")]
+        ("code", "said"),
+        [
+            (7, "ended by exit code 7 (lost state)"),
+            (75, "ended by exit code 75"),
+            (EXIT_UNSEEN, "its process ended after its launcher was killed"),
+        ],
     )
     def test_a_failure_code_is_a_death_too(self, code: int, said: str) -> None:
         driver = started()

@@ -1,10 +1,13 @@
 """The launcher of one node: which ranks are its own, and what its exit code says of their ends."""
 
+import logging
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
+from pacekeeper.agent.intake import Intake
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
 from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
@@ -107,3 +110,20 @@ def test_nodes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     address = f"127.0.0.1:{server.port}"
     with pytest.raises(UnreachableError, match=rf"nodes \[0, 2\] did not come to {address}"):
         supervise(spec(tmp_path, node_rank=1, num_nodes=3, rendezvous=address))
+
+
+def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    node = Supervisor(spec(tmp_path), (), 1, rank_main)
+    born_s = time.monotonic()
+    for later_s in (0.0, 5.0, 11.0, 12.0):
+        node._look_for_agent(born_s + later_s)
+    agent = Intake(directory=tmp_path / "rings")
+    agent.look(born_s + 20.0)
+    for later_s in (20.1, 21.0):
+        node._look_for_agent(born_s + later_s)
+    node._look_for_agent(born_s + 31.0)
+    said = [record.getMessage().partition(" the rings")[0] for record in caplog.records]
+    assert said == ["no agent has read", "an agent reads", "no agent has read"]

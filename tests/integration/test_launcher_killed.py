@@ -1,0 +1,45 @@
+"""SIGKILL of one node's launcher: its agent tells the ends of its ranks, other nodes one line."""
+
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from pacekeeper.agent.intake import Intake
+from pacekeeper.core.records import EXIT_UNSEEN, RankExitRecord
+from support.fleet import SMALL, Fleet
+
+
+def test_its_ranks_are_reported_dead_and_the_others_are_told_in_one_line(tmp_path: Path) -> None:
+    config = replace(SMALL, steps=10_000)
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, body=None
+    ) as fleet:
+        agents = [Intake(directory=fleet.ring_dir(node)) for node in range(2)]
+        fleet.await_step(2, 0)
+        for agent in agents:
+            agent.look(time.monotonic())
+        pids = [fleet.pid(rank) for rank in (0, 1)]
+        fleet.launchers[0].kill()
+        told: list[tuple[int, int, int]] = []
+
+        def hear() -> bool:
+            for reading in agents[0].look(time.monotonic()):
+                exits = [r for r in reading.records if isinstance(r, RankExitRecord)]
+                told.extend((r.rank, r.pid, r.exit_code) for r in exits)
+            return len(told) >= 2
+
+        fleet.await_(hear)
+        assert sorted(told) == [(0, pids[0], EXIT_UNSEEN), (1, pids[1], EXIT_UNSEEN)]
+        other = fleet.launchers[1]
+        fleet.await_(lambda: other.output().count("node 0 is gone: its store at") == 2)
+        assert "frame #" not in other.output() and "TCPStore" not in other.output()
+        assert "a collective broke: " in other.output() and "pair.cc" not in other.output()
+        assert not [
+            record
+            for reading in agents[1].look(time.monotonic())
+            for record in reading.records
+            if isinstance(record, RankExitRecord)
+        ], "the ranks of the other node wait, and live"
+        for rank in (2, 3):
+            fleet.signal(rank, signal.SIGKILL)
