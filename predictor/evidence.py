@@ -27,6 +27,7 @@ from pacekeeper.predictor.detector_state import (
 )
 from pacekeeper.predictor.learning import learn, only, refitted
 from pacekeeper.predictor.naming import find, review
+from pacekeeper.predictor.part_ratios import PartRatios, part_ratios
 from pacekeeper.predictor.workload import Array, Positions, StepSample
 
 EVERYBODY_LATE = 1.15
@@ -50,9 +51,9 @@ def fold(
     if is_new_layout:
         # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
         return evidence, _judgement(config, evidence, sample, reason="first step on a new layout")
-    evidence = _charted(config, evidence, sample)
+    evidence, parts = _charted(config, evidence, sample)
     evidence, recovered, remeasured = review(config, evidence)
-    evidence, findings = find(config, evidence, sample)
+    evidence, findings = find(config, evidence, sample, parts)
     evidence = learn(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="")
     return evidence, replace(judgement, findings=findings, recovered=recovered, changed=remeasured)
@@ -80,19 +81,26 @@ def _warm_up(
     evidence = refitted(config, evidence, may_shrink=True)
     for past in warmup:
         evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, past.ranks))
-        evidence = _charted(config, evidence, past)
-    evidence, findings = find(config, evidence, sample)
+        evidence, parts = _charted(config, evidence, past)
+    evidence, findings = find(config, evidence, sample, parts)
     judgement = _judgement(config, evidence, sample, reason="cost model fitted")
     return evidence, replace(judgement, findings=findings)
 
 
-def _charted(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
+def _charted(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, PartRatios | None]:
+    """The step put into the charts, and what its micro-batches said on the way."""
     model, charts = model_of(evidence), evidence.charts
     ratio = log_ratios(model, sample, evidence.slow)
     doubt = DOUBTS * model.doubt(sample.features)
+    parts = part_ratios(model, sample, evidence.slow)
+    if parts is not None:
+        parts = replace(parts, doubt=DOUBTS * parts.doubt)
     if charts.ranks != sample.ranks:
         at = np.searchsorted(charts.ranks, sample.ranks)
         ratio, doubt = _scattered(ratio, at, charts), _scattered(doubt, at, charts)
+        parts = parts and parts.at(at, len(charts.ranks))
     charts = cusum.advance(
         limits_of(evidence),
         charts,
@@ -101,8 +109,9 @@ def _charted(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> 
         doubt=doubt,
         sigma=sigma_of(config, evidence),
         is_open=among(charts.ranks, evidence.slow),
+        parts=parts,
     )
-    return replace(evidence, charts=charts)
+    return replace(evidence, charts=charts), parts
 
 
 def _judgement(

@@ -52,11 +52,14 @@ def refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) ->
     is_known = among(charts.ranks, model.multipliers)
     baseline = np.where(is_known, np.where(np.abs(own) < limit, own, 0.0), charts.baseline)
     charts = cusum.rebased(charts, baseline)
+    is_trusted = ~among(charts.ranks, evidence.slow)
     limits = thresholds(
         config.false_alarms_per_job_day,
         evidence.history,
         sigma=max(config.sigma_floor, model.sigma),
-        residuals=charts.recent[:, ~among(charts.ranks, evidence.slow)],
+        residuals=charts.recent[:, is_trusted],
+        parts=charts.recent_parts[:, is_trusted] if charts.num_parts > 1 else None,
+        parts_per_step=charts.num_parts,
     )
     return replace(
         evidence,
@@ -69,11 +72,12 @@ def refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) ->
 
 
 def only(sample: StepSample, kept: Flags) -> StepSample:
-    """The sample of the kept ranks - all of them where nobody would be left."""
+    """The step of the kept ranks - all of them where nobody would be left - without its parts."""
     if kept.all() or not kept.any():
-        return sample
+        return replace(sample, parts=None)
     return replace(
         sample,
+        parts=None,
         ranks=tuple(rank for rank, is_kept in zip(sample.ranks, kept, strict=True) if is_kept),
         features=sample.features[kept],
         observed_s=sample.observed_s[kept],

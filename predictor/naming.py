@@ -2,13 +2,14 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 
 import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor import charts as cusum
+from pacekeeper.predictor.charts import Charts
 from pacekeeper.predictor.detector_state import (
     Evidence,
     among,
@@ -18,15 +19,21 @@ from pacekeeper.predictor.detector_state import (
     series_of,
     sigma_of,
 )
+from pacekeeper.predictor.part_ratios import PartRatios
 from pacekeeper.predictor.peers import MIN_PEERS
 from pacekeeper.predictor.slowdown import Slowdown, changed, is_over, measured, patience
 from pacekeeper.predictor.workload import StepSample
 
+LEAST_PARTS = 4  # fewer micro-batches are no jury
+
 
 def find(
-    config: DetectorConfig, evidence: Evidence, sample: StepSample
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, parts: PartRatios | None
 ) -> tuple[Evidence, tuple[Finding, ...]]:
-    """Name the ranks whose chart crossed, if it is worth it and not everybody's."""
+    """Name the ranks whose chart crossed, if it is worth it and not everybody's.
+
+    Several steps must agree, or the micro-batches (`parts`) of the newest one.
+    """
     charts = evidence.charts
     crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
     if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
@@ -36,11 +43,32 @@ def find(
     for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
         doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
         slowdown = measured(config, series_of(charts, int(i)), sigma=sigma, doubt=doubts)
+        if slowdown is None and parts is not None:
+            slowdown = _within_step(config, charts, parts, int(i), sigma)
         if slowdown is not None:
             found[int(i)] = slowdown
     findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
     slow = {finding.rank: finding.slowdown for finding in findings}
     return replace(evidence, slow={**evidence.slow, **slow}), findings
+
+
+def _within_step(
+    config: DetectorConfig, charts: Charts, parts: PartRatios, i: int, sigma: float
+) -> Slowdown | None:
+    """What the newest step's micro-batches agree on, as certain as several steps would be.
+
+    Not with a noisy clock: a shared host disturbs a step as a whole.
+    """
+    num_parts = len(parts.log_ratio)
+    if num_parts < LEAST_PARTS or patience(config, sigma) > 1:
+        return None
+    own, of_one = parts.log_ratio[:, i] - charts.baseline[i], sqrt(num_parts) * sigma
+    # All of them, where the model knows the sum better than its parts; else those since an onset.
+    whole, last = replace(config, min_steps=num_parts), replace(config, min_steps=LEAST_PARTS)
+    found = measured(whole, own, sigma=of_one, doubt=float(charts.doubt[i]))
+    if found is None:
+        found = measured(last, own, sigma=of_one, doubt=parts.doubt[:, i])
+    return found and Slowdown(value=found.value, num_steps=1, num_parts=found.num_steps)
 
 
 def _finding(
@@ -64,6 +92,9 @@ def _finding(
     is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
     own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
     onset = int(own_steps[-slowdown.num_steps])
+    agreed = f"{slowdown.num_steps} steps since step {onset}"
+    if slowdown.num_parts:
+        agreed = f"{slowdown.num_parts} micro-batches of step {onset}"
     if witnesses:
         worst = exp(float(peers[is_peer].max()))
         beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
@@ -78,8 +109,7 @@ def _finding(
         step=sample.step,
         reason=(
             f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
-            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} in the median of {slowdown.num_steps} "
-            f"steps since step {onset}; {beside}"
+            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} in the median of {agreed}; {beside}"
         ),
     )
 

@@ -21,10 +21,14 @@ CHANGE_WORTH_TELLING = 1.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slowdown:
-    """What `num_steps` steps agree on; they are the last ones of the series."""
+    """What `num_steps` steps agree on; they are the last ones of the series.
+
+    `num_parts`: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
+    """
 
     value: float
     num_steps: int
+    num_parts: int = 0
 
 
 def patience(config: DetectorConfig, sigma: float) -> int:

@@ -8,7 +8,7 @@ rules of slowdown.py then only take findings away.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, log
+from math import exp, log, sqrt
 
 import numpy as np
 
@@ -48,27 +48,31 @@ def thresholds(
     *,
     sigma: float,
     residuals: Array,
+    parts: Array | None = None,
+    parts_per_step: int = 1,
 ) -> Thresholds:
     """Thresholds for the job these quiet steps are of.
 
     `residuals` [steps, ranks]: recent log ratios of ranks without a finding, NaN where there is
-    none; long enough a table of them says their autocorrelation, and their law where its tail is
-    heavier than a normal one; else they count as normal.
+    none; long enough a table of them says their autocorrelation. `parts` [micro-batches, ranks]:
+    the same of micro-batches, where `parts_per_step` of them are folded in each step; those say
+    the law where its tail is heavier than a normal one; else, and where they are few, it is normal.
     A step takes at least the computing of its slowest rank: that errs to too few alarms.
     """
     step_s = float(np.median([sample.observed_s.max() for sample in samples]))
     between = samples_between_alarms(
         false_alarms_per_job_day,
         num_ranks=max(len(sample.ranks) for sample in samples),
-        samples_per_rank_s=1.0 / max(step_s, 1e-6),
+        samples_per_rank_s=parts_per_step / max(step_s, 1e-6),
     )
     between = min(max(between, LEAST_SAMPLES), MOST_SAMPLES / (2.0 * len(REFERENCES)))
     between = exp(np.ceil(log(between) * RATE_GRID) / RATE_GRID)
-    if np.isfinite(residuals).sum() < LEAST_HISTORY:
+    folded = residuals if parts is None else parts / sqrt(parts_per_step)
+    if np.isfinite(folded).sum() < LEAST_HISTORY:
         return Thresholds(rules=_normal_rules(between))
     repeated = autocorrelation(residuals)
     weight = whitened_shift(1.0, repeated) if repeated > WHITEN_ABOVE else 1.0
-    law = empirical(weight / sigma * residuals.ravel())
+    law = empirical(weight / sigma * folded.ravel())
     if not has_heavy_tail(law):  # the formula knows the tail that few samples do not show
         return Thresholds(rules=_normal_rules(between), weight=weight)
     return Thresholds(rules=_guarded(chart_rules(law, samples=between)), weight=weight)

@@ -1,4 +1,4 @@
-"""The work of one step as numbers: one row of features per rank. Pure."""
+"""The work of one step as numbers: one row of features per rank, and per micro-batch. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,15 +17,27 @@ Positions = npt.NDArray[np.intp]
 # Expected time = sum over features of coefficient * feature. The order is used by forecast.py.
 FEATURES = ("one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts")
 
-_COLUMNS = ("rank", "step", "generation", "compute_s", *FEATURES[1:])
+_COLUMNS = ("rank", "step", "generation", "micro_batch", "compute_s", *FEATURES[1:])
 _row_of = attrgetter(*_COLUMNS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parts:
+    """A step's micro-batches, in order: features [parts, ranks, FEATURES], seconds [parts, ranks].
+
+    The arrays are not to be written to.
+    """
+
+    features: Array
+    observed_s: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepSample:
     """One complete step of one role: features [ranks, FEATURES], observed compute seconds [ranks].
 
-    Rows follow `ranks`, ascending. The arrays are not to be written to.
+    Rows follow `ranks`, ascending. The arrays are not to be written to. `parts`: its micro-batches,
+    None where there is one, or where not all ranks told the same ones.
     """
 
     step: int
@@ -33,6 +45,7 @@ class StepSample:
     ranks: tuple[int, ...]
     features: Array
     observed_s: Array
+    parts: Parts | None = None
 
     @property
     def num_microbatches(self) -> int:
@@ -52,7 +65,7 @@ def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
         raise ValueError("a step without records has no sample")
     columns = len(_COLUMNS)
     flat = np.fromiter(chain.from_iterable(map(_row_of, records)), np.float64)
-    rank, step, generation, observed, *work = flat.reshape(len(records), columns).T
+    rank, step, generation, micro_batch, observed, *work = flat.reshape(len(records), columns).T
     if step.min() != step.max() or generation.min() != generation.max():
         raise ValueError("the records are of several steps or generations")
     ranks, row = np.unique(rank.astype(np.intp), return_inverse=True)
@@ -67,4 +80,25 @@ def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
         ranks=tuple(ranks.tolist()),
         features=features,
         observed_s=observed_s,
+        parts=_parts_of(len(ranks), row, micro_batch, observed, work),
     )
+
+
+def _parts_of(
+    num_ranks: int, row: Positions, micro_batch: Array, observed: Array, work: Sequence[Array]
+) -> Parts | None:
+    """The records put in order of micro-batch and rank, if each is there exactly once."""
+    num_parts = len(row) // num_ranks
+    if num_parts < 2 or num_parts * num_ranks != len(row):
+        return None
+    order = np.lexsort((row, micro_batch))
+    shape = num_parts, num_ranks
+    by_part = micro_batch[order].reshape(shape)
+    is_whole = (row[order].reshape(shape) == np.arange(num_ranks)).all()
+    if not is_whole or (by_part != by_part[:, :1]).any():
+        return None
+    columns = [np.ones(shape), *(column[order].reshape(shape) for column in work)]
+    features = np.stack(columns, axis=2)
+    observed_s = observed[order].reshape(shape)
+    features.flags.writeable = observed_s.flags.writeable = False
+    return Parts(features=features, observed_s=observed_s)

@@ -12,7 +12,7 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.predictor.workload import StepSample
+from pacekeeper.predictor.workload import Parts, StepSample
 
 Array = npt.NDArray[np.float64]
 
@@ -39,6 +39,7 @@ CPU_CLOCK: Noise = {"noise": 0.08, "common": 0.1, "correlation": 0.2, "outliers"
 @dataclass(kw_only=True)
 class SyntheticJob:
     """`noise`: sigma of the log of a rank's step time, `correlation`: of consecutive ones (AR(1));
+    with `num_microbatches` above 1 both are of micro-batches, which differ in size by a half;
     `common`: sigma of noise that all ranks share; `outliers`: rate of wild single samples;
     `missing`: rate of steps that lack a rank; `skew`: sigma of the log of expert loads.
     """
@@ -51,6 +52,7 @@ class SyntheticJob:
     outliers: float = 0.0
     missing: float = 0.0
     skew: float = 0.5
+    num_microbatches: int = 1
     generation: int = 1
     step: int = -1
     batch_rows: Array = field(init=False)  # [ranks]
@@ -77,22 +79,47 @@ class SyntheticJob:
         )
         self.generation += 1
 
-    def next(self, slow: Mapping[int, float] | None = None) -> StepSample:
-        """The next step; `slow` gives the true slowdown of some ranks."""
+    def next(
+        self, slow: Mapping[int, float] | None = None, *, slow_from_part: int = 0
+    ) -> StepSample:
+        """The next step; `slow`: the true slowdown of some ranks, since that micro-batch of it."""
         self.step += 1
-        features, true_s = self._work()
+        features, true_s, standing_s = self._work()
         factor = np.array([(slow or {}).get(rank, 1.0) for rank in range(self.num_ranks)])
-        observed_s = true_s * factor * np.exp(self._log_noise())
+        parts = None
+        if self.num_microbatches == 1:
+            observed_s = true_s * factor * np.exp(self._log_noise())
+        else:
+            parts = self._parts(features, true_s, standing_s, factor, slow_from_part)
+            features, observed_s = parts.features.sum(axis=0), parts.observed_s.sum(axis=0)
         ranks = np.arange(self.num_ranks)
         if self.num_ranks > 1 and self._random.random() < self.missing:
             ranks = np.delete(ranks, self._random.integers(self.num_ranks))
+        if parts is not None:
+            parts = Parts(features=parts.features[:, ranks], observed_s=parts.observed_s[:, ranks])
         return StepSample(
             step=self.step,
             generation=self.generation,
             ranks=tuple(ranks.tolist()),
             features=features[ranks],
             observed_s=observed_s[ranks],
+            parts=parts,
         )
+
+    def _parts(
+        self, features: Array, true_s: Array, standing_s: Array, factor: Array, slow_from: int
+    ) -> Parts:
+        """The step's work shared out; each micro-batch starts its part of the kernels."""
+        count, n = self.num_microbatches, self.num_ranks
+        shares = self._random.uniform(0.5, 1.5, (count, n))
+        shares /= shares.sum(axis=0)
+        work = np.repeat(features[None], count, axis=0)
+        work[:, :, 1:4] *= shares[:, :, None]
+        moving_s = true_s - standing_s
+        noise = np.stack([self._log_noise() for _ in range(count)])
+        slowed = np.where((np.arange(count) >= slow_from)[:, None], factor, 1.0)
+        true_s = standing_s / count + shares * moving_s
+        return Parts(features=work, observed_s=true_s * slowed * np.exp(noise))
 
     def _draw_costs(self) -> tuple[float, ...]:
         """Seconds per step, token, squared token, row and active expert."""
@@ -118,8 +145,9 @@ class SyntheticJob:
             hosts[at, np.arange(NUM_SITES)] = speeds[at]
         self.hosts = hosts / hosts.sum(axis=0)
 
-    def _work(self) -> tuple[Array, Array]:
-        """(features, true seconds) of every rank for one step's documents and routing."""
+    def _work(self) -> tuple[Array, Array, Array]:
+        """(features, true seconds, those of starting kernels and experts) of every rank for one
+        step's documents and routing."""
         draw, n = self._random, self.num_ranks
         tokens = np.round(self.batch_rows * TOKENS_PER_ROW * draw.uniform(0.96, 1.0, n))
         squared = np.round(tokens * TOKENS_PER_ROW / 2 * draw.lognormal(0.0, 0.2, n))
@@ -134,7 +162,7 @@ class SyntheticJob:
         fixed, per_token, per_square, per_row, per_expert = self._costs
         experts_s = np.where(rows > 0, per_expert + per_row * np.maximum(rows, KNEE_ROWS), 0.0)
         dense_s = fixed + per_token * tokens + per_square * squared
-        return features, dense_s + experts_s.sum(axis=1)
+        return features, dense_s + experts_s.sum(axis=1), fixed + per_expert * active
 
     def _log_noise(self) -> Array:
         draw, n = self._random, self.num_ranks

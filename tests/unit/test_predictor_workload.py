@@ -59,3 +59,27 @@ def test_anything_but_one_step_of_one_generation_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match="step"):
         sample_of(records)
+
+
+def test_parts_stand_in_the_order_of_micro_batches_and_ranks() -> None:
+    sample = sample_of([record(5, 9), record(2, 9), record(2, 4), record(5, 4)])
+    assert sample.parts is not None
+    assert sample.parts.observed_s.tolist() == [[2.1, 5.1], [2.1, 5.1]]
+    assert sample.parts.features[:, :, 0].tolist() == [[1, 1], [1, 1]]
+    assert sample.parts.features[1, :, 1].tolist() == [102, 105]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [record(1), record(2)],
+        [record(1, 0), record(1, 1), record(2, 0)],
+        [record(1, 0), record(1, 1), record(2, 0), record(2, 2)],
+        [record(1, 0), record(1, 0), record(2, 0), record(2, 1)],
+    ],
+    ids=["one micro-batch", "one is missing", "another one", "one came twice"],
+)
+def test_there_are_no_parts_unless_all_ranks_told_the_same_ones(
+    records: list[MicroBatchRecord],
+) -> None:
+    assert sample_of(records).parts is None
