@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pacekeeper.agent.intake import Intake
+from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import LOADS_PER_RECORD
@@ -35,6 +36,7 @@ BAR_US = 20.0
 NUM_EXPERTS = LOADS_PER_RECORD  # of one layer: what one record holds
 GAP_S = 0.0005
 NEIGHBOUR_BYTES = 1 << 20  # copied between two steps: with its source, more than a core's L2
+OVER = rows_over([640] * 16)
 JOB = "cost"
 LAYOUT = encode_layout(
     even_layout(ranks=range(4), num_layers=4, num_experts=NUM_EXPERTS, replicas=2)
@@ -57,6 +59,8 @@ def one_step(pace: hooks.Hooks, step: int) -> tuple[tuple[str, Callable[[], obje
                 sum_len_squared=51_200,
                 expert_rows=10_240,
                 num_active_experts=16,
+                rows_over=OVER,
+                num_documents=12,
             ),
         ),
         ("expert_loads", lambda: pace.expert_loads(0, loads)),

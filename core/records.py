@@ -1,4 +1,4 @@
-"""The facts a rank reports, and their 96-byte bodies in a ring slot.
+"""The facts a rank reports, and their bodies of at most 112 bytes in a ring slot.
 
 A value that was not measured is None, in the slot a NaN. Times named `_mono_s` are read from the
 monotonic clock of the record's own node and may be compared within that node only.
@@ -6,13 +6,15 @@ monotonic clock of the record's own node and may be compared within that node on
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-BODY_BYTES = 96
+BODY_BYTES = 112
 LOADS_PER_RECORD = 16
 EXIT_UNSEEN = -1  # the exit code of a process whose end nobody saw: no process ends with it
+WHOLE_SHARE = 1 << 15  # a tensor share of 1 in a slot: shares of 2^k virtual shards are exact
+MOST_DOCUMENTS = 0xFFFF  # a slot has room for: more count as so many
 
 
 class RecordKind(IntEnum):
@@ -33,6 +35,9 @@ class MicroBatchRecord:
     `sum_len_squared` is the sum over documents of squared length (attention work, tokens^2);
     `expert_rows` the token rows its local experts computed, all layers together;
     `num_active_experts` how many local experts got at least one row, all layers together.
+    `rows_over_N`: the rows each local expert computed beyond its first N, added up the same way
+    (core/expert_rows.py): how many rows lie where an expert's device is full.
+    `num_documents`: 0 where not told. `tensor_share`: of attention and dense layers, 0 to 1.
     """
 
     rank: int
@@ -49,6 +54,12 @@ class MicroBatchRecord:
     stall_s: float | None = None  # wall - CPU - run queue: frozen
     wait_s: float | None = None  # inside collectives
     ended_mono_s: float = 0.0
+    num_documents: int = 0
+    tensor_share: float = 1.0
+    rows_over_16: int = 0
+    rows_over_64: int = 0
+    rows_over_256: int = 0
+    rows_over_1024: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +123,7 @@ class RankExitRecord:
 
 Record = MicroBatchRecord | StepRecord | ExpertLoadRecord | PlanAppliedRecord | RankExitRecord
 
-_MICRO_BATCH = struct.Struct("<IIIIIIQQQdddddd")
+_MICRO_BATCH = struct.Struct("<IIIIIHHQQQddddddIIII")
 _STEP = struct.Struct("<IIIIQddd")
 _EXPERT_LOAD = struct.Struct(f"<IIIHHHH{LOADS_PER_RECORD}I")
 _PLAN_APPLIED = struct.Struct("<IIIIIIQdd")
@@ -138,6 +149,14 @@ def pack(record: Record) -> tuple[RecordKind, bytes]:
                 record.stall_s,
                 record.wait_s,
                 record.ended_mono_s,
+                record.num_documents,
+                record.tensor_share,
+                (
+                    record.rows_over_16,
+                    record.rows_over_64,
+                    record.rows_over_256,
+                    record.rows_over_1024,
+                ),
             )
         case StepRecord():
             return RecordKind.STEP, _STEP.pack(
@@ -195,10 +214,13 @@ def pack_micro_batch(
     stall_s: float | None,
     wait_s: float | None,
     ended_mono_s: float,
+    num_documents: int,
+    tensor_share: float,
+    rows_over: Sequence[int],
 ) -> bytes:
     """The body of a MicroBatchRecord of these fields, in its order, without making one.
 
-    For the seam: a frozen record of 14 fields costs more than packing and writing it.
+    For the seam: a frozen record of 20 fields costs more than packing and writing it.
     """
     return _MICRO_BATCH.pack(
         rank,
@@ -206,7 +228,8 @@ def pack_micro_batch(
         micro_batch,
         generation,
         num_active_experts,
-        0,
+        num_documents if num_documents < MOST_DOCUMENTS else MOST_DOCUMENTS,
+        int(tensor_share * WHOLE_SHARE + 0.5),
         tokens,
         sum_len_squared,
         expert_rows,
@@ -216,6 +239,7 @@ def pack_micro_batch(
         math.nan if stall_s is None else stall_s,
         math.nan if wait_s is None else wait_s,
         ended_mono_s,
+        *rows_over,
     )
 
 
@@ -239,10 +263,10 @@ def unpack(kind: int, body: bytes) -> Record:
 
 
 def _read_micro_batch(body: bytes) -> Record:
-    rank, step, micro_batch, generation, active, _, tokens, squared, rows, *times = (
+    rank, step, micro_batch, generation, active, documents, share, tokens, squared, rows, *more = (
         _MICRO_BATCH.unpack_from(body)
     )
-    compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s = times
+    compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s, *over = more
     return MicroBatchRecord(
         rank=rank,
         step=step,
@@ -258,6 +282,12 @@ def _read_micro_batch(body: bytes) -> Record:
         stall_s=_to_optional(stall_s),
         wait_s=_to_optional(wait_s),
         ended_mono_s=ended_mono_s,
+        num_documents=documents,
+        tensor_share=share / WHOLE_SHARE,
+        rows_over_16=over[0],
+        rows_over_64=over[1],
+        rows_over_256=over[2],
+        rows_over_1024=over[3],
     )
 
 

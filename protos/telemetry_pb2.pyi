@@ -47,7 +47,7 @@ class Attachment(_message.Message):
     def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class MicroBatchColumns(_message.Message):
-    __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s")
+    __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "num_documents", "tensor_share", "rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,12 @@ class MicroBatchColumns(_message.Message):
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     ENDED_MONO_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OVER_16_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OVER_64_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OVER_256_FIELD_NUMBER: _ClassVar[int]
+    ROWS_OVER_1024_FIELD_NUMBER: _ClassVar[int]
     rank: _containers.RepeatedScalarFieldContainer[int]
     step: _containers.RepeatedScalarFieldContainer[int]
     micro_batch: _containers.RepeatedScalarFieldContainer[int]
@@ -76,7 +82,13 @@ class MicroBatchColumns(_message.Message):
     stall_s: _containers.RepeatedScalarFieldContainer[float]
     wait_s: _containers.RepeatedScalarFieldContainer[float]
     ended_mono_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., micro_batch: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., expert_rows: _Optional[_Iterable[int]] = ..., num_active_experts: _Optional[_Iterable[int]] = ..., compute_s: _Optional[_Iterable[float]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., run_queue_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    num_documents: _containers.RepeatedScalarFieldContainer[int]
+    tensor_share: _containers.RepeatedScalarFieldContainer[float]
+    rows_over_16: _containers.RepeatedScalarFieldContainer[int]
+    rows_over_64: _containers.RepeatedScalarFieldContainer[int]
+    rows_over_256: _containers.RepeatedScalarFieldContainer[int]
+    rows_over_1024: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., micro_batch: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., expert_rows: _Optional[_Iterable[int]] = ..., num_active_experts: _Optional[_Iterable[int]] = ..., compute_s: _Optional[_Iterable[float]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., run_queue_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., num_documents: _Optional[_Iterable[int]] = ..., tensor_share: _Optional[_Iterable[float]] = ..., rows_over_16: _Optional[_Iterable[int]] = ..., rows_over_64: _Optional[_Iterable[int]] = ..., rows_over_256: _Optional[_Iterable[int]] = ..., rows_over_1024: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepColumns(_message.Message):
     __slots__ = ("rank", "step", "generation", "tokens", "duration_s", "loss", "is_redone", "ended_mono_s")

@@ -1,12 +1,13 @@
 """Between plain values and messages: the only place that knows both. NaN on the wire is None here.
 
 Columns of a message are equally long; what is not is the sender's fault and a ValueError naming it.
+A column of defaults is left out: it costs nothing, and who does not know it is still understood.
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 from pacekeeper.core.layout import Layout
@@ -47,7 +48,7 @@ GRPC_OPTIONS_SERVER = (
 )
 
 T = TypeVar("T")
-_DURATIONS = ("compute_s", "duration_s")
+_NOT_NEGATIVE = ("compute_s", "duration_s", "tensor_share")
 _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("micro_batches", MicroBatchRecord),
     ("steps", StepRecord),
@@ -154,6 +155,8 @@ def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
 def _fill_columns(columns: Any, records: Sequence[Any]) -> None:
     for field in fields(records[0]):
         values = [getattr(record, field.name) for record in records]
+        if all(value == field.default for value in values):
+            continue
         getattr(columns, field.name).extend(math.nan if v is None else v for v in values)
 
 
@@ -175,15 +178,18 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
 def _from_columns(columns: Any, kind: Callable[..., T], where: str) -> Iterable[T]:
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     optional = {field.name for field in fields(kind) if field.default is None}  # type: ignore[arg-type]
+    defaults = {f.name: f.default for f in fields(kind) if f.default is not MISSING}  # type: ignore[arg-type]
     values = [list(getattr(columns, name)) for name in names]
     length = len(values[0])
     for name, column in zip(names, values, strict=True):
+        if not column and name in defaults:
+            column += [defaults[name]] * length
         if len(column) != length:
             raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
         if name in optional:
             column[:] = [None if value != value else value for value in column]
         elif column and isinstance(column[0], float):
-            floor = 0.0 if name in _DURATIONS else -math.inf
+            floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
             for value in column:
                 if not (math.isfinite(value) and value >= floor):
                     raise ValueError(f"{where}: impossible {name} {value}")

@@ -52,6 +52,7 @@ class Batch:
     positions: Tensor
     num_tokens: int
     sum_len_squared: int
+    num_documents: int
 
     @property
     def num_rows(self) -> int:
@@ -136,7 +137,7 @@ class Corpus:
         targets = torch.full(shape, NO_TARGET, dtype=torch.int64)
         documents = torch.full(shape, -1, dtype=torch.int64)
         positions = torch.zeros(shape, dtype=torch.int64)
-        num_tokens = sum_len_squared = 0
+        num_tokens = sum_len_squared = num_documents = 0
         for i, index in enumerate(indices):
             at = 0
             for number, document in enumerate(self.row(step, index)):
@@ -149,6 +150,7 @@ class Corpus:
                 at += length
                 num_tokens += length
                 sum_len_squared += length * length
+                num_documents += 1
         return Batch(
             tokens=tokens,
             targets=targets,
@@ -156,6 +158,7 @@ class Corpus:
             positions=positions,
             num_tokens=num_tokens,
             sum_len_squared=sum_len_squared,
+            num_documents=num_documents,
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.expert_rows import NO_ROWS_OVER
 from pacekeeper.core.records import (
     LOADS_PER_RECORD,
     ExpertLoadRecord,
@@ -32,6 +33,9 @@ RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
 LIFE_VARIABLE = "PACEKEEPER_LIFE"
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Of a micro-batch: step, number, generation, tokens, tokens^2, expert rows, active experts, rows
+# over the knots, documents, tensor share.
+_Work = tuple[int, int, int, int, int, int, int, Sequence[int], int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Hooks:
         self._began_s = 0.0
         self._micro_batch = 0
         # Of a clock that tells late: the micro-batch whose time is not known yet.
-        self._late: tuple[int, int, int, int, int, int, int] | None = None
+        self._late: _Work | None = None
         self._offer: tuple[CommandSlot, PlanOffer] | None = None
         self._refused: CommandSlot | None = None
 
@@ -121,33 +125,30 @@ class Hooks:
         sum_len_squared: int = 0,
         expert_rows: int = 0,
         num_active_experts: int = 0,
+        rows_over: Sequence[int] = NO_ROWS_OVER,
+        num_documents: int = 0,
+        tensor_share: float = 1.0,
     ) -> None:
-        """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows."""
+        """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows.
+
+        `rows_over`: what `core.expert_rows.rows_over` makes of the rows of each local expert.
+        `tensor_share`: the part of attention and dense layers that this rank holds.
+        """
         try:
             if compute is not None and not compute.is_of_previous:
                 self._write(
-                    compute,
-                    self._step,
-                    self._micro_batch,
-                    self.generation,
-                    tokens,
-                    sum_len_squared,
-                    expert_rows,
-                    num_active_experts,
-                )
+                    compute, self._step, self._micro_batch, self.generation, tokens,
+                    sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
+                    tensor_share,
+                )  # fmt: skip
             else:
                 late, self._late = (
                     self._late,
                     (
-                        self._step,
-                        self._micro_batch,
-                        self.generation,
-                        tokens,
-                        sum_len_squared,
-                        expert_rows,
-                        num_active_experts,
+                        self._step, self._micro_batch, self.generation, tokens, sum_len_squared,
+                        expert_rows, num_active_experts, rows_over, num_documents, tensor_share,
                     ),
-                )
+                )  # fmt: skip
                 if compute is not None and late is not None:
                     self._write(compute, *late)
         except Exception as error:
@@ -164,26 +165,19 @@ class Hooks:
         sum_len_squared: int,
         expert_rows: int,
         num_active_experts: int,
+        rows_over: Sequence[int],
+        num_documents: int,
+        tensor_share: float,
     ) -> None:
         self.ring.write_body(
             RecordKind.MICRO_BATCH,
             pack_micro_batch(
-                self.rank,
-                step,
-                micro_batch,
-                generation,
-                compute.compute_s,
-                tokens,
-                sum_len_squared,
-                expert_rows,
-                num_active_experts,
-                compute.cpu_s,
-                compute.run_queue_s,
-                compute.stall_s,
-                compute.wait_s,
-                compute.ended_mono_s,
+                self.rank, step, micro_batch, generation, compute.compute_s, tokens,
+                sum_len_squared, expert_rows, num_active_experts, compute.cpu_s,
+                compute.run_queue_s, compute.stall_s, compute.wait_s, compute.ended_mono_s,
+                num_documents, tensor_share, rows_over,
             ),
-        )
+        )  # fmt: skip
 
     def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
         """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
@@ -307,6 +301,9 @@ class Hooks:
         sum_len_squared: int = 0,
         expert_rows: int = 0,
         num_active_experts: int = 0,
+        rows_over: Sequence[int] = NO_ROWS_OVER,
+        num_documents: int = 0,
+        tensor_share: float = 1.0,
     ) -> Iterator[None]:
         """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
         self._ask(self._timer.begin)
@@ -317,6 +314,9 @@ class Hooks:
             sum_len_squared=sum_len_squared,
             expert_rows=expert_rows,
             num_active_experts=num_active_experts,
+            rows_over=rows_over,
+            num_documents=num_documents,
+            tensor_share=tensor_share,
         )
 
     @contextmanager

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.expert_rows import NO_ROWS_OVER
 from pacekeeper.core.layout import Layout
 from pacekeeper.trainer.data import NO_TARGET, Batch
 from pacekeeper.trainer.dispatch import Routes
@@ -25,7 +26,7 @@ VOCABULARY = 256
 class ModelOutput:
     """Sums over the batch (never means: the caller divides by global counts).
 
-    `expert_counts` int64 [layers, experts]: own tokens' routing. `expert_rows` and
+    `expert_counts` int64 [layers, experts]: own tokens' routing. `expert_rows`, `rows_over` and
     `num_active_experts`: what the local experts computed, all layers together.
     """
 
@@ -34,6 +35,7 @@ class ModelOutput:
     expert_counts: Tensor
     expert_rows: int
     num_active_experts: int
+    rows_over: tuple[int, ...]
 
 
 class Attention(nn.Module):
@@ -106,7 +108,7 @@ class MoETransformer(nn.Module):
         row_T = real_T // config.row_tokens
         mask_B1LL = attention_mask(batch.documents, x_BLD.dtype)  # once for all layers
         balance_sum = x_BLD.new_zeros(())
-        counts, expert_rows, num_active = [], 0, 0
+        counts, expert_rows, num_active, over = [], 0, 0, NO_ROWS_OVER
         for attention, moe in zip(self.attention, self.layers(), strict=True):
             meter.add(attention_work(batch.num_tokens, batch.sum_len_squared, config.hidden_size))
             x_BLD = attention(x_BLD, mask_B1LL)
@@ -117,6 +119,7 @@ class MoETransformer(nn.Module):
             counts.append(mixed.routed_E)
             expert_rows += mixed.expert_rows
             num_active += mixed.num_active
+            over = tuple(map(sum, zip(over, mixed.rows_over, strict=True)))
         targets_P = batch.targets.reshape(-1)
         answered = (targets_P != NO_TARGET).nonzero()[:, 0]
         x_PD = x_BLD.reshape(-1, config.hidden_size).index_select(0, answered)
@@ -129,6 +132,7 @@ class MoETransformer(nn.Module):
             expert_counts=torch.stack(counts),
             expert_rows=expert_rows,
             num_active_experts=num_active,
+            rows_over=over,
         )
 
 

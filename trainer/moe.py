@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.trainer.dispatch import Routes, combine, dispatch
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.work import WorkMeter, combine_work, expert_work, router_work
@@ -27,6 +28,7 @@ class MoEOutput:
     routed_E: Tensor  # own tokens routed to each expert
     expert_rows: int  # rows the local experts computed
     num_active: int
+    rows_over: tuple[int, ...]  # of them, beyond each of KNOTS at their expert
 
 
 def drawn(config: TrainConfig, name: str, *shape: int, scale: float) -> nn.Parameter:
@@ -131,7 +133,8 @@ class MoELayer(nn.Module):
         dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, meter)
         counts_S = dispatched.counts_E[list(self.bank.experts)]
         answers_RD = self.bank(dispatched.rows_RD, counts_S)
-        num_rows_here, num_active = len(answers_RD), int((counts_S > 0).sum())
+        counts = counts_S.tolist()
+        num_rows_here, num_active = len(answers_RD), sum(count > 0 for count in counts)
         meter.add(
             expert_work(num_rows_here, num_active, config.hidden_size, config.expert_hidden_size)
         )
@@ -143,6 +146,7 @@ class MoELayer(nn.Module):
             routed_E=torch.bincount(experts_TK.reshape(-1), minlength=num_experts),
             expert_rows=num_rows_here,
             num_active=num_active,
+            rows_over=rows_over(counts),
         )
 
 

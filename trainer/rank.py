@@ -237,6 +237,8 @@ class Rank:
                 sum_len_squared=batch.sum_len_squared,
                 expert_rows=output.expert_rows,
                 num_active_experts=output.num_active_experts,
+                rows_over=output.rows_over,
+                num_documents=batch.num_documents,
             )
             loss_sum += float(output.loss_sum.detach())
             tokens += batch.num_tokens

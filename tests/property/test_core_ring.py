@@ -44,7 +44,7 @@ def test_the_bytes_are_the_format() -> None:
     assert (
         content.hex()
         == (
-            "0500000000000000" + "c86c97f9" + "0500" + "1800"  # sequence, CRC, kind, length
+            "0500000000000000" + "2609e7f7" + "0500" + "1800"  # sequence, CRC, kind, length
             "01000000" + "02000000" + "ffffffff" + "09000000" + "000000000000f83f"
         )
     )
@@ -207,7 +207,7 @@ def test_the_header_gives_the_attachment_back(attachment: Attachment) -> None:
 def test_a_ring_of_another_version_names_both() -> None:
     header = bytearray(ring.encode_header(ATTACHMENT))
     header[8] = 99
-    with pytest.raises(VersionError, match=r"version 99.*reads version 2"):
+    with pytest.raises(VersionError, match=r"version 99.*reads version 3"):
         ring.decode_header(bytes(header))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import BODY_BYTES, Record, RecordKind, unpack
+from pacekeeper.core.records import BODY_BYTES, MicroBatchRecord, Record, RecordKind, unpack
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2, wire
@@ -82,6 +82,19 @@ def test_columns_of_different_length_are_the_senders_fault() -> None:
     columns.step.extend([5])
     with pytest.raises(ValueError, match="j micro_batches: column step has 1 entries, not 2"):
         wire.report_from_message(message)
+
+
+def test_a_column_of_defaults_costs_nothing_and_an_unknown_one_is_filled_in() -> None:
+    told = MicroBatchRecord(
+        rank=1, step=2, micro_batch=0, generation=1, compute_s=0.5, tokens=7, wait_s=0.1
+    )
+    jobs = (JobReport(job="j", records=(told, told)),)
+    report = NodeReport(sequence=1, sent_mono_s=0.0, jobs=jobs)
+    message = wire.report_to_message(report)
+    columns = message.jobs[0].micro_batches
+    assert len(columns.wait_s) == 2 and not columns.tensor_share and not columns.cpu_s
+    (job,) = wire.report_from_message(message).jobs
+    assert job.records == (told, told)
 
 
 def test_counts_that_promise_more_than_there_is_are_refused() -> None:

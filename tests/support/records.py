@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from pacekeeper.core.records import (
+    WHOLE_SHARE,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -21,7 +22,9 @@ records: st.SearchStrategy[Record] = st.one_of(
         MicroBatchRecord, rank=u32, step=u32, micro_batch=u32, generation=u32,
         compute_s=seconds, tokens=u64, sum_len_squared=u64, expert_rows=u64,
         num_active_experts=u32, cpu_s=maybe, run_queue_s=maybe, stall_s=maybe, wait_s=maybe,
-        ended_mono_s=seconds,
+        ended_mono_s=seconds, num_documents=st.integers(0, 2**16 - 1),
+        tensor_share=st.integers(0, WHOLE_SHARE).map(lambda part: part / WHOLE_SHARE),
+        rows_over_16=u32, rows_over_64=u32, rows_over_256=u32, rows_over_1024=u32,
     ),
     st.builds(
         StepRecord, rank=u32, step=u32, generation=u32, duration_s=seconds, tokens=u64,

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pacekeeper.core import ring
+from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.core.records import (
+    MOST_DOCUMENTS,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -71,6 +74,28 @@ def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path)
         (0, 0, 0, 10),
         (1, 1, 7, 98),
     ]
+
+
+def test_a_micro_batch_tells_its_documents_its_tensor_share_and_how_expert_rows_lie(
+    tmp_path: Path,
+) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    over = rows_over([8, 100, 2000])
+    work: dict[str, Any] = {
+        "tokens": 9, "rows_over": over, "num_documents": 70_000, "tensor_share": 3 / 8,
+    }  # fmt: skip
+    pace.micro_batch(compute=ComputeTime(compute_s=0.5), **work)
+    pace.micro_batch(compute=None, **work)
+    pace.micro_batch(compute=ComputeTime(compute_s=0.5, is_of_previous=True), tokens=1)
+    with pace.micro_batch_timer(**work):
+        pass
+    for record in records(pace):
+        assert isinstance(record, MicroBatchRecord)
+        assert record.rows_over_16 == 84 + 1984 and record.rows_over_64 == 36 + 1936
+        assert record.rows_over_256 == 1744 and record.rows_over_1024 == 976
+        assert record.num_documents == MOST_DOCUMENTS  # as many as a slot has room for
+        assert record.tensor_share == 3 / 8
+    assert len(records(pace)) == 3 and pace.ring.num_errors == 0
 
 
 def offer(pace: hooks.Hooks, generation: int, data: bytes, *, sequence: int | None = None) -> None:

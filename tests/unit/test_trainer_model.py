@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.core.layout import even_layout
 from pacekeeper.trainer.data import NO_TARGET, Batch, Corpus
 from pacekeeper.trainer.fabric import LocalFabric
@@ -128,6 +129,7 @@ def test_counts_are_of_real_tokens() -> None:
     assert output.expert_counts.sum(1).tolist() == [tokens * CONFIG.experts_per_token] * 2
     assert output.expert_rows == 2 * tokens * CONFIG.experts_per_token
     assert output.num_active_experts == int((output.expert_counts > 0).sum())
+    assert output.rows_over == rows_over(output.expert_counts.flatten().tolist())
 
 
 def test_dense_parameters_are_the_same_whatever_the_layout() -> None:

@@ -150,3 +150,14 @@ def test_a_token_is_the_mixture_of_its_best_experts_by_renormalised_weights(chos
     torch.testing.assert_close(output.tokens_TD, expected)
     assert output.expert_rows == 6 * chosen
     assert output.num_active == len(set(best_TK.flatten().tolist()))
+    assert output.rows_over == (0, 0, 0, 0)
+
+
+def test_rows_beyond_a_knot_are_told_expert_by_expert() -> None:
+    tokens_TD = torch.randn(90, 16, dtype=torch.float64)
+    output = layer_output(replace(DOUBLE, experts_per_token=2), tokens_TD, [0] * 90, None)
+    counts = output.routed_E.tolist()  # alone, a rank computes what it routes
+    assert output.rows_over[:2] == (
+        sum(max(0, n - 16) for n in counts),
+        sum(max(0, n - 64) for n in counts),
+    )
