@@ -9,7 +9,7 @@ from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.evidence import fold
-from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
+from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()
 HEALTHY_STEPS, PARTS = 40, 8
@@ -63,13 +63,14 @@ def test_micro_batches_of_a_healthy_job_accuse_nobody_through_changing_layouts(s
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_on_shared_cores_no_single_step_names_anybody(seed: int) -> None:
-    job = SyntheticJob(seed=seed, num_microbatches=PARTS, **CPU_CLOCK)
+def test_with_a_noisy_clock_no_single_step_names_anybody(seed: int) -> None:
+    noise: Noise = {**CPU_CLOCK, "noise": 0.25}
+    job = SyntheticJob(seed=seed, num_microbatches=PARTS, **noise)
     evidence, found = run(job, 120, begin())
     assert found == []
-    evidence, judgement = fold(CONFIG, evidence, job.next({0: 1.9}))
+    evidence, judgement = fold(CONFIG, evidence, job.next({0: 2.5}))
     assert judgement.findings == ()
-    _, found = run(job, 5, evidence, {0: 1.9})
+    _, found = run(job, 8, evidence, {0: 2.5})
     assert [finding.rank for finding in found] == [0]
 
 
