@@ -1,17 +1,21 @@
 """Keeps what the agent read as trace files for `pacekeeper replay`, one per life of a job. A shell.
 
+Samples of the node's devices and of its kernel go into the file of each job that has one.
+
 Recording never disturbs: a full disk ends it with one warning, a limit ends a file and says so.
 """
 
 import logging
+import math
 import re
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TextIO
 
 from pacekeeper.agent.window import Reading
 from pacekeeper.core.errors import HostError
+from pacekeeper.core.topology import DeviceSample, HostSample
 from pacekeeper.core.trace_file import (
     SUFFIX,
     TraceHeader,
@@ -32,6 +36,7 @@ class Recording:
         self._max_bytes = max_bytes
         self._files: dict[tuple[str, int], TextIO] = {}
         self._sizes: dict[tuple[str, int], int] = {}
+        self._sampled_s: dict[str | None, float] = {}  # by device; None: the host
 
     @classmethod
     def begin(cls, directory: Path, *, node: str, max_bytes: int) -> "Recording":
@@ -47,19 +52,37 @@ class Recording:
             ) from None
         return cls(directory, node=node, max_bytes=max_bytes)
 
-    def take(self, readings: Iterable[Reading]) -> None:
-        """Write down what is new."""
+    def take(
+        self,
+        readings: Iterable[Reading],
+        devices: Sequence[DeviceSample] = (),
+        host: HostSample | None = None,
+    ) -> None:
+        """Write down what is new; samples that were written before are not."""
+        sampled = self._new_samples([*devices, *([] if host is None else [host])])
         for reading in readings:
+            key = (reading.job, reading.life)
             lines = [attached_line(attachment) for attachment in reading.attached]
             lines += [record_line(record) for record in reading.records]
+            if lines or key in self._files:
+                lines += sampled
             if lines:
-                self._write((reading.job, reading.life), lines)
+                self._write(key, lines)
 
     def close(self) -> None:
         """Close all files."""
         for file in self._files.values():
             file.close()
         self._files.clear()
+
+    def _new_samples(self, samples: Sequence[DeviceSample | HostSample]) -> list[str]:
+        lines = []
+        for sample in samples:
+            whose = sample.device_uuid if isinstance(sample, DeviceSample) else None
+            if sample.sampled_s > self._sampled_s.get(whose, -math.inf):
+                self._sampled_s[whose] = sample.sampled_s
+                lines.append(record_line(sample))
+        return lines
 
     def _write(self, key: tuple[str, int], lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)

@@ -107,7 +107,8 @@ class Agent:
         began_s = time.monotonic()
         readings = self.intake.look(began_s)
         if self.recording is not None:
-            self.recording.take(readings)
+            devices, _ = self.sampler.latest(began_s)
+            self.recording.take(readings, devices, self.host.latest(began_s))
         for (job, life), dead in deaths_in(readings, self.intake.pids()).items():
             self.intake.notify_deaths(job, dead, life)
         # While the controller is away, a report without news would only push others out.

@@ -1,81 +1,15 @@
-"""A verdict for people: a few lines in the terminal, and a page with a heat map of residuals."""
+"""A verdict as a page of its own: findings, what they cost, and a heat map of residuals."""
 
 import html
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
-
 from pacekeeper.cli.pictures import inline_png
+from pacekeeper.cli.replay_print import lines_of, row_of, size_of
 from pacekeeper.core.errors import HostError
 from pacekeeper.predictor.heat import Heat, heat_of
 from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.verdict import Trouble, Verdict, WhatIf
-
-MAX_ROWS = 20  # of a decomposition shown to people; programs get all
-
-
-def print_verdict(trace: Trace, verdict: Verdict) -> None:
-    """What was read, what was found, what it cost."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{escape(trace.name)}[/]  {escape(trace.source)}  {size_of(trace)}")
-    for note in verdict.notes:
-        console.print(f"[dim]{escape(note)}[/]")
-    for trouble in verdict.troubles:
-        kind, rank, stage, slowdown, steps, tier, reason = row_of(trouble)
-        whose = (f"  rank {rank}" if rank else "") + (f"  stage {stage}" if stage else "")
-        console.print(f"[bold]{escape(kind)}[/]{whose}  {slowdown}  steps {steps}  {tier}")
-        console.print(f"    {escape(reason)}")
-    if not verdict.troubles:
-        console.print("nothing was found")
-    if verdict.what_if is not None:
-        for line in lines_of(verdict.what_if):
-            console.print(line)
-
-
-def size_of(trace: Trace) -> str:
-    """How much was recorded."""
-    parts = []
-    if trace.workers:
-        stages = len({worker.stage for worker in trace.workers})
-        parts.append(f"{len(trace.workers)} ranks" + (f" in {stages} stages" if stages > 1 else ""))
-    tables = (trace.compute, trace.steps, trace.transfers, trace.waits)
-    table = next((t for t in tables if t is not None), None)
-    if table is not None:
-        parts.append(f"{len(set(table.step.tolist()))} steps")
-    return ", ".join(parts) or "nothing that can be judged"
-
-
-def row_of(trouble: Trouble) -> tuple[str, ...]:
-    """A finding in words, column by column."""
-    last = "the end" if trouble.last_step is None else str(trouble.last_step)
-    return (
-        str(trouble.kind),
-        "" if trouble.rank is None else str(trouble.rank),
-        "" if trouble.stage is None else str(trouble.stage),
-        f"x{trouble.slowdown:.3f} ({trouble.low:.3f} to {trouble.high:.3f})",
-        f"{trouble.first_step} to {last}",
-        str(trouble.tier),
-        trouble.reason + (f"; {trouble.cause}" if trouble.cause else ""),
-    )
-
-
-def lines_of(what_if: WhatIf) -> list[str]:
-    """The cost of all that, in words."""
-    lines = [
-        f"with everything even, steps would be {what_if.slowdown:.3f} times shorter (S)",
-        f"of that, the worst 3 % of ranks: {what_if.worst_workers_share:.1%}, "
-        f"the last stage: {what_if.last_stage_share:.1%}",
-    ]
-    for name, part in (
-        ("stage", what_if.by_stage), ("kind of operation", what_if.by_op), ("rank", what_if.by_rank)
-    ):  # fmt: skip
-        worst = sorted(part.items(), key=lambda item: -item[1])[:4]
-        if worst:
-            told = ", ".join(f"{key} {value:.3f}" for key, value in worst)
-            lines.append(f"S of one {name} alone, the largest: {told}")
-    return lines
+from pacekeeper.predictor.verdict import Verdict
 
 
 def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:

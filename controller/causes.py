@@ -25,12 +25,12 @@ from pacekeeper.controller.state import (
 from pacekeeper.core.findings import Finding, Tier
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.predictor.cause import explain, in_words, is_explained
-from pacekeeper.predictor.symptoms import Cause, DeviceWindow, HostWindow, Symptoms, ThreadTime
+from pacekeeper.predictor.symptoms import Cause, Symptoms, ThreadTime
+from pacekeeper.predictor.witnesses import NodeWindow, Seat, peers_of, symptoms_of
 
 KEPT_SAMPLES = 12  # of one device or host: a minute; each costs some 400 bytes
 SPACING_S = 5.0
 KEPT_DEVICES = 64  # of one node
-PEERS = 8  # on the node itself, and as many on others
 LOOK_AGAIN_S = 90.0
 MAX_SEARCHES = 16  # at a time: what strikes more ranks at once is not of a device
 _HEIGHT = {None: 0, Tier.SUSPECTED: 1, Tier.PROBABLE: 2, Tier.CONFIRMED: 3}
@@ -127,70 +127,47 @@ def _begun(
 
 
 def _peers(job: JobState, rank: int) -> tuple[int, ...]:
-    """Ranks of the same role that run and are not slow: neighbours, and some of other nodes."""
-    own = job.ranks[rank]
-    near: list[int] = []
-    far: dict[str, list[int]] = {}
-    for other in job.living:
-        known = job.ranks[other]
-        is_alike = known.attachment.role == own.attachment.role
-        if other == rank or not is_alike or other in job.evidence.slow:
-            continue
-        if known.node == own.node:
-            near.append(other)
-        else:
-            far.setdefault(known.node, []).append(other)
-    # One of each node first: hosts are compared too.
-    by_turn = sorted((turn, o) for ranks in far.values() for turn, o in enumerate(ranks))
-    return (*near[:PEERS], *(other for _, other in by_turn[:PEERS]))
+    """Ranks of the same role that run and are not slow."""
+    others = (other for other in job.living if other != rank and other not in job.evidence.slow)
+    return peers_of(_seat(job, rank), ((other, _seat(job, other)) for other in others))
+
+
+def _seat(job: JobState, rank: int) -> Seat:
+    known = job.ranks[rank]
+    own = known.attachment
+    return Seat(role=own.role, node=known.node, device_uuid=own.device_uuid)
 
 
 def _symptoms(
     state: State, job: JobState, rank: int, search: Search, by_rank: RankMap[RankWork]
 ) -> Symptoms:
-    is_fit = {
-        peer: peer not in job.evidence.slow
+    peers = [
+        peer
+        for peer in search.peers
+        if peer not in job.evidence.slow
         and peer in job.ranks
         and job.ranks[peer].life is RankLife.ALIVE
-        for peer in search.peers
+    ]
+    nodes = {
+        name: NodeWindow(
+            onset_s=place.onset_s,
+            devices=state.nodes[name].devices,
+            host=state.nodes[name].host,
+            pids=place.pids,
+        )
+        for name, place in search.places.items()
+        if name in state.nodes
     }
-    peers = [peer for peer in search.peers if is_fit[peer]]
-    own = job.ranks[rank]
-    uuid = own.attachment.device_uuid
-    device = _device(state, job, rank, search)
-    others = {job.ranks[peer].attachment.device_uuid: peer for peer in peers}
-    others.pop(uuid, None)  # two ranks on one device are no witnesses of each other
-    windows = [_device(state, job, peer, search) for peer in others.values()]
-    names = {job.ranks[peer].node for peer in peers} - {own.node}
-    threads = [_thread(by_rank.get(peer)) for peer in peers]
-    return Symptoms(
+    involved = (rank, *peers)
+    threads = {one: time for one in involved if (time := _thread(by_rank.get(one))) is not None}
+    return symptoms_of(
+        rank,
+        peers,
+        seats={one: _seat(job, one) for one in involved},
+        nodes=nodes,
+        threads=threads,
         slowdown=job.evidence.slow.get(rank),
-        device=device,
-        peers=tuple(window for window in windows if window is not None),
-        host=_host(state, own.node, search),
-        neighbours=sum(job.ranks[peer].node == own.node for peer in peers),
-        peer_hosts=tuple(
-            window for name in sorted(names) if (window := _host(state, name, search)) is not None
-        ),
-        thread=_thread(by_rank.get(rank)),
-        peer_threads=tuple(thread for thread in threads if thread is not None),
     )
-
-
-def _device(state: State, job: JobState, rank: int, search: Search) -> DeviceWindow | None:
-    known = job.ranks[rank]
-    node, place = state.nodes.get(known.node), search.places.get(known.node)
-    if node is None or place is None or known.attachment.device_uuid not in node.devices:
-        return None
-    samples = node.devices[known.attachment.device_uuid]
-    return DeviceWindow(onset_s=place.onset_s, samples=samples, pids=place.pids)
-
-
-def _host(state: State, name: str, search: Search) -> HostWindow | None:
-    node, place = state.nodes.get(name), search.places.get(name)
-    if node is None or place is None or not node.host:
-        return None
-    return HostWindow(onset_s=place.onset_s, samples=node.host)
 
 
 def _thread(work: RankWork | None) -> ThreadTime | None:

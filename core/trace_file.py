@@ -6,9 +6,12 @@ The first line is the header, each other line one fact, `kind` first (here broke
      "node": "n"}
     {"kind": "attached", "rank": 0, "world_size": 4, "role": "train", "clock": "cuda", ...}
     {"kind": "micro_batch", "rank": 0, "step": 7, "compute_s": 0.25, "tokens": 1280, ...}
+    {"kind": "device", "device_uuid": "GPU-1", "sampled_s": 81.5, "sm_clock_mhz": 1980.0, ...}
+    {"kind": "host", "sampled_s": 81.5, "load_1min": 3.2, ...}
 
-Fields are those of `core.records` and `core.topology.Attachment`; one that was not measured is
-left out, as is one that has its default. One file holds one life of one job on one node.
+Fields are those of `core.records` and of Attachment, DeviceSample and HostSample in
+`core.topology`; one that was not measured is left out, as is one that has its default. One file
+holds one life of one job on one node; its moments are of that node's monotonic clock.
 """
 
 import json
@@ -23,7 +26,7 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
 
 FORMAT, VERSION = "pacekeeper-trace", 1
 SUFFIX = ".trace.jsonl"
@@ -33,9 +36,15 @@ KINDS: dict[str, type[Any]] = {
     "expert_load": ExpertLoadRecord,
     "plan_applied": PlanAppliedRecord,
     "rank_exit": RankExitRecord,
+    "device": DeviceSample,
+    "host": HostSample,
 }
+Sample = DeviceSample | HostSample
+Fact = Attachment | Record | Sample
+MAX_INT = (1 << 64) - 1  # of a record's fields
 _KIND_OF = {made: kind for kind, made in KINDS.items()}
 _JOB_FIELDS = ("job", "life")  # told once, in the header
+_LISTS = ("counts", "processes")  # of whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +69,8 @@ def attached_line(attachment: Attachment) -> str:
     return _line({"kind": "attached", **values})
 
 
-def record_line(record: Record) -> str:
-    """One record."""
+def record_line(record: Record | Sample) -> str:
+    """One record, or one sample of the node."""
     return _line({"kind": _KIND_OF[type(record)], **_told(record)})
 
 
@@ -78,7 +87,7 @@ def parse_header(text: str) -> TraceHeader:
     return _made(TraceHeader, wanted)  # type: ignore[no-any-return]
 
 
-def parse_line(text: str, header: TraceHeader) -> Attachment | Record:
+def parse_line(text: str, header: TraceHeader) -> Fact:
     """One fact of a file with this header. Raises ValueError, saying what is wrong with it."""
     values = _object(text)
     kind = values.pop("kind", None)
@@ -91,8 +100,9 @@ def parse_line(text: str, header: TraceHeader) -> Attachment | Record:
         return _made(Attachment, values)  # type: ignore[no-any-return]
     if kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r}")
-    if isinstance(values.get("counts"), list):
-        values["counts"] = tuple(values["counts"])
+    for name in _LISTS:
+        if isinstance(values.get(name), list):
+            values[name] = tuple(values[name])
     return _made(KINDS[kind], values)  # type: ignore[no-any-return]
 
 
@@ -126,20 +136,28 @@ def _object_value(value: object, what: str) -> dict[str, Any]:
 
 def _made(kind: type[Any], values: dict[str, Any]) -> Any:
     """`kind` of these values, each checked against its field's type; unknown ones are refused."""
-    known = {field.name: field for field in fields(kind)}
+    types = {field.name: field.type for field in fields(kind)}
     for name, value in values.items():
-        if name not in known:
+        if name not in types:
             raise ValueError(f"{name}: no such field")
-        wanted = known[name].type
+        wanted = types[name]
         if wanted in (int, str, bool) and type(value) is not wanted:
-            raise ValueError(f"{name}: expected {wanted.__name__}, got {value!r}")
+            raise ValueError(f"{name}: expected {wanted.__name__}, got {value!r:.40}")
+        if wanted == int | None and type(value) is not int:
+            raise ValueError(f"{name}: expected a whole number, got {value!r:.40}")
         if wanted in (float, float | None) and (
             isinstance(value, bool) or not isinstance(value, int | float)
         ):
-            raise ValueError(f"{name}: expected a number, got {value!r}")
-    if "counts" in values and not all(type(count) is int for count in values["counts"]):
-        raise ValueError("counts: expected whole numbers")
+            raise ValueError(f"{name}: expected a number, got {value!r:.40}")
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            raise ValueError(f"{name}: a number beyond 64 bits")
+        if name in _LISTS and not (isinstance(value, tuple) and _are_whole(value)):
+            raise ValueError(f"{name}: expected whole numbers")
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError(str(error).partition(" ")[2]) from None
+
+
+def _are_whole(values: tuple[Any, ...]) -> bool:
+    return all(type(value) is int and abs(value) <= MAX_INT for value in values)

@@ -8,6 +8,7 @@ from pacekeeper.predictor.late_ranks import late_ranks
 from pacekeeper.predictor.link_faults import link_faults
 from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.trace_causes import with_causes
 from pacekeeper.predictor.verdict import Trouble, Verdict
 from pacekeeper.predictor.what_if import replay_of, what_if_of
 
@@ -26,9 +27,9 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
         slow = rank_faults(trace)
         named = {(trouble.kind, trouble.rank) for trouble in slow}
         late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
-        troubles += [*slow, *late]
+        troubles += with_causes(trace, [*slow, *late])
     elif trace.steps is not None:
-        job = judge_job(trace, replicates=replicates)
+        job = judge_job(trace, replicates=replicates, schedule=trace.steps.work_class)
         troubles += job.troubles
         notes += job.notes
     troubles += imbalances(trace, costs, replay=replay)

@@ -4,11 +4,13 @@ Columns of a table are equally long arrays, one row per observation, in no promi
 source does not tell is NaN, a table it does not have is None: never a guess.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
+from pacekeeper.core.topology import DeviceSample, HostSample
 from pacekeeper.predictor.workload import Array, Positions
 
 
@@ -47,6 +49,7 @@ class Worker:
     stage: int = 0
     dp: int = 0
     node: str = ""
+    device_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,12 +114,16 @@ class WaitTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
-    """Whole steps of the job: for sources that tell no more. NaN where tokens are unknown."""
+    """Whole steps of the job: for sources that tell no more. NaN where tokens are unknown.
+
+    `work_class`: the same number for steps that do the same work by plan; None: not told.
+    """
 
     step: Positions
     duration_s: Array
     tokens: Array
     sum_len_squared: Array
+    work_class: Positions | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,6 +134,31 @@ class ExpertLoadTable:
     layer: Positions
     expert: Positions
     rows: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ThreadTable:
+    """Where each rank's thread spent each step, one row per (step, rank), micro-batches summed.
+
+    NaN where its clock does not tell. ended_s: end of the step on the clock of the rank's node.
+    """
+
+    step: Positions
+    rank: Positions
+    compute_s: Array
+    run_queue_s: Array
+    stall_s: Array
+    ended_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSamples:
+    """What was sampled on one node, oldest first, on its own clock; `pids`: the job's processes."""
+
+    node: str
+    devices: Mapping[str, tuple[DeviceSample, ...]]  # by uuid
+    host: tuple[HostSample, ...] = ()
+    pids: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -149,6 +181,8 @@ class Trace:
     steps: StepTable | None = None
     expert_loads: ExpertLoadTable | None = None
     expert_compute: ComputeTable | None = None
+    threads: ThreadTable | None = None
+    samples: tuple[NodeSamples, ...] = ()
     groups: tuple[tuple[int, ...], ...] = ()
     resolution_s: float = 0.0
     notes: tuple[str, ...] = ()

@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TypeVar
 
 from pacekeeper.core.findings import Tier
+
+NO_LOSS = 1e-6  # of S above 1: rounding
+
+K = TypeVar("K", int, str)
 
 
 class TroubleKind(StrEnum):
@@ -56,6 +61,16 @@ class WhatIf:
     worst_workers_share: float = 0.0  # M_W: of the loss, removed by mending the worst 3 % of ranks
     last_stage_share: float = 0.0  # M_S: of the loss, removed by mending the last stage
     notes: tuple[str, ...] = ()  # steps that could not be replayed, and why
+
+    def shares(self, parts: Mapping[K, float]) -> dict[K, float]:
+        """Of the loss, each part's own: (S of the part - 1) / (S - 1); {} where nothing is lost.
+
+        Parts overlap (a rank is of a stage), and hide each other: shares need not add up to 1.
+        """
+        lost = self.slowdown - 1.0
+        if lost <= NO_LOSS:
+            return {}
+        return {part: (slowdown - 1.0) / lost for part, slowdown in parts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

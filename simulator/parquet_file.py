@@ -27,5 +27,6 @@ def _opened(path: Path, how: str) -> Any:
         ) from None
     try:
         return getattr(parquet, how)(path)
-    except (OSError, arrow.ArrowException) as error:
-        raise DataError(f"{path}: {str(error).splitlines()[0]}") from None
+    except (OSError, arrow.ArrowException, ValueError) as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{path}: damaged Parquet: {why}") from None

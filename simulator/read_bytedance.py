@@ -1,20 +1,21 @@
-"""Reads traces in the format of ByteDance's StragglerAnalysis: Parquet, every operation of a job.
+"""Reads traces in the format of ByteDance's StragglerAnalysis: a table of every operation of a job.
 
 One lane is kept per data-parallel x pipeline worker; a step's clock begins at 0.
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import OpTable, OpType, Trace, Worker, compute_of
-from pacekeeper.predictor.workload import Array, Positions
-from pacekeeper.simulator.parquet_file import read_parquet
+from pacekeeper.predictor.workload import Flags, Positions
+from pacekeeper.simulator.tables import Table, is_whole, left_out, newest, read_table
 
-COLUMNS = (
-    "dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id",
-)  # fmt: skip
+NEEDED = ("dp_rank", "stage", "step", "optype", "duration")
+COLUMNS = (*NEEDED, "rank", "start_ts", "seq_id", "mc", "mb_id")
+MAX_PLACE = 1 << 16  # of a stage or a data-parallel rank: more is no such table
 OPS = {
     "forward-compute": OpType.FORWARD,
     "backward-compute": OpType.BACKWARD,
@@ -33,56 +34,104 @@ OPS = {
 
 
 def read_bytedance(path: Path) -> Trace:
-    """The trace in a Parquet file of this format. Raises DataError for anything else."""
-    table = read_parquet(path)
-    missing = sorted(set(COLUMNS) - set(table.schema.names))
-    if missing:
-        raise DataError(f"{path}: not a StragglerAnalysis trace: no column {', '.join(missing)}")
-    columns = {name: table.column(name).to_numpy() for name in COLUMNS}
-    known = np.isin(columns["optype"], list(OPS))
-    finite = np.isfinite(columns["duration"]) & np.isfinite(columns["start_ts"])
-    good = known & finite & (columns["duration"] >= 0.0)
-    if not good.any():
-        raise DataError(f"{path}: holds no operation that can be read")
-    notes = []
-    if not known.all():
-        names = sorted(set(columns["optype"][~known].tolist()))
-        notes.append(f"{int((~known).sum())} operations of unknown types left out: {names}")
-    if not (good == known).all():
-        notes.append(f"{int((known & ~good).sum())} operations without a possible time left out")
+    """The trace in a file of this format. Raises DataError for anything else.
 
-    def whole(name: str) -> Positions:
-        kept: Positions = columns[name][good].astype(np.intp)
-        return kept
-
-    def real(name: str) -> Array:
-        kept: Array = columns[name][good].astype(np.float64)
-        return kept
-
-    codes = np.array([int(OPS[name]) for name in columns["optype"][good]], dtype=np.intp)
-    ops = OpTable(
-        step=whole("step"),
-        rank=whole("rank"),
-        op=codes,
-        micro_batch=whole("mb_id"),
-        model_chunk=whole("mc"),
-        sequence=whole("seq_id"),
-        start_s=real("start_ts"),
-        duration_s=real("duration"),
-    )
-    places = set(
-        zip(*(columns[name][good].tolist() for name in ("rank", "stage", "dp_rank")), strict=True)
-    )
+    Where the starts of operations are not told there is no timeline, only compute times; rank,
+    model chunk and order are taken from the rest where they are not told. All of it is noted.
+    """
+    table = read_table(path)
+    table.need(NEEDED, "a StragglerAnalysis trace")
+    notes = list(table.notes)
+    ops, place = _usable(table, notes)
     workers = tuple(
-        Worker(rank=int(rank), stage=int(stage), dp=int(dp)) for rank, stage, dp in sorted(places)
+        Worker(rank=rank, stage=stage, dp=dp)
+        for rank, stage, dp in np.unique(place, axis=1).T.tolist()
     )
     if len({worker.rank for worker in workers}) != len(workers):
-        raise DataError(f"{path}: a rank appears at two places")
+        raise DataError(
+            f"{path}: a rank appears at two places", remedy="replay one lane of each worker"
+        )
     return Trace(
-        name=path.stem,
+        name=path.name.partition(".")[0],
         source="bytedance",
         workers=workers,
-        ops=ops,
+        ops=ops if "start_ts" in table else None,
         compute=compute_of(ops),
         notes=tuple(notes),
     )
+
+
+def _usable(table: Table, notes: list[str]) -> tuple[OpTable, Positions]:
+    """The operations that can be used, and (rank, stage, dp) of each [3, rows]."""
+    names = table.words("optype")
+    known = np.isin(names, list(OPS))
+    duration, start = table.numbers("duration"), table.numbers("start_ts")
+    timed = np.isfinite(duration) & (duration >= 0.0)
+    if "start_ts" in table:
+        timed &= np.isfinite(start)
+    else:
+        notes.append("starts of operations are not told (start_ts): no timeline, no what-if")
+    stage, dp, step = (table.numbers(name) for name in ("stage", "dp_rank", "step"))
+    rank = table.numbers("rank")
+    if "rank" not in table:
+        rank = stage * (1.0 + np.nanmax(dp, initial=0.0)) + dp
+        notes.append("ranks are not told: numbered by stage and data-parallel rank")
+    placed = is_whole(step) & is_whole(rank)
+    for value in (stage, dp):
+        placed &= is_whole(value) & (value < MAX_PLACE)
+    good = known & timed & placed
+    if not good.any():
+        raise DataError(f"{table.path}: holds no operation that can be read")
+    unknown = sorted(set(names[~known].tolist()))[:4]
+    notes += left_out(int((~known).sum()), f"operations of unknown types left out: {unknown}")
+    notes += left_out(int((known & ~timed).sum()), "operations without a possible time left out")
+    notes += left_out(
+        int((known & timed & ~placed).sum()),
+        "operations without a possible step and place left out",
+    )
+    ops = _ops(table, good, names, (step, rank, start, duration), notes)
+    place = np.stack([value[good].astype(np.intp) for value in (rank, stage, dp)])
+    key = [ops.step, ops.op, ops.micro_batch, ops.model_chunk, ops.sequence]
+    kept = newest([*key, *place])
+    notes += left_out(int((~kept).sum()), "operations told twice: the last one counts")
+    kept_ops = OpTable(**{name: getattr(ops, name)[kept] for name in OpTable.__slots__})
+    return kept_ops, place[:, kept]
+
+
+def _ops(
+    table: Table, good: Flags, names: Any, columns: tuple[Any, ...], notes: list[str]
+) -> OpTable:
+    step, rank, start, duration = (values[good] for values in columns)
+    op = np.array([int(OPS[name]) for name in names[good]], dtype=np.intp)
+    order = _order(step, rank, op, np.nan_to_num(start))
+
+    def told(name: str, otherwise: Positions) -> Positions:
+        values = table.numbers(name)[good]
+        is_told = is_whole(values, least=-1.0)
+        if name in table and not is_told.all():
+            notes.append(f"{int((~is_told).sum())} operations do not tell their {name}")
+        return np.where(is_told, np.nan_to_num(values), otherwise).astype(np.intp)
+
+    is_compute = np.isin(op, (OpType.FORWARD, OpType.BACKWARD))
+    return OpTable(
+        step=step.astype(np.intp),
+        rank=rank.astype(np.intp),
+        op=op,
+        micro_batch=told("mb_id", np.where(is_compute, order, -1)),
+        model_chunk=told("mc", np.zeros_like(op)),
+        sequence=told("seq_id", order),
+        start_s=np.nan_to_num(start),
+        duration_s=duration,
+    )
+
+
+def _order(step: Any, rank: Any, op: Positions, start: Any) -> Positions:
+    """Position of each operation among those of its type in a rank's step, by their starts."""
+    by_key = np.lexsort((start, op, rank, step))
+    keys = np.stack([step, rank, op.astype(np.float64)])[:, by_key]
+    is_new = np.ones(len(op), dtype=np.bool_)
+    is_new[1:] = (keys[:, 1:] != keys[:, :-1]).any(axis=0)
+    begin = np.maximum.accumulate(np.where(is_new, np.arange(len(op)), 0))
+    order = np.empty(len(op), dtype=np.intp)
+    order[by_key] = np.arange(len(op)) - begin
+    return order

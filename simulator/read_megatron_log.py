@@ -12,28 +12,27 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, StepTable, Trace, Worker
+from pacekeeper.simulator.text_file import lines_of
 
-_ITERATION = re.compile(r"iteration\s+(\d+)\s*/\s*\d+")
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\):\s*([0-9.]+(?:[eE][+-]?\d+)?)")
-_BATCH = re.compile(r"global batch size:\s*(\d+)")
-_LENGTH = re.compile(r"seq_length\s*\.+\s*(\d+)")
+_NUMBER = r"(\d{1,15}(?:\.\d{0,15})?(?:[eE][+-]?\d{1,2})?)"
+_ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*\d+")
+_ELAPSED = re.compile(rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")
+_BATCH = re.compile(r"global batch size:\s*(\d{1,15})\b")
+_LENGTH = re.compile(r"seq_length\s*\.+\s*(\d{1,15})\b")
 _ALL_RANKS = "times across ranks (ms):"
 _TIMER = re.compile(r"^\s{1,4}([a-z0-9-]+):\s*$")
-_RANK = re.compile(r"^\s+rank\s+(\d+):\s*([0-9.]+)\s*$")
+_RANK = re.compile(rf"^\s+rank\s+(\d{{1,9}}):\s*{_NUMBER}\s*$")
 _CHUNKS = {"forward-compute": Chunk.FORWARD, "backward-compute": Chunk.BACKWARD}
 _MS = 1e-3
 
 
 def read_megatron_log(path: Path) -> Trace:
     """The run in a log. Raises DataError where it holds no iteration time."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+    notes: list[str] = []
     steps: dict[int, tuple[float, float]] = {}  # iteration -> (seconds, tokens)
     timers: dict[tuple[int, int, int], float] = {}  # (iteration, rank, chunk) -> seconds
     length, iteration, chunk, is_timers = float("nan"), -1, None, False
-    for line in lines:
+    for line in lines_of(path, notes):
         if (found := _LENGTH.search(line)) is not None:
             length = float(found[1])
         number, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
@@ -41,7 +40,8 @@ def read_megatron_log(path: Path) -> Trace:
             batch = _BATCH.search(line)
             tokens = length * float(batch[1]) if batch is not None else float("nan")
             iteration, is_timers, chunk = int(number[1]), False, None
-            steps[iteration] = (float(elapsed[1]) * _MS, tokens)
+            if float(elapsed[1]) > 0.0:
+                steps[iteration] = (float(elapsed[1]) * _MS, tokens)
         elif _ALL_RANKS in line:
             is_timers, chunk = "(min, max)" not in line, None
         elif is_timers and (name := _TIMER.match(line)) is not None:
@@ -50,15 +50,16 @@ def read_megatron_log(path: Path) -> Trace:
             timers[iteration, int(row[1]), int(chunk)] = float(row[2]) * _MS
     if not steps:
         raise DataError(f"{path}: no line tells an elapsed time per iteration")
+    timers = {key: taken_s for key, taken_s in timers.items() if taken_s > 0.0}
+    if not timers:
+        notes.append("no timers of all ranks (--timing-log-option all): no rank known")
     return Trace(
-        name=path.stem,
+        name=path.name.partition(".")[0],
         source="megatron-log",
         workers=tuple(Worker(rank=rank) for rank in sorted({key[1] for key in timers})),
         steps=_steps(steps),
         compute=_compute(timers) if timers else None,
-        notes=()
-        if timers
-        else ("no timers of all ranks (--timing-log-option all): no rank known",),
+        notes=tuple(notes),
     )
 
 

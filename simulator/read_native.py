@@ -1,40 +1,56 @@
 """Reads our own trace files (`core/trace_file.py`): one per node, put together to one run."""
 
+from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import isfinite, nan
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.records import (
-    ExpertLoadRecord,
-    MicroBatchRecord,
-    Record,
-    StepRecord,
-)
-from pacekeeper.core.topology import Attachment
-from pacekeeper.core.trace_file import TraceHeader, parse_header, parse_line
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
+from pacekeeper.core.trace_file import Fact, TraceHeader, parse_header, parse_line
 from pacekeeper.predictor.trace import (
     Chunk,
     ComputeTable,
     ExpertLoadTable,
+    NodeSamples,
     StepTable,
+    ThreadTable,
     Trace,
     WaitTable,
     Worker,
 )
+from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.simulator.tables import newest
+from pacekeeper.simulator.text_file import lines_of
+
+MICRO_BATCH = (
+    "step", "rank", "micro_batch", "compute_s", "tokens", "sum_len_squared", "expert_rows",
+    "run_queue_s", "stall_s", "wait_s", "ended_mono_s",
+)  # fmt: skip
+STEP = ("step", "rank", "duration_s", "tokens", "ended_mono_s")
+LOAD = ("step", "rank", "layer", "first_expert")
+SECONDS = ("compute_s", "duration_s")  # without which a record says nothing
+MAX_NUMBER = 1 << 53  # of a field: a double holds it
 
 
 @dataclass(slots=True, kw_only=True)
 class _Gathered:
-    """What all files together told, before it is put into columns."""
+    """What all files together told, column by column: records are many."""
 
     header: TraceHeader
     node_of: dict[int, str] = field(default_factory=dict)
     attached: dict[int, Attachment] = field(default_factory=dict)
-    records: list[Record] = field(default_factory=list)
+    micro_batches: list[Any] = field(default_factory=lambda: [array("d") for _ in MICRO_BATCH])
+    steps: list[Any] = field(default_factory=lambda: [array("d") for _ in STEP])
+    loads: list[Any] = field(default_factory=lambda: [array("d") for _ in (*LOAD, "rows")])
+    devices: dict[str, dict[str, list[DeviceSample]]] = field(default_factory=dict)
+    hosts: dict[str, list[HostSample]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -45,134 +61,239 @@ def read_native(paths: Sequence[Path]) -> Trace:
     file, where files are of different runs, or where nothing at all can be read.
     """
     gathered: _Gathered | None = None
+    notes: list[str] = []
     for path in paths:
-        header, lines = _opened(path)
+        header, lines = _opened(path, notes)
         if gathered is None:
-            gathered = _Gathered(header=header)
+            gathered = _Gathered(header=header, notes=notes)
         elif (header.job, header.life) != (gathered.header.job, gathered.header.life):
             raise DataError(
                 f"{path} is of job {header.job!r}, life {header.life}; {paths[0]} of "
                 f"{gathered.header.job!r}, life {gathered.header.life}",
                 remedy="replay files of one run at a time",
             )
-        _take(gathered, path, header, lines)
-    if gathered is None or not gathered.records:
-        raise DataError(f"{', '.join(map(str, paths)) or 'no file'}: no record in it")
+        _take_all(gathered, path, header, lines)
+    if gathered is None or not gathered.node_of:
+        raise DataError(f"{', '.join(map(str, paths[:4])) or 'no file'}: no record in it")
     return _trace(gathered)
 
 
-def _opened(path: Path) -> tuple[TraceHeader, list[str]]:
+def _opened(path: Path, notes: list[str]) -> tuple[TraceHeader, Iterator[str]]:
+    lines = lines_of(path, notes)
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        return parse_header(lines[0] if lines else ""), lines[1:]
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        return parse_header(next(lines, "")), lines
     except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
+        raise DataError(
+            f"{path}: {error}", remedy="its first line must be the header of a trace file"
+        ) from None
 
 
-def _take(gathered: _Gathered, path: Path, header: TraceHeader, lines: Iterable[str]) -> None:
+def _take_all(gathered: _Gathered, path: Path, header: TraceHeader, lines: Iterator[str]) -> None:
     damaged: Counter[str] = Counter()
-    for line in lines:
+    first = 0
+    for number, line in enumerate(lines, start=2):
         try:
-            fact = parse_line(line, header)
+            _take(gathered, header.node, parse_line(line, header))
         except ValueError as error:
+            first = first or number
             damaged[str(error)] += 1
-            continue
-        if isinstance(fact, Attachment):
-            gathered.attached[fact.rank] = fact
-            gathered.node_of[fact.rank] = header.node
-        else:
-            gathered.records.append(fact)
-            gathered.node_of.setdefault(fact.rank, header.node)
     if damaged:
         why, _ = damaged.most_common(1)[0]
-        gathered.notes.append(f"{path.name}: {damaged.total()} damaged lines left out ({why})")
+        gathered.notes.append(
+            f"{path.name}: {damaged.total()} damaged lines left out ({why}), the first is line "
+            f"{first}"
+        )
+
+
+def _take(gathered: _Gathered, node: str, fact: Fact) -> None:
+    """Raises ValueError for what no rank can have measured."""
+    match fact:
+        case DeviceSample():
+            _check_moment(fact.sampled_s)
+            known = gathered.devices.setdefault(node, {})
+            known.setdefault(fact.device_uuid, []).append(fact)
+            return
+        case HostSample():
+            _check_moment(fact.sampled_s)
+            gathered.hosts.setdefault(node, []).append(fact)
+            return
+        case Attachment():
+            gathered.attached[fact.rank] = fact
+            gathered.node_of[fact.rank] = node
+            return
+        case MicroBatchRecord():
+            _append(gathered.micro_batches, fact, MICRO_BATCH)
+        case StepRecord():
+            _append(gathered.steps, fact, STEP)
+        case ExpertLoadRecord():
+            for at, count in enumerate(fact.counts):
+                expert = fact.first_expert + at
+                values = (fact.step, fact.rank, fact.layer, expert, count)
+                if not all(0 <= value < MAX_NUMBER for value in values):
+                    raise ValueError("a number that can not be")
+                for column, value in zip(gathered.loads, values, strict=True):
+                    column.append(value)
+    gathered.node_of.setdefault(fact.rank, node)
+
+
+def _check_moment(moment_s: float) -> None:
+    if not isfinite(moment_s):
+        raise ValueError("sampled_s: expected a finite number")
+
+
+def _append(columns: list[Any], record: object, names: Sequence[str]) -> None:
+    """What was not measured becomes NaN."""
+    row = []
+    for name in names:
+        value = getattr(record, name)
+        if value is None:
+            value = nan
+        elif not 0 <= value < MAX_NUMBER:
+            if name in SECONDS or isinstance(value, int):
+                raise ValueError(f"{name}: a number that can not be")
+            value = nan
+        row.append(value)
+    for column, value in zip(columns, row, strict=True):
+        column.append(value)
 
 
 def _trace(gathered: _Gathered) -> Trace:
-    micro_batches = [r for r in gathered.records if isinstance(r, MicroBatchRecord)]
-    ranks = sorted({r.rank for r in gathered.records} | set(gathered.attached))
-    roles = sorted({a.role for a in gathered.attached.values()})
-    stage_of = {r: roles.index(a.role) for r, a in gathered.attached.items()}
+    attached = gathered.attached
+    roles = sorted({a.role for a in attached.values()})
+    stage_of = {r: roles.index(a.role) for r, a in attached.items()}
+    uuid_of = {r: a.device_uuid for r, a in attached.items()}
+    done = _newest(gathered.micro_batches, MICRO_BATCH, num_keys=3)
+    steps = _newest(gathered.steps, STEP, num_keys=2)
     return Trace(
         name=gathered.header.job,
         source="native",
         workers=tuple(
-            Worker(rank=r, stage=stage_of.get(r, 0), node=gathered.node_of.get(r, ""))
-            for r in ranks
+            Worker(rank=r, stage=stage_of.get(r, 0), node=node, device_uuid=uuid_of.get(r, ""))
+            for r, node in sorted(gathered.node_of.items())
         ),
-        compute=_compute(micro_batches) if micro_batches else None,
-        waits=_waits(micro_batches),
-        steps=_steps([r for r in gathered.records if isinstance(r, StepRecord)]),
-        expert_loads=_loads([r for r in gathered.records if isinstance(r, ExpertLoadRecord)]),
+        compute=None if done is None else _compute(done),
+        waits=None if done is None else _waits(done),
+        threads=None if done is None else _threads(done, steps),
+        samples=_samples(gathered),
+        steps=None if steps is None else _steps(steps),
+        expert_loads=_loads(_newest(gathered.loads, (*LOAD, "rows"), num_keys=4)),
         notes=tuple(gathered.notes),
     )
 
 
-def _compute(records: Sequence[MicroBatchRecord]) -> ComputeTable:
-    """One row per micro-batch; of a step done again, the last time counts."""
-    newest = {(r.step, r.rank, r.micro_batch): r for r in records}
-    rows = [newest[key] for key in sorted(newest)]
-    whole = np.zeros(len(rows), dtype=np.intp)
+def _newest(columns: list[Any], names: Sequence[str], *, num_keys: int) -> dict[str, Array] | None:
+    """Columns by name, ordered by the keys; of what was done again, the last counts."""
+    if not len(columns[0]):
+        return None
+    values = [np.frombuffer(column, dtype=np.float64) for column in columns]
+    kept = np.flatnonzero(newest([value.astype(np.intp) for value in values[:num_keys]]))
+    kept = kept[np.lexsort([value[kept] for value in values[:num_keys][::-1]])]
+    return {name: value[kept] for name, value in zip(names, values, strict=True)}
+
+
+def _compute(done: dict[str, Array]) -> ComputeTable:
+    """One row per micro-batch."""
+    whole = np.zeros(len(done["step"]), dtype=np.intp)
     return ComputeTable(
-        step=np.array([r.step for r in rows], dtype=np.intp),
-        rank=np.array([r.rank for r in rows], dtype=np.intp),
-        micro_batch=np.array([r.micro_batch for r in rows], dtype=np.intp),
+        step=done["step"].astype(np.intp),
+        rank=done["rank"].astype(np.intp),
+        micro_batch=done["micro_batch"].astype(np.intp),
         chunk=whole + int(Chunk.WHOLE),
         model_chunk=whole,
-        compute_s=np.array([r.compute_s for r in rows]),
-        tokens=np.array([float(r.tokens) for r in rows]),
-        sum_len_squared=np.array([float(r.sum_len_squared) for r in rows]),
-        expert_rows=np.array([float(r.expert_rows) for r in rows]),
+        compute_s=done["compute_s"],
+        tokens=done["tokens"],
+        sum_len_squared=done["sum_len_squared"],
+        expert_rows=done["expert_rows"],
     )
 
 
-def _waits(records: Sequence[MicroBatchRecord]) -> WaitTable | None:
+def _by_step(done: dict[str, Array]) -> tuple[Positions, Positions, Positions]:
+    """(step, rank) of each rank's steps, and which of them each row belongs to."""
+    pairs = np.stack([done["step"], done["rank"]]).astype(np.intp)
+    keys, row = np.unique(pairs, axis=1, return_inverse=True)
+    return keys[0], keys[1], row.reshape(-1)
+
+
+def _sums(row: Positions, values: Array) -> Array:
+    total = np.zeros(int(row.max()) + 1)
+    np.add.at(total, row, values)
+    return total
+
+
+def _waits(done: dict[str, Array]) -> WaitTable | None:
     """Per step and rank; None where a record does not tell it."""
-    wait_s: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for record in {(r.step, r.rank, r.micro_batch): r for r in records}.values():
-        if record.wait_s is None:
-            return None
-        wait_s[record.step, record.rank] += record.wait_s
-    if not wait_s:
+    if not np.isfinite(done["wait_s"]).all():
         return None
-    keys = np.array(sorted(wait_s), dtype=np.intp)
-    return WaitTable(
-        step=keys[:, 0], rank=keys[:, 1], wait_s=np.array([wait_s[key] for key in sorted(wait_s)])
+    step, rank, row = _by_step(done)
+    return WaitTable(step=step, rank=rank, wait_s=_sums(row, done["wait_s"]))
+
+
+def _threads(done: dict[str, Array], steps: dict[str, Array] | None) -> ThreadTable:
+    """A step has ended when its last micro-batch has, and when its rank says so."""
+    ends = [done] if steps is None else [done, steps]
+    told = {
+        name: np.concatenate([table[name] for table in ends])
+        for name in ("step", "rank", "ended_mono_s")
+    }
+    step, rank, row = _by_step(told)
+    ended_s = np.full(len(step), -np.inf)
+    np.maximum.at(ended_s, row, told["ended_mono_s"])
+    row = row[: len(done["step"])]
+    worked = np.zeros(len(step), dtype=np.bool_)
+    worked[row] = True
+    row = (np.cumsum(worked) - 1)[row]
+    return ThreadTable(
+        step=step[worked],
+        rank=rank[worked],
+        compute_s=_sums(row, done["compute_s"]),
+        run_queue_s=_sums(row, done["run_queue_s"]),
+        stall_s=_sums(row, done["stall_s"]),
+        ended_s=np.where(ended_s > 0.0, ended_s, np.nan)[worked],
     )
 
 
-def _steps(records: Sequence[StepRecord]) -> StepTable | None:
+def _samples(gathered: _Gathered) -> tuple[NodeSamples, ...]:
+    pids: defaultdict[str, set[int]] = defaultdict(set)
+    for rank, attachment in gathered.attached.items():
+        pids[gathered.node_of[rank]].add(attachment.pid)
+    return tuple(
+        NodeSamples(
+            node=node,
+            devices={
+                uuid: tuple(sorted(own, key=lambda s: s.sampled_s))
+                for uuid, own in gathered.devices.get(node, {}).items()
+            },
+            host=tuple(sorted(gathered.hosts.get(node, []), key=lambda s: s.sampled_s)),
+            pids=frozenset(pids[node]),
+        )
+        for node in sorted({*gathered.node_of.values()})
+    )
+
+
+def _steps(done: dict[str, Array]) -> StepTable:
     """A step takes as long as its last rank."""
-    if not records:
-        return None
-    longest: dict[int, StepRecord] = {}
-    for record in records:
-        known = longest.get(record.step)
-        if known is None or record.duration_s > known.duration_s:
-            longest[record.step] = record
-    rows = [longest[step] for step in sorted(longest)]
+    order = np.lexsort((-done["duration_s"], done["step"]))
+    step = done["step"][order].astype(np.intp)
+    _, first = np.unique(step, return_index=True)
+    longest = order[first]
+    tokens = done["tokens"][longest]
     return StepTable(
-        step=np.array([r.step for r in rows], dtype=np.intp),
-        duration_s=np.array([r.duration_s for r in rows]),
-        tokens=np.array([float(r.tokens) if r.tokens else np.nan for r in rows]),
-        sum_len_squared=np.full(len(rows), np.nan),
+        step=step[first],
+        duration_s=done["duration_s"][longest],
+        tokens=np.where(tokens > 0.0, tokens, np.nan),
+        sum_len_squared=np.full(len(first), np.nan),
     )
 
 
-def _loads(records: Sequence[ExpertLoadRecord]) -> ExpertLoadTable | None:
+def _loads(told: dict[str, Array] | None) -> ExpertLoadTable | None:
     """Rows routed by all ranks together."""
-    if not records:
+    if told is None:
         return None
-    rows: defaultdict[tuple[int, int, int], float] = defaultdict(float)
-    for record in records:
-        for offset, count in enumerate(record.counts):
-            rows[record.step, record.layer, record.first_expert + offset] += count
-    keys = np.array(sorted(rows), dtype=np.intp)
+    places = np.stack([told["step"], told["layer"], told["first_expert"]]).astype(np.intp)
+    keys, row = np.unique(places, axis=1, return_inverse=True)
     return ExpertLoadTable(
-        step=keys[:, 0],
-        layer=keys[:, 1],
-        expert=keys[:, 2],
-        rows=np.array([rows[key] for key in sorted(rows)]),
+        step=keys[0],
+        layer=keys[1],
+        expert=keys[2],
+        rows=_sums(row.reshape(-1), told["rows"]),
     )

@@ -14,6 +14,8 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Trace, TransferTable, Worker
+from pacekeeper.simulator.tables import MAX_WHOLE, left_out
+from pacekeeper.simulator.text_file import lines_of
 
 _US = 1e-6
 _Member = tuple[str, int]  # node and process
@@ -25,12 +27,9 @@ def read_nccl_inspector(paths: Sequence[Path]) -> Trace:
     sizes: dict[tuple[str, int], float] = {}
     widest: dict[_Member, tuple[int, int]] = {}  # (ranks, rank) in its widest communicator
     num_damaged = 0
+    notes: list[str] = []
     for path in paths:
-        try:
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror}") from None
-        for line in filter(None, map(str.strip, lines)):
+        for line in filter(None, map(str.strip, lines_of(path, notes))):
             fact = _fact(line)
             if fact is None:
                 num_damaged += 1
@@ -48,9 +47,9 @@ def read_nccl_inspector(paths: Sequence[Path]) -> Trace:
         ranks = tuple(sorted(number[member] for member in seen[key]))
         group = groups.setdefault(ranks, len(groups))
         rows.append((key[1], group, sizes[key], min(seen[key].values())))
-    notes = [f"{num_damaged} damaged lines left out"] * bool(num_damaged)
+    notes += left_out(num_damaged, "damaged lines left out")
     return Trace(
-        name=paths[0].parent.name if len(paths) > 1 else paths[0].stem,
+        name=paths[0].parent.name if len(paths) > 1 else paths[0].name.partition(".")[0],
         source="nccl-inspector",
         workers=tuple(
             Worker(rank=rank, node=node)
@@ -81,13 +80,15 @@ def _fact(line: str) -> tuple[tuple[str, int], _Member, int, int, float, float] 
     try:
         document: Any = json.loads(line)
         header, about, spent = document["header"], document["metadata"], document["coll_perf"]
-        return (
-            (str(header["id"]), int(spent["coll_sn"])),
-            (str(about["hostname"]), int(about["pid"])),
-            int(header["rank"]),
-            int(header["n_ranks"]),
-            float(spent["coll_msg_size_bytes"]),
-            float(spent["coll_exec_time_us"]) * _US,
+        sequence, rank, num_ranks = (
+            int(value) for value in (spent["coll_sn"], header["rank"], header["n_ranks"])
         )
-    except (KeyError, TypeError, ValueError, RecursionError):
+        num_bytes, spent_us = (
+            float(spent[name]) for name in ("coll_msg_size_bytes", "coll_exec_time_us")
+        )
+        whose = (str(header["id"]), sequence), (str(about["hostname"]), int(about["pid"]))
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
+    is_possible = 0.0 < spent_us < MAX_WHOLE and 0.0 <= num_bytes < MAX_WHOLE
+    is_possible = is_possible and all(0 <= n < MAX_WHOLE for n in (sequence, rank, num_ranks))
+    return (*whose, rank, num_ranks, num_bytes, spent_us * _US) if is_possible else None

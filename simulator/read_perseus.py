@@ -1,69 +1,114 @@
 """Reads the power-capped pipeline runs of Perseus (Chung et al., SOSP 2024), reduced to tables.
 
-One row per (setting, rank, iteration). Every GPU's power cap is known, so a run with an onset of
-known place, time and size can be joined from two measured ones.
+One row per (setting, rank, iteration), or per instruction of those. Every GPU's power cap is known,
+so a run with an onset of known place, time and size can be joined from two measured ones.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
-from pacekeeper.predictor.workload import Flags, Positions
-from pacekeeper.simulator.parquet_file import read_parquet
+from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.simulator.tables import MAX_WHOLE, Table, is_whole, left_out, newest, read_table
 
-COLUMNS = (
-    "scheduler", "setting", "rank", "iteration", "fwd_sum_s", "bwd_sum_s", "state_min", "model",
-    "partition", "dp", "pp", "tp", "mbs", "nmb", "label_kind",
-)  # fmt: skip
+SUMS = ("rank", "iteration", "fwd_sum_s", "bwd_sum_s")
+INSTRUCTIONS = ("rank", "iteration", "phase", "microbatch", "seconds")
+CAPS = ("state_min", "power_cap_W")
 JOB = ("model", "partition", "dp", "pp", "tp", "mbs", "nmb")
+RUN = (*JOB, "scheduler", "setting")
 CAPPED = ("zeus_global", "zeus_local")  # the same cap everywhere; a cap for each GPU
+CHUNKS = {"forward": Chunk.FORWARD, "backward": Chunk.BACKWARD}
+CHUNK_SUMS = {"fwd_sum_s": Chunk.FORWARD, "bwd_sum_s": Chunk.BACKWARD}
 FULL_POWER_W = 300
+
+T = TypeVar("T", "_Rows", ComputeTable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Times of forward and backward with the place and the cap of their GPU."""
+
+    step: Positions
+    rank: Positions
+    micro_batch: Positions
+    chunk: Positions
+    compute_s: Array
+    cap_w: Array  # NaN where it is not told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CappedRun:
     """One profiled run under power caps. `job` tells model, partition and sizes: runs of the same
-    job do the same work. `cap_w`: of each rank's GPU.
+    job do the same work. `cap_w`: of each GPU it is told of; `full_w`: the highest of the job.
     """
 
-    job: tuple[Any, ...]
+    job: tuple[str, ...]
     scheduler: str
     setting: int
     cap_w: Mapping[int, int]
     trace: Trace
+    full_w: int = FULL_POWER_W
 
     @property
     def is_healthy(self) -> bool:
         """Nobody is capped, in a run that caps all GPUs alike."""
-        return self.scheduler == "zeus_global" and min(self.cap_w.values()) >= FULL_POWER_W
+        caps = self.cap_w.values()
+        return self.scheduler == "zeus_global" and min(caps, default=0) >= self.full_w
 
 
-def read_perseus(path: Path) -> tuple[CappedRun, ...]:
-    """The power-capped runs in a rank_iterations file, iteration 0 (warm-up) left out.
+def is_perseus(names: Collection[str]) -> bool:
+    """Are columns of these names those of the tables?"""
+    return set(SUMS) <= set(names) or set(INSTRUCTIONS) <= set(names)
+
+
+def read_perseus(
+    path: Path, *, schedulers: Collection[str] | None = CAPPED
+) -> tuple[CappedRun, ...]:
+    """The runs of these schedulers (None: all) in a table of sums per iteration, or of
+    instructions; iteration 0 (warm-up) is left out.
 
     Raises DataError for anything else.
     """
-    columns = _columns(path)
-    kept = np.isin(columns["scheduler"], CAPPED) & (columns["iteration"] > 0)
-    for name in ("fwd_sum_s", "bwd_sum_s"):
-        with np.errstate(invalid="ignore"):
-            kept &= columns[name] > 0.0
-    if not kept.any():
-        raise DataError(f"{path}: holds no power-capped iteration")
-    keys: dict[tuple[Any, ...], list[int]] = {}
-    rows = zip(*(columns[name] for name in (*JOB, "scheduler", "setting")), strict=True)
-    for row, key in enumerate(rows):
-        if kept[row]:
-            keys.setdefault(tuple(key), []).append(row)
+    table, words, notes = _rows(path, schedulers)
+    by_key: dict[tuple[str, ...], list[int]] = {}
+    for row, key in enumerate(words):
+        by_key.setdefault(key, []).append(row)
+    runs = [_run(path, _only(table, rows), key, notes) for key, rows in by_key.items()]
+    runs.sort(key=lambda run: (run.job, run.scheduler, run.setting))
+    full_w: dict[tuple[str, ...], int] = {}
+    for run in runs:
+        if run.scheduler in CAPPED:
+            full_w[run.job] = max(full_w.get(run.job, 0), *run.cap_w.values(), 0)
+    return tuple(replace(run, full_w=full_w.get(run.job, 0)) for run in runs)
+
+
+def perseus_traces(path: Path) -> tuple[Trace, ...]:
+    """The file as runs to be judged: of each job that was measured at full power, that and then one
+    setting, for each setting; else the settings alone. Raises as `read_perseus`.
+    """
+    capped = read_perseus(path, schedulers=None)
     return tuple(
-        _run(path, {name: columns[name][rows] for name in COLUMNS}, key)
-        for key, rows in sorted(keys.items(), key=lambda item: str(item[0]))
+        trace for job in dict.fromkeys(run.job for run in capped) for trace in _of(job, capped)
     )
+
+
+def _of(job: tuple[str, ...], runs: Sequence[CappedRun]) -> Iterator[Trace]:
+    own = [run for run in runs if run.job == job]
+    healthy = [run for run in own if run.is_healthy]
+    for run in own:
+        others = [other for other in healthy if other is not run]
+        if run.scheduler not in CAPPED or not others:
+            yield run.trace
+        elif len(others) == 1 and _table(others[0].trace).step.max() < _table(run.trace).step.min():
+            both = [_table(one.trace) for one in (others[0], run)]  # numbered on in the file itself
+            yield replace(run.trace, compute=_concatenated(both))
+        else:
+            yield joined(others, run)
 
 
 def joined(
@@ -112,53 +157,51 @@ def joined(
     )
 
 
-def _run(path: Path, rows: Mapping[str, Any], key: tuple[Any, ...]) -> CappedRun:
+def _run(path: Path, rows: _Rows, key: tuple[str, ...], notes: Sequence[str]) -> CappedRun:
     *job, scheduler, setting = key
-    ranks = np.unique(rows["rank"])
-    pp = int(job[JOB.index("pp")])
-    stages, notes = _stages(rows, ranks, pp)
-    count = len(rows["rank"])
-    unknown = np.full(2 * count, np.nan)
-    table = ComputeTable(
-        step=np.tile(rows["iteration"], 2).astype(np.intp),
-        rank=np.tile(rows["rank"], 2).astype(np.intp),
-        micro_batch=np.zeros(2 * count, dtype=np.intp),
-        chunk=np.repeat([int(Chunk.FORWARD), int(Chunk.BACKWARD)], count).astype(np.intp),
-        model_chunk=np.zeros(2 * count, dtype=np.intp),
-        compute_s=np.concatenate([rows["fwd_sum_s"], rows["bwd_sum_s"]]).astype(np.float64),
-        tokens=unknown,
-        sum_len_squared=unknown,
-        expert_rows=unknown,
-    )
+    ranks = np.unique(rows.rank)
+    stages, told = _stages(rows, ranks, job[JOB.index("pp")])
+    unknown = np.full(len(rows.rank), np.nan)
     place = {rank: stages[:i].count(stages[i]) for i, rank in enumerate(ranks.tolist())}
+    lowest = {rank: rows.cap_w[rows.rank == rank].min() for rank in ranks.tolist()}
     return CappedRun(
         job=tuple(job),
-        scheduler=str(scheduler),
-        setting=int(setting),
-        cap_w={int(r): int(rows["state_min"][rows["rank"] == r].min()) for r in ranks},
+        scheduler=scheduler,
+        setting=_int(setting),
+        cap_w={rank: int(cap) for rank, cap in lowest.items() if np.isfinite(cap)},
         trace=Trace(
-            name=f"{path.stem}-{job[0]}-{scheduler}-{setting}",
+            name="-".join(filter(None, (path.name.partition(".")[0], job[0], scheduler, setting))),
             source="perseus",
             workers=tuple(
                 Worker(rank=rank, stage=stages[i], dp=place[rank])
                 for i, rank in enumerate(ranks.tolist())
             ),
-            compute=table,
-            notes=("sums per iteration: single micro-batches are not told", *notes),
+            compute=ComputeTable(
+                step=rows.step,
+                rank=rows.rank,
+                micro_batch=rows.micro_batch,
+                chunk=rows.chunk,
+                model_chunk=np.zeros_like(rows.chunk),
+                compute_s=rows.compute_s,
+                tokens=unknown,
+                sum_len_squared=unknown,
+                expert_rows=unknown,
+            ),
+            notes=(*notes, *told),
         ),
     )
 
 
-def _stages(
-    rows: Mapping[str, Any], ranks: Positions, pp: int
-) -> tuple[list[int], tuple[str, ...]]:
+def _stages(rows: _Rows, ranks: Positions, told: str) -> tuple[list[int], tuple[str, ...]]:
     """The stage of each rank; where there are more ranks than stages, by which take equally long.
 
     Two orders are usual: pipeline outermost or innermost.
     """
-    if len(ranks) <= pp or len(ranks) % pp:
+    pp = _int(told)
+    if pp < 1 or len(ranks) <= pp or len(ranks) % pp:
         return list(range(len(ranks))), ()
-    seconds = np.array([np.median(rows["bwd_sum_s"][rows["rank"] == rank]) for rank in ranks])
+    backward = rows.chunk == Chunk.BACKWARD
+    seconds = np.array([np.median(rows.compute_s[backward & (rows.rank == r)]) for r in ranks])
     outer = np.arange(len(ranks)) // (len(ranks) // pp)
     inner = np.arange(len(ranks)) % pp
 
@@ -180,22 +223,79 @@ def _renumbered(table: ComputeTable, first: int) -> tuple[ComputeTable, int]:
     return replace(table, step=position.reshape(-1).astype(np.intp) + first), len(steps)
 
 
-def _only(table: ComputeTable, kept: Flags) -> ComputeTable:
-    return ComputeTable(**{name: getattr(table, name)[kept] for name in ComputeTable.__slots__})
+def _only(table: T, kept: Any) -> T:
+    names = [field.name for field in fields(table)]
+    return type(table)(**{name: getattr(table, name)[kept] for name in names})
 
 
-def _concatenated(tables: Sequence[ComputeTable]) -> ComputeTable:
-    return ComputeTable(
-        **{
-            name: np.concatenate([getattr(table, name) for table in tables])
-            for name in ComputeTable.__slots__
-        }
+def _concatenated(tables: Sequence[T]) -> T:
+    names = [field.name for field in fields(tables[0])]
+    columns = {name: np.concatenate([getattr(one, name) for one in tables]) for name in names}
+    return type(tables[0])(**columns)
+
+
+def _rows(
+    path: Path, schedulers: Collection[str] | None
+) -> tuple[_Rows, list[tuple[str, ...]], list[str]]:
+    """The usable rows, the run of each, and notes. Raises DataError where there are none."""
+    table = read_table(path)
+    is_split = set(INSTRUCTIONS) <= set(table.columns)
+    table.need(INSTRUCTIONS if is_split else SUMS, "a Perseus table")
+    notes = [*table.notes]
+    if is_split:
+        chunks = np.array([CHUNKS.get(phase, -1) for phase in table.words("phase")], dtype=np.intp)
+        parts = [(chunks, table.numbers("seconds"))]
+        micro_batch = table.numbers("microbatch")
+    else:
+        whole = np.zeros(table.num_rows, dtype=np.intp)
+        parts = [(whole + int(chunk), table.numbers(name)) for name, chunk in CHUNK_SUMS.items()]
+        micro_batch = whole.astype(np.float64)
+        notes.append("sums per iteration: single micro-batches are not told")
+    step, rank = table.numbers("iteration"), table.numbers("rank")
+    good = is_whole(rank) & is_whole(step) & is_whole(micro_batch)
+    with np.errstate(invalid="ignore"):
+        for chunk, seconds in parts:
+            good &= np.isfinite(seconds) & (seconds > 0.0) & (chunk >= 0)
+    notes += left_out(int((~good).sum()), "rows without a possible place and time left out")
+    keys = list(zip(*(_words(table, name) for name in RUN), strict=True))
+    if schedulers is not None:
+        good &= np.array([key[-2] in schedulers for key in keys], dtype=np.bool_)
+    good &= step > 0  # iteration 0 warms up
+    if not good.any():
+        raise DataError(f"{path}: holds no power-capped iteration")
+    caps = [table.numbers(name) for name in CAPS if name in table]
+    rows = _concatenated(
+        [
+            _Rows(
+                step=step[good].astype(np.intp),
+                rank=rank[good].astype(np.intp),
+                micro_batch=micro_batch[good].astype(np.intp),
+                chunk=chunk[good],
+                compute_s=seconds[good],
+                cap_w=caps[0][good] if caps else np.full(int(good.sum()), np.nan),
+            )
+            for chunk, seconds in parts
+        ]
     )
+    kept_keys = [keys[row] for row in np.flatnonzero(good)] * len(parts)
+    number = {key: i for i, key in enumerate(dict.fromkeys(kept_keys))}
+    run = np.array([number[key] for key in kept_keys], dtype=np.intp)
+    kept = newest([run, rows.step, rows.rank, rows.micro_batch, rows.chunk])
+    notes += left_out(int((~kept).sum()), "times told twice: the last one counts")
+    return _only(rows, kept), [kept_keys[row] for row in np.flatnonzero(kept)], notes
 
 
-def _columns(path: Path) -> dict[str, Any]:
-    table = read_parquet(path)
-    missing = sorted(set(COLUMNS) - set(table.schema.names))
-    if missing:
-        raise DataError(f"{path}: not a Perseus table: no column {', '.join(missing)}")
-    return {name: np.array(table.column(name).to_pylist()) for name in COLUMNS}
+def _int(word: str) -> int:
+    """0 where it is no number of a sensible size."""
+    try:
+        value = float(word)
+    except ValueError:
+        return 0
+    return int(value) if abs(value) < MAX_WHOLE else 0
+
+
+def _words(table: Table, name: str) -> list[str]:
+    """A column that says which run a row is of; where there is none, all are of one."""
+    if name not in table:
+        return [""] * table.num_rows
+    return table.words(name).tolist()  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Reads the per-rank timers of SmartMoE's artefact: Parquet, one row per rank and iteration.
+"""Reads the per-rank timers of SmartMoE's artefact: a table, one row per rank and iteration.
 
 Its expert layers are timed with the all-to-alls around them, hence with waiting for the slowest
 host of their group; what is left of forward and backward is the rank's own compute.
@@ -11,7 +11,7 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.predictor.workload import Array, Positions
-from pacekeeper.simulator.parquet_file import read_parquet
+from pacekeeper.simulator.tables import is_whole, left_out, newest, read_table
 
 PLACES = ("rank", "iteration", "pp_rank", "dp_rank")
 FORWARD, BACKWARD = "fwd-encoder|total", "backward-compute|total"
@@ -22,23 +22,35 @@ HOSTS_OF_EXPERTS = 8  # ranks of an expert-parallel group; the file does not tel
 
 
 def read_smartmoe(path: Path, *, group_size: int = HOSTS_OF_EXPERTS) -> Trace:
-    """The run in a Parquet file of this format. Raises DataError for anything else.
+    """The run in a file of this format. Raises DataError for anything else.
 
     `compute`: per rank and iteration forward and backward without expert layers. `expert_compute`:
     the expert layers, `model_chunk` counts those of a stage. Not in it are the first to meet others
     after a wait (the first layer's forward, the last one's backward): they time that wait.
     """
-    table = read_parquet(path)
-    names = set(table.schema.names)
-    layers = [at for at in range(99) if EXPERTS.format(layer=at, chunk="fwd") in names]
-    wanted = {*PLACES, FORWARD, BACKWARD, ALL_EXPERTS}
-    wanted |= {EXPERTS.format(layer=at, chunk=chunk) for at in layers for chunk in CHUNKS}
-    if missing := sorted(wanted - names):
-        raise DataError(f"{path}: not timers of SmartMoE: no column {', '.join(missing)}")
+    table = read_table(path)
+    layers = [at for at in range(99) if EXPERTS.format(layer=at, chunk="fwd") in table]
+    timers = {FORWARD, BACKWARD, ALL_EXPERTS}
+    timers |= {EXPERTS.format(layer=at, chunk=chunk) for at in layers for chunk in CHUNKS}
+    table.need({*PLACES, *timers}, "timers of SmartMoE")
     if not layers or not table.num_rows:
         raise DataError(f"{path}: holds no expert layer's time")
-    ms = {name: table.column(name).to_numpy().astype(np.float64) for name in wanted}
-    rank, step = (ms[name].astype(np.intp) for name in PLACES[:2])
+    keys = {name: table.numbers(name) for name in PLACES}
+    placed = np.all([is_whole(values) for values in keys.values()], axis=0)
+    if not placed.any():
+        raise DataError(f"{path}: no row tells its rank, iteration and place")
+    whole = {name: values[placed].astype(np.intp) for name, values in keys.items()}
+    kept = newest([whole["rank"], whole["iteration"]])
+    notes = [
+        *table.notes,
+        *left_out(
+            int((~placed).sum()), "rows without a possible rank, iteration and place left out"
+        ),
+        *left_out(int((~kept).sum()), "rows told twice: the last one counts"),
+    ]
+    ms = {name: table.numbers(name)[placed][kept] for name in timers}
+    whole = {name: values[kept] for name, values in whole.items()}
+    rank, step = whole["rank"], whole["iteration"]
     backward_experts = sum(ms[EXPERTS.format(layer=at, chunk="bwd")] for at in layers)
     own_ms = {
         Chunk.FORWARD: ms[FORWARD] - ms[ALL_EXPERTS],
@@ -50,7 +62,7 @@ def read_smartmoe(path: Path, *, group_size: int = HOSTS_OF_EXPERTS) -> Trace:
         for layer in layers
         if layer != (layers[0] if chunk is Chunk.FORWARD else layers[-1])
     ]
-    places = np.stack([ms[name].astype(np.intp) for name in ("rank", "pp_rank", "dp_rank")])
+    places = np.stack([whole[name] for name in ("rank", "pp_rank", "dp_rank")])
     workers = tuple(
         Worker(rank=rank, stage=stage, dp=dp)
         for rank, stage, dp in np.unique(places, axis=1).T.tolist()
@@ -58,13 +70,14 @@ def read_smartmoe(path: Path, *, group_size: int = HOSTS_OF_EXPERTS) -> Trace:
     if len({worker.rank for worker in workers}) != len(workers):
         raise DataError(f"{path}: a rank appears at two places")
     return Trace(
-        name=path.stem,
+        name=path.name.partition(".")[0],
         source="smartmoe",
         workers=workers,
         compute=_rows(step, rank, [(chunk, 0, taken) for chunk, taken in own_ms.items()]),
         expert_compute=_rows(step, rank, inner) if inner else None,
         groups=_groups(workers, group_size),
         notes=(
+            *notes,
             "expert layers are timed with the waiting for their slowest host",
             f"expert-parallel groups of {group_size} neighbouring ranks are assumed",
         ),

@@ -1,11 +1,8 @@
-"""Reads times of whole steps: CSV, JSON lines, or an archive of many runs as differences."""
+"""Reads times of whole steps: a table of one run or of several, or an archive as differences."""
 
-import csv
-import json
-from collections.abc import Iterable, Mapping
+import zlib
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
@@ -13,75 +10,109 @@ from numpy.lib.npyio import NpzFile
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import StepTable, Trace
-from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.predictor.workload import Array, Flags, Positions
+from pacekeeper.simulator.tables import Table, is_whole, left_out, newest, read_table
+from pacekeeper.simulator.text_file import head_of
 
 ARCHIVE = ("offset", "step_delta", "ms_delta")
 ARCHIVE_RESOLUTION_S = 1e-3  # whole milliseconds of a clock that runs on
-DURATIONS = ("duration_s", "seconds")  # names of the column that are understood
+ZIP_MAGIC = b"PK"  # of .npz
+STEPS = ("step", "iteration", "iter")  # names of the columns that are understood
+DURATIONS = {"duration_s": 1.0, "seconds": 1.0, "iter_s": 1.0, "duration_ms": 1e-3, "ms": 1e-3}
+RUNS = ("name", "run")
+MAX_RUNS = 10_000
+
+
+def is_steps(names: list[str]) -> bool:
+    """Do columns of these names tell step times?"""
+    return any(name in names for name in STEPS) and any(name in names for name in DURATIONS)
 
 
 def read_steps(path: Path) -> Trace:
-    """One run: a CSV file with a header, or JSON lines; columns step, duration_s (or seconds), and
-    if known tokens, sum_len_squared.
+    """The one run of a file; raises as `read_runs`, and where there are several."""
+    runs = read_runs(path)
+    if len(runs) != 1:
+        raise DataError(f"{path} holds {len(runs)} runs", remedy="name one with --run")
+    return runs[0]
+
+
+def read_runs(path: Path) -> tuple[Trace, ...]:
+    """All runs of a table or an archive: columns step (iteration), duration_s (seconds, ms), and if
+    known tokens, sum_len_squared, work_class (equal for steps of equal work), name and run.
 
     Rows without a step and a positive time are left out and counted in the notes. Raises DataError
     where a column is missing or no row is left.
     """
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {error}") from None
-    return _trace(path, _json_lines(text) if text.lstrip().startswith("{") else _csv_rows(text))
+    if head_of(path, len(ZIP_MAGIC)) == ZIP_MAGIC:
+        return read_archive(path)
+    table = read_table(path)
+    if not is_steps(list(table.columns)):
+        raise DataError(
+            f"{path}: no step times: needs the columns step and duration_s",
+            remedy=f"it has {', '.join(table.columns)[:200] or 'none'}",
+        )
+    return tuple(_trace(table, name, rows) for name, rows in _runs(table))
 
 
-def _csv_rows(text: str) -> list[Mapping[str, Any]]:
-    return list(csv.DictReader(text.splitlines(), skipinitialspace=True))
+def _runs(table: Table) -> list[tuple[str, Flags]]:
+    """(name, rows) of each run, in the order of the file."""
+    stem = table.path.name.partition(".")[0]
+    columns = [table.words(name) for name in RUNS if name in table]
+    if not columns or not table.num_rows:
+        return [(stem, np.ones(table.num_rows, dtype=np.bool_))]
+    labels = ["/".join(cells) for cells in zip(*columns, strict=True)]
+    number = {label: i for i, label in enumerate(dict.fromkeys(labels))}
+    if len(number) > MAX_RUNS:
+        raise DataError(
+            f"{table.path}: {len(number)} runs by the columns {', '.join(RUNS)}",
+            remedy=f"give at most {MAX_RUNS} in one file",
+        )
+    of_row = np.array([number[label] for label in labels], dtype=np.intp)
+    names = [stem] if len(number) == 1 else [f"{stem}:{label}" for label in number]
+    return [(name, of_row == i) for i, name in enumerate(names)]
 
 
-def _json_lines(text: str) -> list[Mapping[str, Any]]:
-    rows: list[Mapping[str, Any]] = []
-    for line in filter(str.strip, text.splitlines()):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            row = None
-        rows.append(row if isinstance(row, dict) else {})
-    return rows
-
-
-def _trace(path: Path, rows: list[Mapping[str, Any]]) -> Trace:
-    names = {name for row in rows for name in row}
-    duration = next((name for name in DURATIONS if name in names), None)
-    if "step" not in names or duration is None:
-        raise DataError(f"{path}: no step times: needs the columns step and {DURATIONS[0]}")
-    step, took = _numbers(rows, "step"), _numbers(rows, duration)
-    is_good = (np.abs(step) < 2.0**53) & (np.floor(step) == step) & np.isfinite(took) & (took > 0.0)
+def _trace(table: Table, name: str, rows: Flags) -> Trace:
+    step_name = next(one for one in STEPS if one in table)
+    duration_name = next(one for one in DURATIONS if one in table)
+    step = table.numbers(step_name)[rows]
+    took = table.numbers(duration_name)[rows] * DURATIONS[duration_name]
+    with np.errstate(invalid="ignore"):
+        is_good = is_whole(np.abs(step)) & np.isfinite(took) & (took > 0.0)
     if not is_good.any():
-        raise DataError(f"{path}: no row with a step and a positive time")
-    left_out = len(rows) - int(is_good.sum())
+        raise DataError(f"{table.path}: {name}: no row with a step and a positive time")
+    number = step[is_good].astype(np.intp)
+    kept = newest([number])
+    at = np.flatnonzero(is_good)[kept]
+    duration_s = took[at]
+    notes = [*table.notes]
+    notes += left_out(int((~is_good).sum()), "rows without a step and a positive time left out")
+    notes += left_out(int((~kept).sum()), "steps told twice: the last time counts")
     return Trace(
-        name=path.stem,
+        name=name,
         source="steps",
         workers=(),
         steps=StepTable(
-            step=step[is_good].astype(np.intp),
-            duration_s=took[is_good],
-            tokens=_numbers(rows, "tokens")[is_good],
-            sum_len_squared=_numbers(rows, "sum_len_squared")[is_good],
+            step=number[kept],
+            duration_s=duration_s,
+            tokens=table.numbers("tokens")[rows][at],
+            sum_len_squared=table.numbers("sum_len_squared")[rows][at],
+            work_class=_classes(table, rows, at),
         ),
-        resolution_s=_resolution_s(took[is_good]),
-        notes=(f"{left_out} rows without a step and a positive time left out",) if left_out else (),
+        resolution_s=_resolution_s(duration_s),
+        notes=tuple(notes),
     )
 
 
-def _numbers(rows: Iterable[Mapping[str, Any]], name: str) -> Array:
-    def number(value: Any) -> float:
-        try:
-            return float(value)
-        except (TypeError, ValueError):
-            return float("nan")
-
-    return np.array([number(row.get(name)) for row in rows], dtype=np.float64)
+def _classes(table: Table, rows: Flags, at: Positions) -> Positions | None:
+    """Numbers of the work classes; None where they are not told of every step."""
+    if "work_class" not in table:
+        return None
+    words = table.words("work_class")[rows][at].astype(np.str_)
+    if (words == "").any():
+        return None
+    numbers: Positions = np.unique(words, return_inverse=True)[1].reshape(-1).astype(np.intp)
+    return numbers
 
 
 def _resolution_s(took: Array) -> float:
@@ -110,9 +141,10 @@ def read_archive(path: Path) -> tuple[Trace, ...]:
             missing = sorted(set(ARCHIVE) - set(archive.files))
             if missing:
                 raise DataError(f"{path}: not an archive of step times: no {', '.join(missing)}")
-            offset, steps, times_ms = (archive[name] for name in ARCHIVE)
-    except (OSError, ValueError, BadZipFile) as error:
+            offset, steps, times_ms = (_column(path, archive, name) for name in ARCHIVE)
+    except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError, zlib.error) as error:
         raise DataError(f"{path}: {error}") from None
+    offset = offset.astype(np.intp)
     is_cut = offset.size > 0 and offset[0] >= 0 and bool((np.diff(offset) >= 0).all())
     if not is_cut or steps.shape != times_ms.shape or offset[-1] > steps.size:
         raise DataError(f"{path}: offsets and columns do not fit together")
@@ -122,12 +154,20 @@ def read_archive(path: Path) -> tuple[Trace, ...]:
     )
 
 
-def _run(name: str, step_delta: Positions, ms_delta: Positions) -> Trace:
-    step = np.cumsum(step_delta.astype(np.int64))[1:]
-    apart = step_delta[1:].astype(np.float64)
-    took_s = ms_delta[1:].astype(np.float64) * 1e-3
-    is_good = (apart > 0) & (took_s > 0.0)
-    left_out = int((~is_good).sum())
+def _column(path: Path, archive: NpzFile, name: str) -> Array:
+    """One-dimensional, of numbers; what is not finite counts as no time. Raises DataError."""
+    values = archive[name]
+    if values.ndim != 1 or values.dtype.kind not in "iuf":
+        raise DataError(f"{path}: {name} is no column of numbers")
+    return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _run(name: str, step_delta: Array, ms_delta: Array) -> Trace:
+    step = np.cumsum(step_delta)[1:]
+    apart = step_delta[1:]
+    took_s = ms_delta[1:] * 1e-3
+    is_good = (apart > 0) & (took_s > 0.0) & is_whole(np.abs(step))
+    num_bad = int((~is_good).sum())
     unknown = np.full(int(is_good.sum()), np.nan)
     return Trace(
         name=name,
@@ -140,5 +180,5 @@ def _run(name: str, step_delta: Positions, ms_delta: Positions) -> Trace:
             sum_len_squared=unknown,
         ),
         resolution_s=ARCHIVE_RESOLUTION_S,
-        notes=(f"{left_out} steps without a time left out",) if left_out else (),
+        notes=tuple(left_out(num_bad, "steps without a time left out")),
     )

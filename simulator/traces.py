@@ -1,24 +1,30 @@
-"""Opens a recorded run whatever its format: by what is inside the files, not by their names."""
+"""Opens recorded runs whatever their format: by what is inside the files, not by their names."""
 
-import gzip
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.trace_file import FORMAT as NATIVE_FORMAT
 from pacekeeper.predictor.trace import Trace
-from pacekeeper.simulator.parquet_file import column_names
+from pacekeeper.simulator.read_bytedance import NEEDED as BYTEDANCE_COLUMNS
 from pacekeeper.simulator.read_bytedance import read_bytedance
 from pacekeeper.simulator.read_kineto import read_kineto
 from pacekeeper.simulator.read_megatron_log import read_megatron_log
 from pacekeeper.simulator.read_native import read_native
 from pacekeeper.simulator.read_nccl_inspector import read_nccl_inspector
+from pacekeeper.simulator.read_perseus import is_perseus, perseus_traces
 from pacekeeper.simulator.read_smartmoe import ALL_EXPERTS, read_smartmoe
-from pacekeeper.simulator.read_steps import read_archive, read_steps
+from pacekeeper.simulator.read_steps import ZIP_MAGIC, is_steps, read_runs
+from pacekeeper.simulator.tables import names_in
+from pacekeeper.simulator.text_file import head_of, lines_of
 
 HEAD_BYTES = 1 << 16
-ZIP_MAGIC = b"PK"  # of .npz
+MANY_LINES = 100_000  # looked at for a log's first iteration: launchers talk a lot
+MAX_FILES = 20_000
+KINETO_WORDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
+ITERATION_WORDS = "elapsed time per iteration"
 
 
 class Format(StrEnum):
@@ -26,6 +32,7 @@ class Format(StrEnum):
 
     NATIVE = "native"
     BYTEDANCE = "bytedance"
+    PERSEUS = "perseus"
     SMARTMOE = "smartmoe"
     KINETO = "kineto"
     MEGATRON_LOG = "megatron-log"
@@ -33,96 +40,145 @@ class Format(StrEnum):
     STEPS = "steps"
 
 
-def _single(read: Callable[[Path], Trace]) -> Callable[[Sequence[Path]], Trace]:
-    def read_one(paths: Sequence[Path]) -> Trace:
-        if len(paths) != 1:
-            raise DataError(
-                f"{len(paths)} files of a format that holds a run in one",
-                remedy="name one of them",
-            )
-        return read(paths[0])
-
-    return read_one
-
-
-READERS: dict[Format, Callable[[Sequence[Path]], Trace]] = {
+_Runs = tuple[Trace, ...]
+_OF_ALL_FILES: dict[Format, Callable[[Sequence[Path]], Trace]] = {
     Format.NATIVE: read_native,
-    Format.BYTEDANCE: _single(read_bytedance),
-    Format.SMARTMOE: _single(read_smartmoe),
     Format.KINETO: read_kineto,
-    Format.MEGATRON_LOG: _single(read_megatron_log),
     Format.NCCL_INSPECTOR: read_nccl_inspector,
-    Format.STEPS: _single(read_steps),
+}
+_OF_EACH_FILE: dict[Format, Callable[[Path], _Runs]] = {
+    Format.BYTEDANCE: lambda path: (read_bytedance(path),),
+    Format.PERSEUS: perseus_traces,
+    Format.SMARTMOE: lambda path: (read_smartmoe(path),),
+    Format.MEGATRON_LOG: lambda path: (read_megatron_log(path),),
+    Format.STEPS: read_runs,
 }
 
 
-def open_trace(path: Path, form: Format | None = None, run: int | None = None) -> Trace:
-    """The run in a file, or in all files of a directory (one per node or rank).
+def open_runs(path: Path, form: Format | None = None) -> _Runs:
+    """The runs in a file, or in a directory: one per node or rank of a run, or one per run.
 
-    `run` picks one of an archive of step times. Raises DataError where there is none, or where its
-    format is not known.
+    Files of a directory that are no trace are left out and said. Raises DataError where there is
+    none, or where its format is not known.
     """
     paths = _files(path)
+    notes: list[str] = []
     if form is None:
-        form = detect(paths[0])
-    if form is Format.STEPS and _head(paths[0])[:2] == ZIP_MAGIC:
-        return _one_of(paths[0], run)
-    return READERS[form](paths)
+        form, paths, notes = _sorted_out(path, paths)
+    if form in _OF_ALL_FILES:
+        runs: _Runs = (_OF_ALL_FILES[form](paths),)
+    else:
+        runs, damaged = _each(_OF_EACH_FILE[form], paths)
+        notes = [*notes, *damaged]
+    return tuple(replace(run, notes=(*notes, *run.notes)) for run in runs)
 
 
-def _one_of(path: Path, run: int | None) -> Trace:
-    runs = read_archive(path)
-    if run is None or not 0 <= run < len(runs):
+def one_of(runs: _Runs, path: Path, number: int | None) -> Trace:
+    """The run of this number, or the only one. Raises DataError where that is not there."""
+    if number is None and len(runs) == 1:
+        return runs[0]
+    if number is None or not 0 <= number < len(runs):
         raise DataError(
             f"{path} holds {len(runs)} runs, 0 to {len(runs) - 1}", remedy="name one with --run"
         )
-    return runs[run]
+    return runs[number]
 
 
 def detect(path: Path) -> Format:
     """The format of a file, by its first bytes. Raises DataError where none fits."""
-    head = _head(path)
-    if head[:4] == b"PAR1":
-        return _parquet_format(path)
-    if NATIVE_FORMAT.encode() in head.partition(b"\n")[0]:
+    head = head_of(path, HEAD_BYTES)
+    line, start = head.partition(b"\n")[0], head.lstrip()[:1]
+    if head[:2] == ZIP_MAGIC:
+        return Format.STEPS
+    if NATIVE_FORMAT.encode() in line:
         return Format.NATIVE
     if b'"coll_perf"' in head:
         return Format.NCCL_INSPECTOR
-    if b"elapsed time per iteration" in head:
+    if ITERATION_WORDS.encode() in head:
         return Format.MEGATRON_LOG
-    if head[:2] == ZIP_MAGIC or (b"step" in head.partition(b"\n")[0] and b"{" not in head):
-        return Format.STEPS
-    if head.lstrip()[:1] == b"{" and b'"step"' in head.partition(b"\n")[0]:
-        return Format.STEPS
-    if head.lstrip()[:1] == b"{":
-        return Format.KINETO  # its lists of events may begin far behind
+    if (form := _by_columns(names_in(path, head))) is not None:
+        return form
+    if start in b"{[" and start and any(word in head for word in (*KINETO_WORDS, b'"ph"')):
+        return Format.KINETO
+    if len(head) == HEAD_BYTES and start.isascii() and _is_long_log(path):
+        return Format.MEGATRON_LOG
     raise DataError(
-        f"{path}: no format that can be read", remedy=f"name one with --format: {', '.join(Format)}"
+        f"{path}: no format that can be read",
+        remedy=f"name one with --format: {', '.join(Format)}",
     )
 
 
+def _by_columns(names: list[str]) -> Format | None:
+    if set(BYTEDANCE_COLUMNS) <= set(names):
+        return Format.BYTEDANCE
+    if ALL_EXPERTS in names:
+        return Format.SMARTMOE
+    if is_perseus(names):
+        return Format.PERSEUS
+    return Format.STEPS if is_steps(names) else None
+
+
+def _is_long_log(path: Path) -> bool:
+    lines = lines_of(path, [])
+    return any(ITERATION_WORDS in line for _, line in zip(range(MANY_LINES), lines, strict=False))
+
+
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise DataError(f"{path}: no such file or directory")
-    if not path.is_dir():
-        return [path]
-    found = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    try:
+        if not path.is_dir():
+            if not path.exists():
+                raise DataError(f"{path}: no such file or directory")
+            return [path]
+        found = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
     if not found:
-        raise DataError(f"{path}: an empty directory")
+        raise DataError(f"{path}: a directory without files", remedy="name one with a run's files")
+    if len(found) > MAX_FILES:
+        raise DataError(f"{path}: {len(found)} files", remedy=f"at most {MAX_FILES} are read")
     return found
 
 
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
-        if head[:2] == b"\x1f\x8b":
-            with gzip.open(path) as packed:
-                head = packed.read(HEAD_BYTES)
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path}: {error}") from None
-    return head
+def _sorted_out(path: Path, paths: list[Path]) -> tuple[Format, list[Path], list[str]]:
+    """The format of the files, those that have one, and what is said of the others.
+
+    Raises DataError where no file has one, or where there are several.
+    """
+    if len(paths) == 1:
+        return detect(paths[0]), paths, []
+    by_format: dict[Format, list[Path]] = {}
+    others = []
+    for one in paths:
+        try:
+            by_format.setdefault(detect(one), []).append(one)
+        except DataError:
+            others.append(one.name)
+    if not by_format:
+        raise DataError(
+            f"{path}: none of {len(paths)} files has a format that can be read",
+            remedy=f"name one with --format: {', '.join(Format)}",
+        )
+    if len(by_format) > 1:
+        told = ", ".join(f"{form} ({len(own)})" for form, own in by_format.items())
+        raise DataError(
+            f"{path}: files of several formats: {told}", remedy="name a file, or use --format"
+        )
+    ((form, own),) = by_format.items()
+    few = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
+    return form, own, [f"{len(others)} files are no trace: {few}"] if others else []
 
 
-def _parquet_format(path: Path) -> Format:
-    return Format.SMARTMOE if ALL_EXPERTS in column_names(path) else Format.BYTEDANCE
+def _each(read: Callable[[Path], _Runs], paths: Sequence[Path]) -> tuple[_Runs, list[str]]:
+    """The runs of files that hold whole runs; where there are several, damaged ones are said."""
+    runs: list[Trace] = []
+    damaged = []
+    for path in paths:
+        try:
+            runs += read(path)
+        except DataError as error:
+            if len(paths) == 1:
+                raise
+            damaged.append(f"left out: {error}")
+    if not runs:
+        raise DataError("; ".join(damaged)[:1000])
+    return tuple(runs), damaged

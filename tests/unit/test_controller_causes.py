@@ -16,6 +16,7 @@ from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample
 from pacekeeper.predictor.detector_state import restore
+from pacekeeper.predictor.witnesses import PEERS
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step
 from support.symptoms import DEVICE, HOST
 
@@ -265,7 +266,7 @@ class TestPeers:
     def test_neighbours_come_first_then_one_of_each_other_node(self) -> None:
         assert self.searched(self.fleet(6), 2) == (3, 0, 4, 1, 5)
         many = self.searched(self.fleet(100), 50)
-        assert many == (51, *range(0, 2 * causes.PEERS, 2)), "bounded, whatever the size"
+        assert many == (51, *range(0, 2 * PEERS, 2)), "bounded, whatever the size"
 
     def test_slow_dead_and_other_ranks_are_no_peers(self) -> None:
         job = self.fleet(8, evidence=restore({2: 1.5, 3: 1.5}))

@@ -9,7 +9,13 @@ import pytest
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk
-from pacekeeper.simulator.read_perseus import COLUMNS, CappedRun, joined, read_perseus
+from pacekeeper.simulator.read_perseus import (
+    CappedRun,
+    is_perseus,
+    joined,
+    perseus_traces,
+    read_perseus,
+)
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -118,4 +124,54 @@ def test_other_files_are_refused_with_the_reason(tmp_path: Path) -> None:
     clocks = run_rows("perseus", 4, (1410, 1410))
     with pytest.raises(DataError, match="no power-capped iteration"):
         read_perseus(written(tmp_path / "clocks", clocks))
-    assert set(COLUMNS) == set(ROW)
+    assert is_perseus(list(ROW))
+
+
+def test_each_setting_is_a_run_that_begins_at_full_power(tmp_path: Path) -> None:
+    rows = run_rows("zeus_global", 0, (300, 300)) + run_rows("zeus_global", 2, (275, 275))
+    rows += run_rows("zeus_local", 3, (300, 200)) + run_rows("perseus", 4, (1410, 1410))
+    traces = perseus_traces(written(tmp_path / "t.parquet", rows))
+    assert [t.name for t in traces] == [
+        "t-bert-perseus-4",
+        "t-bert-zeus_global-0",
+        "t-bert-zeus_global-2-onset-3",
+        "t-bert-zeus_local-3-onset-3",
+    ]
+    assert forward_of(traces[3], 1) == [1.01, 1.02, 1.03, 31.01, 31.02, 31.03]
+
+
+def test_a_run_that_goes_on_in_its_file_keeps_its_numbers(tmp_path: Path) -> None:
+    rows = run_rows("zeus_global", 0, (300, 300))
+    rows += [
+        row | {"iteration": row["iteration"] + 4} for row in run_rows("zeus_local", 3, (300, 200))
+    ]
+    _, trace = perseus_traces(written(tmp_path / "t.parquet", rows))
+    assert trace.compute is not None
+    assert sorted(set(trace.compute.step.tolist())) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_columns_that_only_name_the_run_may_be_missing_and_text(tmp_path: Path) -> None:
+    names = ("rank", "iteration", "bwd_sum_s", "fwd_sum_s")
+    lines = [",".join(names)] + [f"{r},{i},4.5,2.5" for r in (0, 1) for i in (0, 1, 2, 2)]
+    (tmp_path / "t.csv").write_text("\n".join([*lines, "1,x,3,4", "1,3,,4"]))
+    (trace,) = perseus_traces(tmp_path / "t.csv")
+    assert trace.compute is not None
+    assert sorted(set(trace.compute.step.tolist())) == [1, 2]
+    assert len(trace.compute.step) == 8
+    assert trace.notes == (
+        "sums per iteration: single micro-batches are not told",
+        "2 rows without a possible place and time left out",
+        "4 times told twice: the last one counts",
+    )
+
+
+def test_single_instructions_are_read_as_micro_batches(tmp_path: Path) -> None:
+    rows = [
+        {"setting": 1, "rank": rank, "iteration": 1, "phase": phase, "microbatch": at,
+         "seconds": 0.5, "power_cap_W": 300, "scheduler": "zeus_global"}
+        for rank in (0, 1) for phase in ("forward", "backward", "dance") for at in (0, 1, 2)
+    ]  # fmt: skip
+    (trace,) = perseus_traces(written(tmp_path / "t.parquet", rows))
+    assert trace.compute is not None
+    assert sorted(set(trace.compute.micro_batch.tolist())) == [0, 1, 2]
+    assert trace.notes == ("6 rows without a possible place and time left out",)
