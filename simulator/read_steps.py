@@ -142,7 +142,7 @@ def read_archive(path: Path) -> tuple[Trace, ...]:
             if missing:
                 raise DataError(f"{path}: not an archive of step times: no {', '.join(missing)}")
             offset, steps, times_ms = (_column(path, archive, name) for name in ARCHIVE)
-    except (OSError, ValueError, EOFError, BadZipFile, NotImplementedError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
         raise DataError(f"{path}: {error}") from None
     offset = offset.astype(np.intp)
     is_cut = offset.size > 0 and offset[0] >= 0 and bool((np.diff(offset) >= 0).all())

@@ -130,7 +130,7 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
         column = table.column(table.schema.get_field_index(name))
         try:
             values = column.to_numpy()
-        except (ValueError, NotImplementedError):  # a type that numpy has not
+        except (ValueError, RuntimeError):  # a type that numpy has not
             values = np.array([*column.to_pylist(), None], dtype=np.object_)[:-1]
         columns[name] = values
     return columns
