@@ -68,7 +68,7 @@ SHELLS = {
         "views",
     },
 }
-PURE_IN_TRAINER = {"commit", "quorum", "work"}
+PURE_IN_TRAINER = {"commit", "quorum", "token_exchange", "token_split", "work"}
 
 
 def is_pure(path: str) -> bool:

@@ -1,0 +1,108 @@
+"""The split of a step against the exact programme, and what sender and receiver must agree on."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller.shares import best_value
+from pacekeeper.trainer.token_exchange import exchange, neighbourhoods
+from pacekeeper.trainer.token_split import HostPairs, Ints, split_rows, whole_capacities
+
+Case = tuple[list[list[int]], Ints, list[float]]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """Hosts of each expert, counts [ranks, experts], speeds [ranks]."""
+    num_ranks, num_experts = draw(st.integers(1, 6)), draw(st.integers(1, 8))
+    hosts = [
+        sorted(draw(st.sets(st.integers(0, num_ranks - 1), min_size=1))) for _ in range(num_experts)
+    ]
+    row = st.lists(st.integers(0, 200), min_size=num_experts, max_size=num_experts)
+    counts = np.array([draw(row) for _ in range(num_ranks)], dtype=np.int64)
+    speed = st.floats(0.2, 1.0)
+    return hosts, counts, [draw(speed) for _ in range(num_ranks)]
+
+
+@given(cases())
+def test_no_split_has_a_smaller_largest_load_but_for_whole_rows(case: Case) -> None:
+    hosts, counts, speeds = case
+    pairs = HostPairs.of(hosts, len(speeds))
+    split = split_rows(pairs, counts, whole_capacities(speeds))
+    assert split.rows_P.min() >= 0
+    by_expert = np.bincount(pairs.expert_P, split.rows_P, len(hosts))
+    assert (by_expert == counts.sum(axis=0)).all()
+    load = np.bincount(pairs.host_P, split.rows_P, len(speeds))
+    best = best_value(counts.sum(axis=0).tolist(), hosts, dict(enumerate(speeds))).value
+    assert (load <= best * np.array(speeds) * (1.0 + 1e-5) + 1.0).all()
+
+
+@given(cases())
+def test_the_witness_proves_the_value(case: Case) -> None:
+    hosts, counts, speeds = case
+    pairs = HostPairs.of(hosts, len(speeds))
+    split = split_rows(pairs, counts, whole_capacities(speeds))
+    inside = set(split.witness)
+    rows = sum(
+        float(counts[:, expert].sum()) for expert, on in enumerate(hosts) if set(on) <= inside
+    )
+    best = best_value(counts.sum(axis=0).tolist(), hosts, dict(enumerate(speeds))).value
+    assert rows / sum(speeds[j] for j in inside) == pytest.approx(best, rel=1e-5, abs=1e-9)
+
+
+@given(cases(), st.data())
+def test_senders_and_receivers_come_to_the_same_numbers(case: Case, data: st.DataObject) -> None:
+    hosts, counts, speeds = case
+    num_ranks = len(speeds)
+    nodes = data.draw(st.lists(st.integers(0, 2), min_size=num_ranks, max_size=num_ranks))
+    pairs = HostPairs.of(hosts, num_ranks)
+    rows = split_rows(pairs, counts, whole_capacities(speeds)).rows_P
+    passes = neighbourhoods(pairs, nodes)
+    seen = [exchange(pairs, counts, rows, own, passes) for own in range(num_ranks)]
+    sent = np.stack([each.sent_P for each in seen])
+    for own, each in enumerate(seen):
+        assert (np.bincount(pairs.expert_P, sent[own], len(hosts)) == counts[own]).all()
+        assert (each.received_WQ == sent[:, pairs.host_P == own]).all()
+    assert (sent.sum(axis=0) == rows).all()
+
+
+@given(cases(), st.data())
+def test_rows_stay_on_their_rank_then_on_their_node(case: Case, data: st.DataObject) -> None:
+    hosts, counts, speeds = case
+    num_ranks = len(speeds)
+    nodes = np.array(data.draw(st.lists(st.integers(0, 2), min_size=num_ranks, max_size=num_ranks)))
+    pairs = HostPairs.of(hosts, num_ranks)
+    rows = split_rows(pairs, counts, whole_capacities(speeds)).rows_P
+    passes = neighbourhoods(pairs, nodes.tolist())
+    sent = np.stack([exchange(pairs, counts, rows, w, passes).sent_P for w in range(num_ranks)])
+    for expert in range(len(hosts)):
+        at = np.flatnonzero(pairs.expert_P == expert)
+        local = sum(int(sent[pairs.host_P[p], p]) for p in at)
+        assert local == sum(min(int(rows[p]), int(counts[pairs.host_P[p], expert])) for p in at)
+        left = counts[:, expert].copy()
+        room = {int(p): int(rows[p]) for p in at}
+        for p in room:
+            kept = min(room[p], int(left[pairs.host_P[p]]))
+            left[pairs.host_P[p]] -= kept
+            room[p] -= kept
+        for node in set(nodes.tolist()):
+            brought = int(left[nodes == node].sum())
+            taken = sum(count for p, count in room.items() if nodes[pairs.host_P[p]] == node)
+            within = sum(
+                int(sent[w, p])
+                for w in np.flatnonzero(nodes == node)
+                for p in room
+                if nodes[pairs.host_P[p]] == node and pairs.host_P[p] != w
+            )
+            assert within == min(brought, taken)
+
+
+@settings(max_examples=20)
+@given(cases())
+def test_only_ratios_of_speeds_count(case: Case) -> None:
+    hosts, counts, speeds = case
+    pairs = HostPairs.of(hosts, len(speeds))
+    one = split_rows(pairs, counts, whole_capacities(speeds))
+    other = split_rows(pairs, counts, whole_capacities([s * 2.0**10 for s in speeds]))
+    assert (one.rows_P == other.rows_P).all()
