@@ -10,6 +10,8 @@ from enum import StrEnum
 from functools import cached_property
 from math import inf, isfinite
 
+from pacekeeper.core.spread import ALONE, DomainOf, level_shares, spread_hosts
+
 SHARE_TOLERANCE = 1e-6
 
 
@@ -232,26 +234,24 @@ def even_layout(
     num_layers: int,
     num_experts: int,
     replicas: int,
+    domain_of: DomainOf = ALONE,
     num_virtual_shards: int = 1,
     generation: int = 1,
 ) -> Layout:
-    """The layout a job starts with: data parallel, each expert on `replicas` ranks, equal shares.
+    """The layout a job starts with: data parallel, each expert on `replicas` ranks.
 
-    Replicas are spread so that every rank gets the same number of slots (give or take one) and
-    two experts rarely share the same set of hosts. Raises ValueError for too few ranks.
+    An expert's hosts stand in as many failure domains (nodes) as can be; ranks of domains of equal
+    size get the same number of slots (give or take one), two experts rarely share the same set of
+    hosts, and every rank computes as much. Raises ValueError for too few ranks.
     """
     order = tuple(sorted(ranks))
     if not 1 <= replicas <= len(order):
         raise ValueError(f"{replicas} replicas of an expert need as many ranks, got {len(order)}")
     layers = []
     for layer in range(num_layers):
-        hosts = _spread(num_experts, replicas, len(order), layer)
-        layers.append(
-            tuple(
-                tuple(Host(order[i], 1.0 / replicas) for i in sorted(positions))
-                for positions in hosts
-            )
-        )
+        hosts = spread_hosts(num_experts, replicas, order, domain_of, turn=layer)
+        shares = level_shares(hosts, {}, 1.0)
+        layers.append(tuple(tuple(Host(r, share) for r, share in on.items()) for on in shares))
     stage = Stage(
         first_layer=0,
         end_layer=num_layers,
@@ -264,33 +264,6 @@ def even_layout(
         experts=tuple(layers),
         batch_shares=tuple((rank, 1.0 / len(order)) for rank in order),
     )
-
-
-def _spread(num_experts: int, replicas: int, num_ranks: int, layer: int) -> list[tuple[int, ...]]:
-    """Positions of each expert's hosts: least used rank first, then the least used pairing."""
-    used = [0] * num_ranks
-    together = [[0] * num_ranks for _ in range(num_ranks)]
-    result = []
-    for expert in range(num_experts):
-        chosen: list[int] = []
-        for _ in range(replicas):
-            start = (expert + layer) % num_ranks
-            free = [i for i in range(num_ranks) if i not in chosen]
-            pick = min(
-                free,
-                key=lambda i: (
-                    used[i],
-                    sum(together[i][j] for j in chosen),
-                    (i - start) % num_ranks,
-                ),
-            )
-            chosen.append(pick)
-            used[pick] += 1
-        for i in chosen:
-            for j in chosen:
-                together[i][j] += 1
-        result.append(tuple(chosen))
-    return result
 
 
 def _check_stages(layout: Layout) -> None:

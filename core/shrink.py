@@ -5,18 +5,37 @@ improves on it later: this rule only has to be safe, balanced and deterministic.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout import ExpertHosts, Host, Layout
+from pacekeeper.core.spread import DomainOf, domain, level_shares
 
 
-def shrink(layout: Layout, *, dead: Collection[int], generation: int, min_hosts: int = 2) -> Layout:
-    """`layout` without the `dead` ranks, where every expert has `min_hosts` hosts again (or all).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """What survivors give every expert again: so many hosts, on as many distinct domains.
 
-    A tensor group that lost a rank leaves its stage. A survivor's share grows in proportion; an
-    expert below `min_hosts` gets the least burdened rank as a fresh host and the shares even out.
-    Raises LostStateError where an expert has no living host or a stage no whole group.
+    `slots_per_rank` bounds the replicas of one layer that a rank takes on (None: nothing does). A
+    host too few is worse than a slot too many, a domain too few is not.
+    """
+
+    hosts: int = 2
+    domain_of: DomainOf = field(default_factory=dict)
+    slots_per_rank: int | None = None
+
+
+def shrink(
+    layout: Layout, *, dead: Collection[int], generation: int, floor: Floor | None = None
+) -> Layout:
+    """`layout` without the `dead` ranks, every expert with the hosts of `floor` again (or all).
+
+    A tensor group that lost a rank leaves its stage. A survivor's share grows in proportion. An
+    expert that lost a host, or is below the floor's hosts, gets fresh ones, first where it adds a
+    domain, then on the least burdened ranks, and shares that level the ranks' work. Nobody gives a
+    living replica up: an expert that lost nothing stands as safe as before, and its copies would
+    only delay the others. Raises LostStateError where an expert has no living host or a stage no
+    whole group.
     """
     gone = set(dead)
     stages = []
@@ -31,7 +50,7 @@ def shrink(layout: Layout, *, dead: Collection[int], generation: int, min_hosts:
     kept = {rank: share for rank, share in layout.batch_shares if rank not in gone}
     batch = {g[0].rank: kept.get(g[0].rank, 0.0) for g in stages[0].groups}
     experts = tuple(
-        _rehost(layer, layout.experts[layer], stage.ranks, gone, min_hosts)
+        _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor())
         for stage in stages
         for layer in range(stage.first_layer, stage.end_layer)
     )
@@ -40,7 +59,7 @@ def shrink(layout: Layout, *, dead: Collection[int], generation: int, min_hosts:
         generation=generation,
         stages=tuple(stages),
         experts=experts,
-        batch_shares=_normalised(batch),
+        batch_shares=tuple(_normalised(batch).items()),
     )
 
 
@@ -49,7 +68,7 @@ def _rehost(
     experts: tuple[ExpertHosts, ...],
     staying: tuple[int, ...],
     gone: set[int],
-    min_hosts: int,
+    floor: Floor,
 ) -> tuple[ExpertHosts, ...]:
     """`staying`: the ranks that still run this layer; others may live and be a source only."""
     shares: list[dict[int, float]] = []
@@ -61,25 +80,55 @@ def _rehost(
                 remedy="restart from a checkpoint, with more replicas per expert",
             )
         left = {host.rank: host.share for host in hosts if host.rank in staying}
-        shares.append(dict(_normalised(left)))
-    slots = {rank: sum(rank in s for s in shares) for rank in staying}
-    enough = min(max(1, min_hosts), len(staying))
-    for hosts_of_expert in shares:
-        while len(hosts_of_expert) < enough:
-            fresh = min(
-                (rank for rank in staying if rank not in hosts_of_expert),
-                key=lambda rank: (slots[rank], rank),
-            )
-            slots[fresh] += 1
-            hosts_of_expert[fresh] = 0.0
-            for rank in hosts_of_expert:
-                hosts_of_expert[rank] = 1.0 / len(hosts_of_expert)
-    return tuple(tuple(Host(rank, s[rank]) for rank in sorted(s)) for s in shares)
+        shares.append(_normalised(left))
+    has_lost = [len(now) < len(hosts) for now, hosts in zip(shares, experts, strict=True)]
+    hosts_of = _refilled([set(s) for s in shares], has_lost, staying, floor)
+    changed = [e for e, s in enumerate(shares) if hosts_of[e] != set(s)]
+    taken = dict.fromkeys(staying, 0.0)
+    for expert in set(range(len(shares))).difference(changed):
+        for rank, share in shares[expert].items():
+            taken[rank] += share
+    level = len(shares) / len(staying)
+    levelled = level_shares([hosts_of[e] for e in changed], taken, level)
+    for expert, fresh in zip(changed, levelled, strict=True):
+        shares[expert] = fresh
+    return tuple(tuple(Host(rank, share) for rank, share in s.items()) for s in shares)
 
 
-def _normalised(shares: dict[int, float]) -> tuple[tuple[int, float], ...]:
+def _refilled(
+    hosts: list[set[int]], has_lost: list[bool], staying: tuple[int, ...], floor: Floor
+) -> list[set[int]]:
+    """`hosts` and fresh ones: as few as the floor asks for."""
+    name = {rank: domain(floor.domain_of, rank) for rank in staying}
+    enough = min(max(1, floor.hosts), len(staying))
+    wide = min(enough, len(set(name.values())))
+    used = {rank: sum(rank in on for on in hosts) for rank in staying}
+    slots = len(hosts) if floor.slots_per_rank is None else floor.slots_per_rank
+
+    def add(on: set[int], ranks: Collection[int]) -> None:
+        covered = {name[rank] for rank in on}
+        fresh = min(ranks, key=lambda r: (used[r] >= slots, name[r] in covered, used[r], r))
+        on.add(fresh)
+        used[fresh] += 1
+
+    # First those that only some ranks can help, or others take the slots on these.
+    for on, is_hit in zip(hosts, has_lost, strict=True):
+        while is_hit or len(on) < enough:
+            covered = {name[rank] for rank in on}
+            free = [r for r in staying if name[r] not in covered and used[r] < slots]
+            if len(covered) >= wide or not free:
+                break
+            add(on, free)
+    for on in hosts:
+        while len(on) < enough:
+            add(on, [rank for rank in staying if rank not in on])
+    return hosts
+
+
+def _normalised(shares: dict[int, float]) -> dict[int, float]:
+    """The same in proportion, adding up to 1, ranks ascending."""
     total = sum(shares.values())
-    return tuple(
-        (rank, share / total if total > 0.0 else 1.0 / len(shares))
+    return {
+        rank: share / total if total > 0.0 else 1.0 / len(shares)
         for rank, share in sorted(shares.items())
-    )
+    }

@@ -90,7 +90,7 @@ class Agreement:
 
     stores: Stores
     rank: int
-    ranks_per_node: int
+    node_of: Mapping[int, int]  # the node of each rank, by number
     timeout_s: float
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
 
@@ -119,7 +119,7 @@ class Agreement:
 
         The supervisor's notice must name the group if this rank dies: see trainer/quorum.py.
         """
-        own, key = self.node_of(self.rank), group_key(self.rank)
+        own, key = self.node_of[self.rank], group_key(self.rank)
         self.stores.write(own, key, group.name)
         if self.stores.read(own, key) != group.name:  # a write alone is not waited for
             raise Fenced(f"rank {self.rank} has lost the store of its own node")
@@ -145,7 +145,7 @@ class Agreement:
         while True:
             dead, deaths = self._look(group.members)
             if len(self.stores.gone) > num_gone:  # where one is out of reach, others may be, too
-                self.stores.probe({self.node_of(rank) for rank in group.members})
+                self.stores.probe({self.node_of[rank] for rank in group.members})
                 num_gone = len(self.stores.gone)
                 continue
             now_s = time.monotonic()
@@ -189,13 +189,13 @@ class Agreement:
         if ruling.goes_on:
             return ruling
         told = dict(deaths)
-        for node in sorted({self.node_of(rank) for rank in group.members} - self.stores.gone):
+        for node in sorted({self.node_of[rank] for rank in group.members} - self.stores.gone):
             told |= self._notices(node)
         return rule(group, living, told)
 
     def _look(self, members: tuple[int, ...]) -> tuple[set[int], dict[int, str]]:
         """Members to go on without, and the notices of death at home."""
-        dead = {r for r in members if self.node_of(r) in self.stores.gone}
+        dead = {r for r in members if self.node_of[r] in self.stores.gone}
         dead |= self.known_dead() & set(members)
         home = self._home(members, dead)
         deaths = {} if home is None else self._notices(home)
@@ -214,20 +214,17 @@ class Agreement:
         return text
 
     def _witnesses(self, members: tuple[int, ...], dead: set[int]) -> list[int]:
-        nodes = sorted({self.node_of(rank) for rank in members if rank not in dead})
+        nodes = sorted({self.node_of[rank] for rank in members if rank not in dead})
         return [node for node in nodes if self.stores.client(node) is not None][:NUM_WITNESSES]
 
     def _is_finished(self, home: int, group: Group) -> bool:
         finished = parse_notices(self.stores.read(home, FINISHED_KEY))
         return any(finished.get(rank) == group.name for rank in group.members)
 
-    def node_of(self, rank: int) -> int:
-        return rank // self.ranks_per_node
-
     def _home(self, members: tuple[int, ...], dead: set[int]) -> int | None:
         """The node whose store is used: that of the lowest member not known to be dead."""
         for rank in members:
-            node = self.node_of(rank)
+            node = self.node_of[rank]
             if rank not in dead and self.stores.client(node) is not None:
                 return node
         return None
@@ -309,8 +306,8 @@ class _Silence:
         if now_s > self.probe_s:
             # Ask their nodes for anything: a node that died as a whole tells nobody.
             self.probe_s = now_s + PROBE_PERIOD_S * (1 + len(before))
-            mine.stores.probe({mine.node_of(rank) for rank in missing})
-            if any(mine.node_of(rank) in mine.stores.gone for rank in missing):
+            mine.stores.probe({mine.node_of[rank] for rank in missing})
+            if any(mine.node_of[rank] in mine.stores.gone for rank in missing):
                 return  # they count as out of sight from now on, not as silent
         patience_s = self._patience_s(reports)
         turn_s = patience_s + FENCE_GRACE_S + QUORUM_WAIT_S
@@ -324,7 +321,7 @@ class _Silence:
             # Who could not go on even then must not end those that might.
             if rule(self.group, rest, certain).goes_on:
                 _log.warning("rank=%d does not answer and is fenced", rank)
-                mine.stores.write(mine.node_of(rank), fence_key(rank), "silent")
+                mine.stores.write(mine.node_of[rank], fence_key(rank), "silent")
 
     def _patience_s(self, reports: Mapping[int, Report]) -> float:
         """Who lives has noticed within milliseconds, or at the end of what it computes."""

@@ -26,6 +26,7 @@ from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Ver
 from pacekeeper.trainer.fabric import Fabric, PeerLost
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
+from pacekeeper.trainer.rules import floor_of
 from pacekeeper.trainer.stores import Stores
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
@@ -82,7 +83,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     agreement = Agreement(
         stores=stores,
         rank=spec.rank,
-        ranks_per_node=spec.ranks_per_node,
+        node_of=spec.node_of,
         timeout_s=spec.config.peer_timeout_s,
         known_dead=rank.hooks.dead_ranks,
     )
@@ -158,7 +159,7 @@ def _begin(rank: Rank, stores: Stores, agreement: Agreement) -> Loss | None:
 
 def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> None:
     """Form `group`, its addresses in the store of the lowest member's node."""
-    node = group.members[0] // rank.spec.ranks_per_node
+    node = rank.spec.node_of[group.members[0]]
     store = stores.client(node)
     if store is None:
         raise PeerLost(f"the store of node {node} is gone")
@@ -232,8 +233,9 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
             layout = rank.pending_layout
         # Who is no member any more died in an earlier generation that never got its move done.
         gone = set(layout.ranks) - (set(group.members) - dead)
-        min_hosts = min(rank.spec.config.replicas, len(layout.ranks) - len(gone))
-        return shrink(layout, dead=gone, generation=new_generation, min_hosts=min_hosts)
+        num_living = len(layout.ranks) - len(gone)
+        floor = floor_of(rank.spec.config, num_living, rank.spec.node_of)
+        return shrink(layout, dead=gone, generation=new_generation, floor=floor)
 
     offered = rank.hooks.ring.command().plan_generation
     report = Report(

@@ -8,7 +8,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -45,12 +45,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
-    """What a rank's process is started with. `stores`: address of each node's store."""
+    """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
+    address of each node's store.
+    """
 
     config: TrainConfig
     rank: int
     world_size: int
-    ranks_per_node: int
+    node_of: Mapping[int, int]
     stores: tuple[str, ...]
     ring_dir: str
     run_dir: str
@@ -92,7 +94,7 @@ class Rank:
     def __post_init__(self) -> None:
         spec, config = self.spec, self.spec.config
         torch.set_num_threads(1)
-        self.layout = first_layout(config, spec.world_size)
+        self.layout = first_layout(config, spec.world_size, spec.node_of)
         self.group = Group.first(self.layout.generation, self.layout.ranks)
         self.corpus = Corpus.from_stdlib(config)
         self.model = MoETransformer(config, self.layout, spec.rank)
@@ -145,8 +147,8 @@ class Rank:
         self.plan = None
         self.group = self.group.standing()
         generation = self.layout.generation
-        node = self.spec.rank // self.spec.ranks_per_node
-        on_node = [r for r in self.fabric.ranks if r // self.spec.ranks_per_node == node]
+        node_of = self.spec.node_of
+        on_node = [r for r in self.fabric.ranks if node_of[r] == node_of[self.spec.rank]]
         if (is_regroup or generation == 1) and self.spec.rank == on_node[0]:
             self.hooks.ring.write_layout(generation, encode_layout(self.layout))
         self.hooks.plan_applied(

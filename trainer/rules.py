@@ -3,6 +3,8 @@
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Layout, apportion, even_layout
 from pacekeeper.core.records import LOADS_PER_RECORD
+from pacekeeper.core.shrink import Floor
+from pacekeeper.core.spread import ALONE, DomainOf
 from pacekeeper.core.topology import ModelShape
 
 _MAX_LOAD_RECORDS = 64  # per step; the ring holds 1024 records of all kinds
@@ -20,13 +22,23 @@ def load_period_steps(config: TrainConfig) -> int:
     return 1 if records <= _MAX_LOAD_RECORDS else 4
 
 
-def first_layout(config: TrainConfig, world_size: int) -> Layout:
-    """The layout every job starts with. Raises ValueError for fewer ranks than replicas."""
+def first_layout(config: TrainConfig, world_size: int, node_of: DomainOf = ALONE) -> Layout:
+    """The layout every job starts with: an expert's hosts on as many nodes as can be."""
     return even_layout(
         ranks=range(world_size),
         num_layers=config.num_layers,
         num_experts=config.num_experts,
         replicas=min(config.replicas, world_size),
+        domain_of=node_of,
+    )
+
+
+def floor_of(config: TrainConfig, num_living: int, node_of: DomainOf) -> Floor:
+    """What survivors give every expert again."""
+    return Floor(
+        hosts=min(config.replicas, num_living),
+        domain_of=node_of,
+        slots_per_rank=config.slots_per_rank or None,
     )
 
 

@@ -70,6 +70,11 @@ class NodeSpec:
         return range(first, first + self.ranks_per_node)
 
     @property
+    def node_of(self) -> dict[int, int]:
+        """The node of every rank of the job."""
+        return {rank: rank // self.ranks_per_node for rank in range(self.world_size)}
+
+    @property
     def world_size(self) -> int:
         return self.num_nodes * self.ranks_per_node
 
@@ -146,7 +151,7 @@ class Supervisor:
                         config=self.spec.config,
                         rank=rank,
                         world_size=self.spec.world_size,
-                        ranks_per_node=self.spec.ranks_per_node,
+                        node_of=self.spec.node_of,
                         stores=self.addresses,
                         ring_dir=self.spec.ring_dir,
                         run_dir=self.spec.run_dir,

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -146,7 +147,11 @@ def test_the_first_layout_is_even(
     num_ranks: int, num_layers: int, num_experts: int, replicas: int
 ) -> None:
     ranks = range(10, 10 + num_ranks)
-    kwargs = {"num_layers": num_layers, "num_experts": num_experts, "replicas": replicas}
+    kwargs: dict[str, Any] = {
+        "num_layers": num_layers,
+        "num_experts": num_experts,
+        "replicas": replicas,
+    }
     if replicas > num_ranks:
         with pytest.raises(ValueError, match="as many ranks"):
             even_layout(ranks=ranks, **kwargs)

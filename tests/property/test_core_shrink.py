@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode, LostStateError
 from pacekeeper.core.layout import Layout, even_layout, transfers
-from pacekeeper.core.shrink import shrink
+from pacekeeper.core.shrink import Floor, shrink
 from support.layouts import layouts
 
 
@@ -21,6 +21,12 @@ def hosts_of(layout: Layout) -> dict[tuple[int, int], dict[int, float]]:
 
 def deaths(layout: Layout) -> st.SearchStrategy[set[int]]:
     return st.sets(st.sampled_from(layout.ranks), max_size=len(layout.ranks))
+
+
+def whole_groups(layout: Layout, dead: set[int]) -> set[int]:
+    """`dead`, and with each of them all of its group."""
+    groups = [{run.rank for run in group} for stage in layout.stages for group in stage.groups]
+    return dead.union(*(group for group in groups if group & dead))
 
 
 def is_lost(layout: Layout, dead: set[int]) -> bool:
@@ -38,12 +44,12 @@ def test_survivors_keep_every_expert_or_say_which_is_lost(
     dead = data.draw(deaths(layout))
     if is_lost(layout, dead):
         with pytest.raises(LostStateError) as caught:
-            shrink(layout, dead=dead, generation=2, min_hosts=min_hosts)
+            shrink(layout, dead=dead, generation=2, floor=Floor(hosts=min_hosts))
         assert caught.value.exit_code is ExitCode.LOST_STATE and caught.value.remedy
         return
-    after = shrink(layout, dead=dead, generation=2, min_hosts=min_hosts)
+    after = shrink(layout, dead=dead, generation=2, floor=Floor(hosts=min_hosts))
     assert after.generation == 2
-    assert after == shrink(layout, dead=sorted(dead), generation=2, min_hosts=min_hosts)
+    assert after == shrink(layout, dead=sorted(dead), generation=2, floor=Floor(hosts=min_hosts))
     assert not set(after.ranks) & dead
     before = hosts_of(layout)
     for (layer, expert), hosts in hosts_of(after).items():
@@ -72,7 +78,7 @@ def test_a_group_that_lost_a_rank_leaves_and_the_others_stay(
 def test_shares_of_untouched_experts_stay(layout: Layout, data: st.DataObject) -> None:
     dead = data.draw(deaths(layout))
     assume(not is_lost(layout, dead))
-    after = shrink(layout, dead=dead, generation=2, min_hosts=1)
+    after = shrink(layout, dead=dead, generation=2, floor=Floor(hosts=1))
     for name, hosts in hosts_of(layout).items():
         kept = hosts_of(after)[name]
         if set(kept) == set(hosts):
@@ -83,7 +89,8 @@ def test_shares_of_untouched_experts_stay(layout: Layout, data: st.DataObject) -
 def test_two_deaths_one_after_the_other_lose_no_more_than_both_at_once(
     layout: Layout, data: st.DataObject
 ) -> None:
-    first, second = data.draw(deaths(layout)), data.draw(deaths(layout))
+    # Whole groups: a living rank that leaves with its group is a source once, and then no more.
+    first, second = (whole_groups(layout, data.draw(deaths(layout))) for _ in range(2))
     assume(not is_lost(layout, first | second))
     at_once = hosts_of(shrink(layout, dead=first | second, generation=3))
     halfway = shrink(layout, dead=first, generation=2)

@@ -48,7 +48,7 @@ def reach(
         mine = Agreement(
             stores=cluster.stores_of(rank),
             rank=rank,
-            ranks_per_node=cluster.ranks_per_node,
+            node_of=cluster.node_of,
             timeout_s=timeout_s,
             known_dead=lambda: known_dead,
         )
@@ -105,14 +105,14 @@ def test_the_living_reach_one_verdict(
     drawn: tuple[FakeCluster, frozenset[int]], data: st.DataObject
 ) -> None:
     cluster, dead = drawn
-    ranks = range(cluster.num_nodes * cluster.ranks_per_node)
+    ranks = sorted(cluster.node_of)
     states = data.draw(st.sampled_from([[OPEN, VOTED], [VOTED, COMMITTED]]))
     reports = {rank: data.draw(st.sampled_from(states)) for rank in ranks}
     results = reach(cluster, reports, dead=dead)
-    living = {r: v for r, v in results.items() if r // cluster.ranks_per_node not in cluster.down}
+    living = {r: v for r, v in results.items() if cluster.node_of[r] not in cluster.down}
     verdicts = list(living.values())
     if any(isinstance(v, NoQuorumError) for v in verdicts):
-        told = parse_notices(cluster.data[min(living) // cluster.ranks_per_node].get(DEATHS_KEY))
+        told = parse_notices(cluster.data[cluster.node_of[min(living)]].get(DEATHS_KEY))
         assert cluster.down and not rule(Group.first(3, tuple(ranks)), living, told).goes_on
         assert all(isinstance(v, NoQuorumError) for v in verdicts), verdicts
         return
@@ -169,7 +169,7 @@ def test_a_silent_rank_is_fenced_and_left_behind(monkeypatch: pytest.MonkeyPatch
     cluster.data[0]["deaths"] = ""
     results: list[Verdict] = []
     mine = Agreement(
-        stores=cluster.stores_of(0), rank=0, ranks_per_node=1, timeout_s=0.1,
+        stores=cluster.stores_of(0), rank=0, node_of=cluster.node_of, timeout_s=0.1,
         known_dead=frozenset,
     )  # fmt: skip
     report = Report(progress=OPEN, newest_generation=1, last_loss=0.0)
@@ -187,7 +187,7 @@ def test_lost_state_is_everybodys_verdict() -> None:
     errors = []
     for rank in (0, 1):
         mine = Agreement(
-            stores=cluster.stores_of(rank), rank=rank, ranks_per_node=2, timeout_s=9.0,
+            stores=cluster.stores_of(rank), rank=rank, node_of=cluster.node_of, timeout_s=9.0,
             known_dead=frozenset,
         )  # fmt: skip
         cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false]"
@@ -213,7 +213,7 @@ def test_an_end_that_a_member_has_seen_ends_the_search() -> None:
     cluster = FakeCluster(num_nodes=2, ranks_per_node=1, deaths={})
     agreements = [
         Agreement(
-            stores=cluster.stores_of(rank), rank=rank, ranks_per_node=1, timeout_s=9.0,
+            stores=cluster.stores_of(rank), rank=rank, node_of=cluster.node_of, timeout_s=9.0,
             known_dead=frozenset,
         )
         for rank in (0, 1)
@@ -235,7 +235,7 @@ def test_an_end_that_a_member_has_seen_ends_the_search() -> None:
 def test_a_generation_that_one_has_left_can_not_be_formed() -> None:
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
     waiting = Agreement(
-        stores=cluster.stores_of(0), rank=0, ranks_per_node=3, timeout_s=9.0,
+        stores=cluster.stores_of(0), rank=0, node_of=cluster.node_of, timeout_s=9.0,
         known_dead=frozenset,
     )  # fmt: skip
     group = Group.first(3, (0, 1, 2))

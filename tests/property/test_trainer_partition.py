@@ -57,7 +57,7 @@ class Job:
         mine = Agreement(
             stores=self.cluster.stores_of(rank),
             rank=rank,
-            ranks_per_node=self.cluster.ranks_per_node,
+            node_of=self.cluster.node_of,
             timeout_s=self.timeout_s,
             known_dead=frozenset,
         )
@@ -136,7 +136,7 @@ def broken(draw: st.DrawFn) -> FakeCluster:
 def test_groups_that_stand_follow_one_another(cluster: FakeCluster) -> None:
     """A group may stand and be left at once; what stands next follows it, never goes beside it."""
     job = Job(cluster=cluster, timeout_s=0.3)
-    job.run(Group.first(1, tuple(range(cluster.num_nodes * cluster.ranks_per_node))))
+    job.run(Group.first(1, tuple(sorted(cluster.node_of))))
     for earlier, later in pairwise(job.stood):
         name = later
         while name != earlier and name in job.parents:
@@ -232,7 +232,11 @@ def test_a_leader_that_falls_silent_after_its_report_is_replaced() -> None:
 def test_a_rank_that_has_lost_its_own_nodes_store_must_end() -> None:
     cluster = FakeCluster(num_nodes=2, ranks_per_node=1, deaths={}, sides=sides_of({0}))
     mine = Agreement(
-        stores=cluster.stores_of(1), rank=1, ranks_per_node=1, timeout_s=1.0, known_dead=frozenset
+        stores=cluster.stores_of(1),
+        rank=1,
+        node_of=cluster.node_of,
+        timeout_s=1.0,
+        known_dead=frozenset,
     )
     with pytest.raises(Fenced, match="lost the store of its own node"):
         mine.belong_to(Group.first(1, (0, 1)))

@@ -37,10 +37,14 @@ class FakeCluster:
     def __post_init__(self) -> None:
         self.data = [{} for _ in range(self.num_nodes)]
 
+    @property
+    def node_of(self) -> dict[int, int]:
+        return {r: r // self.ranks_per_node for r in range(self.num_nodes * self.ranks_per_node)}
+
     def kill(self, rank: int) -> None:
         """End a rank, and its node where that is fragile."""
         with self.lock:
-            node = rank // self.ranks_per_node
+            node = self.node_of[rank]
             if node in self.fragile:
                 self.down.add(node)
                 return
@@ -49,7 +53,7 @@ class FakeCluster:
     def tell_end(self, rank: int) -> None:
         """What the launcher does when a rank's process has ended."""
         with self.lock:
-            node = rank // self.ranks_per_node
+            node = self.node_of[rank]
             said = self.data[node].get(group_key(rank), FIRST_GROUP)
             for other, store in enumerate(self.data):
                 if self.reaches(node, other):
@@ -87,8 +91,9 @@ class FakeStores:
     def write(self, node: int, key: str, value: str) -> None:
         with self._cluster.lock:
             self._store(node)[key] = value
-            ranks = range(self._cluster.num_nodes * self._cluster.ranks_per_node)
-            named = {rank for rank in ranks if fence_key(rank) == key} - self._cluster.fenced
+            named = {
+                rank for rank in self._cluster.node_of if fence_key(rank) == key
+            } - self._cluster.fenced
             if self._cluster.has_fences and node not in self.gone:
                 for rank in named:
                     self._cluster.fenced.add(rank)
@@ -108,13 +113,13 @@ class FakeStores:
         """The node's store; a throw-away one where it is down."""
         cluster = self._cluster
         self._num_operations += 1
-        if self._rank // cluster.ranks_per_node in cluster.down or self._rank in cluster.fenced:
+        if cluster.node_of[self._rank] in cluster.down or self._rank in cluster.fenced:
             raise Killed
         if self._num_operations == cluster.deaths.get(self._rank):
             cluster.kill(self._rank)
             raise Killed
         is_cut = self._num_operations >= cluster.cuts.get(self._rank, 0)
-        own = self._rank // cluster.ranks_per_node
+        own = cluster.node_of[self._rank]
         if node in cluster.down or (is_cut and not cluster.reaches(own, node)):
             self.gone.add(node)
         return {} if node in self.gone else cluster.data[node]

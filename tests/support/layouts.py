@@ -1,5 +1,6 @@
 """Hypothesis strategies for valid layouts of every shape the design knows."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
@@ -73,3 +74,17 @@ def _hosts(draw: st.DrawFn, ranks: tuple[int, ...]) -> ExpertHosts:
 
 def _shares(draw: st.DrawFn, count: int) -> list[float]:
     return normalised(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count)))
+
+
+def on_nodes(layout: Layout, node_of: Mapping[int, object]) -> list[list[int]]:
+    """On how many distinct nodes each expert of each layer has hosts."""
+    return [[len({node_of[host.rank] for host in on}) for on in layer] for layer in layout.experts]
+
+
+def load_of(layout: Layout, layer: int) -> dict[int, float]:
+    """What each rank computes of a layer whose experts are equally loaded, in experts."""
+    load = dict.fromkeys(layout.ranks, 0.0)
+    for hosts in layout.experts[layer]:
+        for host in hosts:
+            load[host.rank] += host.share
+    return load

@@ -1,0 +1,162 @@
+"""A node's death is not lost state: where the first layout and survivors put an expert's hosts."""
+
+from itertools import combinations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pacekeeper.core.layout import Layout, even_layout, transfers
+from pacekeeper.core.shrink import Floor, shrink
+from pacekeeper.core.spread import level_shares
+from support.layouts import load_of, on_nodes
+
+NodeOf = dict[int, str]
+
+
+@st.composite
+def nodes(draw: st.DrawFn, *, are_equal: bool) -> NodeOf:
+    """One to four nodes of one to four ranks; ranks neither from 0 nor node by node."""
+    count = draw(st.integers(1, 4))
+    size = st.integers(1, 4)
+    sizes = [draw(size)] * count if are_equal else draw(st.lists(size, min_size=1, max_size=4))
+    names = [name for name, n in zip("dbca", sizes, strict=False) for _ in range(n)]
+    numbers = draw(st.permutations(range(5, 5 + len(names))))
+    return dict(zip(numbers, names, strict=True))
+
+
+def first(node_of: NodeOf, num_experts: int, replicas: int) -> Layout:
+    return even_layout(
+        ranks=node_of, num_layers=2, num_experts=num_experts, replicas=replicas, domain_of=node_of
+    )
+
+
+experts = st.integers(1, 12)
+
+
+@given(st.booleans().flatmap(lambda equal: nodes(are_equal=equal)), experts, st.integers(1, 5))
+def test_a_first_layout_puts_an_experts_hosts_on_as_many_nodes_as_can_be(
+    node_of: NodeOf, num_experts: int, replicas: int
+) -> None:
+    assume(replicas <= len(node_of))
+    layout = first(node_of, num_experts, replicas)
+    wide = min(replicas, len(set(node_of.values())))
+    assert all(wide == spread for layer in on_nodes(layout, node_of) for spread in layer)
+    # The names of the nodes say nothing, nor does the order in which ranks are listed.
+    renamed = {rank: "xyzu"["dbca".index(node_of[rank])] for rank in sorted(node_of)}
+    assert first(renamed, num_experts, replicas) == layout
+
+
+@given(nodes(are_equal=True), experts, st.integers(1, 5))
+def test_on_equal_nodes_slots_are_balanced_as_well(
+    node_of: NodeOf, num_experts: int, replicas: int
+) -> None:
+    assume(replicas <= len(node_of))
+    layout = first(node_of, num_experts, replicas)
+    for layer in range(layout.num_layers):
+        slots = [len(layout.experts_on(rank, layer)) for rank in layout.ranks]
+        assert max(slots) - min(slots) <= 1
+
+
+@given(experts)
+def test_on_unequal_nodes_the_small_one_holds_more_and_computes_no_more(num_experts: int) -> None:
+    layout = first({0: "a", 1: "a", 2: "a", 3: "b"}, 3 * num_experts, 2)
+    assert len(layout.experts_on(3, 0)) == 3 * num_experts
+    load = load_of(layout, 0)
+    assert max(load.values()) < 1.001 * min(load.values())
+
+
+floors = st.integers(1, 3)
+
+
+@st.composite
+def deaths(draw: st.DrawFn) -> tuple[NodeOf, Layout, set[int]]:
+    """Nodes, a layout spread over them, and ranks that die without losing any expert."""
+    node_of = draw(nodes(are_equal=draw(st.booleans())))
+    replicas = draw(st.integers(1, min(3, len(node_of))))
+    layout = first(node_of, draw(experts), replicas)
+    dead = draw(st.sets(st.sampled_from(layout.ranks), min_size=1))
+    hosts = [{host.rank for host in on} for layer in layout.experts for on in layer]
+    assume(dead != set(layout.ranks) and not any(on <= dead for on in hosts))
+    return node_of, layout, dead
+
+
+@given(deaths(), floors)
+def test_survivors_spread_each_expert_over_the_nodes_that_live(
+    case: tuple[NodeOf, Layout, set[int]], min_hosts: int
+) -> None:
+    node_of, layout, dead = case
+    floor = Floor(hosts=min_hosts, domain_of=node_of)
+    after = shrink(layout, dead=dead, generation=2, floor=floor)
+    num_living = len({node_of[rank] for rank in after.ranks})
+    wide = min(min_hosts, num_living, len(after.ranks))
+    pairs = zip(layout.experts[0], after.experts[0], on_nodes(after, node_of)[0], strict=True)
+    for before, now, spread in pairs:
+        assert spread >= wide
+        # No copy more than it takes, and nobody gives a replica up.
+        left = {host.rank for host in before} - dead
+        left_on = {node_of[rank] for rank in left}
+        assert left <= {host.rank for host in now}
+        needed = max(min(min_hosts, len(after.ranks)) - len(left), wide - len(left_on), 0)
+        assert len(now) == len(left) + needed
+
+
+@given(deaths(), floors, st.integers(1, 12))
+def test_where_slots_are_short_an_expert_lacks_nodes_only_if_these_are_full(
+    case: tuple[NodeOf, Layout, set[int]], min_hosts: int, slots: int
+) -> None:
+    node_of, layout, dead = case
+    floor = Floor(hosts=min_hosts, domain_of=node_of, slots_per_rank=slots)
+    after = shrink(layout, dead=dead, generation=2, floor=floor)
+    wide = min(min_hosts, len({node_of[rank] for rank in after.ranks}))
+    for layer, layer_experts in enumerate(after.experts):
+        used = {rank: len(after.experts_on(rank, layer)) for rank in after.ranks}
+        had = {rank: len(layout.experts_on(rank, layer)) for rank in after.ranks}
+        for before, hosts in zip(layout.experts[layer], layer_experts, strict=True):
+            covered = {node_of[host.rank] for host in hosts}
+            was_hit = any(host.rank in dead for host in before)
+            if was_hit and len(covered) < wide:
+                others = [rank for rank in after.ranks if node_of[rank] not in covered]
+                assert all(used[rank] >= slots for rank in others)
+        # A rank goes beyond its slots only for an expert that finds a free one nowhere.
+        for rank in [rank for rank in after.ranks if used[rank] > max(slots, had[rank])]:
+            on_it = [
+                {host.rank for host in layer_experts[expert]}
+                for expert in after.experts_on(rank, layer)
+            ]
+            assert any(all(used[r] >= slots for r in set(used) - hosts) for hosts in on_it)
+
+
+@given(st.integers(1, 12))
+def test_an_expert_that_lost_nothing_costs_no_copy(num_experts: int) -> None:
+    """Its hosts stand on one node, and stay: they are no less safe than before."""
+    node_of = {0: "a", 1: "a", 2: "b", 3: "b", 4: "c"}
+    narrow = even_layout(ranks=range(5), num_layers=1, num_experts=2 * num_experts, replicas=2)
+    after = shrink(narrow, dead=[4], generation=2, floor=Floor(domain_of=node_of))
+    hit = [e for e, on in enumerate(narrow.experts[0]) if any(h.rank == 4 for h in on)]
+    assert {move.block.index for move in transfers(narrow, after) if move.block.layer == 0} <= {
+        *hit
+    }
+
+
+def test_any_node_may_die_and_then_any_rank() -> None:
+    node_of = {rank: "abc"[rank // 2] for rank in range(6)}
+    layout = first(node_of, 16, 2)
+    floor = Floor(domain_of=node_of)
+    for node in "abc":
+        gone = [rank for rank in node_of if node_of[rank] == node]
+        left = shrink(layout, dead=gone, generation=2, floor=floor)
+        for others in combinations(left.ranks, 1):
+            shrink(left, dead=others, generation=3, floor=floor)
+
+
+def test_the_work_of_survivors_is_level() -> None:
+    """The one rank left of its node holds a replica of everything, and computes no more of it."""
+    node_of = {0: "a", 1: "a", 2: "b", 3: "b"}
+    after = shrink(first(node_of, 8, 2), dead=[3], generation=2, floor=Floor(domain_of=node_of))
+    assert len(after.experts_on(2, 0)) == 8
+    load = load_of(after, 0)
+    assert max(load.values()) < 1.001 * min(load.values())
+
+
+def test_where_nobody_lacks_work_shares_are_equal() -> None:
+    assert level_shares([(2, 1)], {1: 3.0, 2: 3.0}, 1.0) == [{1: 0.5, 2: 0.5}]
