@@ -4,7 +4,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import listen_error
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import DeviceSample
 
@@ -65,9 +65,9 @@ class AgentMetrics:
                 int(port), addr=host.strip("[]") or "0.0.0.0", registry=self.registry
             )
         except (OSError, ValueError, OverflowError) as error:
-            raise HostError(
-                f"metrics on {listen!r}: {error}",
-                remedy="another agent may run here; choose another --metrics-listen, or ''",
+            why = error if isinstance(error, OSError) else OSError(str(error))
+            raise listen_error(
+                listen, why, option="--metrics-listen", rival="another agent"
             ) from None
         return server
 

@@ -9,7 +9,7 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
 from pacekeeper.controller.state import JobState, State
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import listen_error
 from pacekeeper.core.findings import FindingKind, Incident
 
 SHOWN_RANKS = 8  # per job
@@ -83,9 +83,8 @@ class ControllerMetrics:
         try:
             server, _ = start_http_server(port, addr=host, registry=self.registry)
         except OSError as error:
-            raise HostError(
-                f"metrics on {host}:{port}: {error.strerror or error}",
-                remedy="choose another --metrics-listen HOST:PORT",
+            raise listen_error(
+                f"{host}:{port}", error, option="--metrics-listen", rival="another service"
             ) from None
         return server
 

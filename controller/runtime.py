@@ -44,7 +44,7 @@ from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.errors import ConfigError, listen_error
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
@@ -136,9 +136,11 @@ class Controller:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise HostError(
-                f"can not listen on {_joined(*self._address)}: {_why_not(*self._address)}",
-                remedy="is another controller running? choose another --listen HOST:PORT",
+            raise listen_error(
+                _joined(*self._address),
+                _why_not(*self._address),
+                option="--listen",
+                rival="another controller",
             )
         await server.start()
         return server, port
@@ -290,15 +292,15 @@ def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _why_not(host: str, port: int) -> str:
+def _why_not(host: str, port: int) -> OSError:
     """The system's word for why nobody can listen there: gRPC keeps it for itself."""
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind) as probe:
             probe.bind(address)
     except OSError as error:
-        return error.strerror or str(error)
-    return "gRPC refuses the address"
+        return error
+    return OSError("gRPC refuses the address")
 
 
 def _import_early() -> Any:

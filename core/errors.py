@@ -1,5 +1,6 @@
 """Every failure people see: each class says whose fault it is and has its own exit code."""
 
+import errno
 from enum import IntEnum
 
 
@@ -39,6 +40,22 @@ class HostError(PacekeeperError):
     """This machine refuses: a port in use, a directory without permission, a full disk."""
 
     exit_code = ExitCode.HOST
+
+
+def listen_error(address: str, error: OSError, *, option: str, rival: str) -> HostError:
+    """Nobody can listen on `address`, named with `option`; `rival` is who may have the port."""
+    if error.errno is not None and error.errno < 0:  # of name resolution: codes of its own
+        remedy = f"no host of this name is known here: give {option} an address of this machine"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        remedy = f"give {option} an address of this machine"
+    elif error.errno == errno.EACCES:
+        remedy = f"ports below 1024 are for privileged users: choose another port with {option}"
+    elif error.errno == errno.EADDRINUSE:
+        remedy = f"{rival} may be there: choose another port with {option}"
+    else:
+        remedy = f"choose another {option} HOST:PORT"
+    why = error.strerror or str(error)
+    return HostError(f"can not listen on {address}: {why}", remedy=remedy)
 
 
 class VersionError(PacekeeperError):

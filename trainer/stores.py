@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
+from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
 from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires
 
 CONNECT_TIMEOUT_S = 5.0
@@ -34,20 +34,30 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 def split_address(address: str) -> tuple[str, int]:
     """(host, port) of HOST:PORT. Raises ConfigError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"expected HOST:PORT with a port up to 65535, got {address!r}")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise ConfigError(f"expected HOST:PORT with a port from 1 to 65535, got {address!r}")
     return host, int(port)
 
 
 def own_host_towards(address: str) -> str:
-    """The address of this machine's interface that leads to HOST:PORT. Raises HostError."""
-    host, port = split_address(address)
+    """The address of this machine's interface that leads to HOST:PORT.
+
+    Raises UnreachableError where nobody knows that host, HostError where no network leads there.
+    """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, port or 1))  # sends nothing
+            probe.connect(split_address(address))  # sends nothing
             return str(probe.getsockname()[0])
+    except socket.gaierror as error:
+        raise UnreachableError(
+            f"no way to {address}: {error.strerror}",
+            remedy="no host of this name is known here: --rendezvous names node 0 of the job",
+        ) from None
     except OSError as error:
-        raise HostError(f"no way to {address}: {error.strerror}") from None
+        raise HostError(
+            f"no way to {address}: {error.strerror}",
+            remedy="is this node's network up? --rendezvous names node 0 of the job",
+        ) from None
 
 
 def host_store(host: str, port: int) -> TCPStore:
@@ -59,9 +69,8 @@ def host_store(host: str, port: int) -> TCPStore:
         listener.listen(1024)
     except OSError as error:
         listener.close()
-        raise HostError(
-            f"can not listen on {host}:{port}: {error.strerror}",
-            remedy="another job may use this rendezvous; choose another port with --rendezvous",
+        raise listen_error(
+            f"{host}:{port}", error, option="--rendezvous", rival="another job"
         ) from None
     actual = listener.getsockname()[1]
     return TCPStore(

@@ -16,11 +16,14 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
+from torch.distributed import DistError
+
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.records import RankExitRecord
-from pacekeeper.core.ring import SUPERVISOR_RING
+from pacekeeper.core.ring import MAX_RANKS, SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.limits import check_startable, node_limits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.rank import RankSpec
@@ -42,6 +45,7 @@ GRACE_S = 10.0  # from the request to stop to the kill
 RENDEZVOUS_TIMEOUT_S = 60.0
 AGENT_SILENCE_S = 10.0  # an agent looks many times a second
 _LIFE_KEY = "life"
+_NAMED_NODES = 8  # of those that did not come
 _log = logging.getLogger(__name__)
 
 
@@ -61,6 +65,8 @@ class NodeSpec:
     def __post_init__(self) -> None:
         if self.num_nodes < 1 or self.ranks_per_node < 1:
             raise ValueError("a job needs at least one node and one rank per node")
+        if self.world_size > MAX_RANKS:
+            raise ValueError(f"{self.world_size} ranks: a job has at most {MAX_RANKS}")
         if not 0 <= self.node_rank < self.num_nodes:
             raise ValueError(f"node-rank: expected 0 to {self.num_nodes - 1}, got {self.node_rank}")
 
@@ -83,9 +89,10 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
     """Run this node's part of the job to its end; `body` is what its rank processes run.
 
     OK where at least one rank finished (others may have died on the way) or all ended on request;
-    the worst rank's code otherwise. Raises ConfigError (no HOST:PORT), HostError (port taken) and
-    UnreachableError (no rendezvous).
+    the worst rank's code otherwise. Raises ConfigError (no HOST:PORT), HostError (port taken, too
+    many ranks for this machine) and UnreachableError (no rendezvous).
     """
+    check_startable(spec.ranks_per_node, spec.world_size, node_limits())
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
         host, port = own_host_towards(spec.rendezvous), 0
@@ -271,8 +278,18 @@ class Supervisor:
 def _rendezvous(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
     """Every node's store address and the life of the job, which node 0 gives by its clock.
 
-    Raises UnreachableError where a node does not come.
+    Raises UnreachableError where a node does not come, or node 0 goes while it is waited.
     """
+    try:
+        return _meet(spec, own)
+    except DistError as error:
+        raise UnreachableError(
+            f"node 0 left the rendezvous {spec.rendezvous}: {str(error).splitlines()[0]}",
+            remedy="why it ended is on its own terminal; start all launchers again",
+        ) from None
+
+
+def _meet(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
     give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
@@ -290,12 +307,17 @@ def _rendezvous(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
         if time.monotonic() > give_up_s:
             missing = [node for node, key in enumerate(keys) if not rendezvous.check([key])]
             raise UnreachableError(
-                f"nodes {missing} did not come to {spec.rendezvous}",
+                f"{_named(missing)} did not come to {spec.rendezvous}",
                 remedy=f"start pacekeeper launch on all {spec.num_nodes} nodes",
             )
         time.sleep(0.05)
     addresses = tuple(rendezvous.get(key).decode() for key in keys)
     return addresses, int(rendezvous.get(_LIFE_KEY))
+
+
+def _named(nodes: list[int]) -> str:
+    more = f" and {len(nodes) - _NAMED_NODES} more" if len(nodes) > _NAMED_NODES else ""
+    return f"nodes {nodes[:_NAMED_NODES]}{more}"
 
 
 def _rank_server() -> ForkServerContext:

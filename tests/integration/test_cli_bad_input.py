@@ -80,7 +80,43 @@ def test_a_port_in_use_says_what_to_do(tmp_path: Path) -> None:
         done = pacekeeper("agent", "--ring-dir", str(tmp_path), "--metrics-listen", address)
         assert_refused(done, ExitCode.HOST, address, "--metrics-listen")
         done = pacekeeper("launch", "--rendezvous", address, "--ring-dir", str(tmp_path))
-        assert_refused(done, ExitCode.HOST, address, "--rendezvous")
+        assert_refused(done, ExitCode.HOST, address, "another job", "--rendezvous")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "option"),
+    [
+        (("controller", "--listen", "NOWHERE"), "--listen"),
+        (("controller", "--listen", "127.0.0.1:0", "--metrics-listen", "NOWHERE"), "--metrics-"),
+        (("agent", "--ring-dir", "DIR", "--metrics-listen", "NOWHERE"), "--metrics-listen"),
+        (("launch", "--ring-dir", "DIR", "--rendezvous", "NOWHERE"), "--rendezvous"),
+    ],
+)
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "192.0.2.1"])
+def test_a_host_that_is_not_this_machine_gets_no_remedy_about_ports(
+    arguments: tuple[str, ...], option: str, host: str, tmp_path: Path
+) -> None:
+    words = {"NOWHERE": f"{host}:29555", "DIR": str(tmp_path)}
+    given = [words.get(word, word) for word in arguments]
+    if given[0] == "controller":
+        given += ["--store", str(tmp_path / "store.sqlite")]
+    done = pacekeeper(*given)
+    assert_refused(done, ExitCode.HOST, host, f"give {option}", "an address of this machine")
+    assert "another" not in done.stderr
+
+
+def test_a_rendezvous_that_nobody_knows_is_said_on_the_other_nodes_too(tmp_path: Path) -> None:
+    done = pacekeeper(
+        *("launch", "--ring-dir", str(tmp_path), "--num-nodes", "2", "--node-rank", "1"),
+        *("--rendezvous", "no-such-host.invalid:29555"),
+    )
+    assert_refused(done, ExitCode.UNREACHABLE, "no-such-host.invalid", "names node 0")
+
+
+def test_more_ranks_than_this_machine_holds_are_refused_before_any_starts(tmp_path: Path) -> None:
+    done = pacekeeper("launch", "--ring-dir", str(tmp_path), "--ranks-per-node", "16000")
+    assert_refused(done, ExitCode.HOST, "16000 ranks need", "--ranks-per-node")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_ring_directory_that_can_not_be_written_ends_the_agent_with_a_remedy(
@@ -175,6 +211,10 @@ def test_no_controller_is_said_with_its_address(command: str) -> None:
         (("demo", "--fault", "stop"), "--fault stop: expected --clock cpu"),
         (("launch", "--node-rank", "3", "--num-nodes", "2"), "node-rank: expected 0 to 1"),
         (("launch", "--steps", "0"), "steps: expected at least 1"),
+        (("launch", "--ranks-per-node", "20000"), "20000 ranks: a job has at most 16384"),
+        (("launch", "--num-nodes", "100000000"), "200000000 ranks: a job has at most 16384"),
+        (("launch", "--ranks-per-node", "0"), "at least one node and one rank per node"),
+        (("launch", "--rendezvous", "127.0.0.1:0"), "expected HOST:PORT with a port from 1"),
         (("agent", "--controller", "nowhere"), "controller: expected HOST:PORT"),
         (("agent", "--metrics-listen", "all"), "metrics_listen: expected HOST:PORT"),
         (("status", "--controller", ""), "controller: expected HOST:PORT"),

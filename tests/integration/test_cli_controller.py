@@ -45,7 +45,7 @@ def test_a_port_in_use_is_refused_also_by_another_controller(tmp_path: Path) -> 
         code, line = refused("--listen", first.address, "--store", store)
         assert code == ExitCode.HOST
         assert f"{first.address}: Address already in use" in line
-        assert "choose another --listen" in line
+        assert "another controller may be there: choose another port with --listen" in line
 
 
 def test_a_store_in_use_is_refused(tmp_path: Path) -> None:

@@ -66,10 +66,16 @@ def test_counters_follow_the_agents_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "listen", ["127.0.0.1", "127.0.0.1:port", "127.0.0.1:99999", "a.invalid:1"]
+    ("listen", "remedy"),
+    [
+        ("127.0.0.1", "choose another --metrics-listen"),
+        ("127.0.0.1:port", "choose another --metrics-listen"),
+        ("127.0.0.1:99999", "choose another --metrics-listen"),
+        ("a.invalid:1", "give --metrics-listen an address of this machine"),
+    ],
 )
-def test_an_address_that_can_not_be_had_says_what_to_do(listen: str) -> None:
-    with pytest.raises(HostError, match="choose another --metrics-listen"):
+def test_an_address_that_can_not_be_had_says_what_to_do(listen: str, remedy: str) -> None:
+    with pytest.raises(HostError, match=remedy):
         AgentMetrics().serve(listen)
 
 

@@ -27,7 +27,9 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{taken.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("address", ["29400", ":29400", "host:", "host:port", "host:70000", ""])
+@pytest.mark.parametrize(
+    "address", ["29400", ":29400", "host:", "host:port", "host:70000", "host:0", ""]
+)
 def test_an_address_is_host_and_port(address: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         split_address(address)
@@ -53,7 +55,7 @@ def test_a_store_listens_on_the_given_address_only() -> None:
 
 def test_nodes_reach_the_others_by_the_interface_that_leads_to_the_first() -> None:
     assert own_host_towards("127.0.0.1:29400") == "127.0.0.1"
-    with pytest.raises(HostError, match="no way to"):
+    with pytest.raises(UnreachableError, match="no way to"):
         own_host_towards("no-such-host.invalid:29400")
 
 

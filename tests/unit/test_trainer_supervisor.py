@@ -6,12 +6,14 @@ import time
 from pathlib import Path
 
 import pytest
+from torch.distributed import DistNetworkError
 
 from pacekeeper.agent.intake import Intake
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
 from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer import supervisor
+from pacekeeper.trainer.limits import NodeLimits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.stores import group_key, host_store
@@ -41,6 +43,7 @@ def test_a_nodes_ranks_follow_those_of_the_nodes_before_it(tmp_path: Path) -> No
     [
         ({"num_nodes": 0}, "at least one node"),
         ({"ranks_per_node": 0}, "one rank per node"),
+        ({"ranks_per_node": 4097, "num_nodes": 4}, "16388 ranks: a job has at most 16384"),
         ({"node_rank": 2, "num_nodes": 2}, "node-rank: expected 0 to 1, got 2"),
         ({"node_rank": -1}, "node-rank: expected 0 to 0"),
     ],
@@ -110,6 +113,33 @@ def test_nodes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.Mo
     address = f"127.0.0.1:{server.port}"
     with pytest.raises(UnreachableError, match=rf"nodes \[0, 2\] did not come to {address}"):
         supervise(spec(tmp_path, node_rank=1, num_nodes=3, rendezvous=address))
+
+
+def test_a_first_node_that_leaves_while_it_waits_for_others_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Leaving:
+        def set(self, key: str, value: str) -> None: ...
+
+        def check(self, keys: list[str]) -> bool:
+            raise DistNetworkError("Connection reset by peer\nframe #0")
+
+    monkeypatch.setattr(supervisor, "connect_store", lambda address: Leaving())
+    with pytest.raises(UnreachableError, match=r"node 0 left .*: Connection reset by peer; why"):
+        supervise(spec(tmp_path, node_rank=1, num_nodes=2, rendezvous="127.0.0.1:1"))
+
+
+def test_of_many_nodes_that_do_not_come_a_few_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "RENDEZVOUS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(
+        supervisor, "node_limits", lambda: NodeLimits(memory_bytes=None, open_files=None)
+    )
+    server = host_store("127.0.0.1", 0)
+    with pytest.raises(UnreachableError, match=r"nodes \[0, 2, 3, .*, 8\] and 391 more did not"):
+        address = f"127.0.0.1:{server.port}"
+        supervise(spec(tmp_path, node_rank=1, num_nodes=400, rendezvous=address))
 
 
 def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
