@@ -126,20 +126,6 @@ def source_of(
             return None
 
 
-def activation_bound(program: Program, stage: int) -> int:
-    """Most forward outputs a stage has to keep for their backward, in model chunks.
-
-    1F1B and ZB-H1: num_stages - stage (the last one 1). Interleaved: one more than the warm-up,
-    2 (num_stages - stage - 1) + (chunks - 1) num_stages. Never more than there is work.
-    """
-    after = program.num_stages - stage - 1
-    if program.schedule is Schedule.INTERLEAVED:
-        warm_up = 2 * after + (program.num_model_chunks - 1) * program.num_stages
-    else:
-        warm_up = after
-    return min(warm_up + 1, program.num_microbatches * program.num_model_chunks)
-
-
 def _one_f_one_b(stage: int, num_stages: int, num_microbatches: int) -> list[ChunkOp]:
     """Narayanan et al. 2021 (PipeDream-flush): warm up, then one forward for each backward."""
     everyone = range(num_microbatches)

@@ -16,7 +16,7 @@ BREACHES = (
     (
         "agent/metrics.py",
         "import pacekeeper.predictor.forecast",
-        "only controller and simulator predict",
+        "agent and trainer do not predict",
     ),
     ("trainer/hooks.py", "import numpy", "the seam of a foreign trainer"),
     ("simulator/__init__.py", "import torch", "torch in the trainer only"),
