@@ -83,6 +83,8 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             f"{job.tokens_per_s:,.0f} tokens/s{loss}  generation {job.generation}{moving}  "
             f"open incidents {job.open_incidents}  clock {escape(job.clock or '?')}"
         )
+        if job.watch_reason:
+            console.print(f"{escape(job.watch)}: {escape(job.watch_reason)}")
         if job.last_decision:
             console.print(f"[dim]{escape(job.last_decision)}[/]")
         if job.ranks:

@@ -11,7 +11,7 @@ from pacekeeper.controller import incidents
 from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
-from pacekeeper.core.findings import FindingKind, Watch
+from pacekeeper.core.findings import Blindness, FindingKind, Watch
 from pacekeeper.predictor.detector_state import begin
 
 DAY_S = 86_400.0
@@ -31,7 +31,8 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     if not is_over(job):
         if job.ended_s is None:
             return job, []
-        return replace(job, ended_s=None, watch=Watch.BLIND, watch_reason="it runs again"), []
+        awake = replace(job, ended_s=None, watch=Watch.BLIND, watch_reason="it runs again")
+        return replace(awake, blind=Blindness.NO_RECORDS), []
     if job.watch is Watch.ENDED:
         return job, []
     commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.watch}")]
@@ -45,6 +46,10 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         job,
         watch=Watch.ENDED,
         watch_reason="no rank runs any more",
+        blind=None,
+        sight=None,
+        silent=(),
+        judged_s=None,
         ended_s=now_s if job.ended_s is None else job.ended_s,
         evidence=begin(),
         pending={},

@@ -46,7 +46,7 @@ def take_in(
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
     job = steps.put_pending(job, work)
-    state, job, said = steps.judge_complete(state, job, config, unix_s)
+    state, job, said = steps.judge_complete(state, job, config, now_s)
     commands += said
     return replace(state, jobs={**state.jobs, job.name: job}), commands
 

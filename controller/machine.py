@@ -8,7 +8,7 @@ reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import causes, endings, inbox
+from pacekeeper.controller import causes, endings, inbox, watch
 from pacekeeper.controller.events import (
     AskDecision,
     Command,
@@ -175,10 +175,9 @@ def _tick(
             state = _with_job(state, job)
         if job.watch is Watch.ENDED:
             continue
-        watch, reason = _watch(job, config, now_s)
-        if watch is not job.watch:
-            commands.append(Say(text=f"job={name} watch={watch} was={job.watch} ({reason})"))
-            job = replace(job, watch=watch, watch_reason=reason)
+        job, said = watch.after_silence(job, config, now_s)
+        commands += said
+        if job is not state.jobs[name]:
             state = _with_job(state, job)
         if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
@@ -189,16 +188,6 @@ def _tick(
         commands += again
     state, said = endings.forget(state, now_s)
     return state, (*commands, *said)
-
-
-def _watch(job: JobState, config: ControllerConfig, now_s: float) -> tuple[Watch, str]:
-    """Silence is never taken for health: one silent rank blinds the job."""
-    limit_s = config.blind_after_s
-    running = job.living if job.layout is None else set(job.living) & set(job.layout.ranks)
-    silent = [r for r in sorted(running) if now_s - job.last_heard_s(r) > limit_s]
-    if silent:
-        return Watch.BLIND, f"no record of ranks {silent} for {limit_s:.0f} s"
-    return job.watch, job.watch_reason
 
 
 def _act(

@@ -56,6 +56,9 @@ class ControllerMetrics:
             "store_refusing": ("1 while the store takes no writes: intake waits.", ["reason"]),
             "rank_slowdown": ("Slowest ranks: observed / expected.", ["job", "rank"]),
             "job_info": ("1 for what is said of the job.", ["job", "watch"]),
+            "job_blind": ("1 while something would be missed, and why.", ["job", "cause"]),
+            "job_detectable_slowdown": ("Smallest that would be named in time.", ["job"]),
+            "job_detectable_steps": ("Steps in which it would be named.", ["job"]),
         }
         self._gauges = {
             name: Gauge(f"pacekeeper_{name}", text, labels, registry=self.registry)
@@ -98,8 +101,9 @@ class ControllerMetrics:
         )
         for kind in FindingKind:
             gauges["incidents_open"].labels(kind.value).set(open_now[kind])
-        for name in ("job_info", "job_step", "job_tokens_per_second", "job_generation"):
-            gauges[name].clear()  # of jobs that were forgotten
+        for name in gauges:
+            if name.startswith("job_"):
+                gauges[name].clear()  # of jobs that were forgotten
         gauges["rank_slowdown"].clear()
         for name, job in state.jobs.items():
             gauges["job_step"].labels(name).set(job.step)
@@ -107,6 +111,11 @@ class ControllerMetrics:
             generation = 0 if job.layout is None else job.layout.generation
             gauges["job_generation"].labels(name).set(generation)
             gauges["job_info"].labels(name, job.watch.value).set(1)
+            if job.blind is not None:
+                gauges["job_blind"].labels(name, job.blind.value).set(1)
+            if job.sight is not None:
+                gauges["job_detectable_slowdown"].labels(name).set(job.sight.slowdown)
+                gauges["job_detectable_steps"].labels(name).set(job.sight.steps)
             for number, slowdown in slowest_ranks(job):
                 gauges["rank_slowdown"].labels(name, str(number)).set(slowdown)
 

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pacekeeper.controller.rank_map import RankMap
-from pacekeeper.core.findings import Decision, Incident, Tier, Watch
+from pacekeeper.core.findings import Blindness, Decision, Incident, Tier, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.detector_state import Evidence, begin
+from pacekeeper.predictor.sight import Sight
 
 StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
 """What ranks report of one step."""
@@ -130,6 +131,10 @@ class JobState:
     loss: float | None = None
     watch: Watch = Watch.BLIND
     watch_reason: str = ""
+    blind: Blindness | None = Blindness.NO_RECORDS  # what can not be seen; None: nothing is missed
+    sight: Sight | None = None  # the smallest slowdown that would be named; None: not measured
+    silent: tuple[int, ...] = ()  # ranks that run and have said nothing for too long
+    judged_s: float | None = None  # when a step was judged last
     reported_s: float | None = None  # when an agent last spoke of it; None: not since our start
     ended_s: float | None = None  # when its last rank was seen to have ended
     layout_step: int = 0  # first step of the present layout

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller import causes, incidents
+from pacekeeper.controller import causes, incidents, watch
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
@@ -66,7 +66,7 @@ def _with_more(work: RankWork, records: Iterable[StepFact]) -> RankWork:
 
 
 def judge_complete(
-    state: State, job: JobState, config: ControllerConfig, unix_s: float
+    state: State, job: JobState, config: ControllerConfig, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Judge all complete steps, in order; an incomplete one before them is given up."""
     commands: list[Command] = []
@@ -78,7 +78,7 @@ def judge_complete(
                 draft = replace(draft, first_missing=at)
                 job = replace(job, pending={**job.pending, step: draft})
             continue
-        state, job, said = _judge(state, job, step, config, unix_s)
+        state, job, said = _judge(state, job, step, config, now_s)
         commands += said
         job = replace(job, pending={s: left for s, left in job.pending.items() if s > step})
     return state, job, commands
@@ -118,7 +118,7 @@ def first_missing(job: JobState, draft: StepDraft) -> int | None:
 
 
 def _judge(
-    state: State, job: JobState, step: int, config: ControllerConfig, unix_s: float
+    state: State, job: JobState, step: int, config: ControllerConfig, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     by_rank = job.pending[step].by_rank
     ended = {rank: work.end for rank, work in sorted(by_rank.items()) if work.end is not None}
@@ -153,7 +153,10 @@ def _judge(
         return state, job, []
     evidence, judgement = fold(config.detector, job.evidence, sample_of(list(work.values())))
     job = _show_on_ranks(replace(job, evidence=evidence), judgement)
+    unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
+    job, said = watch.after_step(job, judgement, config, now_s)
+    commands += said
     commands.append(
         StepSummary(
             job=job.name,
@@ -166,7 +169,7 @@ def _judge(
             observed_s=judgement.observed_s,
             expected_s=judgement.expected_s,
             slowdown=judgement.slowdown,
-            watch=judgement.watch,
+            watch=job.watch,
         )
     )
     return state, job, commands
@@ -220,7 +223,7 @@ def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:
                 slowdown=None if is_measuring else judgement.slowdown[i],
                 suspicion=0.0 if is_measuring else judgement.suspicion[i],
             )
-    return replace(job, ranks=ranks, watch=judgement.watch, watch_reason=judgement.reason)
+    return replace(job, ranks=ranks)
 
 
 def _all_is_over(job: JobState) -> JobState:

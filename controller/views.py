@@ -4,7 +4,7 @@ import math
 
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.core.findings import Incident, Watch
+from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.protos import status_pb2
 
@@ -12,7 +12,6 @@ from pacekeeper.protos import status_pb2
 def job_view(state: State, job: JobState) -> status_pb2.Job:
     """A job with its ranks, also those that only the store still knows."""
     layout = job.layout
-    is_blind = job.watch is Watch.BLIND
     away = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
     message = status_pb2.Job(
@@ -27,6 +26,10 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         open_incidents=len(job.open_incidents),
         clock=next((r.attachment.clock for r in job.ranks.values()), ""),
         last_decision="" if job.last_decision is None else job.last_decision.reason,
+        watch_reason=job.watch_reason,
+        blind_cause="" if job.blind is None else job.blind.value,
+        detectable_slowdown=None if job.sight is None else job.sight.slowdown,
+        detectable_steps=None if job.sight is None else job.sight.steps,
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
@@ -42,11 +45,12 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                 )
             )
             continue
+        is_silent = rank.node in away or number in job.silent or number not in job.heard_s
         message.ranks.append(
             _rank_view(
                 number,
                 rank,
-                state=rank_state(rank.life, is_silent=rank.node in away or is_blind),
+                state=rank_state(rank.life, is_silent=is_silent),
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),
             )

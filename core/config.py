@@ -99,15 +99,21 @@ class DetectorConfig:
     recover_steps: int = 3
     # Steps over which the slowdown of an open incident is measured (median).
     measure_steps: int = 5
+    # Steps for which the smallest visible slowdown is stated: more show a smaller one, later.
+    see_within_steps: int = 10
+    # A watch that would miss this slowdown for so long is blind, not healthy: half the speed.
+    blind_slowdown: float = 2.0
 
     def __post_init__(self) -> None:
         _at_least(self, 4, "warmup_steps")
         _at_least(self, 0, "skip_steps")
-        _at_least(self, 1, "min_steps", "recover_steps", "measure_steps")
+        _at_least(self, 1, "min_steps", "recover_steps", "measure_steps", "see_within_steps")
         _positive(self, "sigma_floor", "false_alarms_per_job_day", "noisy_sigma", "min_sigmas")
         _at_least(self, 1.0, "min_slowdown", "recover_slowdown")
         if self.recover_slowdown > self.min_slowdown:
             raise ValueError("recover_slowdown: expected at most min_slowdown (hysteresis)")
+        if self.blind_slowdown <= self.min_slowdown:
+            raise ValueError("blind_slowdown: expected above min_slowdown")
         if self.history_steps < self.warmup_steps:
             raise ValueError("history_steps: expected at least warmup_steps")
 

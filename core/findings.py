@@ -23,12 +23,25 @@ class Tier(StrEnum):
 class Watch(StrEnum):
     """What the detector can say of a job: silence is never taken for health."""
 
-    BLIND = "blind"  # no records arrive
+    BLIND = "blind"  # a rank could become slow and nobody would be told: see Blindness
     MEASURING = "measuring"  # too few records yet
     HEALTHY = "healthy"
     SUSPICIOUS = "suspicious"
     DEGRADED = "degraded"  # at least one open incident
     ENDED = "ended"  # no rank runs any more
+
+
+class Blindness(StrEnum):
+    """Why a watch sees nothing."""
+
+    NO_RECORDS = "no_records"  # of a rank that should run
+    NO_STEPS = "no_steps"  # records arrive, but no step can be judged
+    NO_PEERS = "no_peers"  # one rank alone can not be told from everybody
+    FROZEN = "frozen"  # steps are seen, but the charts do not advance
+    MISSING_RANK = "missing_rank"  # a rank is in none of the steps that are judged
+    STALE_MODEL = "stale_model"  # the cost model can not be fitted any more
+    NOISE = "noise"  # only what is far too slow would stand out
+    CANARY = "canary"  # a slowdown put in on purpose was not found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,10 @@ class Charts:
     of the rank's own healthy pace.
     `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
     `recent_doubt`: what the model of the time may have been wrong by (log, at most).
-    `doubt`: the same on the rank's newest work. `recent_parts` [micro-batches, ranks]: their log
-    ratios less the baseline, newest last; `num_parts` of them are a step's, 1 where none are told.
+    `doubt`: the same on the rank's newest work; `sample_doubt`: the mean of what was taken off the
+    newest step's samples, its micro-batches where these are told. `recent_parts` [micro-batches,
+    ranks]: their log ratios less the baseline, newest last; `num_parts` of them are a step's, 1
+    where none are told.
     """
 
     ranks: tuple[int, ...]
@@ -37,6 +39,7 @@ class Charts:
     peaks: Array
     baseline: Array
     doubt: Array
+    sample_doubt: Array
     recent: Array
     recent_doubt: Array
     recent_steps: tuple[int, ...]
@@ -48,7 +51,7 @@ def no_charts() -> Charts:
     none = np.zeros(0)
     return Charts(
         ranks=(), levels=np.zeros((len(REFERENCES), 0)), peaks=np.zeros((len(REFERENCES), 0)),
-        baseline=none, doubt=none,
+        baseline=none, doubt=none, sample_doubt=none,
         recent=np.zeros((0, 0)), recent_doubt=np.zeros((0, 0)), recent_steps=(),
         recent_parts=np.zeros((0, 0)),
     )  # fmt: skip
@@ -89,6 +92,7 @@ def advance(
         levels=np.where(is_open, 0.0, levels),
         peaks=np.where(is_open, 0.0, peaks),
         doubt=doubt,
+        sample_doubt=_mean_of(doubts, charts.sample_doubt),
         recent=np.concatenate([charts.recent, own[None]])[-WINDOW_STEPS:],
         recent_doubt=np.concatenate([charts.recent_doubt, doubt[None]])[-WINDOW_STEPS:],
         recent_steps=(*charts.recent_steps, step)[-WINDOW_STEPS:],
@@ -111,6 +115,12 @@ def _folded(limits: Thresholds, levels: Array, z: Array) -> tuple[Array, Array]:
             level[:] = folded if is_whole else np.where(is_there, folded, level)
             np.maximum(peak, level, out=peak)
     return after, peaks
+
+
+def _mean_of(samples: Array, before: Array) -> Array:
+    """Mean over samples [samples, ranks] -> [ranks]; as it was for a rank that lacks one."""
+    mean: Array = np.mean(samples, axis=0)
+    return np.where(np.isfinite(mean), mean, before)
 
 
 def suspicion(limits: Thresholds, charts: Charts) -> Array:
@@ -160,6 +170,7 @@ def _columns(charts: Charts, ranks: tuple[int, ...]) -> Charts:
         peaks=pick(charts.peaks, 0.0),
         baseline=pick(charts.baseline, 0.0),
         doubt=pick(charts.doubt, 0.0),
+        sample_doubt=pick(charts.sample_doubt, 0.0),
         recent=pick(charts.recent, np.nan),
         recent_doubt=pick(charts.recent_doubt, 0.0),
         recent_parts=pick(charts.recent_parts, np.nan),

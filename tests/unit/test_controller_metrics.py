@@ -8,8 +8,9 @@ import pytest
 from pacekeeper.controller.metrics import SHOWN_RANKS, ControllerMetrics, slowest_ranks
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier, Watch
+from pacekeeper.core.findings import Blindness, Finding, FindingKind, Incident, Tier, Watch
 from pacekeeper.core.topology import Attachment
+from pacekeeper.predictor.sight import Sight
 from support.controllers import first_layout
 
 
@@ -61,6 +62,18 @@ def test_a_state_becomes_gauges() -> None:
     metrics.update(State(jobs={"train": replace(job, watch=Watch.HEALTHY)}))
     assert value(metrics, "job_info", job="train", watch="degraded") is None
     assert value(metrics, "job_info", job="train", watch="healthy") == 1
+
+
+def test_a_watch_tells_what_it_could_see_and_why_it_could_not() -> None:
+    metrics = ControllerMetrics()
+    job = JobState(name="train", blind=Blindness.NOISE, sight=Sight(slowdown=2.5, steps=10))
+    metrics.update(State(jobs={"train": job}))
+    assert value(metrics, "job_blind", job="train", cause="noise") == 1
+    assert value(metrics, "job_detectable_slowdown", job="train") == 2.5
+    assert value(metrics, "job_detectable_steps", job="train") == 10
+    metrics.update(State(jobs={"train": replace(job, blind=None, sight=None)}))
+    assert value(metrics, "job_blind", job="train", cause="noise") is None
+    assert value(metrics, "job_detectable_slowdown", job="train") is None
 
 
 def test_an_incident_counts_once_however_often_it_is_saved() -> None:

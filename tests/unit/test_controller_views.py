@@ -5,6 +5,7 @@ import math
 import pytest
 
 from pacekeeper.controller.events import StepSummary
+from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
     JobState,
     NodeState,
@@ -14,10 +15,20 @@ from pacekeeper.controller.state import (
     State,
 )
 from pacekeeper.controller.views import incident_view, job_view, node_view, step_view
-from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier, Watch
+from pacekeeper.core.findings import (
+    Blindness,
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    Rung,
+    Tier,
+    Watch,
+)
 from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, Clock
+from pacekeeper.predictor.sight import Sight
 
 LAYOUT = Layout(
     generation=5,
@@ -46,6 +57,7 @@ def job(**changes: object) -> JobState:
         "ranks": {1: rank(1, "b"), 0: rank(0, "a")},
         "layout": LAYOUT,
         "watch": Watch.HEALTHY,
+        "heard_s": RankMap({0: 1.0, 1: 1.0}),
         "step": 11,
     }
     return JobState(**{**values, **changes})  # type: ignore[arg-type]
@@ -75,22 +87,39 @@ def test_what_is_not_measured_is_unset_and_not_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("life", "connected", "watch", "shown"),
+    ("life", "connected", "silent", "shown"),
     [
-        (RankLife.ALIVE, True, Watch.HEALTHY, "alive"),
-        (RankLife.ALIVE, False, Watch.HEALTHY, "silent"),
-        (RankLife.ALIVE, True, Watch.BLIND, "silent"),
-        (RankLife.DEAD, True, Watch.DEGRADED, "dead"),
-        (RankLife.DEAD, False, Watch.BLIND, "dead"),
-        (RankLife.FINISHED, False, Watch.ENDED, "finished"),
+        (RankLife.ALIVE, True, (), "alive"),
+        (RankLife.ALIVE, False, (), "silent"),
+        (RankLife.ALIVE, True, (0,), "silent"),
+        (RankLife.ALIVE, True, (1,), "alive"),
+        (RankLife.DEAD, True, (), "dead"),
+        (RankLife.DEAD, False, (0,), "dead"),
+        (RankLife.FINISHED, False, (), "finished"),
     ],
 )
 def test_a_rank_is_alive_only_where_it_is_heard(
-    life: RankLife, connected: bool, watch: Watch, shown: str
+    life: RankLife, connected: bool, silent: tuple[int, ...], shown: str
 ) -> None:
     state = State(nodes={"a": node("a", is_connected=connected), "b": node("b")})
-    view = job_view(state, job(ranks={0: rank(0, "a", life)}, watch=watch))
+    view = job_view(state, job(ranks={0: rank(0, "a", life)}, silent=silent))
     assert view.ranks[0].state == shown
+
+
+def test_a_rank_that_has_never_said_anything_is_silent() -> None:
+    view = job_view(BOTH, job(heard_s=RankMap({1: 1.0})))
+    assert [r.state for r in view.ranks] == ["silent", "alive"]
+
+
+def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
+    measuring = job_view(BOTH, job(watch=Watch.MEASURING, watch_reason="warm-up: 3 of 12 steps"))
+    assert (measuring.watch, measuring.watch_reason) == ("measuring", "warm-up: 3 of 12 steps")
+    assert not measuring.HasField("detectable_slowdown")
+    healthy = job_view(BOTH, job(sight=Sight(slowdown=1.25, steps=10), blind=None))
+    assert (healthy.detectable_slowdown, healthy.detectable_steps) == (1.25, 10)
+    assert healthy.blind_cause == ""
+    blind = job_view(BOTH, job(watch=Watch.BLIND, blind=Blindness.NOISE))
+    assert (blind.watch, blind.blind_cause) == ("blind", "noise")
 
 
 def test_an_agent_that_is_away_silences_its_own_ranks_only() -> None:

@@ -1,0 +1,92 @@
+"""Is a job's watch measuring, healthy or blind - and why? Silence is never taken for health. Pure.
+
+What a judged step says comes first; the canary and the detector's own blindness may refute it, and
+between steps the clock does: ranks that fall silent, records that make no step.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pacekeeper.controller.events import Command, Say
+from pacekeeper.controller.state import JobState
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.findings import Blindness, Watch
+from pacekeeper.predictor.detector_state import Judgement
+from pacekeeper.predictor.sight import Blind, blindness, sight_of
+
+PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
+
+
+def running(job: JobState) -> tuple[int, ...]:
+    """Living ranks that the layout counts on, ascending."""
+    if job.layout is None:
+        return job.living
+    counted = set(job.layout.ranks)
+    return tuple(rank for rank in job.living if rank in counted)
+
+
+def after_step(
+    job: JobState, judgement: Judgement, config: ControllerConfig, now_s: float
+) -> tuple[JobState, list[Command]]:
+    """The watch after a step that was judged.
+
+    A job with open incidents stays degraded where no more could be seen; it says so.
+    """
+    ranks = running(job)
+    blind = blindness(config.detector, job.evidence, ranks, step=judgement.step)
+    sight = sight_of(config.detector, job.evidence, ranks)
+    watch, reason = judgement.watch, judgement.reason
+    if blind is not None and watch is Watch.DEGRADED:
+        reason = f"and blind for more: {blind.reason}"
+    elif blind is not None and watch is not Watch.MEASURING:
+        watch, reason = Watch.BLIND, blind.reason
+    elif sight is not None:
+        reason = f"{reason}; {sight}" if reason else str(sight)
+    job = replace(job, sight=sight, judged_s=now_s, silent=())
+    return _entered(job, watch, reason, blind)
+
+
+def after_silence(
+    job: JobState, config: ControllerConfig, now_s: float
+) -> tuple[JobState, list[Command]]:
+    """The watch at this moment, if only time went by since the newest step."""
+    median_s = sorted(job.recent_step_s)[len(job.recent_step_s) // 2] if job.recent_step_s else 0.0
+    limit_s = max(config.blind_after_s, PATIENCE_STEPS * median_s)
+    ranks = running(job)
+    silent = tuple(rank for rank in ranks if now_s - job.last_heard_s(rank) > limit_s)
+    job = job if silent == job.silent else replace(job, silent=silent)
+    blind = _blind_between_steps(job, ranks, now_s, limit_s)
+    if blind is None:
+        return job, []
+    return _entered(job, Watch.BLIND, blind.reason, blind)
+
+
+def _blind_between_steps(
+    job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
+) -> Blind | None:
+    if job.silent:
+        reason = f"no record of ranks {list(job.silent)} for {limit_s:.0f} s"
+        return Blind(why=Blindness.NO_RECORDS, reason=reason)
+    attached_s = max((job.ranks[rank].attached_s for rank in ranks), default=now_s)
+    since_s = attached_s if job.judged_s is None else max(job.judged_s, attached_s)
+    if now_s - since_s <= limit_s:
+        return None
+    reason = f"records arrive, but no step could be judged for {limit_s:.0f} s"
+    if job.pending:
+        step = min(job.pending)
+        told = {r for r, work in job.pending[step].by_rank.items() if work.is_whole}
+        missing = [rank for rank in ranks if rank not in told]
+        reason += f": of step {step} ranks {missing} are missing" if missing else ""
+    return Blind(why=Blindness.NO_STEPS, reason=reason)
+
+
+def _entered(
+    job: JobState, watch: Watch, reason: str, blind: Blind | None
+) -> tuple[JobState, list[Command]]:
+    """Going blind and coming back is told; what else changes is shown."""
+    was = job.watch
+    why = None if blind is None else blind.why
+    job = replace(job, watch=watch, watch_reason=reason, blind=why)
+    is_news = watch is not was and Watch.BLIND in (watch, was)
+    said = Say(text=f"job={job.name} watch={watch} was={was} ({reason})")
+    return job, [said] if is_news else []

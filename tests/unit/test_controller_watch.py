@@ -1,0 +1,98 @@
+"""Measuring, blind and healthy are three states, and each says why."""
+
+from dataclasses import replace
+
+from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.findings import Blindness, Watch
+from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from support.machine_driver import QUICK, WARM, Driver, started, step, train
+
+
+def state_of(driver: Driver) -> tuple[Watch, Blindness | None]:
+    return driver.job.watch, driver.job.blind
+
+
+def healthy() -> Driver:
+    driver = started(QUICK)
+    train(driver, 0, WARM)
+    assert state_of(driver) == (Watch.HEALTHY, None)
+    return driver
+
+
+def test_measuring_says_how_far_the_warm_up_is() -> None:
+    driver = started(QUICK)
+    train(driver, 0, 5)
+    assert state_of(driver) == (Watch.MEASURING, None)
+    assert driver.job.watch_reason == "warm-up: 3 of 8 steps"
+
+
+def test_healthy_says_what_it_would_see() -> None:
+    driver = healthy()
+    sight = driver.job.sight
+    assert sight is not None
+    assert 1.10 < sight.slowdown < 1.25
+    assert f"able to see x{sight.slowdown:.2f} within 10 steps" in driver.job.watch_reason
+
+
+def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:
+    driver = healthy()
+    driver.now_s += 31.0
+    driver.report(*step(WARM, ranks=[0, 1]))
+    driver.tick(0.1)
+    assert state_of(driver) == (Watch.BLIND, Blindness.NO_RECORDS)
+    assert driver.job.watch_reason == "no record of ranks [2, 3] for 30 s"
+    assert list(driver.job.silent) == [2, 3]
+    driver.report(*step(WARM, ranks=[2, 3]), node="node-1")
+    assert state_of(driver) == (Watch.HEALTHY, None)
+    assert not driver.job.silent
+    assert "watch=healthy was=blind" in driver.texts
+
+
+def test_records_that_make_no_step_are_blind_and_say_whose_are_missing() -> None:
+    driver = healthy()
+    for number in range(WARM, WARM + 40):
+        driver.now_s += 1.0
+        kept = [
+            record
+            for record in step(number)
+            if not (isinstance(record, MicroBatchRecord) and record.rank == 2)
+        ]
+        driver.report(*kept)  # rank 2 ends its steps, but says nothing of its work
+        driver.tick(0.0)
+    assert state_of(driver) == (Watch.BLIND, Blindness.NO_STEPS)
+    assert f"of step {WARM} ranks [2] are missing" in driver.job.watch_reason
+
+
+def test_steps_longer_than_the_limit_are_waited_for() -> None:
+    driver = started(QUICK)
+    for number in range(WARM):
+        driver.now_s += 50.0
+        records = [
+            replace(record, duration_s=50.0) if isinstance(record, StepRecord) else record
+            for record in step(number)
+        ]
+        driver.report(*records)
+    driver.tick(60.0)
+    assert state_of(driver) == (Watch.HEALTHY, None)
+    driver.tick(100.0)
+    assert state_of(driver) == (Watch.BLIND, Blindness.NO_RECORDS)
+
+
+def test_a_watch_whose_noise_hides_half_speed_is_blind_though_nothing_is_wrong() -> None:
+    hopeless = DetectorConfig(warmup_steps=8, sigma_floor=0.4)
+    driver = started(ControllerConfig(detector=hopeless))
+    train(driver, 0, WARM)
+    assert state_of(driver) == (Watch.BLIND, Blindness.NOISE)
+    assert "one step's noise is 40.0%" in driver.job.watch_reason
+
+
+def test_a_degraded_job_that_would_miss_more_stays_degraded_and_says_so() -> None:
+    driver = healthy()
+    train(driver, WARM, WARM + 12, slow=2)
+    assert state_of(driver) == (Watch.DEGRADED, None)
+    config = replace(driver.config.detector, blind_slowdown=1.11)
+    driver.config = replace(driver.config, detector=config)
+    last = driver.job.step
+    driver.report(*step(last + 1, slow=2))
+    assert state_of(driver) == (Watch.DEGRADED, Blindness.NOISE)
+    assert driver.job.watch_reason.startswith("and blind for more: ")
