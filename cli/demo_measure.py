@@ -57,7 +57,7 @@ class LoggedIncident:
 
     incident_id: int
     kind: str
-    rank: int
+    rank: int | None
     slowdown: float
     onset_step: int
     found_step: int
@@ -240,7 +240,7 @@ def judge(
     seed: int,
     num_ranks: int,
 ) -> Outcome:
-    """The outcome from the survivors' step logs, the incidents and the truth.
+    """The outcome from the survivors' step logs, incidents and the truth; advice accuses nobody.
 
     `logs[rank]` are a rank's committed steps. Raises PacekeeperError where nobody survived.
     """
@@ -263,6 +263,7 @@ def judge(
     ]
     found = min(true_findings, key=lambda i: i.found_s, default=None)
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
+    accusing = [i for i in incidents if not i.kind.endswith("_imbalance")]
     expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
     # With the CPU clock ranks disturb each other: throughput is logged, no limit is claimed.
     fluid = None
@@ -275,7 +276,7 @@ def judge(
         last_slowdown=None if found is None else found.last_slowdown,
         injected_slowdown=truth.slowdown,
         delay_iterations=None if found is None else delay_iterations(steps, truth, found),
-        false_findings=len(incidents) - expected_incidents,
+        false_findings=len(accusing) - expected_incidents,
         tokens_per_s=throughput,
         fluid_limit_tokens_per_s=fluid,
         mitigated_of_fluid=(

@@ -126,7 +126,7 @@ class Recorder:
         self.incidents[incident.incident_id] = LoggedIncident(
             incident_id=incident.incident_id,
             kind=incident.kind,
-            rank=incident.rank,
+            rank=incident.rank if incident.HasField("rank") else None,
             slowdown=incident.slowdown if before is None else before.slowdown,
             last_slowdown=incident.slowdown,
             onset_step=incident.onset_step,
@@ -136,7 +136,8 @@ class Recorder:
             closed_s=closed_s,
             actions=tuple(incident.actions),
         )
-        what = f"#{incident.incident_id} {incident.kind} rank {incident.rank}"
+        who = f" rank {incident.rank}" if incident.HasField("rank") else ""
+        what = f"#{incident.incident_id} {incident.kind}{who}"
         if before is None:
             self.say("finding", f"{what}: {incident.reason}")
         if is_closed and (before is None or before.closed_s is None):

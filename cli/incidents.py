@@ -67,9 +67,14 @@ def _print(incident: Any) -> None:
     is_open = not incident.HasField("closed_unix_s")
     state = "[bold red]open[/]" if is_open else f"[green]closed at step {incident.closed_step}[/]"
     slow = "" if incident.kind == "death" else f" x{incident.slowdown:.2f}"
+    where = ""
+    if incident.HasField("rank"):
+        where = f"rank {incident.rank} on {escape(incident.node or '?')}"
+    if incident.kind.endswith("_imbalance"):
+        where, slow = "costs", f" {1.0 - 1.0 / incident.slowdown:.1%} of a step"
     console.print(
         f"#{incident.incident_id} {opened} {escape(incident.job)} [bold]{escape(incident.kind)}[/] "
-        f"rank {incident.rank} on {escape(incident.node or '?')}{slow} {escape(incident.tier)} "
+        f"{where}{slow} {escape(incident.tier)} "
         f"{state}"
     )
     console.print(f"    {escape(incident.reason)}")

@@ -87,6 +87,8 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             console.print(f"{escape(job.watch)}: {escape(job.watch_reason)}")
         if job.last_decision:
             console.print(f"[dim]{escape(job.last_decision)}[/]")
+        for line in job.advice:
+            console.print(f"[yellow]advice:[/] {escape(line)}")
         if job.ranks:
             console.print(_rank_table(job))
         else:

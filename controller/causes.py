@@ -75,14 +75,16 @@ def explained(
     state: State, job: JobState, finding: Finding, by_rank: RankMap[RankWork], unix_s: float
 ) -> tuple[JobState, Finding]:
     """The finding with its cause in words, and a search that goes on unless that is certain."""
-    searches = {rank: s for rank, s in job.searches.items() if rank != finding.rank}
+    slow = finding.rank
+    assert slow is not None, "causes are looked for of ranks"
+    searches = {rank: s for rank, s in job.searches.items() if rank != slow}
     if len(searches) >= MAX_SEARCHES:
         return job, replace(finding, cause="not looked for: too many ranks are slow at once")
-    search = _begun(state, job, finding, by_rank, unix_s)
-    causes = explain(_symptoms(state, job, finding.rank, search, by_rank))
+    search = _begun(state, job, slow, finding, by_rank, unix_s)
+    causes = explain(_symptoms(state, job, slow, search, by_rank))
     search = replace(search, sure=_surest(causes))
     if search.sure is not Tier.CONFIRMED:
-        searches[finding.rank] = search
+        searches[slow] = search
     return replace(job, searches=searches), replace(finding, cause=in_words(causes))
 
 
@@ -107,11 +109,16 @@ def look_again(
 
 
 def _begun(
-    state: State, job: JobState, finding: Finding, by_rank: RankMap[RankWork], unix_s: float
+    state: State,
+    job: JobState,
+    slow: int,
+    finding: Finding,
+    by_rank: RankMap[RankWork],
+    unix_s: float,
 ) -> Search:
     """Whom to compare with, and the onset on the clock of each of their nodes."""
-    peers = _peers(job, finding.rank)
-    involved = (finding.rank, *peers)
+    peers = _peers(job, slow)
+    involved = (slow, *peers)
     span_s = _span_s(job, finding)
     names = {job.ranks[rank].node for rank in involved}
     pids: dict[str, set[int]] = {name: set() for name in names}

@@ -8,6 +8,7 @@ from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.predictor.detector_state import forget
 
+UNPLANNED = (FindingKind.SEQUENCE_IMBALANCE, FindingKind.STAGE_IMBALANCE)
 KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 
 
@@ -61,7 +62,7 @@ def bury(
 
 
 def close(
-    job: JobState, ranks: Collection[int], kind: FindingKind, unix_s: float, action: str
+    job: JobState, ranks: Collection[int | None], kind: FindingKind, unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
     """Close the open incidents of this kind on these ranks."""
     commands: list[Command] = []
@@ -84,29 +85,32 @@ def close(
 
 
 def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
-    """What was done, on every open incident."""
-    noted = tuple(
-        replace(incident, actions=(*incident.actions, action)) if incident.is_open else incident
-        for incident in job.incidents
-    )
-    commands: list[Command] = [
-        SaveIncident(incident=incident) for incident in noted if incident.is_open
-    ]
-    return replace(job, incidents=noted), commands
+    """What was done, on every open incident but advice that no layout follows."""
+    noted, commands = [], list[Command]()
+    for incident in job.incidents:
+        is_planned = incident.finding.kind not in UNPLANNED
+        if incident.is_open and is_planned:
+            incident = replace(incident, actions=(*incident.actions, action))
+            commands.append(SaveIncident(incident=incident))
+        noted.append(incident)
+    return replace(job, incidents=tuple(noted)), commands
 
 
-def remeasure(job: JobState, rank: int, slowdown: float) -> tuple[JobState, list[Command]]:
-    """The open finding of this rank is now clearly larger or smaller (not: nearly over)."""
+def remeasure(
+    job: JobState, rank: int | None, kind: FindingKind, slowdown: float
+) -> tuple[JobState, list[Command]]:
+    """The open finding of this kind is now clearly larger or smaller (not: nearly over)."""
     commands: list[Command] = []
     incidents = []
     for incident in job.incidents:
         finding = incident.finding
-        if incident.is_open and finding.kind is FindingKind.DEVICE and finding.rank == rank:
+        if incident.is_open and finding.kind is kind and finding.rank == rank:
             incident = replace(incident, finding=replace(finding, slowdown=slowdown))
+            of = kind if rank is None else f"rank={rank}"
             commands += [
                 SaveIncident(incident=incident),
                 Say(
-                    text=f"job={job.name} incident={incident.incident_id} rank={rank} is now "
+                    text=f"job={job.name} incident={incident.incident_id} {of} is now "
                     f"x{slowdown:.2f} slow"
                 ),
             ]

@@ -70,7 +70,9 @@ def restored(
         slow = {
             incident.finding.rank: incident.finding.slowdown
             for incident in own
-            if incident.is_open and incident.finding.kind is FindingKind.DEVICE
+            if incident.is_open
+            and incident.finding.kind is FindingKind.DEVICE
+            and incident.finding.rank is not None
         }
         known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
         ours = (job.desired,) if job.desired is not None else ()

@@ -10,6 +10,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.predictor.advice import SpreadWindow
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.sight import Sight
 
@@ -124,6 +125,7 @@ class JobState:
     tokens_per_step: float = 0.0
     squares_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
+    spread: SpreadWindow = field(default_factory=SpreadWindow)  # of the work, while all are well
     searches: Mapping[int, Search] = field(default_factory=dict)  # for causes, by slow rank
     step: int = -1
     recent_step_s: tuple[float, ...] = ()  # of the present layout, newest last

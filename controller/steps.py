@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller import causes, incidents, watch
+from pacekeeper.controller import advising, causes, incidents, watch
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
@@ -151,12 +151,15 @@ def _judge(
     )
     if not work:
         return state, job, []
-    evidence, judgement = fold(config.detector, job.evidence, sample_of(list(work.values())))
+    sample = sample_of(list(work.values()))
+    evidence, judgement = fold(config.detector, job.evidence, sample)
     job = _show_on_ranks(replace(job, evidence=evidence), judgement)
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
     job, said = watch.after_step(job, judgement, config, now_s)
     commands += said
+    state, job, advised = advising.advise(state, job, sample, duration_s, unix_s)
+    commands += advised
     commands.append(
         StepSummary(
             job=job.name,
@@ -265,6 +268,6 @@ def _take_judgement(
     for rank, slowdown in judgement.changed.items():
         # Below the smallest slowdown worth a finding it is ending: history keeps what it was.
         if slowdown >= config.detector.min_slowdown:
-            job, said = incidents.remeasure(job, rank, slowdown)
+            job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
             commands += said
     return state, job, commands

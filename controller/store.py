@@ -20,7 +20,7 @@ from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, T
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
 _TABLES = """
@@ -33,7 +33,7 @@ CREATE TABLE layouts (
     PRIMARY KEY (job, generation));
 CREATE TABLE incidents (
     incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
-    rank INTEGER NOT NULL, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
+    rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
     reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
     actions TEXT NOT NULL, cause TEXT NOT NULL);
 CREATE TABLE decisions (

@@ -25,6 +25,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         loss=job.loss,
         open_incidents=len(job.open_incidents),
         clock=next((r.attachment.clock for r in job.ranks.values()), ""),
+        advice=[i.finding.reason for i in job.open_incidents if i.finding.kind.is_advice],
         last_decision="" if job.last_decision is None else job.last_decision.reason,
         watch_reason=job.watch_reason,
         blind_cause="" if job.blind is None else job.blind.value,
@@ -99,7 +100,9 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
     """An incident with the node its rank sits on, where that is known."""
     finding = incident.finding
     job = state.jobs.get(incident.job)
-    rank = None if job is None else job.ranks.get(finding.rank)
+    rank = None
+    if job is not None and finding.rank is not None:
+        rank = job.ranks.get(finding.rank)
     return status_pb2.Incident(
         incident_id=incident.incident_id,
         job=incident.job,

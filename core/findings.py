@@ -10,8 +10,16 @@ class FindingKind(StrEnum):
     DEVICE = "device"
     LINK = "link"
     HOST = "host"
-    WORKLOAD = "workload"  # explained by the work itself: advice, not a fault
     DEATH = "death"
+    # Explained by how the work is spread: advice, not a fault, and nobody's in particular.
+    SEQUENCE_IMBALANCE = "sequence_imbalance"
+    EXPERT_IMBALANCE = "expert_imbalance"
+    STAGE_IMBALANCE = "stage_imbalance"
+
+    @property
+    def is_advice(self) -> bool:
+        """Is it about the work, and not about a rank, a link or a host?"""
+        return self.value.endswith("_imbalance")
 
 
 class Tier(StrEnum):
@@ -48,14 +56,15 @@ class Blindness(StrEnum):
 class Finding:
     """Evidence that crossed its threshold.
 
-    `slowdown` is observed / expected time (1.0 = healthy, inf for a death); `onset_step` the first
+    `rank`: None where it is nobody's in particular. `slowdown` is observed / expected time (1.0 =
+    healthy, inf for a death; of advice: step time over that with even work); `onset_step` the first
     step the evidence speaks of, `step` the newest step seen when it was found. `cause` says what
     was seen around the onset that would explain it, or that nothing was; empty: nobody looked.
     """
 
     kind: FindingKind
     tier: Tier
-    rank: int
+    rank: int | None
     slowdown: float
     onset_step: int
     step: int

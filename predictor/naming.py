@@ -48,7 +48,7 @@ def find(
         if slowdown is not None:
             found[int(i)] = slowdown
     findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
-    slow = {finding.rank: finding.slowdown for finding in findings}
+    slow = {charts.ranks[i]: found[i].value for i in found}
     return replace(evidence, slow={**evidence.slow, **slow}), findings
 
 

@@ -1,0 +1,49 @@
+"""How the work of a job is spread, watched while nothing else is wrong with it. Pure.
+
+While a rank is slow, or the layout is one made around that, uneven work is what was wanted.
+"""
+
+from dataclasses import replace
+
+from pacekeeper.controller import incidents
+from pacekeeper.controller.events import Command
+from pacekeeper.controller.state import JobState, State
+from pacekeeper.core.findings import FindingKind
+from pacekeeper.predictor.advice import fold_spread
+from pacekeeper.predictor.detector_state import model_of
+from pacekeeper.predictor.uneven import lost_to_spread
+from pacekeeper.predictor.workload import StepSample
+
+
+def advise(
+    state: State, job: JobState, sample: StepSample, duration_s: float, unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Open, re-measure and close advice by what a step of this job lost to the spread of work."""
+    evidence = job.evidence
+    is_calm = not evidence.slow and job.home is None and not job.is_makeshift
+    if evidence.model is None or not is_calm:
+        return state, job, []
+    told: dict[FindingKind, float] = {
+        incident.finding.kind: incident.finding.slowdown
+        for incident in job.open_incidents
+        if incident.finding.kind.is_advice
+    }
+    window, advice = fold_spread(
+        job.spread,
+        lost_to_spread(model_of(evidence), sample),
+        step=sample.step,
+        generation=sample.generation,
+        duration_s=duration_s,
+        told=told,
+    )
+    job, commands = replace(job, spread=window), list[Command]()
+    for finding in advice.opened:
+        state, job, said = incidents.open_incident(state, job, finding, unix_s)
+        commands += said
+    for kind in advice.over:
+        job, said = incidents.close(job, {None}, kind, unix_s, "the work is spread evenly now")
+        commands += said
+    for kind, slowdown in advice.changed.items():
+        job, said = incidents.remeasure(job, None, kind, slowdown)
+        commands += said
+    return state, job, commands
