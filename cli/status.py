@@ -84,7 +84,7 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             f"open incidents {job.open_incidents}  clock {escape(job.clock or '?')}"
         )
         if job.watch_reason:
-            console.print(f"{escape(job.watch)}: {escape(job.watch_reason)}")
+            console.print(f"{escape(job.watch)}: {escape(job.watch_reason)}{_canary(job)}")
         if job.last_decision:
             console.print(f"[dim]{escape(job.last_decision)}[/]")
         for line in job.advice:
@@ -96,6 +96,15 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
         console.print()
     if nodes:
         console.print(_node_table(nodes))
+
+
+def _canary(job: Any) -> str:
+    """The newest proof that the detector sees."""
+    if not job.HasField("canary") or not job.canary.is_found:
+        return ""  # none yet; or it was missed, which is the watch's reason
+    canary = job.canary
+    found = f"a canary of x{canary.slowdown:.2f} was found within {canary.num_steps} steps"
+    return f"; {found} at step {canary.step}"
 
 
 def _rank_table(job: Any) -> Any:

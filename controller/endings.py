@@ -13,6 +13,7 @@ from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.findings import Blindness, FindingKind, Watch
 from pacekeeper.predictor.advice import SpreadWindow
+from pacekeeper.predictor.canary import Canaries
 from pacekeeper.predictor.detector_state import begin
 
 DAY_S = 86_400.0
@@ -54,6 +55,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         ended_s=now_s if job.ended_s is None else job.ended_s,
         evidence=begin(),
         spread=SpreadWindow(),
+        canaries=Canaries(),
         pending={},
         heard_s=RankMap(),
         known_layouts={},

@@ -59,6 +59,9 @@ class ControllerMetrics:
             "job_blind": ("1 while something would be missed, and why.", ["job", "cause"]),
             "job_detectable_slowdown": ("Smallest that would be named in time.", ["job"]),
             "job_detectable_steps": ("Steps in which it would be named.", ["job"]),
+            "canary_found": ("1: the last made-up slow rank was found in time.", ["job"]),
+            "canary_steps": ("Steps until it was found or given up.", ["job"]),
+            "canary_last_step": ("The step at which that was.", ["job"]),
         }
         self._gauges = {
             name: Gauge(f"pacekeeper_{name}", text, labels, registry=self.registry)
@@ -102,7 +105,7 @@ class ControllerMetrics:
         for kind in FindingKind:
             gauges["incidents_open"].labels(kind.value).set(open_now[kind])
         for name in gauges:
-            if name.startswith("job_"):
+            if name.startswith(("job_", "canary_")):
                 gauges[name].clear()  # of jobs that were forgotten
         gauges["rank_slowdown"].clear()
         for name, job in state.jobs.items():
@@ -116,6 +119,11 @@ class ControllerMetrics:
             if job.sight is not None:
                 gauges["job_detectable_slowdown"].labels(name).set(job.sight.slowdown)
                 gauges["job_detectable_steps"].labels(name).set(job.sight.steps)
+            canary = job.canaries.last
+            if canary is not None:
+                gauges["canary_found"].labels(name).set(canary.is_found)
+                gauges["canary_steps"].labels(name).set(canary.num_steps)
+                gauges["canary_last_step"].labels(name).set(canary.step)
             for number, slowdown in slowest_ranks(job):
                 gauges["rank_slowdown"].labels(name, str(number)).set(slowdown)
 

@@ -11,6 +11,7 @@ from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepReco
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.advice import SpreadWindow
+from pacekeeper.predictor.canary import Canaries
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.sight import Sight
 
@@ -135,6 +136,7 @@ class JobState:
     watch_reason: str = ""
     blind: Blindness | None = Blindness.NO_RECORDS  # what can not be seen; None: nothing is missed
     sight: Sight | None = None  # the smallest slowdown that would be named; None: not measured
+    canaries: Canaries = field(default_factory=Canaries)  # slow ranks made up, in copies
     silent: tuple[int, ...] = ()  # ranks that run and have said nothing for too long
     judged_s: float | None = None  # when a step was judged last
     reported_s: float | None = None  # when an agent last spoke of it; None: not since our start

@@ -151,12 +151,13 @@ def _judge(
     )
     if not work:
         return state, job, []
-    sample = sample_of(list(work.values()))
+    records = list(work.values())
+    sample = sample_of(records)
     evidence, judgement = fold(config.detector, job.evidence, sample)
     job = _show_on_ranks(replace(job, evidence=evidence), judgement)
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
-    job, said = watch.after_step(job, judgement, config, now_s)
+    job, said = watch.after_step(job, judgement, records, config, now_s)
     commands += said
     state, job, advised = advising.advise(state, job, sample, duration_s, unix_s)
     commands += advised

@@ -6,6 +6,7 @@ from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
+from pacekeeper.predictor.canary import Outcome
 from pacekeeper.protos import status_pb2
 
 
@@ -31,6 +32,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         blind_cause="" if job.blind is None else job.blind.value,
         detectable_slowdown=None if job.sight is None else job.sight.slowdown,
         detectable_steps=None if job.sight is None else job.sight.steps,
+        canary=canary_view(job.canaries.last),
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
@@ -57,6 +59,19 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
             )
         )
     return message
+
+
+def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
+    """How the newest canary ended; None where none has."""
+    if canary is None:
+        return None
+    return status_pb2.Canary(
+        rank=canary.rank,
+        slowdown=canary.slowdown,
+        is_found=canary.is_found,
+        num_steps=canary.num_steps,
+        step=canary.step,
+    )
 
 
 def rank_state(life: RankLife, *, is_silent: bool) -> str:

@@ -6,13 +6,16 @@ between steps the clock does: ranks that fall silent, records that make no step.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from zlib import crc32
 
 from pacekeeper.controller.events import Command, Say
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Blindness, Watch
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.canary import carried_on, unproved
 from pacekeeper.predictor.detector_state import Judgement
-from pacekeeper.predictor.sight import Blind, blindness, sight_of
+from pacekeeper.predictor.sight import Blind, Sight, blindness, sight_of
 
 PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
 
@@ -26,15 +29,21 @@ def running(job: JobState) -> tuple[int, ...]:
 
 
 def after_step(
-    job: JobState, judgement: Judgement, config: ControllerConfig, now_s: float
+    job: JobState,
+    judgement: Judgement,
+    records: Sequence[MicroBatchRecord],
+    config: ControllerConfig,
+    now_s: float,
 ) -> tuple[JobState, list[Command]]:
-    """The watch after a step that was judged.
+    """The watch after a step that was judged by these records, and its canary.
 
     A job with open incidents stays degraded where no more could be seen; it says so.
     """
     ranks = running(job)
     blind = blindness(config.detector, job.evidence, ranks, step=judgement.step)
     sight = sight_of(config.detector, job.evidence, ranks)
+    job, commands = _with_canary(job, records, ranks, sight if blind is None else None, config)
+    blind = blind or unproved(config.detector, job.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is Watch.DEGRADED:
         reason = f"and blind for more: {blind.reason}"
@@ -43,7 +52,37 @@ def after_step(
     elif sight is not None:
         reason = f"{reason}; {sight}" if reason else str(sight)
     job = replace(job, sight=sight, judged_s=now_s, silent=())
-    return _entered(job, watch, reason, blind)
+    job, said = _entered(job, watch, reason, blind)
+    return job, [*commands, *said]
+
+
+def _with_canary(
+    job: JobState,
+    records: Sequence[MicroBatchRecord],
+    ranks: Sequence[int],
+    sight: Sight | None,
+    config: ControllerConfig,
+) -> tuple[JobState, list[Command]]:
+    """One step more for the canary; one that was missed is an alert."""
+    before = job.canaries
+    canaries = carried_on(
+        config.detector,
+        before,
+        job.evidence,
+        records,
+        sight=sight,
+        ranks=ranks,
+        seed=crc32(job.name.encode()),
+    )
+    job = replace(job, canaries=canaries)
+    last = canaries.last
+    if last is None or last is before.last or last.is_found:
+        return job, []
+    text = (
+        f"job={job.name} alert=canary_missed rank={last.rank} slowdown={last.slowdown:.2f} "
+        f"steps={last.num_steps} step={last.step}: slow ranks may go unseen"
+    )
+    return job, [Say(text=text)]
 
 
 def after_silence(

@@ -103,10 +103,13 @@ class DetectorConfig:
     see_within_steps: int = 10
     # A watch that would miss this slowdown for so long is blind, not healthy: half the speed.
     blind_slowdown: float = 2.0
+    # Steps between two canaries: a made-up slow rank, in a copy, that must be found in time. While
+    # one is under way (`see_within_steps` at most) judging costs twice as much. 0: none.
+    canary_period_steps: int = 200
 
     def __post_init__(self) -> None:
         _at_least(self, 4, "warmup_steps")
-        _at_least(self, 0, "skip_steps")
+        _at_least(self, 0, "skip_steps", "canary_period_steps")
         _at_least(self, 1, "min_steps", "recover_steps", "measure_steps", "see_within_steps")
         _positive(self, "sigma_floor", "false_alarms_per_job_day", "noisy_sigma", "min_sigmas")
         _at_least(self, 1.0, "min_slowdown", "recover_slowdown")

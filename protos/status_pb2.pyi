@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Job(_message.Message):
-    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice")
+    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Job(_message.Message):
     DETECTABLE_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
     DETECTABLE_STEPS_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
+    CANARY_FIELD_NUMBER: _ClassVar[int]
     name: str
     watch: str
     generation: int
@@ -42,7 +43,22 @@ class Job(_message.Message):
     detectable_slowdown: float
     detectable_steps: int
     advice: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ...) -> None: ...
+    canary: Canary
+    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ...) -> None: ...
+
+class Canary(_message.Message):
+    __slots__ = ("rank", "slowdown", "is_found", "num_steps", "step")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    IS_FOUND_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    slowdown: float
+    is_found: bool
+    num_steps: int
+    step: int
+    def __init__(self, rank: _Optional[int] = ..., slowdown: _Optional[float] = ..., is_found: bool = ..., num_steps: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Rank(_message.Message):
     __slots__ = ("rank", "node", "state", "slowdown", "observed_s", "expected_s", "suspicion", "batch_share", "num_expert_replicas", "device_uuid")

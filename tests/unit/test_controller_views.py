@@ -28,6 +28,7 @@ from pacekeeper.core.findings import (
 from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, Clock
+from pacekeeper.predictor.canary import Canaries, Outcome
 from pacekeeper.predictor.sight import Sight
 
 LAYOUT = Layout(
@@ -118,6 +119,10 @@ def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
     healthy = job_view(BOTH, job(sight=Sight(slowdown=1.25, steps=10), blind=None))
     assert (healthy.detectable_slowdown, healthy.detectable_steps) == (1.25, 10)
     assert healthy.blind_cause == ""
+    assert not healthy.HasField("canary")
+    outcome = Outcome(rank=3, slowdown=1.25, is_found=True, num_steps=2, step=70)
+    proved = job_view(BOTH, job(canaries=Canaries(last=outcome)))
+    assert (proved.canary.rank, proved.canary.num_steps, proved.canary.is_found) == (3, 2, True)
     blind = job_view(BOTH, job(watch=Watch.BLIND, blind=Blindness.NOISE))
     assert (blind.watch, blind.blind_cause) == ("blind", "noise")
 

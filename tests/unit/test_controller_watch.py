@@ -2,10 +2,16 @@
 
 from dataclasses import replace
 
+import pytest
+
+from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.findings import Blindness, Watch
 from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from pacekeeper.predictor import evidence
 from support.machine_driver import QUICK, WARM, Driver, started, step, train
+
+QUIET = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=0))
 
 
 def state_of(driver: Driver) -> tuple[Watch, Blindness | None]:
@@ -96,3 +102,45 @@ def test_a_degraded_job_that_would_miss_more_stays_degraded_and_says_so() -> Non
     driver.report(*step(last + 1, slow=2))
     assert state_of(driver) == (Watch.DEGRADED, Blindness.NOISE)
     assert driver.job.watch_reason.startswith("and blind for more: ")
+
+
+def with_canaries() -> ControllerConfig:
+    return ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=20))
+
+
+def test_a_canary_that_is_found_proves_the_watch_and_changes_nothing_else() -> None:
+    watched, alone = started(with_canaries()), started(QUIET)
+    for driver in (watched, alone):
+        train(driver, 0, 60)
+    last = watched.job.canaries.last
+    assert last is not None
+    assert last.is_found
+    assert alone.job.canaries.last is None
+    assert not watched.job.incidents
+    assert watched.job.desired is None
+    assert watched.job.last_decision == alone.job.last_decision
+    assert watched.job.ranks == alone.job.ranks
+    assert state_of(watched) == state_of(alone) == (Watch.HEALTHY, None)
+
+
+def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "find", lambda config, known, *_: (known, ()))
+    driver = started(with_canaries())
+    told = ""
+    for number in range(WARM + 15):
+        train(driver, number, number + 1)
+        told += driver.texts
+    assert state_of(driver) == (Watch.BLIND, Blindness.CANARY)
+    assert "alert=canary_missed" in told
+    assert "watch=blind was=healthy (the canary was missed" in told
+    assert not driver.job.incidents
+    metrics = ControllerMetrics()
+    metrics.update(driver.state)
+    found = metrics.registry.get_sample_value("pacekeeper_canary_found", {"job": driver.job.name})
+    assert found == 0.0
+    monkeypatch.undo()
+    train(driver, WARM + 15, WARM + 30)
+    assert state_of(driver) == (Watch.HEALTHY, None)
+    metrics.update(driver.state)
+    found = metrics.registry.get_sample_value("pacekeeper_canary_found", {"job": driver.job.name})
+    assert found == 1.0

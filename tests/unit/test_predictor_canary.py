@@ -1,0 +1,212 @@
+"""A canary is found while the detector sees, is missed when it is broken, and touches nothing."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.findings import Blindness
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor import canary as canary_module
+from pacekeeper.predictor import charts, evidence, naming
+from pacekeeper.predictor.canary import Canaries, Outcome, carried_on, slowed, unproved
+from pacekeeper.predictor.detector_state import Evidence, begin
+from pacekeeper.predictor.evidence import fold
+from pacekeeper.predictor.sight import Sight, sight_of
+from pacekeeper.predictor.workload import sample_of
+from support.machine_driver import step as records_of
+
+CONFIG = DetectorConfig(warmup_steps=8, canary_period_steps=30)
+RANKS = range(4)
+SEED = 1
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """A job's detector with its canaries, step by step."""
+
+    config: DetectorConfig = CONFIG
+    evidence: Evidence = field(default_factory=begin)
+    canaries: Canaries = field(default_factory=Canaries)
+    step: int = -1
+    outcomes: list[Outcome] = field(default_factory=list)
+
+    def run(self, num_steps: int, *, generation: int = 1, slow: int | None = None) -> None:
+        for _ in range(num_steps):
+            self.step += 1
+            records = [
+                record
+                for record in records_of(self.step, generation=generation, slow=slow)
+                if isinstance(record, MicroBatchRecord)
+            ]
+            self.evidence, _ = fold(self.config, self.evidence, sample_of(records))
+            sight = sight_of(self.config, self.evidence, RANKS)
+            before = self.canaries.last
+            self.canaries = carried_on(
+                self.config,
+                self.canaries,
+                self.evidence,
+                records,
+                sight=sight,
+                ranks=RANKS,
+                seed=SEED,
+            )
+            if self.canaries.last is not None and self.canaries.last is not before:
+                self.outcomes.append(self.canaries.last)
+
+
+def test_a_detector_that_sees_finds_each_canary_in_time() -> None:
+    watched = Watched()
+    watched.run(200)
+    assert len(watched.outcomes) >= 5
+    for outcome in watched.outcomes:
+        assert outcome.is_found
+        assert outcome.num_steps <= CONFIG.see_within_steps
+    assert unproved(CONFIG, watched.canaries, watched.step) is None
+
+
+def test_the_canaries_take_turns_over_all_ranks_in_an_order_that_the_seed_gives() -> None:
+    watched, again = Watched(), Watched()
+    watched.run(200)
+    again.run(200)
+    turns = [outcome.rank for outcome in watched.outcomes]
+    assert turns[:5] == [1, 2, 3, 0, 1]
+    assert again.outcomes == watched.outcomes
+
+
+def test_what_is_put_in_is_the_smallest_slowdown_that_is_promised() -> None:
+    watched = Watched()
+    watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
+    running = watched.canaries.running
+    assert running is not None
+    assert running.sight == sight_of(CONFIG, watched.evidence, RANKS)
+
+
+def test_only_the_copy_of_one_rank_is_slowed() -> None:
+    records = [r for r in records_of(3) if isinstance(r, MicroBatchRecord)]
+    before = list(records)
+    copies = slowed(records, 2, 1.5)
+    assert records == before
+    assert [r for r in copies if r.rank != 2] == [r for r in records if r.rank != 2]
+    (own,) = (r for r in copies if r.rank == 2)
+    assert own == replace(before[2], compute_s=1.5 * before[2].compute_s)
+
+
+def test_the_evidence_of_the_job_is_the_same_with_and_without_canaries() -> None:
+    watched, alone = Watched(), Watched(config=replace(CONFIG, canary_period_steps=0))
+    watched.run(60)
+    alone.run(60)
+    assert alone.canaries.turn == 0 < watched.canaries.turn
+    assert (watched.evidence.charts.levels == alone.evidence.charts.levels).all()
+    assert watched.evidence.slow == alone.evidence.slow == {}
+
+
+def test_a_new_layout_cuts_a_canary_short_and_the_next_one_comes_soon() -> None:
+    watched = Watched()
+    watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
+    assert watched.canaries.running is not None
+    watched.run(1, generation=2)
+    assert watched.canaries.running is None
+    assert not watched.outcomes
+    watched.run(2 * CONFIG.see_within_steps + 2, generation=2)
+    assert [outcome.is_found for outcome in watched.outcomes] == [True]
+
+
+def test_a_rank_that_is_slow_itself_is_passed_over_and_cuts_its_own_canary_short() -> None:
+    watched = Watched()
+    watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
+    assert watched.canaries.running is not None
+    rank = watched.canaries.running.rank
+    watched.run(2, slow=rank)
+    assert watched.canaries.running is None
+    assert not watched.outcomes
+    watched.run(200, slow=rank)
+    assert rank not in {outcome.rank for outcome in watched.outcomes}
+    assert len({outcome.rank for outcome in watched.outcomes}) == 3
+    assert all(outcome.is_found for outcome in watched.outcomes)
+
+
+def test_canaries_that_never_come_to_an_end_prove_nothing() -> None:
+    watched = Watched()
+    watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
+    for number in range(60):  # a new layout every two steps
+        watched.run(2, generation=2 + number)
+    assert not watched.outcomes
+    blind = unproved(CONFIG, watched.canaries, watched.step)
+    assert blind is not None
+    assert blind.why is Blindness.CANARY
+    assert "no canary has come to its end" in blind.reason
+
+
+def test_nothing_is_tried_where_nothing_is_promised() -> None:
+    watched = Watched()
+    watched.run(4)
+    assert watched.canaries == Canaries() or watched.canaries.turn == 0
+    assert unproved(CONFIG, watched.canaries, watched.step) is None
+
+
+def frozen_charts(limits: Any, before: charts.Charts, *, step: int, **_: Any) -> charts.Charts:
+    return replace(before, recent_steps=(*before.recent_steps, step))
+
+
+def deaf_naming(*args: Any) -> tuple[Evidence, tuple[()]]:
+    return args[1], ()
+
+
+def no_difference(model: Any, sample: Any, *_: Any) -> Any:
+    return 0.0 * sample.observed_s
+
+
+def another_rank(records: Sequence[MicroBatchRecord]) -> Any:
+    return sample_of([replace(r, compute_s=0.1) for r in records])
+
+
+def never_slow(*_: Any, **__: Any) -> None:
+    return None
+
+
+SABOTAGE: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
+    "charts that stand still": (charts, "advance", frozen_charts),
+    "nobody is ever named": (evidence, "find", deaf_naming),
+    "ratios that are always zero": (evidence, "log_ratios", no_difference),
+    "records whose times get lost": (canary_module, "sample_of", another_rank),
+    "a slowdown that is never agreed on": (naming, "measured", never_slow),
+}
+
+
+@pytest.fixture(params=sorted(SABOTAGE))
+def broken(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module, name, replacement = SABOTAGE[request.param]
+    watched_before = getattr(module, name)
+    assert watched_before is not replacement
+    monkeypatch.setattr(module, name, replacement)
+    yield
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_detector_that_is_broken_misses_its_canary_and_is_blind() -> None:
+    watched = Watched()
+    watched.run(40)
+    assert watched.outcomes
+    assert not any(outcome.is_found for outcome in watched.outcomes)
+    blind = unproved(CONFIG, watched.canaries, watched.step)
+    assert blind is not None
+    assert blind.why is Blindness.CANARY
+    assert "the canary was missed" in blind.reason
+
+
+def test_a_promise_that_can_not_be_kept_is_missed() -> None:
+    watched = Watched()
+    watched.run(CONFIG.skip_steps + CONFIG.warmup_steps)
+    running = watched.canaries.running
+    assert running is not None
+    bold = replace(running, sight=Sight(slowdown=1.02, steps=10))
+    watched.canaries = replace(watched.canaries, running=bold)
+    watched.run(10)
+    assert [outcome.is_found for outcome in watched.outcomes] == [False]
+    watched.run(1)  # the next one begins at once, and with another rank
+    following = watched.canaries.running
+    assert following is not None
+    assert following.rank != running.rank
