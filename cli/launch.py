@@ -23,7 +23,7 @@ from pacekeeper.core.errors import ConfigError
 @click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
 @click.option("--steps", type=int)
 @click.option("--seed", type=int)
-@click.option("--clock", type=click.Choice(["emulated", "cpu"]))
+@click.option("--clock", type=click.Choice(["auto", "device", "cpu", "emulated"]))
 @click.pass_context
 def command(
     ctx: click.Context,

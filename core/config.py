@@ -203,8 +203,9 @@ class TrainConfig:
     learning_rate: float = 3e-3
     weight_decay: float = 0.01
     warmup_steps: int = 20
-    # "emulated" or "cpu": where compute times come from (trainer/faults.py, trainer/timing.py).
-    clock: str = "emulated"
+    # Where compute times come from: "device" (CUDA events; the model is there), "cpu", "emulated",
+    # or "auto": "device" where node 0 has a CUDA device, else "emulated". The launcher says which.
+    clock: str = "auto"
     # Emulated device: seconds of device time per step at full speed with an even layout.
     emulated_step_s: float = 0.25
     # Standard deviation of the emulated device's log-normal jitter per segment.
@@ -245,7 +246,9 @@ class TrainConfig:
             raise ValueError("hidden_size: expected a multiple of 4 x num_heads")
         if self.rows_per_step % self.num_microbatches:
             raise ValueError("rows_per_step: expected a multiple of num_microbatches")
-        if self.clock not in ("emulated", "cpu"):
-            raise ValueError(f"clock: expected 'emulated' or 'cpu', got {self.clock!r}")
+        if self.clock not in ("auto", "device", "cpu", "emulated"):
+            raise ValueError(
+                f"clock: expected 'auto', 'device', 'cpu' or 'emulated', got {self.clock!r}"
+            )
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: expected 'float32' or 'float64', got {self.dtype!r}")

@@ -11,7 +11,7 @@ import random
 import re
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -57,6 +57,16 @@ class Batch:
     @property
     def num_rows(self) -> int:
         return self.tokens.shape[0]
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same rows on that device."""
+        return replace(
+            self,
+            tokens=self.tokens.to(device),
+            targets=self.targets.to(device),
+            documents=self.documents.to(device),
+            positions=self.positions.to(device),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

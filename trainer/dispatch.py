@@ -58,6 +58,14 @@ class Routes:
             phase_E=(own_phase + _GOLDEN * torch.arange(len(hosts), dtype=torch.float64)) % 1.0,
         )
 
+    def to(self, device: torch.device) -> "Routes":
+        """The same on that device."""
+        return Routes(
+            destinations_EH=self.destinations_EH.to(device),
+            bounds_EH=self.bounds_EH.to(device),
+            phase_E=self.phase_E.to(device),
+        )
+
     def split(self, experts_A: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
         """(order_A, destination_A): assignments sorted by expert, and where each one goes.
 
@@ -67,7 +75,7 @@ class Routes:
         sorted_A = experts_A[order_A]
         counts_E = torch.bincount(experts_A, minlength=num_experts)
         first_E = torch.cumsum(counts_E, 0) - counts_E
-        within_A = torch.arange(len(experts_A)) - first_E[sorted_A]
+        within_A = torch.arange(len(experts_A), device=experts_A.device) - first_E[sorted_A]
         place_A = (within_A + self.phase_E[sorted_A]) / counts_E[sorted_A]
         host_A = (place_A[:, None] >= self.bounds_EH[sorted_A]).sum(1)
         return order_A, self.destinations_EH[sorted_A, host_A]
@@ -151,7 +159,8 @@ def dispatch(
     # index_select, here and below: advanced indexing costs several times as much on CPU.
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits)
-    expert_R = torch.arange(num_experts).repeat(size).repeat_interleave(received_WE.reshape(-1))
+    expert_E = torch.arange(num_experts, device=received_WE.device)
+    expert_R = expert_E.repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)
     return Dispatched(
         rows_RD=arrived_RD.index_select(0, grouping_R),
@@ -182,4 +191,5 @@ def combine(
 
 def _inverse(order: Tensor) -> Tensor:
     """The permutation that undoes `order`."""
-    return torch.empty_like(order).index_copy_(0, order, torch.arange(len(order)))
+    places = torch.arange(len(order), device=order.device)
+    return torch.empty_like(order).index_copy_(0, order, places)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.trainer.timing import ComputeTime
@@ -150,6 +151,12 @@ class Burner:
             sum(range(100))
 
 
+class Slowable(Protocol):
+    """What a fault acts on."""
+
+    slowdown: float
+
+
 @dataclass(slots=True, kw_only=True)
 class FaultInjector:
     """Obeys `directory`/rank-R.json and writes down what it did, with the step, in truth.jsonl.
@@ -160,7 +167,7 @@ class FaultInjector:
 
     directory: Path
     rank: int
-    target: EmulatedClock | Burner
+    target: Slowable
     _stamp: tuple[int, int, int] = (0, 0, 0)
 
     def step_began(self, step: int) -> None:

@@ -90,7 +90,7 @@ class MoETransformer(nn.Module):
         for layer, module in enumerate(self.layers()):
             held, wanted = module.bank.experts, layout.experts_on(fabric.rank, layer)
             assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
-            module.routes = Routes.of(layout.experts[layer], fabric)
+            module.routes = Routes.of(layout.experts[layer], fabric).to(self.norm.device)
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters that every rank holds, in a fixed order."""
@@ -140,11 +140,13 @@ def document_mask(documents_BL: Tensor) -> Tensor:
     """[B, 1, L, L]: true where query and key lie in one document and the key is not later."""
     length = documents_BL.shape[1]
     same_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-    earlier_LL = torch.ones(length, length, dtype=torch.bool).tril()
+    every_LL = torch.ones(length, length, dtype=torch.bool, device=documents_BL.device)
+    earlier_LL = every_LL.tril()
     return (same_BLL & earlier_LL)[:, None]
 
 
 def attention_mask(documents_BL: Tensor, dtype: torch.dtype) -> Tensor:
     """`document_mask` as what is added to the scores: 0 where a token may look, else -inf."""
     mask_B1LL = document_mask(documents_BL)
-    return torch.zeros(mask_B1LL.shape, dtype=dtype).masked_fill_(~mask_B1LL, -torch.inf)
+    scores_B1LL = torch.zeros(mask_B1LL.shape, dtype=dtype, device=mask_B1LL.device)
+    return scores_B1LL.masked_fill_(~mask_B1LL, -torch.inf)

@@ -39,12 +39,13 @@ def drawn(config: TrainConfig, name: str, *shape: int, scale: float) -> nn.Param
 
 
 def _can_group(weights: Tensor) -> bool:
-    """True where one grouped product serves all experts: float32, rows of whole 16 bytes.
+    """True where one grouped product serves all experts: on CPU, float32, rows of whole 16 bytes.
 
     Newer than the oldest torch we take; without it the experts are walked one by one.
     """
     aligned = all(size % 4 == 0 for size in weights.shape[1:])
-    return weights.dtype == torch.float32 and aligned and hasattr(F, "grouped_mm")
+    is_known = weights.device.type == "cpu" and weights.dtype == torch.float32
+    return is_known and aligned and hasattr(F, "grouped_mm")
 
 
 class ExpertBank(nn.Module):

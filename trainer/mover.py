@@ -136,7 +136,7 @@ def _num_updates(optimizer: torch.optim.Optimizer) -> Tensor | None:
 
 def _seal(row: Tensor) -> Tensor:
     """The row's bytes followed by their CRC32."""
-    data = row.contiguous().view(torch.uint8)
+    data = row.contiguous().view(torch.uint8).cpu()
     crc = zlib.crc32(data.numpy().tobytes())
     return torch.cat([data, torch.tensor([crc]).view(torch.uint8)])
 

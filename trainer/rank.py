@@ -19,12 +19,12 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
-from pacekeeper.core.topology import Clock
 from pacekeeper.trainer import hooks, mover
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.device import CLOCKS, DeviceBurner, device_uuid, new_event, rank_device
 from pacekeeper.trainer.fabric import Fabric
-from pacekeeper.trainer.faults import Burner, DeviceModel, EmulatedClock, FaultInjector
+from pacekeeper.trainer.faults import Burner, DeviceModel, EmulatedClock, FaultInjector, Slowable
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
@@ -36,7 +36,7 @@ from pacekeeper.trainer.rules import (
     load_period_steps,
     model_shape,
 )
-from pacekeeper.trainer.timing import CpuClock, SegmentClock
+from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
@@ -97,14 +97,15 @@ class Rank:
         self.layout = first_layout(config, spec.world_size, spec.node_of)
         self.group = Group.first(self.layout.generation, self.layout.ranks)
         self.corpus = Corpus.from_stdlib(config)
-        self.model = MoETransformer(config, self.layout, spec.rank)
+        self.device = rank_device(config.clock, spec.rank, spec.node_of)
+        self.model = MoETransformer(config, self.layout, spec.rank).to(self.device)
         self.optimizer = torch.optim.AdamW(
             mover.ordered_parameters(self.model),
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
         )
         self.meter = WorkMeter()
-        self.clock, fault_target = _make_clock(spec, self.meter)
+        self.clock, fault_target = _make_clock(spec, self.meter, self.device)
         self.faults = (
             FaultInjector(directory=Path(spec.faults_dir), rank=spec.rank, target=fault_target)
             if spec.faults_dir
@@ -115,7 +116,8 @@ class Rank:
             rank=spec.rank,
             world_size=spec.world_size,
             ring_dir=spec.ring_dir,
-            clock=Clock(config.clock),
+            clock=CLOCKS[config.clock],
+            device_uuid=device_uuid(self.device),
             model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
             life=spec.life,
         )
@@ -225,7 +227,7 @@ class Rank:
         loss_sum, tokens = 0.0, 0
         counts = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
         for part in apportion_rows(rows, config.num_microbatches):
-            batch = self.corpus.batch(self.step, part)
+            batch = self.corpus.batch(self.step, part).to(self.device)
             self.fabric.clock = self.clock
             self.clock.begin()
             output = self.model(batch, self.fabric, self.meter)
@@ -244,7 +246,7 @@ class Rank:
             )
             loss_sum += float(output.loss_sum.detach())
             tokens += batch.num_tokens
-            counts += output.expert_counts
+            counts += output.expert_counts.cpu()
         if self.step % load_period_steps(config) == 0:
             for layer, layer_counts in enumerate(counts.tolist()):
                 self.hooks.expert_loads(layer, layer_counts)
@@ -337,12 +339,17 @@ class Rank:
                 self.log.close()
 
 
-def _make_clock(spec: RankSpec, meter: WorkMeter) -> tuple[SegmentClock, EmulatedClock | Burner]:
+def _make_clock(
+    spec: RankSpec, meter: WorkMeter, device: torch.device
+) -> tuple[SegmentClock, Slowable]:
     """The clock the configuration asks for, and what a fault acts on."""
     config = spec.config
     if config.clock == "cpu":
         burner = Burner()
         return CpuClock(burn=burner), burner
+    if config.clock == "device":
+        slower = DeviceBurner(device=device)
+        return DeviceEventClock(new_event, burn=slower), slower
     emulated = EmulatedClock(
         meter=meter,
         device=DeviceModel.calibrated(config, spec.world_size),

@@ -10,27 +10,26 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
-from torch.distributed import DistError
-
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import ExitCode, UnreachableError
+from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import MAX_RANKS, SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.limits import check_startable, node_limits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.rank import RankSpec
+from pacekeeper.trainer.rendezvous import meet
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     Stores,
-    connect_store,
     fence_key,
     group_key,
     host_store,
@@ -42,10 +41,7 @@ from pacekeeper.trainer.telemetry import Ring, claim_directory
 
 POLL_S = 0.05
 GRACE_S = 10.0  # from the request to stop to the kill
-RENDEZVOUS_TIMEOUT_S = 60.0
 AGENT_SILENCE_S = 10.0  # an agent looks many times a second
-_LIFE_KEY = "life"
-_NAMED_NODES = 8  # of those that did not come
 _log = logging.getLogger(__name__)
 
 
@@ -90,15 +86,27 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
 
     OK where at least one rank finished (others may have died on the way) or all ended on request;
     the worst rank's code otherwise. Raises ConfigError (no HOST:PORT), HostError (port taken, too
-    many ranks for this machine) and UnreachableError (no rendezvous).
+    many ranks for this machine, no such device) and UnreachableError (no rendezvous).
     """
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
+    wanted, devices = spec.config.clock, num_devices()
+    clock = choose_clock(wanted, devices)
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
         host, port = own_host_towards(spec.rendezvous), 0
     server = host_store(host, port)
-    addresses, life = _rendezvous(spec, f"{host}:{server.port}")
-    supervisor = Supervisor(spec, addresses, life, body)
+    met = meet(
+        spec.rendezvous,
+        node_rank=spec.node_rank,
+        num_nodes=spec.num_nodes,
+        own=f"{host}:{server.port}",
+        clock=clock,
+    )
+    if wanted == "auto":  # one clock for all nodes: that of node 0
+        clock = choose_clock(met.clock, devices)
+    say_clock(clock, wanted, devices, len(spec.ranks))
+    spec = replace(spec, config=replace(spec.config, clock=clock))
+    supervisor = Supervisor(spec, met.addresses, met.life, body)
     _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
@@ -273,51 +281,6 @@ class Supervisor:
         known = {int(code) for code in ExitCode}
         own = [code for code in self.codes.values() if code in known]
         return ExitCode(max(own, default=int(ExitCode.INTERNAL)))
-
-
-def _rendezvous(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
-    """Every node's store address and the life of the job, which node 0 gives by its clock.
-
-    Raises UnreachableError where a node does not come, or node 0 goes while it is waited.
-    """
-    try:
-        return _meet(spec, own)
-    except DistError as error:
-        raise UnreachableError(
-            f"node 0 left the rendezvous {spec.rendezvous}: {str(error).splitlines()[0]}",
-            remedy="why it ended is on its own terminal; start all launchers again",
-        ) from None
-
-
-def _meet(spec: NodeSpec, own: str) -> tuple[tuple[str, ...], int]:
-    give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
-    while True:
-        try:
-            rendezvous = connect_store(spec.rendezvous)
-            break
-        except UnreachableError:
-            if time.monotonic() > give_up_s:
-                raise
-            time.sleep(0.2)
-    if spec.node_rank == 0:
-        rendezvous.set(_LIFE_KEY, str(time.time_ns() // 1_000_000))
-    rendezvous.set(f"store/{spec.node_rank}", own)
-    keys = [f"store/{node}" for node in range(spec.num_nodes)]
-    while not rendezvous.check(keys):
-        if time.monotonic() > give_up_s:
-            missing = [node for node, key in enumerate(keys) if not rendezvous.check([key])]
-            raise UnreachableError(
-                f"{_named(missing)} did not come to {spec.rendezvous}",
-                remedy=f"start pacekeeper launch on all {spec.num_nodes} nodes",
-            )
-        time.sleep(0.05)
-    addresses = tuple(rendezvous.get(key).decode() for key in keys)
-    return addresses, int(rendezvous.get(_LIFE_KEY))
-
-
-def _named(nodes: list[int]) -> str:
-    more = f" and {len(nodes) - _NAMED_NODES} more" if len(nodes) > _NAMED_NODES else ""
-    return f"nodes {nodes[:_NAMED_NODES]}{more}"
 
 
 def _rank_server() -> ForkServerContext:

@@ -161,10 +161,12 @@ class DeviceEventClock:
 
     `new_event` makes an event with `record()`, `query()` and `elapsed_time(other) -> ms`, such as
     `lambda: torch.cuda.Event(enable_timing=True)`. `end()` gives the previous micro-batch's time,
-    or None where the device has not finished it yet.
+    or None where the device has not finished it yet. `burn` is called with the event at which a
+    segment began, just before its end is marked (fault injection).
     """
 
     new_event: Callable[[], Any]
+    burn: Callable[[Any], None] | None = None
     _open: list[tuple[Any, Any]] = field(default_factory=list)
     _began: Any = None
     _previous: list[tuple[Any, Any]] = field(default_factory=list)
@@ -175,19 +177,24 @@ class DeviceEventClock:
         self._began = self._mark()
 
     def pause(self) -> None:
-        self._open.append((self._began, self._mark()))
+        self._close_segment()
 
     def resume(self) -> None:
         self._began = self._mark()
 
     def end(self) -> ComputeTime | None:
-        self._open.append((self._began, self._mark()))
+        self._close_segment()
         finished, ended_s = self._previous, self._previous_ended_s
         self._previous, self._previous_ended_s = self._open, time.monotonic()
         if not finished or not finished[-1][1].query():
             return None
         spent_ms = sum(began.elapsed_time(ended) for began, ended in finished)
         return ComputeTime(compute_s=spent_ms * 1e-3, ended_mono_s=ended_s, is_of_previous=True)
+
+    def _close_segment(self) -> None:
+        if self.burn is not None:
+            self.burn(self._began)
+        self._open.append((self._began, self._mark()))
 
     def _mark(self) -> Any:
         event = self.new_event()

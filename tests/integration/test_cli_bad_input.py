@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import ExitCode
@@ -111,6 +112,13 @@ def test_a_rendezvous_that_nobody_knows_is_said_on_the_other_nodes_too(tmp_path:
         *("--rendezvous", "no-such-host.invalid:29555"),
     )
     assert_refused(done, ExitCode.UNREACHABLE, "no-such-host.invalid", "names node 0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a CUDA device")
+def test_a_device_that_is_not_there_is_said_before_anything_starts(tmp_path: Path) -> None:
+    done = pacekeeper("launch", "--ring-dir", str(tmp_path), "--clock", "device")
+    assert_refused(done, ExitCode.HOST, "no CUDA device here", "--clock emulated or cpu")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_more_ranks_than_this_machine_holds_are_refused_before_any_starts(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ SMALL = TrainConfig(
     rows_per_step=6,
     row_tokens=48,
     warmup_steps=5,
+    clock="emulated",
     emulated_step_s=0.005,
     dtype="float64",
     tick_s=0.05,

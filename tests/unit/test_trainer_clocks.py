@@ -234,6 +234,19 @@ def test_device_events_are_read_one_micro_batch_late_and_never_waited_for() -> N
     assert fourth is not None
 
 
+def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
+    FakeEvent.finished = True
+    burnt: list[FakeEvent] = []
+    clock = DeviceEventClock(FakeEvent, burn=burnt.append)
+    clock.begin()
+    clock.pause()
+    clock.resume()
+    clock.end()
+    (first, ended), (second, _) = clock._previous
+    assert burnt == [first, second], "told where its segment began, before the end is marked"
+    assert ended not in burnt
+
+
 def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> None:
     target = Burner()
     injector = FaultInjector(directory=tmp_path, rank=2, target=target)

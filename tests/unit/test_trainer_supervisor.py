@@ -12,7 +12,7 @@ from pacekeeper.agent.intake import Intake
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
 from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
-from pacekeeper.trainer import supervisor
+from pacekeeper.trainer import rendezvous, supervisor
 from pacekeeper.trainer.limits import NodeLimits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import FIRST_GROUP
@@ -106,7 +106,7 @@ def test_a_rendezvous_that_is_none_is_refused(tmp_path: Path) -> None:
 
 
 def test_nodes_that_do_not_come_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "RENDEZVOUS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 0.2)
     with pytest.raises(UnreachableError, match=r"no store at 127\.0\.0\.1:1"):
         supervise(spec(tmp_path, node_rank=1, num_nodes=2, rendezvous="127.0.0.1:1"))
     server = host_store("127.0.0.1", 0)
@@ -124,7 +124,7 @@ def test_a_first_node_that_leaves_while_it_waits_for_others_is_said(
         def check(self, keys: list[str]) -> bool:
             raise DistNetworkError("Connection reset by peer\nframe #0")
 
-    monkeypatch.setattr(supervisor, "connect_store", lambda address: Leaving())
+    monkeypatch.setattr(rendezvous, "connect_store", lambda address: Leaving())
     with pytest.raises(UnreachableError, match=r"node 0 left .*: Connection reset by peer; why"):
         supervise(spec(tmp_path, node_rank=1, num_nodes=2, rendezvous="127.0.0.1:1"))
 
@@ -132,7 +132,7 @@ def test_a_first_node_that_leaves_while_it_waits_for_others_is_said(
 def test_of_many_nodes_that_do_not_come_a_few_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "RENDEZVOUS_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(
         supervisor, "node_limits", lambda: NodeLimits(memory_bytes=None, open_files=None)
     )
