@@ -30,9 +30,9 @@ def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
     if trace.waits is None or len(trace.workers) <= MIN_PEERS:
         return ()
     steps, ranks, wait_s = _matrix(trace.waits)
-    compute_s = _compute_matrix(trace, steps, ranks)
-    if wait_s.shape[1] <= MIN_PEERS:
+    if not len(steps) or wait_s.shape[1] <= MIN_PEERS:
         return ()
+    compute_s = _compute_matrix(trace, steps, ranks)
     late_s, is_late = _lateness(wait_s, compute_s)
     troubles = []
     for column in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():

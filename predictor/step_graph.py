@@ -271,6 +271,8 @@ def _levels(
         ready = freed[waiting[freed] == 0]
     if seen < num_meetings:
         raise CutOff("operations wait for each other in a circle")
+    if not len(targets):
+        return ()
     order = np.lexsort((targets, level[targets]))
     edges, ends = before[order], targets[order]
     cuts = np.flatnonzero(np.diff(ends, prepend=-1))

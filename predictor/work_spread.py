@@ -179,8 +179,7 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
         cost, _ = nnls(features / scale / observed_s[:, None], np.ones(len(mine)))
         even = features.copy()
         for column in evened:
-            means = _group_means(rows.step[mine], work[mine, column])
-            even[:, column + 1] = means[rows.step[mine] - rows.step[mine].min()]
+            even[:, column + 1] = _group_means(rows.step[mine], work[mine, column])
         expected_s = (features / scale) @ cost
         if (expected_s > 0.0).all():
             factors[mine] = ((even / scale) @ cost) / expected_s
@@ -313,7 +312,7 @@ def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
 
 
 def _group_means(group: Positions, values: Array) -> Array:
-    """Means by group number, counted from the least number on."""
-    numbers = group - group.min()
-    means: Array = np.bincount(numbers, values) / np.maximum(np.bincount(numbers), 1)
+    """The mean of each value's group [as values]; groups may have any numbers."""
+    _, at = np.unique(group, return_inverse=True)
+    means: Array = (np.bincount(at, values) / np.bincount(at))[at]
     return means

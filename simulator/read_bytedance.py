@@ -11,7 +11,7 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import OpTable, OpType, Trace, Worker, compute_of
 from pacekeeper.predictor.workload import Flags, Positions
-from pacekeeper.simulator.tables import Table, is_whole, left_out, newest, read_table
+from pacekeeper.simulator.tables import Table, is_time, is_whole, left_out, newest, read_table
 
 NEEDED = ("dp_rank", "stage", "step", "optype", "duration")
 COLUMNS = (*NEEDED, "rank", "start_ts", "seq_id", "mc", "mb_id")
@@ -66,9 +66,9 @@ def _usable(table: Table, notes: list[str]) -> tuple[OpTable, Positions]:
     names = table.words("optype")
     known = np.isin(names, list(OPS))
     duration, start = table.numbers("duration"), table.numbers("start_ts")
-    timed = np.isfinite(duration) & (duration >= 0.0)
+    timed = is_time(duration)
     if "start_ts" in table:
-        timed &= np.isfinite(start)
+        timed &= is_time(np.abs(start))
     else:
         notes.append("starts of operations are not told (start_ts): no timeline, no what-if")
     stage, dp, step = (table.numbers(name) for name in ("stage", "dp_rank", "step"))

@@ -12,6 +12,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, StepTable, Trace, Worker
+from pacekeeper.simulator.tables import MAX_S
 from pacekeeper.simulator.text_file import lines_of
 
 _NUMBER = r"(\d{1,15}(?:\.\d{0,15})?(?:[eE][+-]?\d{1,2})?)"
@@ -40,7 +41,7 @@ def read_megatron_log(path: Path) -> Trace:
             batch = _BATCH.search(line)
             tokens = length * float(batch[1]) if batch is not None else float("nan")
             iteration, is_timers, chunk = int(number[1]), False, None
-            if float(elapsed[1]) > 0.0:
+            if 0.0 < float(elapsed[1]) * _MS < MAX_S:
                 steps[iteration] = (float(elapsed[1]) * _MS, tokens)
         elif _ALL_RANKS in line:
             is_timers, chunk = "(min, max)" not in line, None
@@ -50,7 +51,7 @@ def read_megatron_log(path: Path) -> Trace:
             timers[iteration, int(row[1]), int(chunk)] = float(row[2]) * _MS
     if not steps:
         raise DataError(f"{path}: no line tells an elapsed time per iteration")
-    timers = {key: taken_s for key, taken_s in timers.items() if taken_s > 0.0}
+    timers = {key: taken_s for key, taken_s in timers.items() if 0.0 < taken_s < MAX_S}
     if not timers:
         notes.append("no timers of all ranks (--timing-log-option all): no rank known")
     return Trace(

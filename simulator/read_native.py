@@ -4,7 +4,7 @@ from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from pacekeeper.predictor.trace import (
     Worker,
 )
 from pacekeeper.predictor.workload import Array, Positions
-from pacekeeper.simulator.tables import newest
+from pacekeeper.simulator.tables import MAX_S, newest
 from pacekeeper.simulator.text_file import lines_of
 
 MICRO_BATCH = (
@@ -37,6 +37,7 @@ STEP = ("step", "rank", "duration_s", "tokens", "ended_mono_s")
 LOAD = ("step", "rank", "layer", "first_expert")
 SECONDS = ("compute_s", "duration_s")  # without which a record says nothing
 MAX_NUMBER = 1 << 53  # of a field: a double holds it
+MAX_MOMENT_S = 1e9  # of a clock that begins at boot
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,7 +138,7 @@ def _take(gathered: _Gathered, node: str, fact: Fact) -> None:
 
 
 def _check_moment(moment_s: float) -> None:
-    if not isfinite(moment_s):
+    if not abs(moment_s) < MAX_MOMENT_S:
         raise ValueError("sampled_s: expected a finite number")
 
 
@@ -152,6 +153,8 @@ def _append(columns: list[Any], record: object, names: Sequence[str]) -> None:
             if name in SECONDS or isinstance(value, int):
                 raise ValueError(f"{name}: a number that can not be")
             value = nan
+        if name in SECONDS and value >= MAX_S:
+            raise ValueError(f"{name}: more than {MAX_S:g} s")
         row.append(value)
     for column, value in zip(columns, row, strict=True):
         column.append(value)
@@ -236,8 +239,9 @@ def _threads(done: dict[str, Array], steps: dict[str, Array] | None) -> ThreadTa
         for name in ("step", "rank", "ended_mono_s")
     }
     step, rank, row = _by_step(told)
-    ended_s = np.full(len(step), -np.inf)
-    np.maximum.at(ended_s, row, told["ended_mono_s"])
+    ended_s = np.zeros(len(step))
+    with np.errstate(invalid="ignore"):  # NaN where it is not told
+        np.fmax.at(ended_s, row, told["ended_mono_s"])
     row = row[: len(done["step"])]
     worked = np.zeros(len(step), dtype=np.bool_)
     worked[row] = True

@@ -14,7 +14,7 @@ import numpy as np
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Trace, TransferTable, Worker
-from pacekeeper.simulator.tables import MAX_WHOLE, left_out
+from pacekeeper.simulator.tables import MAX_S, MAX_WHOLE, left_out
 from pacekeeper.simulator.text_file import lines_of
 
 _US = 1e-6
@@ -89,6 +89,6 @@ def _fact(line: str) -> tuple[tuple[str, int], _Member, int, int, float, float] 
         whose = (str(header["id"]), sequence), (str(about["hostname"]), int(about["pid"]))
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         return None
-    is_possible = 0.0 < spent_us < MAX_WHOLE and 0.0 <= num_bytes < MAX_WHOLE
+    is_possible = 0.0 < spent_us * _US < MAX_S and 0.0 <= num_bytes < MAX_WHOLE
     is_possible = is_possible and all(0 <= n < MAX_WHOLE for n in (sequence, rank, num_ranks))
     return (*whose, rank, num_ranks, num_bytes, spent_us * _US) if is_possible else None

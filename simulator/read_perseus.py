@@ -14,7 +14,15 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.predictor.workload import Array, Positions
-from pacekeeper.simulator.tables import MAX_WHOLE, Table, is_whole, left_out, newest, read_table
+from pacekeeper.simulator.tables import (
+    MAX_WHOLE,
+    Table,
+    is_time,
+    is_whole,
+    left_out,
+    newest,
+    read_table,
+)
 
 SUMS = ("rank", "iteration", "fwd_sum_s", "bwd_sum_s")
 INSTRUCTIONS = ("rank", "iteration", "phase", "microbatch", "seconds")
@@ -253,9 +261,8 @@ def _rows(
         notes.append("sums per iteration: single micro-batches are not told")
     step, rank = table.numbers("iteration"), table.numbers("rank")
     good = is_whole(rank) & is_whole(step) & is_whole(micro_batch)
-    with np.errstate(invalid="ignore"):
-        for chunk, seconds in parts:
-            good &= np.isfinite(seconds) & (seconds > 0.0) & (chunk >= 0)
+    for chunk, seconds in parts:
+        good &= is_time(seconds) & (seconds != 0.0) & (chunk >= 0)
     notes += left_out(int((~good).sum()), "rows without a possible place and time left out")
     keys = list(zip(*(_words(table, name) for name in RUN), strict=True))
     if schedulers is not None:

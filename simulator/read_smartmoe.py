@@ -11,7 +11,7 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.predictor.workload import Array, Positions
-from pacekeeper.simulator.tables import is_whole, left_out, newest, read_table
+from pacekeeper.simulator.tables import is_time, is_whole, left_out, newest, read_table
 
 PLACES = ("rank", "iteration", "pp_rank", "dp_rank")
 FORWARD, BACKWARD = "fwd-encoder|total", "backward-compute|total"
@@ -48,7 +48,7 @@ def read_smartmoe(path: Path, *, group_size: int = HOSTS_OF_EXPERTS) -> Trace:
         ),
         *left_out(int((~kept).sum()), "rows told twice: the last one counts"),
     ]
-    ms = {name: table.numbers(name)[placed][kept] for name in timers}
+    ms = {name: _ms(table.numbers(name)[placed][kept]) for name in timers}
     whole = {name: values[kept] for name, values in whole.items()}
     rank, step = whole["rank"], whole["iteration"]
     backward_experts = sum(ms[EXPERTS.format(layer=at, chunk="bwd")] for at in layers)
@@ -82,6 +82,11 @@ def read_smartmoe(path: Path, *, group_size: int = HOSTS_OF_EXPERTS) -> Trace:
             f"expert-parallel groups of {group_size} neighbouring ranks are assumed",
         ),
     )
+
+
+def _ms(values: Array) -> Array:
+    """Milliseconds, NaN for what no timer can have shown."""
+    return np.where(is_time(np.abs(values) * 1e-3), values, np.nan)
 
 
 def _rows(step: Positions, rank: Positions, parts: list[tuple[Chunk, int, Array]]) -> ComputeTable:

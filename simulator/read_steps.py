@@ -11,7 +11,7 @@ from numpy.lib.npyio import NpzFile
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import StepTable, Trace
 from pacekeeper.predictor.workload import Array, Flags, Positions
-from pacekeeper.simulator.tables import Table, is_whole, left_out, newest, read_table
+from pacekeeper.simulator.tables import Table, is_time, is_whole, left_out, newest, read_table
 from pacekeeper.simulator.text_file import head_of
 
 ARCHIVE = ("offset", "step_delta", "ms_delta")
@@ -77,8 +77,7 @@ def _trace(table: Table, name: str, rows: Flags) -> Trace:
     duration_name = next(one for one in DURATIONS if one in table)
     step = table.numbers(step_name)[rows]
     took = table.numbers(duration_name)[rows] * DURATIONS[duration_name]
-    with np.errstate(invalid="ignore"):
-        is_good = is_whole(np.abs(step)) & np.isfinite(took) & (took > 0.0)
+    is_good = is_whole(np.abs(step)) & is_time(took) & (took != 0.0)
     if not is_good.any():
         raise DataError(f"{table.path}: {name}: no row with a step and a positive time")
     number = step[is_good].astype(np.intp)
@@ -166,7 +165,7 @@ def _run(name: str, step_delta: Array, ms_delta: Array) -> Trace:
     step = np.cumsum(step_delta)[1:]
     apart = step_delta[1:]
     took_s = ms_delta[1:] * 1e-3
-    is_good = (apart > 0) & (took_s > 0.0) & is_whole(np.abs(step))
+    is_good = (apart > 0) & (took_s > 0.0) & is_time(took_s) & is_whole(np.abs(step))
     num_bad = int((~is_good).sum())
     unknown = np.full(int(is_good.sum()), np.nan)
     return Trace(

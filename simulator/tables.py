@@ -21,6 +21,7 @@ from pacekeeper.simulator.text_file import head_of, lines_of
 
 PARQUET_MAGIC = b"PAR1"
 MAX_WHOLE = 2.0**53  # beyond it a double skips whole numbers
+MAX_S = 1e9  # of an operation or a step: thirty years
 HEAD_ROWS = 8  # of JSON lines, looked at for names
 _NUMBERS = "iufb"  # kinds of numpy's types
 
@@ -105,6 +106,13 @@ def is_whole(values: Array, *, least: float = 0.0) -> Flags:
     """Which are whole numbers that an index may be."""
     with np.errstate(invalid="ignore"):
         flags: Flags = (np.floor(values) == values) & (values >= least) & (values < MAX_WHOLE)
+    return flags
+
+
+def is_time(seconds: Array) -> Flags:
+    """Which are times that something may take, 0 included."""
+    with np.errstate(invalid="ignore"):
+        flags: Flags = (seconds >= 0.0) & (seconds < MAX_S)
     return flags
 
 

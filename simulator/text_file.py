@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -71,14 +72,23 @@ def text_of(path: Path, notes: list[str]) -> str:
     return b"".join(parts).decode("utf-8", errors="replace")
 
 
-def _opened(path: Path) -> IO[bytes]:
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         file = path.open("rb")
-        magic = file.read(2)
-        file.seek(0)
     except OSError as error:
         raise DataError(f"{path}: {_words(error)}") from None
-    return gzip.GzipFile(fileobj=file) if magic == GZIP_MAGIC else file  # type: ignore[return-value]
+    with file:
+        try:
+            magic = file.read(len(GZIP_MAGIC))
+            file.seek(0)
+        except OSError as error:
+            raise DataError(f"{path}: {_words(error)}") from None
+        if magic != GZIP_MAGIC:
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield unpacked  # type: ignore[misc]
 
 
 def _words(error: BaseException) -> str:
