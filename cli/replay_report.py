@@ -7,9 +7,13 @@ from typing import Any
 from pacekeeper.cli.pictures import inline_png
 from pacekeeper.cli.replay_print import lines_of, row_of, size_of
 from pacekeeper.core.errors import HostError
-from pacekeeper.predictor.heat import Heat, heat_of
+from pacekeeper.predictor.heat import Heat, heat_of, reduced
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.verdict import Verdict
+
+MAX_STEPS, MAX_RANKS = 256, 128  # cells of the picture; a step is then a few pixels wide
+NUM_COLOURS = 33  # odd: the middle is white
+MAX_FINDINGS, MAX_NOTES = 200, 50  # on a page; programs get all
 
 
 def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
@@ -17,8 +21,12 @@ def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
     heat = heat_of(trace)
     body = _table(verdict) + _what_if(verdict)
     if heat is not None:
-        body += f"<h2>Residuals, rank by step</h2><p>{_HEAT_WORDS}</p><img src='{_draw(heat)}'>"
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in verdict.notes)
+        heat = reduced(heat, max_steps=MAX_STEPS, max_ranks=MAX_RANKS)
+        body += (
+            f"<h2>Residuals, rank by step</h2><p>{_HEAT_WORDS}{_cell_words(heat)}</p>"
+            f"<img alt='Residuals, rank by step' src='{_draw(heat)}'>"
+        )
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in verdict.notes[:MAX_NOTES])
     page = _PAGE.format(
         title=html.escape(trace.name),
         size=html.escape(f"{trace.source}: {size_of(trace)}"),
@@ -37,10 +45,21 @@ def _table(verdict: Verdict) -> str:
     heads = ("kind", "rank", "stage", "slowdown (95 %)", "steps", "tier", "reason")
     rows = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_of(trouble)) + "</tr>"
-        for trouble in verdict.troubles
+        for trouble in verdict.troubles[:MAX_FINDINGS]
     )
     head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<h2>Findings</h2><table><tr>{head}</tr>{rows}</table>"
+    left = len(verdict.troubles) - MAX_FINDINGS
+    more = f"<p>And {left} more: see <code>--json</code>.</p>" if left > 0 else ""
+    return f"<h2>Findings</h2><table><tr>{head}</tr>{rows}</table>{more}"
+
+
+def _cell_words(heat: Heat) -> str:
+    if heat.steps_per_cell == heat.ranks_per_cell == 1:
+        return ""
+    return (
+        f" There are too many to show: a cell is the median of {heat.steps_per_cell} steps and, "
+        f"of {heat.ranks_per_cell} neighbouring ranks, the one that is farthest from 0."
+    )
 
 
 def _what_if(verdict: Verdict) -> str:
@@ -54,13 +73,15 @@ def _draw(heat: Heat) -> str:
     import matplotlib
 
     matplotlib.use("Agg")
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
-    height = min(12.0, 1.6 + 0.16 * len(heat.ranks))
+    height = min(9.0, 1.6 + 0.16 * len(heat.ranks))
     figure = Figure(figsize=(11, height), layout="constrained")
     axis = figure.subplots()
+    colours = colormaps["RdBu_r"].resampled(NUM_COLOURS)
     image = axis.imshow(
-        heat.log_ratio.T, aspect="auto", cmap="RdBu_r", vmin=-heat.limit, vmax=heat.limit,
+        heat.log_ratio.T, aspect="auto", cmap=colours, vmin=-heat.limit, vmax=heat.limit,
         interpolation="nearest",
     )  # fmt: skip
     axis.set_xlabel("step")

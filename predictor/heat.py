@@ -4,11 +4,12 @@ Per step and rank: log of its compute time over what its stage's median says, af
 and each rank's work was allowed for where it is told.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pacekeeper.predictor.trace import ComputeTable, Trace
+from pacekeeper.predictor.trace_residuals import column_medians
 from pacekeeper.predictor.workload import Array, Positions
 
 MIN_LIMIT = 0.05  # of the colours: smaller residuals than these are noise
@@ -16,12 +17,17 @@ MIN_LIMIT = 0.05  # of the colours: smaller residuals than these are noise
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Heat:
-    """log_ratio [steps, ranks], NaN where a rank told nothing; `limit`: where colours end."""
+    """log_ratio [steps, ranks], NaN where a rank told nothing; `limit`: where colours end.
+
+    A row or column may stand for several: steps and ranks name the first one of each.
+    """
 
     steps: tuple[int, ...]
     ranks: tuple[int, ...]
     log_ratio: Array
     limit: float
+    steps_per_cell: int = 1
+    ranks_per_cell: int = 1
 
 
 def heat_of(trace: Trace) -> Heat | None:
@@ -49,6 +55,35 @@ def heat_of(trace: Trace) -> Heat | None:
         ranks=tuple(ranks.tolist()),
         log_ratio=residual,
         limit=max(MIN_LIMIT, float(largest)),
+    )
+
+
+def reduced(heat: Heat, *, max_steps: int, max_ranks: int) -> Heat:
+    """The same with few enough cells to be seen: of neighbouring steps the median, of neighbouring
+    ranks then the one that is farthest from 0, so that one slow rank of many stays red.
+    """
+    per_step = -(-len(heat.steps) // max_steps)
+    per_rank = -(-len(heat.ranks) // max_ranks)
+    by_step = np.stack(
+        [
+            column_medians(heat.log_ratio[first : first + per_step])
+            for first in range(0, len(heat.steps), per_step)
+        ]
+    )
+    cells = np.full((len(by_step), -(-len(heat.ranks) // per_rank)), np.nan)
+    for i, first in enumerate(range(0, len(heat.ranks), per_rank)):
+        some = by_step[:, first : first + per_rank]
+        farthest = np.nan_to_num(np.abs(some), nan=-1.0).argmax(axis=1)
+        cells[:, i] = some[np.arange(len(some)), farthest]
+    largest = np.nanquantile(np.abs(cells), 0.995) if np.isfinite(cells).any() else 0.0
+    return replace(
+        heat,
+        steps=heat.steps[::per_step],
+        ranks=heat.ranks[::per_rank],
+        log_ratio=cells,
+        limit=max(MIN_LIMIT, float(largest)),
+        steps_per_cell=per_step,
+        ranks_per_cell=per_rank,
     )
 
 

@@ -109,10 +109,10 @@ def is_whole(values: Array, *, least: float = 0.0) -> Flags:
     return flags
 
 
-def is_time(seconds: Array) -> Flags:
+def is_time(taken_s: Array) -> Flags:
     """Which are times that something may take, 0 included."""
     with np.errstate(invalid="ignore"):
-        flags: Flags = (seconds >= 0.0) & (seconds < MAX_S)
+        flags: Flags = (taken_s >= 0.0) & (taken_s < MAX_S)
     return flags
 
 
