@@ -87,6 +87,8 @@ class Layout:
 
     `experts[layer][expert]` lists the hosts (an empty tuple of experts: a dense layer).
     `batch_shares` has one (rank, share) per data-parallel rank, first stage's ranks, ascending.
+    `speeds` names, ascending, ranks that are to take less expert work than their peers (1.0): what
+    a trainer that splits tokens in every step divides by; the hosts' shares are then its forecast.
     Raises ValueError where a block has no host, shares do not add up, or ranks repeat.
     """
 
@@ -95,9 +97,11 @@ class Layout:
     stages: tuple[Stage, ...]
     experts: tuple[tuple[ExpertHosts, ...], ...]
     batch_shares: tuple[tuple[int, float], ...]
+    speeds: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check_stages(self)
+        _check_speeds(self)
         for layer, layer_experts in enumerate(self.experts):
             stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
             for expert, hosts in enumerate(layer_experts):
@@ -121,6 +125,11 @@ class Layout:
     def ranks(self) -> tuple[int, ...]:
         """All ranks of the layout, ascending. The lowest is the job's leader."""
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
+
+    @cached_property
+    def speed_by_rank(self) -> dict[int, float]:
+        """How fast each rank is taken to be: 1.0 where `speeds` does not say."""
+        return dict.fromkeys(self.ranks, 1.0) | dict(self.speeds)
 
     def stage_of(self, layer: int) -> Stage:
         """The stage that runs `layer`. Raises ValueError for a layer the model lacks."""
@@ -295,6 +304,14 @@ def _check_stages(layout: Layout) -> None:
                 raise ValueError("a group does not hold all virtual shards")
     if next_layer != layout.num_layers:
         raise ValueError(f"stages cover {next_layer} layers, the model has {layout.num_layers}")
+
+
+def _check_speeds(layout: Layout) -> None:
+    ranks = [rank for rank, _ in layout.speeds]
+    if ranks != sorted(set(ranks)) or not set(ranks) <= set(layout.ranks):
+        raise ValueError(f"speeds: must be of ranks of the layout, ascending, got {ranks}")
+    if not all(0.0 < speed < inf for _, speed in layout.speeds):
+        raise ValueError("speeds: must be finite and above 0")
 
 
 def _check_shares(what: str, shares: list[tuple[int, float]]) -> None:

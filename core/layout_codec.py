@@ -11,7 +11,7 @@ FORMAT = 1
 
 def encode_layout(layout: Layout) -> bytes:
     """Canonical JSON: equal layouts give equal bytes, so a digest names a layout."""
-    document = {
+    document: dict[str, Any] = {
         "format": FORMAT,
         "generation": layout.generation,
         "num_virtual_shards": layout.num_virtual_shards,
@@ -28,6 +28,8 @@ def encode_layout(layout: Layout) -> bytes:
         ],
         "batch_shares": [[rank, share] for rank, share in layout.batch_shares],
     }
+    if layout.speeds:
+        document["speeds"] = [[rank, speed] for rank, speed in layout.speeds]
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -56,8 +58,10 @@ def decode_layout(data: bytes) -> Layout:
                 for layer in document["experts"]
             ),
             batch_shares=tuple((int(r), float(s)) for r, s in document["batch_shares"]),
+            speeds=tuple((int(r), float(s)) for r, s in document.get("speeds", ())),
         )
     except (
+        AttributeError,
         TypeError,
         KeyError,
         IndexError,

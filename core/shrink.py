@@ -4,11 +4,11 @@ All ranks could compute it alike; the leader does and the others take its answer
 improves on it later: this rule only has to be safe, balanced and deterministic.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout import ExpertHosts, Host, Layout
+from pacekeeper.core.layout import ExpertHosts, Host, Layout, Stage
 from pacekeeper.core.spread import DomainOf, domain, level_shares
 
 
@@ -60,7 +60,13 @@ def shrink(
         stages=tuple(stages),
         experts=experts,
         batch_shares=tuple(_normalised(batch).items()),
+        speeds=_left(layout, stages),
     )
+
+
+def _left(layout: Layout, stages: Iterable[Stage]) -> tuple[tuple[int, float], ...]:
+    staying = {rank for stage in stages for rank in stage.ranks}
+    return tuple((rank, speed) for rank, speed in layout.speeds if rank in staying)
 
 
 def _rehost(

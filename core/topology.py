@@ -20,6 +20,8 @@ class ModelShape:
     """What the planner must know of the model; sizes include optimizer state.
 
     `slots_per_rank` bounds the expert replicas of one layer that a rank has memory for.
+    `splits_each_step`: the trainer divides every step's tokens over an expert's hosts by itself, by
+    the layout's speeds; otherwise it keeps to the layout's shares.
     """
 
     num_layers: int
@@ -29,6 +31,7 @@ class ModelShape:
     slots_per_rank: int
     expert_bytes: int
     dense_bytes: int
+    splits_each_step: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "rows_per_step"):

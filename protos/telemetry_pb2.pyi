@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ModelShape(_message.Message):
-    __slots__ = ("num_layers", "num_experts", "experts_per_token", "rows_per_step", "slots_per_rank", "expert_bytes", "dense_bytes")
+    __slots__ = ("num_layers", "num_experts", "experts_per_token", "rows_per_step", "slots_per_rank", "expert_bytes", "dense_bytes", "splits_each_step")
     NUM_LAYERS_FIELD_NUMBER: _ClassVar[int]
     NUM_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     EXPERTS_PER_TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -15,6 +15,7 @@ class ModelShape(_message.Message):
     SLOTS_PER_RANK_FIELD_NUMBER: _ClassVar[int]
     EXPERT_BYTES_FIELD_NUMBER: _ClassVar[int]
     DENSE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_EACH_STEP_FIELD_NUMBER: _ClassVar[int]
     num_layers: int
     num_experts: int
     experts_per_token: int
@@ -22,7 +23,8 @@ class ModelShape(_message.Message):
     slots_per_rank: int
     expert_bytes: int
     dense_bytes: int
-    def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ...) -> None: ...
+    splits_each_step: bool
+    def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., splits_each_step: bool = ...) -> None: ...
 
 class Attachment(_message.Message):
     __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "life")

@@ -7,78 +7,52 @@ of the layer, W ranks of the group, D hidden size.
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pacekeeper.core.layout import ExpertHosts
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.spread import ALONE, DomainOf, domain
 from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.token_exchange import Exchange, Neighbourhood, exchange, neighbourhoods
+from pacekeeper.trainer.token_split import HostPairs, Ints, split_rows, whole_capacities
 from pacekeeper.trainer.work import WorkMeter
 
-_BEYOND = 2.0  # larger than any position within an expert's tokens, which lie in [0, 1)
-_GOLDEN = 0.6180339887498949  # its multiples modulo 1 fill [0, 1) evenly
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routes:
-    """Where each expert's tokens go: positions in the group and cumulative shares.
+    """What one layer's dispatch knows before a step: hosts, their speeds, and who is near.
 
-    destinations_EH int64 and bounds_EH float64, H = largest number of hosts of an expert; token
-    number k of n of an expert goes to the first host whose bound is beyond its place in [0, 1),
-    which is (k + phase_E) / n.
+    `own`: this rank's position in the group; `held_E`: the experts it holds, ascending.
     """
 
-    destinations_EH: Tensor
-    bounds_EH: Tensor
-    phase_E: Tensor
+    pairs: HostPairs
+    capacity_W: Ints
+    passes: tuple[Neighbourhood, ...]
+    own: int
+    held_E: list[int]
 
     @classmethod
-    def of(cls, hosts: tuple[ExpertHosts, ...], fabric: Collectives) -> "Routes":
-        """Routes of one layer.
-
-        The phases of one expert are spread evenly over the ranks, so that their roundings add up to
-        the shares; they turn from expert to expert, so that no host is favoured for standing first.
-        """
+    def of(
+        cls, layout: Layout, layer: int, fabric: Collectives, domain_of: DomainOf = ALONE
+    ) -> "Routes":
+        """Routes of one layer. `domain_of`: the node of each rank."""
         position = {rank: i for i, rank in enumerate(fabric.ranks)}
-        width = max(len(h) for h in hosts)
-        own_phase = (position[fabric.rank] + 0.5) / len(fabric.ranks)
-        destinations, bounds = [], []
-        for expert_hosts in hosts:
-            used = [host for host in expert_hosts if host.share > 0.0]
-            total, row = 0.0, []
-            for host in used:
-                total += host.share
-                row.append(total)
-            row[-1] = _BEYOND
-            padding = width - len(used)
-            destinations.append([position[h.rank] for h in used] + [0] * padding)
-            bounds.append(row + [_BEYOND] * padding)
+        hosts = [[position[host.rank] for host in on] for on in layout.experts[layer]]
+        pairs = HostPairs.of(hosts, len(fabric.ranks))
         return cls(
-            destinations_EH=torch.tensor(destinations),
-            bounds_EH=torch.tensor(bounds, dtype=torch.float64),
-            phase_E=(own_phase + _GOLDEN * torch.arange(len(hosts), dtype=torch.float64)) % 1.0,
+            pairs=pairs,
+            capacity_W=whole_capacities([layout.speed_by_rank[rank] for rank in fabric.ranks]),
+            passes=neighbourhoods(pairs, [domain(domain_of, rank) for rank in fabric.ranks]),
+            own=position[fabric.rank],
+            held_E=[e for e, on in enumerate(hosts) if position[fabric.rank] in on],
         )
 
-    def to(self, device: torch.device) -> "Routes":
-        """The same on that device."""
-        return Routes(
-            destinations_EH=self.destinations_EH.to(device),
-            bounds_EH=self.bounds_EH.to(device),
-            phase_E=self.phase_E.to(device),
-        )
-
-    def split(self, experts_A: Tensor, num_experts: int) -> tuple[Tensor, Tensor]:
-        """(order_A, destination_A): assignments sorted by expert, and where each one goes.
-
-        Each host gets its share of an expert's tokens to within one token.
-        """
-        order_A = torch.argsort(experts_A, stable=True)
-        sorted_A = experts_A[order_A]
-        counts_E = torch.bincount(experts_A, minlength=num_experts)
-        first_E = torch.cumsum(counts_E, 0) - counts_E
-        within_A = torch.arange(len(experts_A), device=experts_A.device) - first_E[sorted_A]
-        place_A = (within_A + self.phase_E[sorted_A]) / counts_E[sorted_A]
-        host_A = (place_A[:, None] >= self.bounds_EH[sorted_A]).sum(1)
-        return order_A, self.destinations_EH[sorted_A, host_A]
+    def split(self, counts_WE: Tensor) -> Exchange:
+        """Who computes what this rank brings, and what it gets, from the counts of all ranks."""
+        counts = counts_WE.numpy()
+        rows_P = split_rows(self.pairs, counts, self.capacity_W).rows_P
+        return exchange(self.pairs, counts, rows_P, self.own, self.passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,18 +118,27 @@ def dispatch(
     fabric: Collectives,
     meter: WorkMeter,
 ) -> Dispatched:
-    """Send each token to a host of each of its experts; dropless. Raises PeerLost."""
+    """Send each token to a host of each of its experts; dropless. Raises PeerLost.
+
+    All ranks tell all ranks their counts first, so that each splits this step's rows alike.
+    """
     size = len(fabric.ranks)
     experts_A = experts_TK.reshape(-1)
-    order_A, destination_A = routes.split(experts_A, num_experts)
-    key_A = destination_A * num_experts + experts_A[order_A]
-    # Ascending expert within each destination: `order_A` is sorted by expert already.
+    order_A = torch.argsort(experts_A, stable=True)
+    # The split is found on the host, and counts travel through its memory anyway.
+    counts_E = torch.bincount(experts_A, minlength=num_experts).cpu()
+    counts_WE = counts_E.new_empty(size, num_experts)
+    fabric.all_to_all(counts_WE, counts_E.repeat(size, 1), [1] * size, [1] * size)
+    way = routes.split(counts_WE)
+    # The pairs are ordered by expert, as `order_A` is: each takes the next so many rows.
+    destination_A = torch.from_numpy(np.repeat(routes.pairs.host_P, way.sent_P)).to(order_A.device)
+    # Ascending expert within each destination.
     source_A = order_A[torch.argsort(destination_A, stable=True)]
-    sent_WE = torch.bincount(key_A, minlength=size * num_experts).view(size, num_experts)
-    received_WE = torch.empty_like(sent_WE)
-    fabric.all_to_all(received_WE, sent_WE, [1] * size, [1] * size)
-    sent_splits: list[int] = sent_WE.sum(1).tolist()
+    sent_splits: list[int] = torch.bincount(destination_A, minlength=size).tolist()
+    received_WE = counts_WE.new_zeros(size, num_experts)
+    received_WE[:, routes.held_E] = torch.from_numpy(way.received_WQ)
     received_splits: list[int] = received_WE.sum(1).tolist()
+    received_WE = received_WE.to(order_A.device)
     # index_select, here and below: advanced indexing costs several times as much on CPU.
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits)

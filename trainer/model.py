@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.spread import ALONE, DomainOf
 from pacekeeper.trainer.data import NO_TARGET, Batch
 from pacekeeper.trainer.dispatch import Routes
 from pacekeeper.trainer.fabric import Collectives
@@ -85,12 +86,12 @@ class MoETransformer(nn.Module):
         """The MoE layers, in order."""
         return [layer for layer in self.moe if isinstance(layer, MoELayer)]
 
-    def set_layout(self, layout: Layout, fabric: Collectives) -> None:
-        """Dispatch by this layout's hosts and shares from now on; moves no weights."""
+    def set_layout(self, layout: Layout, fabric: Collectives, domain_of: DomainOf = ALONE) -> None:
+        """Dispatch by this layout's hosts and speeds from now on; moves no weights."""
         for layer, module in enumerate(self.layers()):
             held, wanted = module.bank.experts, layout.experts_on(fabric.rank, layer)
             assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
-            module.routes = Routes.of(layout.experts[layer], fabric).to(self.norm.device)
+            module.routes = Routes.of(layout, layer, fabric, domain_of)
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters that every rank holds, in a fixed order."""

@@ -144,7 +144,7 @@ class Rank:
 
     def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
         """Train under `self.layout` in the joined group from the current step on; say so."""
-        self.model.set_layout(self.layout, self.fabric)
+        self.model.set_layout(self.layout, self.fabric, self.spec.node_of)
         self.sync = ReplicaSync(self.layout, self.fabric)
         self.plan = None
         self.group = self.group.standing()

@@ -57,6 +57,7 @@ def model_shape(config: TrainConfig, dense: int) -> ModelShape:
         slots_per_rank=config.slots_per_rank or config.num_experts,
         expert_bytes=3 * size * expert,
         dense_bytes=3 * size * dense,
+        splits_each_step=True,
     )
 
 

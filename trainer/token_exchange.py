@@ -8,7 +8,7 @@ Shape suffixes: W ranks of the group, E experts, P pairs of an expert and a host
 the pairs whose host this rank is, N nodes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,13 +41,14 @@ class Neighbourhood:
     start_P: Ints
 
     @classmethod
-    def of(cls, pairs: HostPairs, nodes: Sequence[int]) -> "Neighbourhood":
-        """nodes [W]: any numbers. Raises ValueError for another number of ranks."""
+    def of(cls, pairs: HostPairs, nodes: Sequence[Hashable]) -> "Neighbourhood":
+        """nodes [W]: any names. Raises ValueError for another number of ranks."""
         if len(nodes) != pairs.num_ranks:
             raise ValueError(f"{len(nodes)} nodes for {pairs.num_ranks} ranks")
-        node_W = np.unique(np.array(nodes, dtype=np.int64), return_inverse=True)[1]
+        numbers = {node: number for number, node in enumerate(dict.fromkeys(nodes))}
+        node_W = np.array([numbers[node] for node in nodes], dtype=np.int64)
         order_W = np.argsort(node_W, kind="stable")
-        num_nodes = int(node_W.max()) + 1
+        num_nodes = len(numbers)
         key_P = pairs.expert_P * num_nodes + node_W[pairs.host_P]
         order_P = np.argsort(key_P, kind="stable")
         return cls(
@@ -59,7 +60,7 @@ class Neighbourhood:
         )
 
 
-def neighbourhoods(pairs: HostPairs, nodes: Sequence[int]) -> tuple[Neighbourhood, ...]:
+def neighbourhoods(pairs: HostPairs, nodes: Sequence[Hashable]) -> tuple[Neighbourhood, ...]:
     """The passes after the own rank: the node (where that is less than all), then all ranks."""
     everyone = Neighbourhood.of(pairs, [0] * pairs.num_ranks)
     if len(set(nodes)) in (1, pairs.num_ranks):

@@ -195,6 +195,9 @@ def stage(*groups: tuple[ShardRun, ...], first: int = 0, end: int = 1) -> Stage:
         ({"experts": (((Host(0, float("nan")),),),)}, "finite"),
         ({"experts": (((Host(0, 0.5), Host(0, 0.5)),),)}, "each once"),
         ({"experts": ()}, "the model has 0"),
+        ({"speeds": ((7, 0.5),)}, "speeds: must be of ranks of the layout"),
+        ({"speeds": ((1, 0.5), (0, 0.5))}, "ascending"),
+        ({"speeds": ((0, 0.0),)}, "above 0"),
     ],
 )
 def test_an_impossible_layout_is_refused_with_its_reason(

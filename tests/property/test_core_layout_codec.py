@@ -28,6 +28,8 @@ def test_the_bytes_are_the_format() -> None:
         b'"generation":1,"num_virtual_shards":1,'
         b'"stages":[{"groups":[[[0,0,1]],[[1,0,1]]],"layers":[0,1]}]}'
     )
+    slow = encode_layout(replace(EVEN, speeds=((1, 0.5),)))
+    assert b'"num_virtual_shards":1,"speeds":[[1,0.5]],"stages"' in slow
 
 
 @given(layouts())
@@ -49,7 +51,7 @@ json_values = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(json.loads(encode_layout(EVEN)))), json_values)
+@given(st.sampled_from(sorted([*json.loads(encode_layout(EVEN)), "speeds"])), json_values)
 def test_a_layout_with_any_other_value_in_it_is_refused_or_valid(key: str, value: object) -> None:
     document = {**json.loads(encode_layout(EVEN)), key: value}
     try:

@@ -127,3 +127,13 @@ def test_what_is_lost_is_named(dead: set[int], words: str) -> None:
     layout = even_layout(ranks=range(2), num_layers=2, num_experts=2, replicas=1)
     with pytest.raises(LostStateError, match=words):
         shrink(layout, dead=dead, generation=2)
+
+
+@given(layouts())
+def test_what_is_known_of_a_survivors_speed_stays_known(layout: Layout) -> None:
+    dead = layout.ranks[:1]
+    try:
+        left = shrink(layout, dead=dead, generation=2)
+    except LostStateError:
+        return
+    assert dict(left.speeds) == {rank: speed for rank, speed in layout.speeds if rank in left.ranks}

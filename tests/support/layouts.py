@@ -46,6 +46,8 @@ def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: in
         for stage in stages
         for layer in range(stage.first_layer, stage.end_layer)
     )
+    ranks = [run.rank for stage in stages for group in stage.groups for run in group]
+    slow = sorted(draw(st.sets(st.sampled_from(ranks), max_size=2)))
     first_ranks = [group[0].rank for group in stages[0].groups]
     return Layout(
         generation=generation,
@@ -53,6 +55,7 @@ def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: in
         stages=tuple(stages),
         experts=experts,
         batch_shares=tuple(zip(first_ranks, _shares(draw, len(first_ranks)), strict=True)),
+        speeds=tuple((rank, draw(st.floats(0.1, 1.0))) for rank in slow),
     )
 
 

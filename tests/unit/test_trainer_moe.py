@@ -96,7 +96,7 @@ def layer_output(
     fabric = LocalFabric()
     layout = even_layout(ranks=[0], num_layers=1, num_experts=4, replicas=1)
     layer = MoELayer(config, 0, (0, 1, 2, 3))
-    layer.routes = Routes.of(layout.experts[0], fabric)
+    layer.routes = Routes.of(layout, 0, fabric)
     if router is not None:
         layer.router.data = router
     output = layer(tokens_TD, torch.tensor(rows), max(rows) + 1, fabric, WorkMeter())
