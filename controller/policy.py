@@ -50,11 +50,11 @@ def decide(view: View, config: PolicyConfig) -> Decision:
             "must look"
         )
     speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in view.layout.ranks}
-    now = _price(view, view.layout, speeds, 0.0)
+    now = _price(view, _as_run(view, view.layout), speeds, 0.0)
     overhead_s = max(0.0, view.step_s - now.step_s)
     current_s = now.step_s + overhead_s
     if not view.slow and view.home is not None and _is_elsewhere(view.layout, view.home):
-        price = _price(view, view.home, speeds, overhead_s)
+        price = _price(view, _as_run(view, view.home), speeds, overhead_s)
         # Unless the loads have moved on meanwhile, so that it would be a step back.
         if price.step_s <= current_s * (1.0 + config.min_gain):
             return _go_home(view, view.home, config, current_s, price)
@@ -117,11 +117,17 @@ def _candidates(
     shared = tuple(split.hosts for split in splits)
     placed = tuple(split.hosts for split in places)
 
+    slow = tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
+
     def made(
         experts: tuple[tuple[ExpertHosts, ...], ...], shares: tuple[tuple[int, float], ...]
     ) -> Layout:
         return replace(
-            layout, generation=view.next_generation, experts=experts, batch_shares=shares
+            layout,
+            generation=view.next_generation,
+            experts=experts,
+            batch_shares=shares,
+            speeds=slow,
         )
 
     candidates = [
@@ -142,10 +148,20 @@ def _move_cost(view: View, config: PolicyConfig) -> float:
     return inf  # where rows cost nothing, nothing is gained by moving them
 
 
+def _as_run(view: View, layout: Layout) -> Layout:
+    """`layout` with the shares its trainer gives: where it splits every step, the best there are
+    for the speeds the layout says, whatever the loads were when it was planned.
+    """
+    if not view.shape.splits_each_step:
+        return layout
+    splits = split_layers(layout, loads=view.workload.loads, speeds=layout.speed_by_rank)
+    return replace(layout, experts=tuple(split.hosts for split in splits))
+
+
 def _is_elsewhere(layout: Layout, home: Layout) -> bool:
     """Is there a way home, and are we not there?"""
-    here = (layout.experts, layout.batch_shares)
-    return home.ranks == layout.ranks and here != (home.experts, home.batch_shares)
+    here = (layout.experts, layout.batch_shares, layout.speeds)
+    return home.ranks == layout.ranks and here != (home.experts, home.batch_shares, home.speeds)
 
 
 def _go_home(

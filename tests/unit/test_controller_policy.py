@@ -71,6 +71,33 @@ def test_rows_that_can_not_be_split_leave_token_shares() -> None:
     assert decide(view, CONFIG).rung is Rung.TOKEN_SHARES
 
 
+def test_a_plan_says_how_fast_it_takes_each_rank_to_be() -> None:
+    layout = decide(SLOW, CONFIG).layout
+    assert layout is not None
+    assert dict(layout.speeds) == pytest.approx({2: 1 / 1.6})
+
+
+def test_where_every_step_is_split_other_loads_need_no_other_shares() -> None:
+    # The same hosts level one hot expert, if the shares change: the trainer does that by itself.
+    view = replace(HEALTHY, workload=hot(2.0), step_s=1.4)
+    by_plan = replace(CONFIG, rebalance_min_gain=0.01)
+    assert decide(view, by_plan).rung is Rung.TOKEN_SHARES
+    by_itself = replace(view, shape=replace(SHAPE, splits_each_step=True))
+    assert decide(by_itself, by_plan).rung is Rung.NOTHING
+
+
+def test_where_every_step_is_split_speeds_that_are_out_of_date_need_a_plan() -> None:
+    shape = replace(SHAPE, splits_each_step=True, rows_per_step=4)
+    view = replace(SLOW, shape=shape, workload=replace(SLOW.workload, num_rows=4))
+    first = decide(view, CONFIG)
+    assert first.rung is Rung.TOKEN_SHARES and first.layout is not None
+    after = replace(view, layout=first.layout, step_s=first.planned_step_s)
+    assert decide(after, CONFIG).rung is Rung.NOTHING
+    slower = decide(replace(after, slow={2: 3.0}), CONFIG)
+    assert slower.layout is not None
+    assert dict(slower.layout.speeds) == pytest.approx({2: 1 / 3.0})
+
+
 def test_experts_with_one_host_need_another_where_it_pays() -> None:
     view = replace(SLOW, layout=LONE, home=LONE)
     decision = decide(view, CONFIG)
