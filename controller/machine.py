@@ -293,6 +293,7 @@ def _view(job: JobState) -> View:
             num_rows=job.shape.rows_per_step,
             tokens=job.tokens_per_step,
             sum_len_squared=job.squares_per_step,
+            num_documents=job.documents_per_step,
             loads=job.loads,
             num_microbatches=microbatches_per_step(job.evidence),
         ),

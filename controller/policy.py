@@ -15,8 +15,7 @@ from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Forecast, Workload, forecast, unit_costs
-from pacekeeper.predictor.workload import FEATURES
+from pacekeeper.predictor.forecast import Forecast, Workload, forecast, row_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +141,9 @@ def _candidates(
 def _move_cost(view: View, config: PolicyConfig) -> float:
     """What copying one replica costs, in rows per step off a layer's slowest rank that repay it."""
     copy_s = view.shape.expert_bytes * config.move_s_per_byte / config.horizon_steps
-    row_s = float(unit_costs(view.model, view.workload, view.layout)[FEATURES.index("expert_rows")])
-    if row_s > 0.0:
-        return copy_s / row_s
+    saved_s = row_s(view.model, view.workload, view.layout)
+    if saved_s > 0.0:
+        return copy_s / saved_s
     return inf  # where rows cost nothing, nothing is gained by moving them
 
 

@@ -125,6 +125,7 @@ class JobState:
     num_load_steps: int = 0
     tokens_per_step: float = 0.0
     squares_per_step: float = 0.0
+    documents_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
     spread: SpreadWindow = field(default_factory=SpreadWindow)  # of the work, while all are well
     searches: Mapping[int, Search] = field(default_factory=dict)  # for causes, by slow rank

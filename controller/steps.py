@@ -136,6 +136,7 @@ def _judge(
     duration_s = max(r.duration_s for r in ended.values())
     tokens = sum(r.tokens for r in work.values())
     squares = sum(r.sum_len_squared for r in work.values())
+    documents = sum(r.num_documents for r in work.values())
     losses = [r.loss for r in ended.values() if r.loss is not None]
     weight = config.policy.load_ema if job.tokens_per_step else 1.0
     is_present = job.layout is not None and generation == job.layout.generation
@@ -148,6 +149,7 @@ def _judge(
         loss=losses[0] if losses else job.loss,
         tokens_per_step=job.tokens_per_step + weight * (tokens - job.tokens_per_step),
         squares_per_step=job.squares_per_step + weight * (squares - job.squares_per_step),
+        documents_per_step=job.documents_per_step + weight * (documents - job.documents_per_step),
     )
     if not work:
         return state, job, []

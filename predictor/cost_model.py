@@ -1,5 +1,8 @@
 """What a step's work should take: one linear model for all ranks of a role. Pure.
 
+Linear in the features, not in the work: an expert's price is convex and piecewise linear in its
+rows (`workload.BENDS`), flat until the device is full.
+
 Common coefficients, so that a slow rank can not teach the model its slowness; what is a rank's own
 is one multiplier, its health. Robust (Huber weights, relative error), never negative, and pulled
 towards a prior where the data can not tell: in warm-up all ranks have the same share, so "fixed"
@@ -13,15 +16,21 @@ import numpy as np
 
 from pacekeeper.predictor.peers import relative_to_peers
 from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA, MEDIAN_ERROR
-from pacekeeper.predictor.workload import FEATURES, Array, Flags, Positions, StepSample
+from pacekeeper.predictor.workload import BENDS, FEATURES, Array, Flags, Positions, StepSample
 
-# Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels.
-PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05])
+# Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
+# experts that cost in proportion to their rows until the data say otherwise.
+PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, *[0.0] * len(BENDS)])
 # How far off a share of the prior may well be (one sigma): attention is next to nothing with short
-# documents, and half of the time with long ones.
-PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12])
-ROUNDS, ITERATIONS = 3, 3  # of setting ranks and steps right; of Huber weights in each
+# documents, and half of the time with long ones; a bend may double what a row costs.
+PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, *[0.12] * len(BENDS)])
+ROUNDS, ITERATIONS = 3, 8  # of setting ranks and steps right; of weights in each, at most
+LEVEL_STEPS = 64  # newest steps that say how long work takes now, whatever it took before
+SETTLED = 1e-3  # shares that moved less are found
+LEAST_EXPECTED = 0.05  # of the typical time: smaller rows must not weigh more and more
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
+INTERVAL_SIGMAS = 1.96  # 95 % of a normal law
+BLIND_DOUBT = 0.10  # of log expected time, one sigma: as much as a slowdown worth acting on
 LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
 RANK_SPREAD = (
     0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
@@ -31,7 +40,8 @@ OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend th
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CostModel:
-    """coefficients [FEATURES] in seconds per unit; sigma: robust scale of one step's log residuals.
+    """coefficients [FEATURES] in seconds per unit; sigma: robust scale of one step's log residuals
+    beside the peers; spread: the same with what all ranks share.
 
     `covariance` [FEATURES, FEATURES] says how well the coefficients are known. `multipliers`: a
     rank's observed / expected beside its peers', 1.0 where it can not be told from theirs;
@@ -41,6 +51,7 @@ class CostModel:
     coefficients: Array
     covariance: Array
     sigma: float
+    spread: float = LEAST_SPREAD
     multipliers: Mapping[int, float] = field(default_factory=dict)
 
     def expected_s(self, features: Array) -> Array:
@@ -58,6 +69,29 @@ class CostModel:
             work = work - np.median(work, axis=0)
         doubt: Array = np.sqrt(np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0))
         return doubt
+
+    def interval_s(self, features: Array) -> tuple[Array, Array]:
+        """What 95 % of healthy steps of this work take: [..., FEATURES] -> least, most [...].
+
+        Wider where the work is unlike what the model was fitted to: the prior alone says little.
+        """
+        expected_s = self.expected_s(features)
+        log_error = np.sqrt(self.spread**2 + self._coefficient_variance(features))
+        factor = np.exp(INTERVAL_SIGMAS * log_error)
+        return expected_s / factor, expected_s * factor
+
+    def is_blind(self, features: Array) -> Flags:
+        """Where the price of this work rests on guesses: [..., FEATURES] -> [...].
+
+        There a slow rank can not be told from work that the model has not seen yet.
+        """
+        blind: Flags = self._coefficient_variance(features) > BLIND_DOUBT**2
+        return blind
+
+    def _coefficient_variance(self, features: Array) -> Array:
+        work = features / self.expected_s(features)[..., None]
+        variance: Array = np.maximum(((work @ self.covariance) * work).sum(axis=-1), 0.0)
+        return variance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +112,7 @@ def fit(samples: Sequence[StepSample]) -> CostModel:
     are taken out, so that neither a noisy host nor a slow rank bends the coefficients.
     """
     rows = _rows_of(samples)
-    scale, typical_s = rows.features.mean(axis=0), float(np.median(rows.observed_s))
+    scale, typical_s = _unit_scale(rows.features), float(np.median(rows.observed_s))
     common = np.zeros(len(samples))  # log of what a step's ranks share
     own_pace: Collection[int] = ()
     for _ in range(ROUNDS):
@@ -97,6 +131,7 @@ def fit(samples: Sequence[StepSample]) -> CostModel:
     return replace(
         model,
         sigma=sigma,
+        spread=_scale_of(np.abs(log_ratio[usable])),
         multipliers=dict(zip(ranks, np.exp(offsets).tolist(), strict=True)),
     )
 
@@ -139,36 +174,55 @@ def _rows_of(samples: Sequence[StepSample]) -> _Rows:
     return _Rows(features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at])
 
 
+def _unit_scale(features: Array) -> Array:
+    """The mean of each feature; of the bends that of all rows: how steep g is at a knot compares
+    with what a row costs, however few rows lie beyond it as yet."""
+    scale: Array = features.mean(axis=0)
+    scale[[FEATURES.index(name) for name in BENDS]] = scale[FEATURES.index("expert_rows")]
+    return scale
+
+
+def _scale_of(deviations: Array) -> float:
+    """One sigma of these absolute deviations, by their middle or their tail, whichever is more."""
+    middle = MAD_TO_SIGMA * float(np.median(deviations))
+    return max(LEAST_SPREAD, middle, float(np.quantile(deviations, 0.95)) / INTERVAL_SIGMAS)
+
+
 def _regress(
     features: Array, observed_s: Array, rank: Positions, scale: Array, typical_s: float
 ) -> tuple[Array, Array]:
-    """Coefficients that make features @ coefficients / observed as near 1 as can be; covariance.
+    """Coefficients for which observed / expected is as near 1 as can be; their covariance.
 
     Generalised least squares with a random effect per rank: what persists between ranks is their
-    own pace in part, so many steps of few ranks tell less of the work than they seem to.
+    own pace in part, so many steps of few ranks tell less of the work than they seem to. Rows are
+    weighted by what was expected, not by what was observed: noise among the regressors would pull
+    all coefficients down, the more the longer the history.
     """
-    from sklearn.linear_model import LinearRegression  # a second to import: not at start-up
+    from scipy.optimize import nnls  # slow to import: not at start-up
 
     known = scale > 0.0
     scale = np.where(known, scale, 1.0)
     # Unit columns: a coefficient is the share of the typical time its feature explains.
-    units = features / scale * typical_s / observed_s[:, None]
+    columns = features / scale * typical_s
     prior = np.where(known, PRIOR_SHARES, 0.0)
     prior = prior / prior.sum() if known.any() else prior
-    shares, weights = prior, np.ones(len(units))
+    shares = prior
     for _ in range(ITERATIONS):
-        residual = units @ shares - 1.0
+        expected_s = np.maximum(columns @ shares, LEAST_EXPECTED * typical_s)
+        units, target = columns / expected_s[:, None], observed_s / expected_s
+        residual = target - units @ shares
         spread = max(LEAST_SPREAD, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
         weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
-        kept, target = _partly_demeaned(units, rank, spread)
+        kept, wanted = _partly_demeaned(units, target, rank, spread)
         ridge = spread / PRIOR_SPREAD * np.eye(len(FEATURES))
-        regression = LinearRegression(fit_intercept=False, positive=True)
-        regression.fit(
-            np.concatenate([kept, ridge]),
-            np.concatenate([target, ridge @ prior]),
-            np.concatenate([weights, np.ones(len(FEATURES))]),
-        )
-        shares = regression.coef_
+        root = np.sqrt(weights)
+        # What of it the columns span says as much as all the rows (QR).
+        rows = np.column_stack([kept, wanted]) * root[:, None]
+        believed = np.column_stack([ridge, ridge @ prior])
+        least: Array = np.asarray(np.linalg.qr(np.concatenate([rows, believed]), mode="r"))
+        last, (shares, _) = shares, nnls(least[:, :-1], least[:, -1])
+        if np.abs(shares - last).max() < SETTLED:
+            break
     per_unit = typical_s / scale
     precision = (kept * weights[:, None]).T @ kept / spread**2
     precision += np.eye(len(FEATURES)) / PRIOR_SPREAD**2
@@ -176,18 +230,25 @@ def _regress(
     return np.where(known, shares, 0.0) * per_unit, covariance
 
 
-def _partly_demeaned(units: Array, rank: Positions, spread: float) -> tuple[Array, Array]:
-    """Rows [rows, FEATURES] and targets (all 1 before) whitened for the random effect of a rank."""
+def _partly_demeaned(
+    units: Array, target: Array, rank: Positions, spread: float
+) -> tuple[Array, Array]:
+    """Rows [rows, FEATURES] and targets [rows] whitened for the random effect of a rank."""
     _, group, count = np.unique(rank, return_inverse=True, return_counts=True)
     part = 1.0 - spread / np.sqrt(spread**2 + count * RANK_SPREAD**2)
-    means = np.zeros((len(count), units.shape[1]))
-    np.add.at(means, group, units)
+    both = np.column_stack([units, target])
+    means = np.zeros((len(count), both.shape[1]))
+    np.add.at(means, group, both)
     means *= (part / count)[:, None]
-    return units - means[group], 1.0 - part[group]
+    both -= means[group]
+    return both[:, :-1], both[:, -1]
 
 
 def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:
-    """Median log ratio of each step with three ranks or more, centred over the steps; else 0."""
+    """Median log ratio of each step with three ranks or more, else 0.
+
+    Centred over the newest steps: where everything drifts, the coefficients are of today.
+    """
     step, ratio = rows.step[usable], log_ratio[usable]
     order = np.lexsort((ratio, step))
     count = np.bincount(step, minlength=num_steps)
@@ -197,7 +258,7 @@ def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) 
     parts = np.zeros(num_steps)
     parts[known] = 0.5 * (ratio[order[low[known]]] + ratio[order[high[known]]])
     if known.any():
-        parts[known] -= np.median(parts[known])
+        parts[known] -= np.median(parts[known][-LEVEL_STEPS:])
     return parts
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pacekeeper.core.expert_rows import KNOTS
 from pacekeeper.core.layout import Layout
 from pacekeeper.predictor.cost_model import PRIOR_SHARES, CostModel
-from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.predictor.workload import BENDS, FEATURES, Array, Positions
 
 ExpertLoads = Sequence[Sequence[float]]  # [layer][expert] token rows per step
 
@@ -28,7 +29,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a step has to do, whoever does it. Rows, tokens and squares are of the global batch.
+    """What a step has to do, whoever does it. All but the loads are of the global batch.
 
     Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
     """
@@ -38,6 +39,7 @@ class Workload:
     sum_len_squared: float
     loads: tuple[tuple[float, ...], ...]
     num_microbatches: int = 1
+    num_documents: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
@@ -57,26 +59,32 @@ def forecast(
     Without a model: unit costs in the proportions of the prior, so that layouts can be compared.
     Raises ValueError where the loads do not fit the layout's experts, or a speed is not above 0.
     """
-    fixed, per_token, per_square, per_row, per_expert = unit_costs(model, workload, layout)
+    costs = unit_costs(model, workload, layout)
+    fixed, per_token, per_square, _, per_expert, per_document = costs[: len(costs) - len(BENDS)]
+    often = workload.num_microbatches
     ranks = layout.ranks
     position = {rank: i for i, rank in enumerate(ranks)}
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
     if not (speed > 0.0).all():
         raise ValueError(f"speeds must be above 0, got {dict(speeds)}")
-    rows = layout.rows_of(workload.num_rows)
-    share = np.array([rows.get(rank, 0) / workload.num_rows for rank in ranks])
     active = np.zeros(len(ranks))
     layer_s, expert_work_s = [], 0.0
     for layer, loads in enumerate(workload.loads):
         at, load = _hosted(layout, layer, loads, position)
-        load_at = np.bincount(at, weights=load, minlength=len(ranks))
-        layer_s.append(float((per_row * load_at / speed).max()))
-        expert_work_s += per_row * float(sum(loads))
+        at_rank_s = np.bincount(at, weights=_expert_s(costs, load, often), minlength=len(ranks))
+        layer_s.append(float((at_rank_s / speed).max()))
+        # A convex price is least where an expert's rows are spread evenly over all ranks.
+        thin = np.array(loads, dtype=np.float64) / len(ranks)
+        expert_work_s += len(ranks) * float(_expert_s(costs, thin, often).sum())
         active += np.bincount(at[load > 0.0], minlength=len(ranks))
-    dense_work = per_token * workload.tokens + per_square * workload.sum_len_squared
+    dense_work = (
+        per_token * workload.tokens
+        + per_square * workload.sum_len_squared
+        + per_document * workload.num_documents
+    )
     # As the detector adds up the records: these two are paid in every micro-batch.
-    standing = workload.num_microbatches * (fixed + per_expert * active)
-    dense = (standing + dense_work * share) / speed
+    standing = often * (fixed + per_expert * active)
+    dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed
     standing_s = float(standing.mean())  # paid by each rank, not shared
     fluid_s = standing_s + (dense_work + expert_work_s) / float(speed.sum())
     return Forecast(
@@ -85,6 +93,37 @@ def forecast(
         dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
         layer_s=tuple(layer_s),
     )
+
+
+def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:
+    """Seconds of experts that compute so many rows a step, an equal part in each micro-batch."""
+    per_row, bends = costs[FEATURES.index("expert_rows")], costs[-len(BENDS) :]
+    beyond = np.maximum(rows[:, None] - num_microbatches * np.array(KNOTS, dtype=np.float64), 0.0)
+    spent_s: Array = per_row * rows + beyond @ bends
+    return spent_s
+
+
+def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
+    """Seconds that one row more or less at an expert makes, in the mean over all rows."""
+    costs, spent_s, rows = unit_costs(model, workload, layout), 0.0, 0.0
+    position = {rank: i for i, rank in enumerate(layout.ranks)}
+    for layer, loads in enumerate(workload.loads):
+        _, load = _hosted(layout, layer, loads, position)
+        more, less = (_expert_s(costs, load * by, workload.num_microbatches) for by in (1.01, 0.99))
+        spent_s, rows = spent_s + float((more - less).sum()), rows + 0.02 * float(load.sum())
+    return spent_s / rows if rows > 0.0 else float(costs[FEATURES.index("expert_rows")])
+
+
+def _dense_parts(layout: Layout, num_rows: int) -> Array:
+    """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
+    group's rows which lies in the virtual shards it holds."""
+    rows, parts = layout.rows_of(num_rows), dict.fromkeys(layout.ranks, 0.0)
+    for stage in layout.stages:
+        for (leader, _), group in zip(layout.batch_shares, stage.groups, strict=True):
+            for run in group:
+                held = (run.end - run.first) / layout.num_virtual_shards
+                parts[run.rank] += held * rows[leader] / num_rows
+    return np.array([parts[rank] for rank in layout.ranks])
 
 
 def _hosted(
@@ -100,19 +139,18 @@ def _hosted(
 
 
 def unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
-    """Seconds per micro-batch, token, token^2, expert row, active expert of a micro-batch."""
+    """Seconds per unit of each feature, in the order of FEATURES."""
     if model is not None:
         return model.coefficients
     num_ranks = len(layout.ranks)
-    totals = np.array(
-        [
-            1.0,
-            workload.tokens / num_ranks,
-            workload.sum_len_squared / num_ranks,
-            sum(map(sum, workload.loads)) / num_ranks,
-            sum(len(layer) for layer in layout.experts) / num_ranks,
-        ]
-    )
     often = workload.num_microbatches
-    units: Array = PRIOR_SHARES / np.maximum(totals, 1.0) / np.array([often, 1, 1, 1, often])
+    totals = np.ones(len(FEATURES))
+    totals[:5] = (
+        often,
+        workload.tokens / num_ranks,
+        workload.sum_len_squared / num_ranks,
+        sum(map(sum, workload.loads)) / num_ranks,
+        often * max(1.0, sum(len(layer) for layer in layout.experts) / num_ranks),
+    )
+    units: Array = PRIOR_SHARES / np.maximum(totals, 1.0)
     return units

@@ -8,6 +8,7 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.core.expert_rows import KNOTS
 from pacekeeper.core.records import MicroBatchRecord
 
 Array = npt.NDArray[np.float64]
@@ -15,10 +16,16 @@ Flags = npt.NDArray[np.bool_]
 Positions = npt.NDArray[np.intp]
 
 # Expected time = sum over features of coefficient * feature. The order is used by forecast.py.
-FEATURES = ("one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts")
+# The last ones make the price of an expert's rows bend upwards at the knots.
+BENDS = tuple(f"rows_over_{knot}" for knot in KNOTS)
+FEATURES = (
+    "one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "num_documents",
+    *BENDS,
+)  # fmt: skip
+DENSE = ("tokens", "sum_len_squared", "num_documents")  # work that tensor parallelism shares out
 
-_COLUMNS = ("rank", "step", "generation", "micro_batch", "compute_s", *FEATURES[1:])
-_row_of = attrgetter(*_COLUMNS)
+_COLUMNS = ("rank", "step", "generation", "micro_batch", "compute_s", "tensor_share")
+_row_of = attrgetter(*_COLUMNS, *FEATURES[1:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,18 +63,24 @@ class StepSample:
 def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
     """Add up the micro-batches of one step and generation, rank by rank.
 
-    In a step each micro-batch adds its own fixed cost. Column by column: a job of thousands of
+    In a step each micro-batch adds its own fixed cost; dense work counts with the part of it that
+    the rank holds. Column by column: a job of thousands of
     ranks has tens of thousands of records a step.
 
     Raises ValueError for no records, or records of several steps or generations.
     """
     if not records:
         raise ValueError("a step without records has no sample")
-    columns = len(_COLUMNS)
-    flat = np.fromiter(chain.from_iterable(map(_row_of, records)), np.float64)
-    rank, step, generation, micro_batch, observed, *work = flat.reshape(len(records), columns).T
+    columns = len(_COLUMNS) + len(FEATURES) - 1
+    flat = np.fromiter(
+        chain.from_iterable(map(_row_of, records)), np.float64, len(records) * columns
+    ).reshape(len(records), columns)
+    rank, step, generation, micro_batch, observed, tensor_share, *work = flat.T
     if step.min() != step.max() or generation.min() != generation.max():
         raise ValueError("the records are of several steps or generations")
+    if tensor_share.min() < 1.0:
+        for name in DENSE:
+            work[FEATURES.index(name) - 1] = work[FEATURES.index(name) - 1] * tensor_share
     ranks, row = np.unique(rank.astype(np.intp), return_inverse=True)
     features = np.stack(
         [np.bincount(row), *(np.bincount(row, weights=column) for column in work)], axis=1

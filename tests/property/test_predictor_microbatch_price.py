@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.expert_rows import KNOTS
 from pacekeeper.core.layout import Host, Layout, apportion, even_layout
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Workload, forecast
-from pacekeeper.predictor.workload import StepSample, sample_of
+from pacekeeper.predictor.workload import BENDS, FEATURES, StepSample, sample_of
 
-ROW_TOKENS, SQUARES_PER_TOKEN = 100, 60
+ROW_TOKENS, SQUARES_PER_TOKEN, DOCUMENTS_PER_ROW = 100, 60, 3
 Case = tuple[Layout, Workload, CostModel]
 
 
@@ -41,11 +42,12 @@ def cases(draw: st.DrawFn) -> Case:
         sum_len_squared=float(ROW_TOKENS * SQUARES_PER_TOKEN * num_rows),
         loads=tuple(tuple(draw(loads)) for _ in range(num_layers)),
         num_microbatches=draw(st.integers(1, 8)),
+        num_documents=float(DOCUMENTS_PER_ROW * num_rows),
     )
-    units = [draw(st.floats(0.0, 1.0)) for _ in range(5)]
+    units = [draw(st.floats(0.0, 1.0)) for _ in FEATURES]
     model = CostModel(
-        coefficients=np.array(units) * [1.0, 1e-3, 1e-5, 1e-3, 0.1],
-        covariance=np.zeros((5, 5)),
+        coefficients=np.array(units) * [1.0, 1e-3, 1e-5, 1e-3, 0.1, 0.1, *[1e-3] * len(BENDS)],
+        covariance=np.zeros((len(FEATURES), len(FEATURES))),
         sigma=0.02,
     )
     return layout, work, model
@@ -68,12 +70,14 @@ def reported(layout: Layout, work: Workload) -> StepSample:
     count, records = work.num_microbatches, []
     for rank in layout.ranks:
         rows = layout.rows_of(work.num_rows).get(rank, 0)
-        routed, active = 0.0, 0
+        routed, active, over = 0.0, 0, np.zeros(len(KNOTS))
         for experts, loads in zip(layout.experts, work.loads, strict=True):
             mine = [load * h.share for on, load in zip(experts, loads, strict=True) for h in on
                     if h.rank == rank]  # fmt: skip
             routed += sum(mine)
             active += sum(load > 0.0 for load in mine)
+            parts = np.array(mine)[:, None] / count
+            over += np.maximum(parts - np.array(KNOTS), 0.0).sum(axis=0)
         by_part = [1.0 / count] * count
         for micro_batch, (own_rows, own_routed) in enumerate(
             zip(apportion(rows, by_part), apportion(round(routed * 1e6), by_part), strict=True)
@@ -89,6 +93,8 @@ def reported(layout: Layout, work: Workload) -> StepSample:
                     sum_len_squared=own_rows * ROW_TOKENS * SQUARES_PER_TOKEN,
                     expert_rows=own_routed,
                     num_active_experts=active,
+                    num_documents=own_rows * DOCUMENTS_PER_ROW,
+                    **dict(zip(BENDS, np.rint(over * 1e6).astype(int).tolist(), strict=True)),
                 )
             )
     return sample_of(records)
@@ -100,9 +106,10 @@ def test_the_forecast_is_what_the_model_expects_of_a_sample_with_that_work(case:
     sample = reported(layout, work)
     assert sample.num_microbatches == work.num_microbatches
     dense, experts = sample.features.copy(), sample.features.copy()
-    dense[:, 3] = 0.0
-    experts[:, [0, 1, 2, 4]] = 0.0
-    experts[:, 3] *= 1e-6
+    of_rows = [FEATURES.index(name) for name in ("expert_rows", *BENDS)]
+    dense[:, of_rows] = 0.0
+    experts[:, [i for i in range(len(FEATURES)) if i not in of_rows]] = 0.0
+    experts *= 1e-6
     price = forecast(layout, model=model, workload=work, speeds={})
     expected = dense @ model.coefficients
     assert [price.dense_s[rank] for rank in layout.ranks] == pytest.approx(expected.tolist())

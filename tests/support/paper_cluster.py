@@ -55,7 +55,8 @@ SHAPE = ModelShape(
     dense_bytes=1_000_000,
 )
 ROW_TOKENS = 160
-COEFFICIENTS = np.array([0.02, 2e-5, 5e-9, 1.5e-5, 4e-4])  # seconds per unit of each feature
+# Seconds per micro-batch, token, token^2, expert row, active expert.
+COEFFICIENTS = np.array([0.02, 2e-5, 5e-9, 1.5e-5, 4e-4])
 POLL_S, TICK_S = 0.1, 0.2
 MAX_DELAY_S = 1.5
 DECIDE_S = 0.25  # while a decision is made, training goes on: some are made for what is over

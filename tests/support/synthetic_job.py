@@ -12,13 +12,15 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.predictor.workload import Parts, StepSample
+from pacekeeper.core.expert_rows import KNOTS
+from pacekeeper.predictor.workload import BENDS, FEATURES, Parts, StepSample
 
 Array = npt.NDArray[np.float64]
 
 NUM_LAYERS, NUM_EXPERTS = 4, 8
 NUM_SITES = NUM_LAYERS * NUM_EXPERTS
 TOKENS_PER_ROW, ROWS_PER_RANK, EXPERTS_PER_TOKEN = 160, 8, 2
+MOVING = [FEATURES.index(f) for f in ("tokens", "sum_len_squared", "expert_rows", *BENDS)]
 STEP_S, KNEE_ROWS = 0.2, 16.0
 
 
@@ -114,7 +116,7 @@ class SyntheticJob:
         shares = self._random.uniform(0.5, 1.5, (count, n))
         shares /= shares.sum(axis=0)
         work = np.repeat(features[None], count, axis=0)
-        work[:, :, 1:4] *= shares[:, :, None]
+        work[:, :, MOVING] *= shares[:, :, None]
         moving_s = true_s - standing_s
         noise = np.stack([self._log_noise() for _ in range(count)])
         slowed = np.where((np.arange(count) >= slow_from)[:, None], factor, 1.0)
@@ -158,7 +160,9 @@ class SyntheticJob:
         routed = popularity.ravel() * tokens.sum() * EXPERTS_PER_TOKEN
         rows = np.round(self.hosts * routed)
         active = (rows > 0).sum(axis=1)
-        features = np.stack([np.ones(n), tokens, squared, rows.sum(axis=1), active], axis=1)
+        over = [np.maximum(rows - knot, 0.0).sum(axis=1) for knot in KNOTS]
+        columns = [np.ones(n), tokens, squared, rows.sum(axis=1), active, np.zeros(n), *over]
+        features = np.stack(columns, axis=1)
         fixed, per_token, per_square, per_row, per_expert = self._costs
         experts_s = np.where(rows > 0, per_expert + per_row * np.maximum(rows, KNEE_ROWS), 0.0)
         dense_s = fixed + per_token * tokens + per_square * squared

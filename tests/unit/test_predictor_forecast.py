@@ -5,13 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.layout import Host, even_layout
+from pacekeeper.core.layout import Host, ShardRun, even_layout
 from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Workload, forecast
+from pacekeeper.predictor.forecast import Workload, forecast, row_s
+from pacekeeper.predictor.workload import FEATURES
 
 LAYOUT = even_layout(ranks=[0, 1], num_layers=2, num_experts=2, replicas=2)
+COSTS = {"one": 1.0, "tokens": 0.01, "expert_rows": 0.001, "num_active_experts": 0.1}
 MODEL = CostModel(
-    coefficients=np.array([1.0, 0.01, 0.0, 0.001, 0.1]), covariance=np.zeros((5, 5)), sigma=0.02
+    coefficients=np.array([COSTS.get(name, 0.0) for name in FEATURES]),
+    covariance=np.zeros((len(FEATURES), len(FEATURES))),
+    sigma=0.02,
 )
 WORK = Workload(
     num_rows=10, tokens=1000.0, sum_len_squared=0.0, loads=((1000.0, 1000.0), (2000.0, 0.0))
@@ -25,6 +29,44 @@ def test_an_even_layout_of_equals() -> None:
     assert price.layer_s == pytest.approx((1.0, 1.0))
     assert price.step_s == pytest.approx(8.3)
     assert price.fluid_step_s == pytest.approx(8.3)
+
+
+def bent(**costs: float) -> CostModel:
+    """The model with other prices."""
+    return replace(MODEL, coefficients=np.array([(COSTS | costs).get(f, 0.0) for f in FEATURES]))
+
+
+def test_rows_beyond_a_knot_cost_more_and_no_layout_escapes_all_of_it() -> None:
+    model = bent(rows_over_256=0.01)
+    price = forecast(LAYOUT, model=model, workload=WORK, speeds={})
+    # 500 rows at each host of two experts, 1,000 at those of the hot one.
+    assert price.layer_s == pytest.approx((1.0 + 2 * 2.44, 1.0 + 7.44))
+    assert price.fluid_step_s == pytest.approx(price.step_s)  # already even over both ranks
+    twice = forecast(LAYOUT, model=model, workload=replace(WORK, num_microbatches=2), speeds={})
+    assert twice.layer_s == pytest.approx((1.0, 1.0 + 4.88))  # 250 and 500 rows at a time
+
+
+def test_a_row_that_moves_is_worth_what_it_costs_where_it_lies() -> None:
+    model = bent(expert_rows=0.0, rows_over_256=0.01)
+    assert row_s(model, WORK, LAYOUT) == pytest.approx(0.01)
+    quiet = replace(WORK, loads=((100.0, 100.0), (200.0, 0.0)))
+    assert row_s(model, quiet, LAYOUT) == 0.0
+    assert row_s(MODEL, WORK, LAYOUT) == pytest.approx(0.001)
+    assert row_s(MODEL, replace(WORK, loads=()), LAYOUT) == 0.001
+
+
+def test_documents_and_dense_work_follow_the_shares_of_batch_and_tensor() -> None:
+    work = replace(WORK, num_documents=100.0)
+    price = forecast(LAYOUT, model=bent(num_documents=0.02), workload=work, speeds={})
+    assert price.dense_s == pytest.approx({0: 7.3, 1: 7.3})
+
+
+def test_ranks_of_a_tensor_group_share_its_dense_work_by_their_shards() -> None:
+    groups = ((ShardRun(0, 0, 3), ShardRun(1, 3, 4)),)
+    stage = replace(LAYOUT.stages[0], groups=groups)
+    layout = replace(LAYOUT, num_virtual_shards=4, stages=(stage,), batch_shares=((0, 1.0),))
+    price = forecast(layout, model=MODEL, workload=WORK, speeds={})
+    assert price.dense_s == pytest.approx({0: 1.0 + 7.5 + 0.3, 1: 1.0 + 2.5 + 0.3})
 
 
 def test_everybody_waits_for_the_slow_rank_in_every_layer() -> None:

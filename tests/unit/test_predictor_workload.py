@@ -1,5 +1,7 @@
 """Records of one step become one row of work per rank."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,8 @@ def record(
         sum_len_squared=5000,
         expert_rows=40,
         num_active_experts=3,
+        num_documents=6,
+        rows_over_16=8,
     )
 
 
@@ -30,6 +34,11 @@ def test_features_stand_in_the_order_of_their_names() -> None:
         "sum_len_squared": 5000.0,
         "expert_rows": 40.0,
         "num_active_experts": 3.0,
+        "num_documents": 6.0,
+        "rows_over_16": 8.0,
+        "rows_over_64": 0.0,
+        "rows_over_256": 0.0,
+        "rows_over_1024": 0.0,
     }
 
 
@@ -37,8 +46,20 @@ def test_micro_batches_of_a_rank_add_up_and_ranks_ascend() -> None:
     sample = sample_of([record(5), record(2, 1), record(2, 0)])
     assert sample.ranks == (2, 5)
     assert (sample.step, sample.generation) == (7, 2)
-    assert sample.features.tolist() == [[2, 204, 10000, 80, 6], [1, 105, 5000, 40, 3]]
+    assert sample.features.tolist() == [
+        [2, 204, 10000, 80, 6, 12, 16, 0, 0, 0],
+        [1, 105, 5000, 40, 3, 6, 8, 0, 0, 0],
+    ]
     assert sample.observed_s == pytest.approx([4.2, 5.1])
+
+
+def test_a_rank_that_holds_a_part_of_the_dense_layers_does_that_part_of_their_work() -> None:
+    part = replace(record(1), tensor_share=0.25)
+    whole, quarter = sample_of([record(1)]).features[0], sample_of([part]).features[0]
+    share = dict(zip(FEATURES, quarter / np.maximum(whole, 1.0), strict=True))
+    dense = {"tokens", "sum_len_squared", "num_documents"}
+    told = {name for name in FEATURES if not name.startswith("rows_over") or name.endswith("_16")}
+    assert all(share[name] == (0.25 if name in dense else 1.0) for name in told)
 
 
 def test_a_sample_is_read_only() -> None:
