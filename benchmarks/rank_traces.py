@@ -27,6 +27,7 @@ OURS = "pacekeeper"
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
+        NvrxRelative(),
         NvrxRelative(name="nvrx by role", by_role=True),
         NvrxIndividual(),
         Greyhound(),

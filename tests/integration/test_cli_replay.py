@@ -86,6 +86,28 @@ def test_damaged_lines_are_told_to_people_and_programs(tmp_path: Path) -> None:
     assert "3 damaged lines left out" in note
 
 
+def test_of_several_runs_each_is_judged(tmp_path: Path) -> None:
+    rows = [f"{run},{step},0.5" for run in "ab" for step in range(80)]
+    path = tmp_path / "s.csv"
+    path.write_text("\n".join(["run,step,duration_s", *rows]))
+    answer = json.loads(pacekeeper("replay", str(path), "--json").stdout)
+    assert (answer["S"], answer["findings"], answer["what_if"]) == (None, [], None)
+    assert [run["run"] for run in answer["runs"]] == ["s:a", "s:b"]
+    one = json.loads(pacekeeper("replay", str(path), "--run", "1", "--json").stdout)
+    assert set(one) == {"S", "findings", "what_if", "notes"}
+    assert "2 runs" in pacekeeper("replay", str(path)).stdout
+    beyond = pacekeeper("replay", str(path), "--run", "2")
+    assert beyond.returncode == ExitCode.DATA and "0 to 1" in beyond.stderr
+
+
+def test_a_directory_may_hold_other_files_too(tmp_path: Path) -> None:
+    recorded(tmp_path / "moe.trace.jsonl", late=5)
+    (tmp_path / "README.md").write_text("hello")
+    answer = json.loads(pacekeeper("replay", str(tmp_path), "--json").stdout)
+    assert answer["findings"][0]["rank"] == 5
+    assert answer["notes"][0] == "1 files are no trace: README.md"
+
+
 def test_the_report_is_one_page_with_its_picture(tmp_path: Path) -> None:
     page = tmp_path / "r.html"
     done = pacekeeper("replay", str(recorded(tmp_path / "t", late=2)), "--report", str(page))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.records import MicroBatchRecord, Record
-from pacekeeper.core.topology import Attachment, Clock
+from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample
 from pacekeeper.core.trace_file import (
     TraceHeader,
     attached_line,
@@ -18,6 +18,18 @@ from pacekeeper.core.trace_file import (
 )
 from support.records import ATTACHMENT, records
 
+number = st.floats(allow_nan=False, allow_infinity=False)
+maybe, count = st.none() | number, st.none() | st.integers(0, 2**63)
+devices = st.builds(
+    DeviceSample, device_index=st.integers(0, 99), device_uuid=st.text(max_size=9),
+    sampled_s=number, name=st.text(max_size=9), sm_clock_mhz=maybe, temperature_celsius=maybe,
+    memory_used_bytes=count, clock_event_reasons=count, ecc_uncorrected=count,
+    processes=st.none() | st.lists(st.integers(0, 2**22), max_size=3).map(tuple),
+)  # fmt: skip
+hosts = st.builds(
+    HostSample, sampled_s=number, num_cores=count, load_1min=maybe, memory_bytes=count,
+    io_full_ratio=maybe, swap_in_bytes_per_s=maybe,
+)  # fmt: skip
 HEADER = TraceHeader(job=ATTACHMENT.job, life=7, node="node-0")
 
 
@@ -26,6 +38,11 @@ def test_a_record_comes_back(record: Record) -> None:
     line = record_line(record)
     assert "\n" not in line
     assert parse_line(line, HEADER) == record
+
+
+@given(devices | hosts)
+def test_a_sample_comes_back(sample: DeviceSample | HostSample) -> None:
+    assert parse_line(record_line(sample), HEADER) == sample
 
 
 @given(st.text(max_size=9), st.integers(0, 2**42), st.text(max_size=9))

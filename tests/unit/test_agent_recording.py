@@ -1,6 +1,7 @@
 """What an agent reads can be kept and replayed; keeping it disturbs nobody."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,10 @@ from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.window import Reading
 from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.topology import Attachment
+from pacekeeper.core.topology import Attachment, HostSample
 from pacekeeper.predictor.trace import Chunk, Worker
 from pacekeeper.simulator.read_native import read_native
+from support.trace_files import device_sample
 
 
 def attachment(rank: int) -> Attachment:
@@ -122,3 +124,22 @@ def test_a_file_without_records_is_an_error(tmp_path: Path) -> None:
         read_native([tmp_path / "empty"])
     with pytest.raises(DataError, match="no file"):
         read_native([])
+
+
+def test_samples_go_once_into_the_file_of_each_job_that_runs(tmp_path: Path) -> None:
+    recording = Recording.begin(tmp_path, node="n", max_bytes=1 << 20)
+    first, later = (device_sample(0, at_s, is_hot=False) for at_s in (1.0, 2.0))
+    host = HostSample(sampled_s=1.0, num_cores=8)
+    recording.take([Reading(job="idle")], [first], host)
+    assert list(tmp_path.iterdir()) == [], "who says nothing gets no file"
+    began = Reading(job="moe", life=7, attached=(attachment(0),), records=records(0, 0))
+    other = Reading(job="other", life=7, records=records(0, 0))
+    recording.take([began, other], [later], replace(host, sampled_s=2.0))
+    recording.take([began], [later], replace(host, sampled_s=2.0))
+    recording.close()
+    for path in tmp_path.iterdir():
+        (node,) = read_native([path]).samples
+        assert node.devices == {"GPU-0": (later,)}, path
+        assert [sample.sampled_s for sample in node.host] == [2.0]
+    (node,) = read_native([next(tmp_path.glob("moe*"))]).samples
+    assert node.pids == {9}
