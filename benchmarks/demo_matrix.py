@@ -46,6 +46,12 @@ def run_demo(
     return outcome
 
 
+def _busy(o: dict[str, Any]) -> str:
+    """How busy the devices were, healthy and mitigated: why the fluid limit may be passed."""
+    before, after = o["devices_busy_healthy"], o["devices_busy_mitigated"]
+    return "-" if before is None or after is None else f"{before:.0%} {after:.0%}"
+
+
 def _or_never(value: float | None) -> float:
     return 99.0 if value is None else value
 
@@ -65,6 +71,13 @@ def worst_of(outcomes: list[dict[str, Any]], missed: int) -> dict[str, Any]:
         ),
         "mitigated_of_fluid_min": min(
             (o["mitigated_of_fluid"] for o in outcomes if o["mitigated_of_fluid"]), default=None
+        ),
+        "mitigated_of_fluid_max": max(
+            (o["mitigated_of_fluid"] for o in outcomes if o["mitigated_of_fluid"]), default=None
+        ),
+        "devices_busy_mitigated_min": min(
+            (o["devices_busy_mitigated"] for o in outcomes if o["devices_busy_mitigated"]),
+            default=None,
         ),
         "kill_to_next_step_s_max": max(
             (_or_never(o["kill_to_next_step_s"]) for o in outcomes), default=None
@@ -94,6 +107,7 @@ def main() -> int:
         "delay",
         "false",
         "of fluid",
+        "busy",
         "host",
         "kill s",
     ):
@@ -116,7 +130,7 @@ def main() -> int:
                 )
                 if o is None:
                     missed += 1
-                    table.add_row(str(rank), str(seed), *["-"] * 8, "the demo failed")
+                    table.add_row(str(rank), str(seed), *["-"] * 9, "the demo failed")
                     continue
                 misses = [name for name, holds in bars if not holds(o)]
                 missed += bool(misses)
@@ -125,6 +139,7 @@ def main() -> int:
                     *(str(o[k]) for k in ("injected_rank", "seed", "found_rank")),
                     *(str(o[k]) for k in ("found_slowdown", "delay_iterations", "false_findings")),
                     "-" if o["mitigated_of_fluid"] is None else f"{o['mitigated_of_fluid']:.3f}",
+                    _busy(o),
                     "-" if o["host_overrun_share"] is None else f"{o['host_overrun_share']:.1%}",
                     "-" if o["kill_to_next_step_s"] is None else f"{o['kill_to_next_step_s']:.2f}",
                     str(o["steps_lost"]),

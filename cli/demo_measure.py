@@ -36,7 +36,8 @@ class Schedule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedStep:
     """One committed step in a rank's own log. `overrun_s`: by which its real arithmetic has been
-    longer than the emulated device's time, in all steps so far.
+    longer than the emulated device's time, in all steps so far; `compute_s`: the device's time of
+    this step, None where the clock is not the emulated one.
     """
 
     step: int
@@ -46,6 +47,7 @@ class LoggedStep:
     loss: float
     is_redone: bool = False
     overrun_s: float = 0.0
+    compute_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,11 @@ class Throughput:
 class Outcome:
     """The last line of `pacekeeper demo --json`, field by field.
 
+    `fluid_limit_tokens_per_s` is the healthy rate times the mean speed: what would be kept if every
+    part of a healthy step shrank with the speeds. It is no bound. Devices idle in a healthy step
+    too - hot experts, the collectives - and that part does not grow with the fault, while a plan
+    evens out what the even layout did not. `mitigated_of_fluid` above 1 says just that:
+    `devices_busy_mitigated` is then above `devices_busy_healthy`. These are never above 1.
     `host_overrun_share`: of the healthy or the mitigated phase, whichever is worse, the share in
     which a rank's real arithmetic held the emulated device up. Where it is large, it is the host
     that was measured, and `mitigated_of_fluid` says little.
@@ -111,6 +118,8 @@ class Outcome:
     tokens_per_s: Throughput
     fluid_limit_tokens_per_s: float | None
     mitigated_of_fluid: float | None
+    devices_busy_healthy: float | None
+    devices_busy_mitigated: float | None
     host_overrun_share: float | None
     kill_to_next_step_s: float | None
     steps_lost: int
@@ -198,6 +207,29 @@ def overrun_share(logs: Mapping[int, Sequence[LoggedStep]], phase: range) -> flo
     return worst
 
 
+def busy_share(
+    logs: Mapping[int, Sequence[LoggedStep]], phase: range, slowdowns: Mapping[int, float]
+) -> float | None:
+    """Of the phase's time, what its work needs if divided perfectly over the speeds: 0 to 1.
+
+    Work is device time at full speed, sum_j c_j / slowdown_j; all ranks together do it at the sum
+    of speeds, sum_j 1 / slowdown_j. None where the phase is empty or a device's time is not known.
+    """
+    work_s = 0.0
+    for rank, steps in logs.items():
+        times = {s.step: s.compute_s for s in steps}
+        spent = [times.get(step) for step in phase]
+        known = [c for c in spent if c is not None]
+        if len(known) < len(spent):
+            return None
+        work_s += sum(known) / slowdowns.get(rank, 1.0)
+    by_step = {s.step: s for s in logs[min(logs)]}
+    if not phase or phase.start - 1 not in by_step:
+        return None
+    spent_s = by_step[phase.stop - 1].ended_s - by_step[phase.start - 1].ended_s
+    return work_s / (spent_s * sum(1.0 / slowdowns.get(rank, 1.0) for rank in logs))
+
+
 def lost_steps(logs: Sequence[Sequence[LoggedStep]], num_steps: int) -> int:
     """Steps of the whole run that a survivor committed twice, never, or unlike the others.
 
@@ -265,10 +297,7 @@ def judge(
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
     accusing = [i for i in incidents if not i.kind.endswith("_imbalance")]
     expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
-    # With the CPU clock ranks disturb each other: throughput is logged, no limit is claimed.
-    fluid = None
-    if clock != "cpu" and throughput.healthy is not None:
-        fluid = throughput.healthy * (num_ranks - 1 + 1 / truth.slowdown) / num_ranks
+    fluid = None if clock == "cpu" else fluid_limit(throughput.healthy, truth.slowdown, num_ranks)
     return Outcome(
         injected_rank=truth.rank,
         found_rank=None if found is None else found.rank,
@@ -282,6 +311,8 @@ def judge(
         mitigated_of_fluid=(
             None if fluid is None or throughput.mitigated is None else throughput.mitigated / fluid
         ),
+        devices_busy_healthy=busy_share(logs, phases.healthy, {}),
+        devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
         host_overrun_share=(
             None
             if clock == "cpu"
@@ -299,6 +330,14 @@ def judge(
         steps=steps[-1].step + 1,
         seed=seed,
     )
+
+
+def fluid_limit(healthy: float | None, slowdown: float, num_ranks: int) -> float | None:
+    """The healthy rate times the mean speed with one slow rank (what that means: Outcome).
+
+    Not for the CPU clock: ranks disturb each other there, and no limit is claimed.
+    """
+    return None if healthy is None else healthy * (num_ranks - 1 + 1 / slowdown) / num_ranks
 
 
 def is_true_finding(incident: LoggedIncident, truth: Truth, schedule: Schedule) -> bool:

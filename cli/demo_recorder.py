@@ -158,6 +158,7 @@ def read_step_log(path: Path) -> tuple[LoggedStep, ...]:
                     loss=float(line["loss"]),
                     is_redone=bool(line.get("is_redone", False)),
                     overrun_s=float(line.get("overrun_s", 0.0)),
+                    compute_s=line.get("compute_s"),
                 )
             )
     return tuple(steps)

@@ -89,6 +89,15 @@ def summary(outcome: Outcome) -> list[tuple[str, str]]:
     if outcome.fluid_limit_tokens_per_s is not None and outcome.mitigated_of_fluid is not None:
         limit = f"{outcome.fluid_limit_tokens_per_s:,.0f}"
         lines.append(("fluid limit", f"{limit}; reached: {outcome.mitigated_of_fluid:.1%}"))
+        if outcome.devices_busy_healthy is not None and outcome.devices_busy_mitigated is not None:
+            lines.append(
+                (
+                    "devices busy",
+                    f"healthy {outcome.devices_busy_healthy:.1%}, mitigated "
+                    f"{outcome.devices_busy_mitigated:.1%} of what their speeds allow; the fluid "
+                    "limit is the healthy rate x mean speed, and may be passed",
+                )
+            )
         overrun = outcome.host_overrun_share or 0.0
         if overrun > BUSY_HOST:
             lines.append(

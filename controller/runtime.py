@@ -6,6 +6,7 @@ inbox waits: agents keep their reports, training goes on, nothing is promised th
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import socket
@@ -14,7 +15,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -45,6 +45,7 @@ from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ConfigError, listen_error
+from pacekeeper.predictor.calibration import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
@@ -113,8 +114,8 @@ class Controller:
             tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
             stack.push_async_callback(self._drain, server, tasks)
             print(f"listening on {_joined(self._address[0], port)}", flush=True)
-            # The first fit would else stall the inbox for a second.
-            threading.Thread(target=_import_early, daemon=True).start()
+            # The first fit and its thresholds would else stall the inbox for a second.
+            threading.Thread(target=import_early, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -303,7 +304,10 @@ def _why_not(host: str, port: int) -> OSError:
     return OSError("gRPC refuses the address")
 
 
-def _import_early() -> Any:
-    import sklearn.linear_model
+def import_early() -> None:
+    """What the first fit and the first thresholds import when they need it: now, beside the loop.
 
-    return sklearn.linear_model
+    With the law of healthy residuals, which is made once, nearly a second.
+    """
+    importlib.import_module("sklearn.linear_model")
+    chart_rules(gaussian(), samples=1e6)

@@ -82,6 +82,7 @@ class Rank:
     phase: Phase = Phase.PRE
     step: int = 0
     last_loss: float = NO_LOSS
+    compute_s: float = 0.0  # of the open step, where the clock tells it within the step
     was_applied: bool = True  # the last commit changed the weights
     is_redone: bool = False
     has_begun: bool = False  # the open step, at least once
@@ -224,7 +225,7 @@ class Rank:
         config = self.spec.config
         rows = self._own_rows()
         targets = self.corpus.target_tokens(self.step)
-        loss_sum, tokens = 0.0, 0
+        loss_sum, tokens, self.compute_s = 0.0, 0, 0.0
         counts = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
         for part in apportion_rows(rows, config.num_microbatches):
             batch = self.corpus.batch(self.step, part).to(self.device)
@@ -235,6 +236,8 @@ class Rank:
             (output.loss_sum / targets + balance).backward()
             compute = self.clock.end()
             self.fabric.clock = None
+            if compute is not None and not compute.is_of_previous:
+                self.compute_s += compute.compute_s
             self.hooks.micro_batch(
                 compute=compute,
                 tokens=batch.num_tokens,
@@ -321,6 +324,7 @@ class Rank:
                 "segments": self.clock.num_segments,
                 "overruns": self.clock.num_overruns,
                 "overrun_s": self.clock.overrun_s,
+                "compute_s": self.compute_s,
             }
         self._write_log(line)
         self.has_begun = False

@@ -288,7 +288,12 @@ def test_doctor_counts_whole_rings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("offset", "code", "words"),
     [
-        pytest.param(8, ExitCode.VERSION, "ring version 259, this side reads", id="version"),
+        pytest.param(
+            8,
+            ExitCode.VERSION,
+            f"ring version {(ring.VERSION ^ 1) + 256}, this side reads",
+            id="version",
+        ),
         pytest.param(0, ExitCode.HOST, "wrong magic", id="no ring"),
         pytest.param(
             ring.slot_offset(1) + 40, ExitCode.HOST, "1 damaged records beside 2 whole", id="record"

@@ -10,6 +10,7 @@ from pacekeeper.cli.demo_measure import (
     Outcome,
     Schedule,
     Truth,
+    busy_share,
     delay_iterations,
     judge,
     lost_steps,
@@ -153,6 +154,47 @@ def test_an_empty_phase_has_no_throughput() -> None:
 def test_a_run_too_short_to_show_anything_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 80"):
         Schedule.of(40)
+
+
+def timed(rank: int, healthy_s: float, mitigated_s: float) -> tuple[LoggedStep, ...]:
+    return tuple(
+        replace(s, compute_s=mitigated_s if 35 <= s.step < 60 else healthy_s) for s in STEPS
+    )
+
+
+def test_devices_are_busy_for_the_share_that_a_perfect_division_would_need() -> None:
+    """0.8 s of each healthy 1.0 s; mitigated, 0.8 s of the slow rank are 0.5 s of work."""
+    logs = {rank: timed(rank, 0.8, 0.8) for rank in range(4)}
+    assert busy_share(logs, range(11, 30), {}) == pytest.approx(0.8)
+    assert busy_share(logs, range(35, 60), {2: 1.6}) == pytest.approx((2.4 + 0.5) / 3.625 / 1.1)
+    assert busy_share({0: STEPS}, range(11, 30), {}) is None, "another clock"
+    assert busy_share(logs, range(5, 5), {}) is None
+
+
+def test_the_fluid_limit_is_passed_by_as_much_as_devices_are_busier() -> None:
+    """Hot experts: rank 0 waits half of each healthy step, and not under the plan."""
+    healthy = {0: 0.5, 1: 1.0, 2: 1.0, 3: 1.0}
+    work = sum(healthy.values())
+    speeds = {0: 1.0, 1: 1.0, 2: 1 / 1.6, 3: 1.0}
+    step_s = work / sum(speeds.values())  # the best there is for this work
+    logs = {
+        rank: tuple(replace(s, compute_s=healthy[rank] if s.step < 30 else step_s) for s in STEPS)
+        for rank in range(4)
+    }
+    faster = {
+        rank: tuple(
+            replace(s, ended_s=s.ended_s - (1.1 - step_s) * max(0, min(s.step, 59) - 34))
+            for s in steps
+        )
+        for rank, steps in logs.items()
+    }
+    before = busy_share(faster, range(11, 30), {})
+    after = busy_share(faster, range(35, 60), {2: 1.6})
+    assert before == pytest.approx(work / 4)
+    assert after == pytest.approx(1.0)
+    fluid = tokens_per_s(faster[0], range(11, 30)) or 0.0
+    reached = (tokens_per_s(faster[0], range(35, 60)) or 0.0) / (fluid * sum(speeds.values()) / 4)
+    assert reached == pytest.approx(1.0 / (work / 4)) and reached > 1.0
 
 
 def test_what_the_host_held_up_is_told_by_the_worst_rank_of_the_worst_phase() -> None:
