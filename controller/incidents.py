@@ -8,7 +8,11 @@ from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.predictor.detector_state import forget
 
-UNPLANNED = (FindingKind.SEQUENCE_IMBALANCE, FindingKind.STAGE_IMBALANCE)
+UNPLANNED = (
+    FindingKind.LINK,
+    FindingKind.SEQUENCE_IMBALANCE,
+    FindingKind.STAGE_IMBALANCE,
+)
 KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 
 
@@ -54,9 +58,13 @@ def bury(
         job,
         ranks={**job.ranks, rank: replace(known, life=RankLife.DEAD)},
         evidence=forget(job.evidence, [rank]),
+        links=forget(job.links, [rank]),
         home=None,  # the layout from before needs the dead rank
     )
-    job, closed = close(job, {rank}, FindingKind.DEVICE, unix_s, "the rank died")
+    closed: list[Command] = []
+    for kind in (FindingKind.DEVICE, FindingKind.LINK):
+        job, said = close(job, {rank}, kind, unix_s, "the rank died")
+        closed += said
     notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
     return state, job, [*opened, *closed, SaveJob(job=job.name), notice]
 
@@ -85,7 +93,7 @@ def close(
 
 
 def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
-    """What was done, on every open incident but advice that no layout follows."""
+    """What was done, on every open incident that a layout follows."""
     noted, commands = [], list[Command]()
     for incident in job.incidents:
         is_planned = incident.finding.kind not in UNPLANNED

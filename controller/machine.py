@@ -67,13 +67,6 @@ def restored(
     states = {}
     for job in jobs:
         own = newest([incident for incident in incidents if incident.job == job.name])
-        slow = {
-            incident.finding.rank: incident.finding.slowdown
-            for incident in own
-            if incident.is_open
-            and incident.finding.kind is FindingKind.DEVICE
-            and incident.finding.rank is not None
-        }
         known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
         ours = (job.desired,) if job.desired is not None else ()
         states[job.name] = JobState(
@@ -84,13 +77,23 @@ def restored(
             home=job.home,
             known_layouts=known,
             newest_generation=job.newest_generation,
-            evidence=restore(slow),
+            evidence=restore(_open_slowdowns(own, FindingKind.DEVICE)),
+            links=restore(_open_slowdowns(own, FindingKind.LINK)),
             incidents=own,
             step=job.step,
             remembered={rank.rank: rank for rank in job.ranks},
             offered={plan.generation: "offered before a restart" for plan in ours},
         )
     return State(jobs=states, next_incident_id=next_incident_id, unix_offset_s=unix_offset_s)
+
+
+def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[int, float]:
+    """Open findings of this kind by rank."""
+    return {
+        incident.finding.rank: incident.finding.slowdown
+        for incident in incidents
+        if incident.is_open and incident.finding.kind is kind and incident.finding.rank is not None
+    }
 
 
 def job_record(state: State, job: str) -> JobRecord:

@@ -127,6 +127,7 @@ class JobState:
     squares_per_step: float = 0.0
     documents_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
+    links: Evidence = field(default_factory=begin)  # the same of transfers
     spread: SpreadWindow = field(default_factory=SpreadWindow)  # of the work, while all are well
     searches: Mapping[int, Search] = field(default_factory=dict)  # for causes, by slow rank
     step: int = -1

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller import advising, causes, incidents, watch
+from pacekeeper.controller import advising, causes, incidents, linking, watch
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
@@ -160,6 +160,9 @@ def _judge(
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
     job, said = watch.after_step(job, judgement, records, config, now_s)
+    commands += said
+    of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
+    state, job, said = linking.judge_links(state, job, of_generation, config.detector, unix_s)
     commands += said
     state, job, advised = advising.advise(state, job, sample, duration_s, unix_s)
     commands += advised

@@ -64,7 +64,11 @@ class MicroBatchRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step as this rank saw it; `tokens` and `loss` are of the global batch."""
+    """One optimizer step as this rank saw it; `tokens` and `loss` are of the global batch.
+
+    `transfer_s`: own time in collectives that all ranks entered together (waiting for nobody), and
+    `transfer_bytes` what was sent and received in them; None: no such collective was timed.
+    """
 
     rank: int
     step: int
@@ -74,6 +78,8 @@ class StepRecord:
     loss: float | None = None
     is_redone: bool = False
     ended_mono_s: float = 0.0
+    transfer_s: float | None = None
+    transfer_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +130,7 @@ class RankExitRecord:
 Record = MicroBatchRecord | StepRecord | ExpertLoadRecord | PlanAppliedRecord | RankExitRecord
 
 _MICRO_BATCH = struct.Struct("<IIIIIHHQQQddddddIIII")
-_STEP = struct.Struct("<IIIIQddd")
+_STEP = struct.Struct("<IIIIQddddQ")
 _EXPERT_LOAD = struct.Struct(f"<IIIHHHH{LOADS_PER_RECORD}I")
 _PLAN_APPLIED = struct.Struct("<IIIIIIQdd")
 _RANK_EXIT = struct.Struct("<IIiId")
@@ -168,6 +174,8 @@ def pack(record: Record) -> tuple[RecordKind, bytes]:
                 record.duration_s,
                 _from_optional(record.loss),
                 record.ended_mono_s,
+                _from_optional(record.transfer_s),
+                record.transfer_bytes,
             )
         case ExpertLoadRecord():
             counts = record.counts + (0,) * (LOADS_PER_RECORD - len(record.counts))
@@ -292,7 +300,8 @@ def _read_micro_batch(body: bytes) -> Record:
 
 
 def _read_step(body: bytes) -> Record:
-    rank, step, generation, flags, tokens, duration_s, loss, ended_mono_s = _STEP.unpack_from(body)
+    rank, step, generation, flags, tokens, *times, transfer_bytes = _STEP.unpack_from(body)
+    duration_s, loss, ended_mono_s, transfer_s = times
     return StepRecord(
         rank=rank,
         step=step,
@@ -302,6 +311,8 @@ def _read_step(body: bytes) -> Record:
         loss=_to_optional(loss),
         is_redone=bool(flags & 1),
         ended_mono_s=ended_mono_s,
+        transfer_s=_to_optional(transfer_s),
+        transfer_bytes=transfer_bytes,
     )
 
 

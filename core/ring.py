@@ -22,7 +22,7 @@ from pacekeeper.core.records import BODY_BYTES, Record, pack, unpack
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
-VERSION = 3
+VERSION = 4
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096

@@ -10,8 +10,9 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.workload import FEATURES, Array, StepSample
 
-SEQUENCES = [FEATURES.index(name) for name in ("tokens", "sum_len_squared")]
-EXPERTS = [FEATURES.index(name) for name in FEATURES if "expert" in name]
+OF_SEQUENCES = ("tokens", "sum_len_squared", "num_documents")
+SEQUENCES = [at for at, name in enumerate(FEATURES) if name in OF_SEQUENCES]
+EXPERTS = [at for at in range(1, len(FEATURES)) if at not in SEQUENCES]
 
 
 def lost_to_spread(model: CostModel, sample: StepSample) -> Mapping[FindingKind, float]:

@@ -81,10 +81,13 @@ class _AllToAll(torch.autograd.Function):
         meter: WorkMeter,
         output_splits: list[int],
         input_splits: list[int],
+        is_together: bool,
     ) -> Tensor:
         ctx.route = (fabric, meter, meter.boundary(), output_splits, input_splits)
         output = rows.new_empty((sum(output_splits), rows.shape[1]))
-        fabric.all_to_all(output, rows.contiguous(), output_splits, input_splits)
+        fabric.all_to_all(
+            output, rows.contiguous(), output_splits, input_splits, is_together=is_together
+        )
         return output
 
     @staticmethod
@@ -94,7 +97,7 @@ class _AllToAll(torch.autograd.Function):
         (gradient,) = gradients
         back = gradient.new_empty((sum(input_splits), gradient.shape[1]))
         fabric.all_to_all(back, gradient.contiguous(), input_splits, output_splits)
-        return back, None, None, None, None
+        return back, None, None, None, None, None
 
 
 def _travel(
@@ -103,9 +106,11 @@ def _travel(
     meter: WorkMeter,
     output_splits: list[int],
     input_splits: list[int],
+    *,
+    is_together: bool = False,
 ) -> Tensor:
     arrived: Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]
-        rows, fabric, meter, output_splits, input_splits
+        rows, fabric, meter, output_splits, input_splits, is_together
     )
     return arrived
 
@@ -141,7 +146,8 @@ def dispatch(
     received_WE = received_WE.to(order_A.device)
     # index_select, here and below: advanced indexing costs several times as much on CPU.
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
-    arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits)
+    # Just after the counts' all-to-all, which nobody left before the last had come.
+    arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits, is_together=True)
     expert_E = torch.arange(num_experts, device=received_WE.device)
     expert_R = expert_E.repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)

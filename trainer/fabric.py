@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from pacekeeper.trainer.timing import SegmentClock
+from pacekeeper.trainer.timing import SegmentClock, TransferClock
 from pacekeeper.trainer.wires import Wire, cut, open_wires
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
@@ -44,9 +44,19 @@ class Collectives(Protocol):
     ranks: tuple[int, ...]
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
     ) -> None:
-        """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike."""
+        """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike.
+
+        `is_together`: all members enter it at once, as just after another collective: its time is
+        that of the links, and counts as such.
+        """
 
     def exchange(self, values: Sequence[float]) -> Tensor:
         """Everybody's values: [members, len(values)] float64, the same on all members."""
@@ -61,7 +71,13 @@ class LocalFabric:
         self._clock = clock
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
     ) -> None:
         if self._clock is not None:
             self._clock.pause()
@@ -77,8 +93,9 @@ class Fabric:
     """A gloo group of `ranks` for one generation. Raises PeerLost where it can not be formed.
 
     `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
-    is paused around each collective, so that waiting never counts as compute. `name` keeps two
-    groups of one generation apart in a store; `cut_store` ends its connection, whoever waits in it.
+    is paused around each collective, so that waiting never counts as compute; `transfers` is told
+    of those that all enter together. `name` keeps two groups of one generation apart in a store;
+    `cut_store` ends its connection, whoever waits in it.
     """
 
     def __init__(
@@ -99,6 +116,7 @@ class Fabric:
         self.ranks = ranks
         self.generation = generation
         self.clock = clock
+        self.transfers: TransferClock | None = None
         self._is_aborted = is_aborted
         self._tick = timedelta(seconds=tick_s)
         self._timeout_s = timeout_s
@@ -132,17 +150,29 @@ class Fabric:
             raise PeerLost(why, is_silence=self._is_store_silent)
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
     ) -> None:
         """Along dimension 0, splits in rows, zero allowed. Raises PeerLost."""
         if self.clock is not None:
             self.clock.pause()
-        if input.device.type == "cpu":
-            self._all_to_all(output, input, output_splits, input_splits)
-        else:  # gloo speaks host memory; the copies lie outside the measured compute
-            staged = torch.empty(output.shape, dtype=output.dtype)
-            self._all_to_all(staged, input.cpu(), output_splits, input_splits)
-            output.copy_(staged)
+        # gloo speaks host memory; the copies lie outside the measured compute, and the transfer.
+        is_host = input.device.type == "cpu"
+        host_input = input if is_host else input.cpu()
+        host_output = output if is_host else torch.empty(output.shape, dtype=output.dtype)
+        began_s = time.perf_counter()
+        self._all_to_all(host_output, host_input, output_splits, input_splits)
+        if is_together and self.transfers is not None:
+            own = self.ranks.index(self.rank)
+            rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
+            self.transfers.took(rows * input.element_size() * input.shape[1:].numel(), began_s)
+        if not is_host:
+            output.copy_(host_output)
         if self.clock is not None:
             self.clock.resume()
 

@@ -13,7 +13,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -32,7 +32,7 @@ from pacekeeper.trainer.work import (
 
 VOCABULARY = 256  # bytes
 KERNEL_SHARE = 0.15  # of an even step's time goes into starting kernels
-COMPUTE_FAULT = "compute"
+COMPUTE_FAULT, LINK_FAULT = "compute", "link"
 FLOPS_PER_BYTE = 4.0  # balance of the emulated device: most segments are compute-bound
 _SPIN_S = 0.0005
 _log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class EmulatedClock:
         if modelled_s > 0.0 and late_s > 0.0:
             self.num_overruns += 1
             self.overrun_s += late_s
-        _wait_until(due_s)
+        wait_until(due_s)
         self._compute_s += modelled_s
         self._paused_s = time.perf_counter()
 
@@ -152,7 +152,7 @@ class Burner:
 
 
 class Slowable(Protocol):
-    """What a fault acts on."""
+    """What a fault acts on: 1.0 is healthy."""
 
     slowdown: float
 
@@ -161,13 +161,14 @@ class Slowable(Protocol):
 class FaultInjector:
     """Obeys `directory`/rank-R.json and writes down what it did, with the step, in truth.jsonl.
 
-    `{"slowdown": 1.6, "kind": "compute"}` (1.0 lifts the fault); looked at once per step, only
-    re-read when it changed. A wrong order is refused with one warning; training goes on.
+    `{"slowdown": 1.6, "kind": "compute"}` (1.0 lifts the fault); kinds not named are healthy.
+    Looked at once per step, only re-read when it changed. A wrong order is refused with one
+    warning; training goes on. `targets`: what a fault of each kind acts on.
     """
 
     directory: Path
     rank: int
-    target: Slowable
+    targets: Mapping[str, Slowable]
     _stamp: tuple[int, int, int] = (0, 0, 0)
 
     def step_began(self, step: int) -> None:
@@ -184,18 +185,19 @@ class FaultInjector:
             return  # none, or in the middle of being written: look again at the next step
         self._stamp = stamp
         try:
-            slowdown = _read_order(order)
+            slowdown, kind = _read_order(order, self.targets)
             # The truth first: a fault that is not written down would accuse the detector.
-            self._tell(slowdown, step)
+            self._tell(slowdown, kind, step)
         except (OSError, ValueError) as error:
             _log.warning("rank=%d fault order %s refused: %s", self.rank, path, error)
             return
-        self.target.slowdown = slowdown
+        for name, target in self.targets.items():
+            target.slowdown = slowdown if name == kind else 1.0
 
-    def _tell(self, slowdown: float, step: int) -> None:
+    def _tell(self, slowdown: float, kind: str, step: int) -> None:
         line = {
             "rank": self.rank,
-            "kind": COMPUTE_FAULT,
+            "kind": kind,
             "slowdown": slowdown,
             "step": step,
             "mono_s": time.monotonic(),
@@ -204,8 +206,8 @@ class FaultInjector:
             truth.write(json.dumps(line) + "\n")
 
 
-def _read_order(order: object) -> float:
-    """The slowdown ordered. Raises ValueError for what is no order to a rank."""
+def _read_order(order: object, kinds: Collection[str]) -> tuple[float, str]:
+    """(slowdown, kind) ordered. Raises ValueError for what is no order to a rank."""
     if not isinstance(order, dict):
         raise ValueError(f"expected an object with 'slowdown', got {order!r}")
     slowdown, kind = order.get("slowdown"), order.get("kind", COMPUTE_FAULT)
@@ -213,11 +215,11 @@ def _read_order(order: object) -> float:
         raise ValueError(f"slowdown: expected a number, got {slowdown!r}")
     if not (math.isfinite(slowdown) and slowdown > 0.0):
         raise ValueError(f"slowdown: expected a finite number above 0, got {slowdown}")
-    if kind != COMPUTE_FAULT:
+    if kind not in kinds:
         raise ValueError(
-            f"kind: expected {COMPUTE_FAULT!r} (others act from outside), got {kind!r}"
+            f"kind: expected one of {sorted(kinds)} (others act from outside), got {kind!r}"
         )
-    return float(slowdown)
+    return float(slowdown), str(kind)
 
 
 def stop_duty_cycle(pid: int, *, duty: float, period_s: float, is_over: Callable[[], bool]) -> None:
@@ -239,7 +241,7 @@ def stop_duty_cycle(pid: int, *, duty: float, period_s: float, is_over: Callable
             os.kill(pid, signal.SIGCONT)
 
 
-def _wait_until(due_s: float) -> None:
+def wait_until(due_s: float) -> None:
     """Sleep to just before, then watch the clock: late wake-ups would look like slowness."""
     left_s = due_s - time.perf_counter()
     if left_s > _SPIN_S:

@@ -197,9 +197,19 @@ class Hooks:
             self.ring.count_error(error)
 
     def step_ended(
-        self, *, tokens: int, loss: float | None = None, is_redone: bool = False
+        self,
+        *,
+        tokens: int,
+        loss: float | None = None,
+        is_redone: bool = False,
+        transfer_s: float | None = None,
+        transfer_bytes: int = 0,
     ) -> None:
-        """Moment 4: the step is committed; `tokens` and `loss` of the global batch."""
+        """Moment 4: the step is committed; `tokens` and `loss` of the global batch.
+
+        `transfer_s`, `transfer_bytes`: own time in, and bytes of, the collectives that all ranks
+        entered together.
+        """
         try:
             now_s = time.monotonic()
             self.ring.write(
@@ -212,6 +222,8 @@ class Hooks:
                     loss=loss,
                     is_redone=is_redone,
                     ended_mono_s=now_s,
+                    transfer_s=transfer_s,
+                    transfer_bytes=transfer_bytes,
                 )
             )
         except Exception as error:

@@ -24,7 +24,16 @@ from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.device import CLOCKS, DeviceBurner, device_uuid, new_event, rank_device
 from pacekeeper.trainer.fabric import Fabric
-from pacekeeper.trainer.faults import Burner, DeviceModel, EmulatedClock, FaultInjector, Slowable
+from pacekeeper.trainer.faults import (
+    COMPUTE_FAULT,
+    LINK_FAULT,
+    Burner,
+    DeviceModel,
+    EmulatedClock,
+    FaultInjector,
+    Slowable,
+)
+from pacekeeper.trainer.links import EmulatedLinks
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
@@ -36,7 +45,7 @@ from pacekeeper.trainer.rules import (
     load_period_steps,
     model_shape,
 )
-from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock
+from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock, TransferClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
@@ -106,9 +115,11 @@ class Rank:
             weight_decay=config.weight_decay,
         )
         self.meter = WorkMeter()
-        self.clock, fault_target = _make_clock(spec, self.meter, self.device)
+        self.clock, targets = _make_clock(spec, self.meter, self.device)
+        links = targets.get(LINK_FAULT)
+        self.transfers = links if isinstance(links, EmulatedLinks) else TransferClock()
         self.faults = (
-            FaultInjector(directory=Path(spec.faults_dir), rank=spec.rank, target=fault_target)
+            FaultInjector(directory=Path(spec.faults_dir), rank=spec.rank, targets=targets)
             if spec.faults_dir
             else None
         )
@@ -137,6 +148,7 @@ class Rank:
     def join(self, fabric: Fabric) -> None:
         """Use `fabric` from now on."""
         self._fabric = fabric
+        fabric.transfers = self.transfers
 
     def leave(self) -> None:
         """Cut the connections to the group, if there is one: its members notice at once."""
@@ -175,6 +187,7 @@ class Rank:
         self.phase = Phase.PRE
         self.is_redone, self.has_begun = self.has_begun, True
         self.meter.reset()
+        self.transfers.take()  # of a step that was not ended
         self.optimizer.zero_grad()
         loss_sum, tokens = self._forward_backward()
         self.sync.synchronise(self.model)
@@ -310,7 +323,14 @@ class Rank:
     def _step_is_over(self, loss: float) -> None:
         self.last_loss = loss
         tokens = self.corpus.num_tokens(self.step)
-        self.hooks.step_ended(tokens=tokens, loss=loss, is_redone=self.is_redone)
+        transfer_s, transfer_bytes = self.transfers.take()
+        self.hooks.step_ended(
+            tokens=tokens,
+            loss=loss,
+            is_redone=self.is_redone,
+            transfer_s=transfer_s,
+            transfer_bytes=transfer_bytes,
+        )
         line: dict[str, object] = {
             "step": self.step,
             "generation": self.layout.generation,
@@ -345,22 +365,24 @@ class Rank:
 
 def _make_clock(
     spec: RankSpec, meter: WorkMeter, device: torch.device
-) -> tuple[SegmentClock, Slowable]:
-    """The clock the configuration asks for, and what a fault acts on."""
+) -> tuple[SegmentClock, Mapping[str, Slowable]]:
+    """The clock the configuration asks for, and what a fault of each kind acts on."""
     config = spec.config
     if config.clock == "cpu":
         burner = Burner()
-        return CpuClock(burn=burner), burner
+        return CpuClock(burn=burner), {COMPUTE_FAULT: burner}
     if config.clock == "device":
         slower = DeviceBurner(device=device)
-        return DeviceEventClock(new_event, burn=slower), slower
+        return DeviceEventClock(new_event, burn=slower), {COMPUTE_FAULT: slower}
+    seed = config.seed * 1000 + spec.rank
     emulated = EmulatedClock(
         meter=meter,
         device=DeviceModel.calibrated(config, spec.world_size),
         jitter=config.emulated_jitter,
-        seed=config.seed * 1000 + spec.rank,
+        seed=seed,
     )
-    return emulated, emulated
+    links = EmulatedLinks.calibrated(config, spec.world_size, seed=seed)
+    return emulated, {COMPUTE_FAULT: emulated, LINK_FAULT: links}
 
 
 def _open_log(spec: RankSpec) -> TextIO:

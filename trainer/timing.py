@@ -200,3 +200,30 @@ class DeviceEventClock:
         event = self.new_event()
         event.record()
         return event
+
+
+@dataclass(slots=True)
+class TransferClock:
+    """Adds up transfers that nobody waits in: collectives that all members enter together.
+
+    Ends of collectives can not be compared between nodes; own durations can, where the starts are
+    the same. `took` is told of each one; `take` gives the sum and begins anew.
+    """
+
+    _spent_s: float = 0.0
+    _bytes: int = 0
+
+    def took(self, num_bytes: int, began_s: float) -> None:
+        """`num_bytes` were sent and received since `began_s` (time.perf_counter)."""
+        self._spent_s += self._passed_s(num_bytes, began_s)
+        self._bytes += num_bytes
+
+    def take(self) -> tuple[float | None, int]:
+        """(seconds, bytes) since the last call; None where nothing was moved."""
+        spent_s = self._spent_s if self._bytes else None
+        moved = self._bytes
+        self._spent_s, self._bytes = 0.0, 0
+        return spent_s, moved
+
+    def _passed_s(self, num_bytes: int, began_s: float) -> float:
+        return time.perf_counter() - began_s

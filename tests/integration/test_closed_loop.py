@@ -4,54 +4,17 @@ import json
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 
 from pacekeeper.cli.demo_fleet import Fleet
 from pacekeeper.cli.demo_recorder import read_step_log
 from pacekeeper.controller.store import Store
 from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.layout_codec import decode_layout
-from pacekeeper.protos import status_pb2, status_pb2_grpc
+from support.asking import Asking, until
 
 VICTIM, KILLED = 2, 1
-
-
-def until(what: str, holds: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for the world; the limit is for a broken one only."""
-    give_up_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < give_up_s, f"never: {what}"
-        time.sleep(0.05)
-
-
-class Asking:
-    """The status service; a controller that is away answers nothing."""
-
-    def __init__(self, address: str) -> None:
-        self.stub = status_pb2_grpc.StatusServiceStub(grpc.insecure_channel(address))
-
-    def job(self) -> Any:
-        try:
-            return self.stub.GetJob(status_pb2.GetJobRequest(job="loop"), timeout=5.0).job
-        except grpc.RpcError:
-            return status_pb2.Job()
-
-    def incidents(self) -> list[Any]:
-        try:
-            answer = self.stub.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
-        except grpc.RpcError:
-            return []
-        return list(answer.incidents)
-
-    def layout(self) -> Any:
-        request = status_pb2.GetLayoutRequest(job="loop")
-        return decode_layout(self.stub.GetLayout(request, timeout=5.0).layout_json)
 
 
 def set_fault(fleet: Fleet, slowdown: float) -> None:
@@ -68,7 +31,7 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         set_fault(fleet, 1.6)
         until("the layout follows the finding", lambda: ask.job().generation == 2)
-        (found,) = ask.incidents()
+        (found,) = ask.faults()
         assert (found.kind, found.rank) == ("device", VICTIM)
         assert found.slowdown == pytest.approx(1.6, rel=0.1)
         share = dict(ask.layout().batch_shares)
@@ -88,7 +51,7 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
             + ["--store", str(tmp_path / "controller.sqlite")],
         )
         until("the new controller answers", lambda: ask.job().name == "loop")
-        (again,) = ask.incidents()
+        (again,) = ask.faults()
         assert (again.incident_id, again.rank) == (found.incident_id, VICTIM)
         assert not again.HasField("closed_unix_s")
         assert ask.job().generation == 2
@@ -97,7 +60,7 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
         # It measures anew, sees the end of the fault, and goes home.
         until("it has measured again", lambda: ask.job().watch == "degraded")
         set_fault(fleet, 1.0)
-        until("the incident is closed", lambda: ask.incidents()[0].HasField("closed_unix_s"))
+        until("the incident is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
         even = pytest.approx([0.25] * 4)
         until("the layout goes home", lambda: [s for _, s in ask.layout().batch_shares] == even)
 
@@ -105,8 +68,8 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
         until("the survivors' layout is known", lambda: KILLED not in ask.layout().ranks)
         layout = ask.layout()
         assert all(len(hosts) >= 2 for layer in layout.experts for hosts in layer)
-        assert [i.kind for i in ask.incidents()] == ["device", "death"]
-        until("the death is closed", lambda: ask.incidents()[1].HasField("closed_unix_s"))
+        assert [i.kind for i in ask.faults()] == ["device", "death"]
+        until("the death is closed", lambda: ask.faults()[1].HasField("closed_unix_s"))
         states = {rank.rank: rank.state for rank in ask.job().ranks}
         assert states == {0: "alive", 1: "dead", 2: "alive", 3: "alive"}
         for rank in (0, 2, 3):
@@ -128,13 +91,13 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         assert all(len(hosts) == 1 for layer in first.experts for hosts in layer)
         set_fault(fleet, 2.0)
         until("the layout follows the finding", lambda: ask.job().generation == 2)
-        (found,) = ask.incidents()
+        (found,) = ask.faults()
         assert "other expert replicas" in found.actions[0]
         moved = ask.layout()
         assert any(len(hosts) > 1 for layer in moved.experts for hosts in layer)
         set_fault(fleet, 1.0)
         until("the layout goes home", lambda: ask.layout().experts == first.experts)
-        until("the incident is closed", lambda: ask.incidents()[0].HasField("closed_unix_s"))
+        until("the incident is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
     for rank in range(4):
         steps = read_step_log(tmp_path / "train" / f"steps-{rank}.jsonl")
         assert [s.step for s in steps] == list(range(len(steps)))

@@ -39,7 +39,13 @@ class ThreadFabric:
         self._world = world
 
     def all_to_all(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
     ) -> None:
         world = self._world
         self.num_collectives += 1

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.trainer import timing
 from pacekeeper.trainer.faults import (
+    COMPUTE_FAULT,
+    LINK_FAULT,
     Burner,
     DeviceModel,
     EmulatedClock,
@@ -249,7 +251,7 @@ def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
 
 def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> None:
     target = Burner()
-    injector = FaultInjector(directory=tmp_path, rank=2, target=target)
+    injector = FaultInjector(directory=tmp_path, rank=2, targets={COMPUTE_FAULT: target})
     injector.step_began(0)
     order = tmp_path / "rank-2.json"
     order.write_text("{")  # being written
@@ -266,6 +268,17 @@ def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> Non
     assert (truth["rank"], truth["step"], truth["slowdown"]) == (2, 2, 1.6)
 
 
+def test_an_order_of_one_kind_lifts_the_others(tmp_path: Path) -> None:
+    targets = {COMPUTE_FAULT: Burner(slowdown=2.0), LINK_FAULT: Burner()}
+    (tmp_path / "rank-0.json").write_text('{"slowdown": 3.0, "kind": "link"}')
+    FaultInjector(directory=tmp_path, rank=0, targets=targets).step_began(0)
+    assert {kind: target.slowdown for kind, target in targets.items()} == {
+        COMPUTE_FAULT: 1.0,
+        LINK_FAULT: 3.0,
+    }
+    assert json.loads((tmp_path / "truth.jsonl").read_text())["kind"] == LINK_FAULT
+
+
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
@@ -276,14 +289,14 @@ def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> Non
         ('{"slowdown": NaN}', "finite"),
         ('{"slowdown": 0}', "above 0"),
         ('{"slowdown": -2}', "above 0"),
-        ('{"slowdown": 1.6, "kind": "stop"}', "kind: expected 'compute'"),
+        ('{"slowdown": 1.6, "kind": "stop"}', "kind: expected one of ['compute']"),
     ],
 )
 def test_a_wrong_order_is_refused_once_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, order: str, expected: str
 ) -> None:
     target = Burner(slowdown=1.25)
-    injector = FaultInjector(directory=tmp_path, rank=2, target=target)
+    injector = FaultInjector(directory=tmp_path, rank=2, targets={COMPUTE_FAULT: target})
     (tmp_path / "rank-2.json").write_text(order)
     for step in range(3):
         injector.step_began(step)
@@ -297,13 +310,13 @@ def test_a_fault_that_can_not_be_written_down_does_not_act(tmp_path: Path) -> No
     target = Burner()
     (tmp_path / "truth.jsonl").mkdir()
     (tmp_path / "rank-0.json").write_text('{"slowdown": 2.0}')
-    FaultInjector(directory=tmp_path, rank=0, target=target).step_began(0)
+    FaultInjector(directory=tmp_path, rank=0, targets={COMPUTE_FAULT: target}).step_began(0)
     assert target.slowdown == 1.0
 
 
 def test_two_orders_within_one_tick_of_the_file_clock_both_count(tmp_path: Path) -> None:
     target = Burner()
-    injector = FaultInjector(directory=tmp_path, rank=0, target=target)
+    injector = FaultInjector(directory=tmp_path, rank=0, targets={COMPUTE_FAULT: target})
     order = tmp_path / "rank-0.json"
     for slowdown in (1.6, 1.0):
         fresh = tmp_path / f"fresh-{slowdown}"

@@ -1,0 +1,42 @@
+"""The links of a job: each step's transfers judged, incidents of kind link opened, closed. Pure.
+
+They accuse no device, and the planner does not follow them: no layout avoids a link yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pacekeeper.controller import incidents
+from pacekeeper.controller.events import Command
+from pacekeeper.controller.state import JobState, State
+from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.records import StepRecord
+from pacekeeper.predictor.live_links import fold_links, transfer_sample
+
+
+def judge_links(
+    state: State,
+    job: JobState,
+    ended: Mapping[int, StepRecord],
+    config: DetectorConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """Fold a complete step's transfers; nothing where its ranks do not time any."""
+    sample = transfer_sample(ended)
+    if sample is None:
+        return state, job, []
+    node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
+    links, judgement = fold_links(config, job.links, sample, node_of)
+    job, commands = replace(job, links=links), list[Command]()
+    for finding in judgement.findings:
+        state, job, said = incidents.open_incident(state, job, finding, unix_s)
+        commands += said
+    for rank in judgement.recovered:
+        why = f"transfers of rank {rank} are back at their usual time"
+        job, said = incidents.close(job, {rank}, FindingKind.LINK, unix_s, why)
+        commands += said
+    for rank, slowdown in judgement.changed.items():
+        job, said = incidents.remeasure(job, rank, FindingKind.LINK, slowdown)
+        commands += said
+    return state, job, commands

@@ -1,0 +1,46 @@
+"""Asks a controller of real processes, and waits for what it should say."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from pacekeeper.core.layout_codec import decode_layout
+from pacekeeper.protos import status_pb2, status_pb2_grpc
+
+
+def until(what: str, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for the world; the limit is for a broken one only."""
+    give_up_s = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < give_up_s, f"never: {what}"
+        time.sleep(0.05)
+
+
+class Asking:
+    """The status service; a controller that is away answers nothing."""
+
+    def __init__(self, address: str) -> None:
+        self.stub = status_pb2_grpc.StatusServiceStub(grpc.insecure_channel(address))
+
+    def job(self) -> Any:
+        try:
+            return self.stub.GetJob(status_pb2.GetJobRequest(job="loop"), timeout=5.0).job
+        except grpc.RpcError:
+            return status_pb2.Job()
+
+    def incidents(self) -> list[Any]:
+        try:
+            answer = self.stub.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
+        except grpc.RpcError:
+            return []
+        return list(answer.incidents)
+
+    def faults(self) -> list[Any]:
+        """Incidents that are no advice on how the work is spread."""
+        return [i for i in self.incidents() if not i.kind.endswith("_imbalance")]
+
+    def layout(self) -> Any:
+        request = status_pb2.GetLayoutRequest(job="loop")
+        return decode_layout(self.stub.GetLayout(request, timeout=5.0).layout_json)

@@ -1,0 +1,124 @@
+"""Links of a running job: a slow one is named as a link, with its place, and nobody's computing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pacekeeper.controller.events import OfferPlan
+from pacekeeper.controller.machine import job_record, restored
+from pacekeeper.core.findings import Finding, FindingKind
+from pacekeeper.core.records import Record, StepRecord
+from support.machine_driver import QUICK, WARM, Driver, started, step
+
+BYTES_PER_S, JITTER = 1e9, 0.03
+FAULT = WARM + 20
+
+
+class Fabric:
+    """Seeded transfers of a job's steps: bytes differ by rank and step, some ranks are slow."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = np.random.default_rng(seed)
+
+    def records(self, number: int, slow: Mapping[int, float]) -> list[Record]:
+        made: list[Record] = []
+        for record in step(number):
+            if isinstance(record, StepRecord):
+                moved = int(self.draw.integers(2_000_000, 4_000_000))
+                noise = float(np.exp(self.draw.normal(0.0, JITTER)))
+                took_s = (0.0005 + moved / BYTES_PER_S) * slow.get(record.rank, 1.0) * noise
+                record = replace(record, transfer_s=took_s, transfer_bytes=moved)
+            made.append(record)
+        return made
+
+
+def run(
+    driver: Driver, fabric: Fabric, first: int, end: int, slow: Mapping[int, float] | None = None
+) -> int:
+    """Steps [first, end); how many plans were offered."""
+    plans = 0
+    for number in range(first, end):
+        driver.now_s += 0.2
+        driver.report(*fabric.records(number, slow or {}))
+        plans += len(driver.all_said(OfferPlan))
+    return plans
+
+
+def found(driver: Driver) -> list[Finding]:
+    return [incident.finding for incident in driver.job.incidents]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_healthy_links_accuse_nobody(seed: int) -> None:
+    driver = started(QUICK)
+    run(driver, Fabric(seed), 0, 150)
+    assert found(driver) == []
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("slowdown", [1.5, 4.0])
+def test_a_slow_link_of_one_rank_is_named_as_a_link_and_no_computing(
+    seed: int, slowdown: float
+) -> None:
+    driver, fabric, rank = started(QUICK), Fabric(seed), seed % 4
+    run(driver, fabric, 0, FAULT)
+    assert run(driver, fabric, FAULT, FAULT + 8, {rank: slowdown}) == 0
+    (finding,) = found(driver)
+    assert (finding.kind, finding.rank) == (FindingKind.LINK, rank)
+    assert finding.slowdown == pytest.approx(slowdown, rel=0.1)
+    assert finding.onset_step == FAULT
+    assert "its link" in finding.reason
+    assert driver.job.evidence.slow == {}
+
+
+def test_both_ends_of_a_slow_link_name_each_other() -> None:
+    driver, fabric = started(QUICK), Fabric(7)
+    run(driver, fabric, 0, FAULT)
+    run(driver, fabric, FAULT, FAULT + 8, {0: 3.0, 2: 3.0})
+    assert {finding.rank for finding in found(driver)} == {0, 2}
+    assert all("between ranks 0 and 2" in finding.reason for finding in found(driver))
+
+
+def test_all_ranks_of_a_node_point_to_the_nodes_link() -> None:
+    driver, fabric = started(QUICK), Fabric(8)
+    run(driver, fabric, 0, FAULT)
+    run(driver, fabric, FAULT, FAULT + 8, {2: 3.0, 3: 3.0})
+    assert {finding.rank for finding in found(driver)} == {2, 3}
+    assert all("the link of node node-1" in finding.reason for finding in found(driver))
+
+
+def test_a_slow_fabric_is_nobodys_link() -> None:
+    driver, fabric = started(QUICK), Fabric(9)
+    run(driver, fabric, 0, FAULT)
+    run(driver, fabric, FAULT, FAULT + 8, dict.fromkeys(range(4), 3.0))
+    assert found(driver) == []
+
+
+def test_a_link_that_is_well_again_closes_its_incident() -> None:
+    driver, fabric = started(QUICK), Fabric(10)
+    run(driver, fabric, 0, FAULT)
+    run(driver, fabric, FAULT, FAULT + 10, {1: 2.5})
+    run(driver, fabric, FAULT + 10, FAULT + 24)
+    (incident,) = driver.job.incidents
+    assert not incident.is_open
+    assert incident.actions == ("transfers of rank 1 are back at their usual time",)
+
+
+def test_a_trainer_that_times_no_transfers_is_judged_by_its_computing_only() -> None:
+    driver = started(QUICK)
+    for number in range(FAULT):
+        driver.report(*step(number))
+    assert driver.job.links.num_seen == 0
+    assert driver.job.evidence.model is not None
+
+
+def test_after_a_restart_an_open_link_is_remembered_as_a_link() -> None:
+    driver, fabric = started(QUICK), Fabric(11)
+    run(driver, fabric, 0, FAULT)
+    run(driver, fabric, FAULT, FAULT + 8, {1: 2.5})
+    record = job_record(driver.state, driver.job.name)
+    state = restored([record], driver.job.incidents, next_incident_id=9, unix_offset_s=0.0)
+    (job,) = state.jobs.values()
+    assert (set(job.links.slow), job.evidence.slow) == ({1}, {})
