@@ -10,7 +10,7 @@ steps in random order, everything up to each step, healthy runs of a mixture of 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,19 +88,33 @@ def injected(
 
 
 def show_accused(console: Console, traces: Mapping[str, Trace]) -> dict[str, list[Trouble]]:
-    """What our rule says of each trace as it is."""
-    table = Table(title="who is accused")
-    for column in ("trace", "rank", "slowdown", "95 %", "first step", "tier"):
+    """What our rule says of each trace as it is, and whom the others accuse."""
+    table = Table(title="who is accused: ranks, or how many of them")
+    for column in ("trace", "slowdown", "95 %", "first step", OURS, *RULES):
         table.add_column(column, justify="right")
     found = {name: list(rank_faults(trace)) for name, trace in traces.items()}
     for name, troubles in found.items():
-        for t in troubles:
-            table.add_row(name, str(t.rank), f"x{t.slowdown:.3f}", f"{t.low:.3f}-{t.high:.3f}",
-                          str(t.first_step), t.tier)  # fmt: skip
-        if not troubles:
-            table.add_row(name, "nobody", "", "", "", "")
+        named = [
+            {t.rank for t in troubles if t.rank is not None},
+            *(accused(traces[name], rule) for rule in RULES),
+        ]
+        worst = max(troubles, key=lambda t: t.slowdown, default=None)
+        table.add_row(
+            name,
+            "" if worst is None else f"x{worst.slowdown:.3f}",
+            "" if worst is None else f"{worst.low:.3f}-{worst.high:.3f}",
+            "" if worst is None else str(worst.first_step),
+            *(_ranks(ranks) for ranks in named),
+        )
     console.print(table)
     return found
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    """Few are named, many counted."""
+    if not ranks:
+        return "nobody"
+    return f"{len(ranks)} ranks" if len(ranks) > 2 else ", ".join(f"rank {rank}" for rank in ranks)
 
 
 def show_clean(
@@ -159,7 +173,7 @@ def main() -> int:
         name = path.stem.removeprefix("rank_times_")
         healthy[f"MoE {name}"] = trace
         healthy[f"MoE {name} experts"] = replace(trace, compute=trace.expert_compute)
-    console = Console(width=150)
+    console = Console(width=170)
     found = show_accused(console, traces)
     rng = np.random.default_rng(options.seed)
     clean = show_clean(console, healthy, rng, options.rounds)

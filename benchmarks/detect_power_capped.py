@@ -119,7 +119,7 @@ def main() -> int:
             f"{np.median(waits):.0f}/{np.quantile(waits, 0.95):.0f}" if waits else "",
             *(f"{found[rule]:.0%}" for rule in RULES),
         )  # fmt: skip
-    Console(width=130).print(table)
+    Console(width=150).print(table)
     print(json.dumps({"rows": figures, "holds": holds}))
     return 0 if all(holds.values()) else 1
 

@@ -63,8 +63,8 @@ def open_runs(path: Path, form: Format | None = None) -> _Runs:
     """
     paths = _files(path)
     notes: list[str] = []
-    if form is None:
-        form, paths, notes = _sorted_out(path, paths)
+    if form is None or len(paths) > 1:
+        form, paths, notes = _sorted_out(path, paths, form)
     if form in _OF_ALL_FILES:
         runs: _Runs = (_OF_ALL_FILES[form](paths),)
     else:
@@ -139,10 +139,13 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _sorted_out(path: Path, paths: list[Path]) -> tuple[Format, list[Path], list[str]]:
-    """The format of the files, those that have one, and what is said of the others.
+def _sorted_out(
+    path: Path, paths: list[Path], wanted: Format | None
+) -> tuple[Format, list[Path], list[str]]:
+    """The format of the files, those that have it, and what is said of the others. Where one is
+    wanted and no file looks like it, all count as such.
 
-    Raises DataError where no file has one, or where there are several.
+    Raises DataError where no file has a format, or where there are several and none is wanted.
     """
     if len(paths) == 1:
         return detect(paths[0]), paths, []
@@ -153,6 +156,11 @@ def _sorted_out(path: Path, paths: list[Path]) -> tuple[Format, list[Path], list
             by_format.setdefault(detect(one), []).append(one)
         except DataError:
             others.append(one.name)
+    if wanted is not None:
+        if wanted not in by_format:
+            return wanted, paths, []
+        passed = [one.name for form, own in by_format.items() if form is not wanted for one in own]
+        others, by_format = sorted([*others, *passed]), {wanted: by_format[wanted]}
     if not by_format:
         raise DataError(
             f"{path}: none of {len(paths)} files has a format that can be read",
@@ -165,7 +173,11 @@ def _sorted_out(path: Path, paths: list[Path]) -> tuple[Format, list[Path], list
         )
     ((form, own),) = by_format.items()
     few = ", ".join(others[:4]) + (", ..." if len(others) > 4 else "")
-    return form, own, [f"{len(others)} files are no trace: {few}"] if others else []
+    return (
+        form,
+        own,
+        [f"{len(others)} files left out, no trace of this kind: {few}"] if others else [],
+    )
 
 
 def _each(read: Callable[[Path], _Runs], paths: Sequence[Path]) -> tuple[_Runs, list[str]]:

@@ -103,9 +103,13 @@ def test_of_several_runs_each_is_judged(tmp_path: Path) -> None:
 def test_a_directory_may_hold_other_files_too(tmp_path: Path) -> None:
     recorded(tmp_path / "moe.trace.jsonl", late=5)
     (tmp_path / "README.md").write_text("hello")
-    answer = json.loads(pacekeeper("replay", str(tmp_path), "--json").stdout)
+    (tmp_path / "s.csv").write_text("step,duration_s\n1,0.5\n")
+    several = pacekeeper("replay", str(tmp_path))
+    assert several.returncode == ExitCode.DATA
+    assert "native (1), steps (1); name a file, or use --format" in several.stderr
+    answer = json.loads(pacekeeper("replay", str(tmp_path), "--format", "native", "--json").stdout)
     assert answer["findings"][0]["rank"] == 5
-    assert answer["notes"][0] == "1 files are no trace: README.md"
+    assert answer["notes"][0] == "2 files left out, no trace of this kind: README.md, s.csv"
 
 
 def test_the_report_is_one_page_with_its_picture(tmp_path: Path) -> None:
