@@ -68,9 +68,12 @@ def _take_attachments(
     Where lives have numbers, it is their numbers that tell.
     """
     commands: list[Command] = []
+    # Put into the job once for all: a copy of thousands of ranks for each of them took seconds.
+    ranks, remembered = dict(job.ranks), dict(job.remembered)
+    world_size, is_news = job.world_size, False
     for attachment in attached:
         number = attachment.rank
-        known, stored = job.ranks.get(number), job.remembered.get(number)
+        known, stored = ranks.get(number), remembered.get(number)
         if known is not None and _is_same_life(known.attachment, attachment):
             continue
         is_same = (
@@ -80,20 +83,19 @@ def _take_attachments(
         if is_new_life and (job.step >= 0 or stored is not None):
             job, said = _begin_anew(job, unix_s)
             commands += said
-            stored = None
+            ranks, remembered, world_size, stored = {}, {}, 0, None
         fresh = RankState(attachment=attachment, node=node, attached_s=now_s)
         if stored is not None:
             # We were started anew, it was not.
             fresh = replace(fresh, life=stored.life)
-        left = {r: record for r, record in job.remembered.items() if r != number}
-        job = replace(
-            job,
-            ranks={**job.ranks, number: fresh},
-            remembered=left,
-            world_size=max(job.world_size, attachment.world_size),
-        )
-        commands.append(SaveJob(job=job.name))
-    return job, commands
+        ranks[number] = fresh
+        remembered.pop(number, None)
+        world_size = max(world_size, attachment.world_size)
+        is_news = True
+    if not is_news:
+        return job, commands
+    job = replace(job, ranks=ranks, remembered=remembered, world_size=world_size)
+    return job, [*commands, SaveJob(job=job.name)]
 
 
 def _is_same_life(known: Attachment, attachment: Attachment) -> bool:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.events import NotifyDeaths, OfferPlan
+from pacekeeper.controller.events import NotifyDeaths, OfferPlan, SaveJob
 from pacekeeper.controller.machine import job_record, restored
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
@@ -43,6 +43,16 @@ def come_back(driver: Driver) -> None:
     driver.agent("node-1")
     driver.report(attached=[attachment(0), attachment(1)], layouts=[FIRST])
     driver.report(attached=[attachment(2), attachment(3)], node="node-1")
+
+
+def test_all_ranks_of_a_report_are_taken_in_and_stored_at_once() -> None:
+    driver = Driver()
+    driver.agent("node-0")
+    driver.report(attached=[attachment(rank) for rank in range(4)])
+    assert (driver.job.living, driver.job.world_size) == ((0, 1, 2, 3), 4)
+    assert len(driver.all_said(SaveJob)) == 1, "one by one, thousands of ranks take seconds"
+    driver.report(attached=[attachment(rank) for rank in range(4)])
+    assert len(driver.all_said(SaveJob)) == 1, "said again, nothing is new"
 
 
 def test_other_processes_under_the_same_name_are_a_new_life() -> None:
