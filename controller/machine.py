@@ -307,6 +307,7 @@ def _view(job: JobState) -> View:
         is_makeshift=job.is_makeshift,
         num_load_steps=job.num_load_steps,
         next_generation=job.newest_generation + 1,
+        node_of={rank: job.ranks[rank].node for rank in job.layout.ranks},
     )
 
 

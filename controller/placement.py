@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.shares import Split, token_shares
+from pacekeeper.controller.spread_floor import NO_FLOOR, SpreadFloor, Standing
 from pacekeeper.core.layout import ExpertHosts, Layout
 
 TOLERANCE = 0.02  # of the least value: a layer within it is left alone
@@ -63,7 +64,7 @@ class _Fill:
     """One layer on its way to `target` [ranks] rows per rank.
 
     `least_rows`: fewer are not worth a change. `free` [ranks]: slots without a replica; `spare`
-    [experts]: hosts an expert could lose.
+    [experts]: hosts an expert could lose; `standing`: and which of them, for its spread.
     """
 
     replicas: _Replicas
@@ -72,6 +73,7 @@ class _Fill:
     least_rows: float
     free: Counts
     spare: Counts
+    standing: Standing
     num_moved: int = 0
 
     def room(self, replicas: _Replicas) -> Array:
@@ -115,6 +117,7 @@ def place(
     speeds: Mapping[int, float],
     slots_per_rank: int,
     min_hosts: int,
+    spread: SpreadFloor = NO_FLOOR,
     move_cost: float = 0.0,
 ) -> tuple[Split, ...]:
     """Hosts and token shares of every layer, from the present hosts by few, useful changes.
@@ -123,8 +126,9 @@ def place(
     change keep theirs, as do those whose value falls by less than `move_cost` for each replica
     that has to be copied. A rank with room gets a replica in a free slot; in that of an expert
     with more than `min_hosts` hosts, or of one that finds a slot elsewhere; or two replicas swap
-    their ranks. No rank takes on an expert it holds, or more than `slots_per_rank` replicas of a
-    layer. loads[layer][expert] in token rows.
+    their ranks. No expert gets narrower than `spread` asks for, or than it is. No rank takes on an
+    expert it holds, or more than `slots_per_rank` replicas of a layer. loads[layer][expert] in
+    token rows.
     """
     hot = [i for i, split in enumerate(splits) if _is_above(split, split.bound.fluid)]
     result = list(splits)
@@ -136,6 +140,7 @@ def place(
             at,
             slots=slots_per_rank,
             min_hosts=min_hosts,
+            spread=spread,
             move_cost=move_cost,
             num_solves=max(1, MAX_SOLVES // len(hot)),
             num_rounds=max(1, MAX_ROUNDS // len(hot)),
@@ -154,6 +159,7 @@ def _improved(
     *,
     slots: int,
     min_hosts: int,
+    spread: SpreadFloor,
     move_cost: float,
     num_solves: int,
     num_rounds: int,
@@ -162,7 +168,7 @@ def _improved(
     split = best = before
     least_price = before.bound.value * (1.0 - WORTH_A_CHANGE)
     for _ in range(num_solves):
-        fill = _begin(split.hosts, loads, speeds, slots, min_hosts)
+        fill = _begin(split.hosts, loads, speeds, slots, min_hosts, spread)
         if not _is_above(split, fill.least_value):
             break
         _run(fill, num_rounds, max_moved=-(-len(speeds) // num_solves))
@@ -190,6 +196,7 @@ def _begin(
     speeds: Mapping[int, float],
     slots: int,
     min_hosts: int,
+    spread: SpreadFloor,
 ) -> _Fill:
     position = {rank: i for i, rank in enumerate(sorted(speeds))}
     pairs = [(e, position[host.rank], host.share) for e, on in enumerate(experts) for host in on]
@@ -209,6 +216,9 @@ def _begin(
         least_rows=WORTH_A_CHANGE * float(target.mean()),
         free=room - used,
         spare=hosts - floor,
+        standing=Standing.of(
+            expert, rank, num_experts=len(loads), ranks=list(position), floor=spread
+        ),
     )
 
 
@@ -262,6 +272,8 @@ def _widen(fill: _Fill, expert: int, room: Array, *, needed: float, max_moved: i
     targets = _targets(fill, expert, room)
     targets = targets[fill.free[targets] > 0]
     before = np.cumsum(room[targets]) - room[targets]
+    if not fill.standing.is_wide(expert):
+        max_moved = 1  # two may stand in one domain
     targets = targets[before < needed - fill.least_rows][:max_moved]
     if len(targets) == 0:
         return False
@@ -269,13 +281,19 @@ def _widen(fill: _Fill, expert: int, room: Array, *, needed: float, max_moved: i
     fill.free[targets] -= 1
     fill.spare[expert] += len(targets)
     fill.num_moved += len(targets)
+    fill.standing.recount((expert,), fill.replicas.expert, fill.replicas.rank)
     _pour(fill, fill.replicas, expert, room)
     return True
 
 
 def _targets(fill: _Fill, expert: int, room: Array) -> Counts:
-    """Ranks with room that do not hold the expert, those with most room first."""
+    """Ranks with room that do not hold the expert, those with most room first.
+
+    Of an expert that stands in too few domains only those that add one.
+    """
     has_room = room > fill.least_rows
+    if not fill.standing.is_wide(expert):
+        has_room &= ~fill.standing.is_covered(expert)
     has_room[fill.replicas.rank[fill.replicas.of(expert)]] = False
     targets = _positions(has_room)
     return targets[np.argsort(-room[targets], kind="stable")]
@@ -287,6 +305,7 @@ class _Change:
 
     replicas: _Replicas
     num_moved: int
+    experts: tuple[int, int]  # whose hosts are others now
     loses: int | None = None  # an expert with one host less
     gains: int | None = None  # an expert with one host more
     fills: int | None = None  # a rank with one free slot less
@@ -304,6 +323,7 @@ def _make_room(fill: _Fill, expert: int, room: Array) -> bool:
                 continue
             fill.replicas = change.replicas
             fill.num_moved += change.num_moved
+            fill.standing.recount(change.experts, fill.replicas.expert, fill.replicas.rank)
             if change.loses is not None:
                 fill.spare[change.loses] -= 1
             if change.gains is not None:
@@ -321,10 +341,11 @@ def _excess(room: Array) -> float:
 
 def _changes(fill: _Fill, expert: int, target: int, room: Array) -> Iterator[_Change]:
     """Ways to have the expert on the full rank `target`, cheapest first."""
-    replicas = fill.replicas
+    replicas, standing = fill.replicas, fill.standing
     guests = replicas.on(target)
     guests = guests[np.argsort(replicas.rows[guests], kind="stable")]  # fewest rows first
-    spare = guests[fill.spare[replicas.expert[guests]] > 0]
+    owners = replicas.expert[guests]
+    spare = guests[(fill.spare[owners] > 0) & standing.may_leave(owners, target)]
     if len(spare):
         changed, guest = replicas.copy(), int(spare[0])
         owner = int(replicas.expert[guest])
@@ -332,29 +353,34 @@ def _changes(fill: _Fill, expert: int, target: int, room: Array) -> Iterator[_Ch
         rest = changed.of(owner)
         weight = np.maximum(room[changed.rank[rest]], 0.0) + 1e-9
         changed.rows[rest] += replicas.rows[guest] * weight / weight.sum()
-        yield _Change(replicas=changed, num_moved=1, loses=owner, gains=expert)
+        yield _Change(
+            replicas=changed, num_moved=1, experts=(owner, expert), loses=owner, gains=expert
+        )
     if len(guests):
-        guest = int(guests[0])
-        others = fill.free > 0
-        others[replicas.rank[replicas.of(int(replicas.expert[guest]))]] = False
+        guest, owner = int(guests[0]), int(owners[0])
+        others = (fill.free > 0) & standing.may_go(owner, target, np.arange(len(room)))
+        others[replicas.rank[replicas.of(owner)]] = False
         if others.any():
             changed = replicas.copy()
             other = int(np.where(others, room, -np.inf).argmax())
             changed.rank[guest] = other
             changed.add(expert, np.array([target]))
-            yield _Change(replicas=changed, num_moved=2, gains=expert, fills=other)
+            yield _Change(
+                replicas=changed, num_moved=2, experts=(owner, expert), gains=expert, fills=other
+            )
     own = replicas.of(expert)
     above = np.minimum(replicas.rows[own], np.maximum(-room[replicas.rank[own]], 0.0))
     for source in own[np.argsort(-above, kind="stable")][:MAX_SOURCES].tolist():
         left = int(replicas.rank[source])
         is_held = np.zeros(len(fill.spare), dtype=np.bool_)
         is_held[replicas.expert[replicas.on(left)]] = True
-        free = guests[~is_held[replicas.expert[guests]]]
-        if room[left] >= 0.0 or len(free) == 0:
+        free = guests[~is_held[owners] & standing.may_go(owners, target, left)]
+        if room[left] >= 0.0 or len(free) == 0 or not standing.may_go(expert, left, target):
             continue
         # The guest whose rows leave as much behind as is too much here, or as there is room.
         wanted = replicas.rows[source] - min(-room[left], room[target])
         guest = int(free[np.abs(replicas.rows[free] - wanted).argmin()])
         changed = replicas.copy()
         changed.rank[source], changed.rank[guest] = target, left
-        yield _Change(replicas=changed, num_moved=2)
+        owner = int(replicas.expert[guest])
+        yield _Change(replicas=changed, num_moved=2, experts=(owner, expert))

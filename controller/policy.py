@@ -1,18 +1,21 @@
 """Which layout next, if any - and why. Pure: everything it looks at is in the view.
 
 A ladder of actions, cheapest first: token shares over expert replicas, batch shares, more
-replicas. Each rung is priced; the plan with the best gain over the horizon wins, if it pays.
+replicas. Each rung is priced; the plan with the best gain over the horizon wins, if it pays. Where
+none does, replicas move to more nodes, if experts stand on too few.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 
 from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import batch_rows, split_layers
+from pacekeeper.controller.shares import batch_rows, split_layers, token_shares
+from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow, restored
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
+from pacekeeper.core.spread import DomainOf, domains
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Forecast, Workload, forecast, row_s
@@ -22,6 +25,7 @@ from pacekeeper.predictor.forecast import Forecast, Workload, forecast, row_s
 class View:
     """What a decision rests on. `slow`: open findings, rank -> slowdown.
 
+    `node_of`: where each rank sits; one that is not named is alone on its node.
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
     `is_makeshift`: the layout was made for what is over, so any better one is welcome at once.
@@ -38,10 +42,15 @@ class View:
     is_makeshift: bool
     num_load_steps: int
     next_generation: int
+    node_of: DomainOf = field(default_factory=dict)
 
 
 def decide(view: View, config: PolicyConfig) -> Decision:
-    """A plan with its reason and prices, or nothing with the reason."""
+    """A plan with its reason and prices, or nothing with the reason.
+
+    No plan takes an expert to fewer nodes than `min_nodes`, or than it is on; who stands on fewer
+    after it is said.
+    """
     num_ranks = len(view.layout.ranks)
     if len(view.slow) > config.max_acted_ratio * num_ranks:
         return _nothing(
@@ -49,14 +58,46 @@ def decide(view: View, config: PolicyConfig) -> Decision:
             "must look"
         )
     speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in view.layout.ranks}
-    now = _price(view, _as_run(view, view.layout), speeds, 0.0)
-    overhead_s = max(0.0, view.step_s - now.step_s)
-    current_s = now.step_s + overhead_s
-    if not view.slow and view.home is not None and _is_elsewhere(view.layout, view.home):
-        price = _price(view, _as_run(view, view.home), speeds, overhead_s)
-        # Unless the loads have moved on meanwhile, so that it would be a step back.
-        if price.step_s <= current_s * (1.0 + config.min_gain):
-            return _go_home(view, view.home, config, current_s, price)
+    priced_s = _price(view, _as_run(view, view.layout), speeds, 0.0).step_s
+    overhead_s = max(0.0, view.step_s - priced_s)
+    floor = SpreadFloor(least=config.min_nodes, domain_of=view.node_of)
+    now = _Now(
+        speeds=speeds,
+        overhead_s=overhead_s,
+        current_s=priced_s + overhead_s,
+        floor=floor,
+        num_narrow=num_narrow(view.layout, floor),
+    )
+    decision = _fastest(view, config, now)
+    if decision.layout is None:
+        decision = _safer(view, config, now) or decision
+    return replace(decision, reason=decision.reason + _exposed(view, decision.layout, floor))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Now:
+    """What holds under the present layout. `overhead_s`: of a step, what no forecast explains;
+    `num_narrow`: experts below the floor.
+    """
+
+    speeds: Mapping[int, float]
+    overhead_s: float
+    current_s: float
+    floor: SpreadFloor
+    num_narrow: int
+
+
+def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
+    """The way home, or the plan that gains most."""
+    current_s = now.current_s
+    home = None if view.slow else view.home
+    if home is not None and _is_elsewhere(view.layout, home):
+        price = _price(view, _as_run(view, home), now.speeds, now.overhead_s)
+        # Unless the loads have moved on meanwhile, so that it would be a step back; or it is less
+        # safe than what has been mended since.
+        is_safe = num_narrow(home, now.floor) <= now.num_narrow
+        if is_safe and price.step_s <= current_s * (1.0 + config.min_gain):
+            return _go_home(view, home, config, current_s, price)
     min_gain = config.min_gain
     if not view.slow and not view.is_makeshift:
         if view.num_load_steps < config.settle_steps:
@@ -66,11 +107,10 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         min_gain = config.rebalance_min_gain
     best = _nothing("no layout is better")
     best_value_s = 0.0
-    for rung, layout in _candidates(view, speeds, config):
-        price = _price(view, layout, speeds, overhead_s)
+    for rung, layout in _candidates(view, config, now):
+        price = _price(view, layout, now.speeds, now.overhead_s)
         gain_s = current_s - price.step_s
-        moved_bytes = _moved_bytes(view.layout, layout, view.shape)
-        cost_s = config.plan_s + moved_bytes * config.move_s_per_byte
+        cost_s = _cost_s(view, layout, config)
         value_s = gain_s * config.horizon_steps - cost_s
         # A higher rung must be worth the disturbance of moving state: 1 % of the step at least.
         if value_s <= best_value_s + 0.01 * current_s * config.horizon_steps * bool(best_value_s):
@@ -83,24 +123,56 @@ def decide(view: View, config: PolicyConfig) -> Decision:
                 )
             continue
         best_value_s = value_s
-        best = Decision(
-            rung=rung,
-            layout=layout,
-            reason=_reason(view, rung, current_s, price),
-            current_step_s=current_s,
-            planned_step_s=price.step_s,
-            fluid_step_s=price.fluid_step_s,
-            cost_s=cost_s,
-            moved_bytes=moved_bytes,
-        )
+        reason = _reason(view, rung, current_s, price)
+        best = _plan(view, rung, layout, reason, config, current_s, price)
     return best
 
 
-def _candidates(
-    view: View, speeds: Mapping[int, float], config: PolicyConfig
-) -> list[tuple[Rung, Layout]]:
+def _safer(view: View, config: PolicyConfig, now: _Now) -> Decision | None:
+    """Replicas on more nodes, if experts stand on too few: it need not gain, only not cost much."""
+    if now.num_narrow == 0:
+        return None
+    mended = restored(view.layout, now.floor, slots_per_rank=view.shape.slots_per_rank)
+    experts = list(view.layout.experts)
+    for layer, hosts in mended.items():
+        at = {rank: now.speeds[rank] for rank in view.layout.stage_of(layer).ranks}
+        experts[layer] = token_shares(view.workload.loads[layer], hosts, at).hosts
+    layout = replace(
+        view.layout,
+        generation=view.next_generation,
+        experts=tuple(experts),
+        speeds=_slow_speeds(now),
+    )
+    left = num_narrow(layout, now.floor)
+    price = _price(view, layout, now.speeds, now.overhead_s)
+    if left == now.num_narrow or price.step_s > now.current_s * (1.0 + config.min_gain):
+        return None
+    reason = (
+        f"experts on fewer than {config.min_nodes} nodes: {now.num_narrow} before, {left} after; "
+        f"a step takes {price.step_s * 1e3:.0f} ms"
+    )
+    return _plan(view, Rung.MOVE_REPLICAS, layout, reason, config, now.current_s, price)
+
+
+def _exposed(view: View, planned: Layout | None, floor: SpreadFloor) -> str:
+    """What a node's death would still take, to be added to the reason."""
+    layout = planned or view.layout
+    left = num_narrow(layout, floor)
+    if left:
+        return (
+            f"; experts on fewer than {floor.least} nodes: {left} (where they lack one no replica "
+            "can make room, or it would slow the step)"
+        )
+    num_nodes = len(domains(floor.domain_of, layout.ranks))
+    if num_nodes < floor.least and len(layout.ranks) >= floor.least:
+        where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
+        return f"; all ranks are on {where}: experts can not stand on {floor.least}"
+    return ""
+
+
+def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[tuple[Rung, Layout]]:
     """The rungs of the ladder, each on top of the one before."""
-    layout, loads = view.layout, view.workload.loads
+    layout, loads, speeds = view.layout, view.workload.loads, now.speeds
     splits = split_layers(layout, loads=loads, speeds=speeds)
     rows = batch_rows(view.shape.rows_per_step, {r: speeds[r] for r, _ in layout.batch_shares})
     batch = tuple((rank, count / view.shape.rows_per_step) for rank, count in rows.items())
@@ -111,12 +183,11 @@ def _candidates(
         speeds=speeds,
         slots_per_rank=view.shape.slots_per_rank,
         min_hosts=config.min_hosts,
+        spread=now.floor,
         move_cost=_move_cost(view, config),
     )
     shared = tuple(split.hosts for split in splits)
     placed = tuple(split.hosts for split in places)
-
-    slow = tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
 
     def made(
         experts: tuple[tuple[ExpertHosts, ...], ...], shares: tuple[tuple[int, float], ...]
@@ -126,7 +197,7 @@ def _candidates(
             generation=view.next_generation,
             experts=experts,
             batch_shares=shares,
-            speeds=slow,
+            speeds=_slow_speeds(now),
         )
 
     candidates = [
@@ -136,6 +207,10 @@ def _candidates(
     if placed != shared:
         candidates.append((Rung.MOVE_REPLICAS, made(placed, batch)))
     return candidates
+
+
+def _slow_speeds(now: _Now) -> tuple[tuple[int, float], ...]:
+    return tuple((rank, speed) for rank, speed in sorted(now.speeds.items()) if speed < 1.0)
 
 
 def _move_cost(view: View, config: PolicyConfig) -> float:
@@ -167,17 +242,35 @@ def _go_home(
     view: View, home: Layout, config: PolicyConfig, current_s: float, price: Forecast
 ) -> Decision:
     """Priced like any plan, but not for its gain: the layout in force was meant to be undone."""
-    moved_bytes = _moved_bytes(view.layout, home, view.shape)
+    layout = replace(home, generation=view.next_generation)
+    reason = "all findings are over: back to the layout from before the first one"
+    return _plan(view, Rung.RETURN_HOME, layout, reason, config, current_s, price)
+
+
+def _plan(
+    view: View,
+    rung: Rung,
+    layout: Layout,
+    reason: str,
+    config: PolicyConfig,
+    current_s: float,
+    price: Forecast,
+) -> Decision:
     return Decision(
-        rung=Rung.RETURN_HOME,
-        layout=replace(home, generation=view.next_generation),
-        reason="all findings are over: back to the layout from before the first one",
+        rung=rung,
+        layout=layout,
+        reason=reason,
         current_step_s=current_s,
         planned_step_s=price.step_s,
         fluid_step_s=price.fluid_step_s,
-        cost_s=config.plan_s + moved_bytes * config.move_s_per_byte,
-        moved_bytes=moved_bytes,
+        cost_s=_cost_s(view, layout, config),
+        moved_bytes=_moved_bytes(view.layout, layout, view.shape),
     )
+
+
+def _cost_s(view: View, layout: Layout, config: PolicyConfig) -> float:
+    moved_bytes = _moved_bytes(view.layout, layout, view.shape)
+    return config.plan_s + moved_bytes * config.move_s_per_byte
 
 
 def _price(view: View, layout: Layout, speeds: Mapping[int, float], overhead_s: float) -> Forecast:

@@ -141,6 +141,8 @@ class PolicyConfig:
     min_steps_between_plans: int = 3
     # Fewest hosts of an expert after any plan.
     min_hosts: int = 2
+    # Fewest nodes these stand on, where an expert has so many hosts and the job so many nodes.
+    min_nodes: int = 2
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
     max_acted_ratio: float = 0.5
     # Weight of the newest step in the running mean of expert loads.
@@ -150,7 +152,7 @@ class PolicyConfig:
         if self.mode not in ("act", "observe"):
             raise ValueError(f"mode: expected 'act' or 'observe', got {self.mode!r}")
         _at_least(self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s")
-        _at_least(self, 1, "horizon_steps", "min_hosts")
+        _at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
         _at_least(self, 0, "min_steps_between_plans", "settle_steps")
         _positive(self, "load_ema", "max_acted_ratio")
         if self.load_ema > 1.0:

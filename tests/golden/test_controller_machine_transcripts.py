@@ -28,6 +28,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
+    FLOOR,
     JOB,
     UNIX_OFFSET_S,
     Driver,
@@ -168,7 +169,7 @@ def a_rank_dies() -> Transcript:
     story.steps(12)
     story.take("rank 1 is killed", lambda: story.driver.report(exited(1)))
     story.take("a second goes by", lambda: story.driver.tick(1.1))
-    story.run_layout(shrink(FIRST, dead=[1], generation=2), is_written=True)
+    story.run_layout(shrink(FIRST, dead=[1], generation=2, floor=FLOOR), is_written=True)
     story.steps(6, generation=2)
     return story
 
@@ -201,7 +202,7 @@ def plan_and_death_cross() -> Transcript:
     story.start()
     story.steps(12)
     story.steps(12, slow=2)
-    survivors = shrink(FIRST, dead=[0], generation=2)
+    survivors = shrink(FIRST, dead=[0], generation=2, floor=FLOOR)
     story.take("rank 0 is killed", lambda: story.driver.report(exited(0)))
     story.take("time goes by", lambda: story.driver.tick(0.2))
     story.run_layout(survivors, is_written=True)

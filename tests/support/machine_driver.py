@@ -29,6 +29,7 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.core.shrink import Floor
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 
 JOB = "moe"
@@ -42,7 +43,9 @@ SHAPE = ModelShape(
     expert_bytes=1000,
     dense_bytes=1000,
 )
-FIRST = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2)
+NODE_OF = {0: "node-0", 1: "node-0", 2: "node-1", 3: "node-1"}
+FLOOR = Floor(domain_of=NODE_OF)  # of its survivors
+FIRST = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, domain_of=NODE_OF)
 C = TypeVar("C", bound=Command)
 
 

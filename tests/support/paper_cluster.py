@@ -40,11 +40,12 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.shrink import shrink
+from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 JOB = "paper"
 NODES = {"node-0": (0, 1), "node-1": (2, 3)}
+NODE_OF = {rank: node for node, ranks in NODES.items() for rank in ranks}
 SHAPE = ModelShape(
     num_layers=2,
     num_experts=4,
@@ -89,6 +90,7 @@ class PaperCluster:
             num_layers=SHAPE.num_layers,
             num_experts=SHAPE.num_experts,
             replicas=2,
+            domain_of=NODE_OF,
         )
         self.first_layout = self.layout
         self.applied = [self.layout]  # every layout the job ever ran
@@ -127,11 +129,13 @@ class PaperCluster:
         """The rank dies; the survivors regroup by themselves, as the trainer's do."""
         self.living.remove(rank)
         gone = RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=9)
-        self._keep(_node_of(rank), records=(gone,))
+        self._keep(NODE_OF[rank], records=(gone,))
         self._let_pass(0.3)
         previous = self.layout.generation
         newest = max([previous, *(o.layout.generation for o in self.seen_offers.values())])
-        self._enter(shrink(self.layout, dead=[rank], generation=newest + 1))
+        self._enter(
+            shrink(self.layout, dead=[rank], generation=newest + 1, floor=Floor(domain_of=NODE_OF))
+        )
         for node, ranks in NODES.items():
             if set(ranks) & set(self.living):
                 text = encode_layout(self.layout)
@@ -200,9 +204,9 @@ class PaperCluster:
         for micro_batch in range(self.num_microbatches):
             self._let_pass(duration_s / self.num_microbatches)
             for rank in self.living:
-                self._keep(_node_of(rank), records=(work[rank][micro_batch],))
+                self._keep(NODE_OF[rank], records=(work[rank][micro_batch],))
         for rank in self.living:
-            self._keep(_node_of(rank), records=self._end(rank, duration_s, loads))
+            self._keep(NODE_OF[rank], records=self._end(rank, duration_s, loads))
         self.step_s.append(duration_s)
         self.step += 1
 
@@ -278,7 +282,7 @@ class PaperCluster:
                 is_regroup=is_regroup,
                 layout_crc=layout_crc(self.layout),
             )
-            self._keep(_node_of(rank), records=(record,))
+            self._keep(NODE_OF[rank], records=(record,))
 
     # Agents, network and time.
 
@@ -376,10 +380,6 @@ def _attachment(rank: int, shape: ModelShape) -> Attachment:
     return Attachment(
         job=JOB, rank=rank, world_size=4, pid=1000 + rank, clock=Clock.EMULATED, model=shape
     )
-
-
-def _node_of(rank: int) -> str:
-    return next(node for node, ranks in NODES.items() if rank in ranks)
 
 
 def shares_of(layout: Layout) -> Mapping[int, float]:

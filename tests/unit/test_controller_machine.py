@@ -23,6 +23,7 @@ from pacekeeper.predictor.detector_state import Evidence, Judgement
 from pacekeeper.predictor.evidence import fold
 from support.machine_driver import (
     FIRST,
+    FLOOR,
     JOB,
     QUICK,
     UNIX_OFFSET_S,
@@ -146,7 +147,7 @@ class TestSteps:
         driver = started()
         half = [r for r in step(0, slow=2) if not hasattr(r, "duration_s")]
         driver.report(*half)
-        survivors = shrink(FIRST, dead=[3], generation=2)
+        survivors = shrink(FIRST, dead=[3], generation=2, floor=FLOOR)
         driver.report(exited(3))
         driver.report(
             *applied(survivors), *step(0, ranks=[0, 1, 2], generation=2), layouts=[survivors]
@@ -157,7 +158,7 @@ class TestSteps:
 
     def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
         driver = started()
-        survivors = shrink(FIRST, dead=[3], generation=2)
+        survivors = shrink(FIRST, dead=[3], generation=2, floor=FLOOR)
         driver.report(exited(3), *applied(survivors), layouts=[survivors])
         driver.report(*step(0, ranks=[0, 1], generation=2))
         driver.report(*(r for r in step(0, ranks=[0], slow=0) if not isinstance(r, StepRecord)))
@@ -268,7 +269,7 @@ class TestFindings:
 
     def test_a_plan_around_a_slow_rank_is_undone_even_where_the_way_home_is_lost(self) -> None:
         driver = with_plan()
-        survivors = shrink(FIRST, dead=[0], generation=3)
+        survivors = shrink(FIRST, dead=[0], generation=3, floor=FLOOR)
         driver.report(exited(0), *applied(survivors), layouts=[survivors])
         number = driver.job.step
         while driver.job.desired is None:

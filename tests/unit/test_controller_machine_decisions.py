@@ -11,6 +11,7 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
+    FLOOR,
     JOB,
     QUICK,
     WARM,
@@ -151,7 +152,7 @@ def test_an_answer_that_never_comes_is_not_waited_for() -> None:
 @pytest.mark.parametrize("dead", [1, 3])
 def test_survivors_are_decided_for_though_a_decision_was_under_way(dead: int) -> None:
     driver, question = asking()
-    survivors = shrink(FIRST, dead=[dead], generation=2)
+    survivors = shrink(FIRST, dead=[dead], generation=2, floor=FLOOR)
     driver.report(exited(dead), *applied(survivors), layouts=[survivors])
     driver.answer(question)
     driver.is_deciding = True

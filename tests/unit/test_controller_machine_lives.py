@@ -10,6 +10,7 @@ from pacekeeper.core.findings import Watch
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
+    FLOOR,
     JOB,
     UNIX_OFFSET_S,
     Driver,
@@ -132,7 +133,7 @@ def test_an_offer_taken_while_the_controller_was_away_is_ours() -> None:
 def test_the_dead_stay_dead_over_a_restart() -> None:
     before = started()
     before.report(*step(0))
-    survivors = shrink(FIRST, dead=[1], generation=2)
+    survivors = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
     before.report(exited(1), *applied(survivors), layouts=[survivors])
     after = killed_and_started(before)
     come_back(after)  # the ring of the dead rank is still there, and so is its attachment
@@ -149,7 +150,7 @@ def test_a_death_in_mid_regroup_is_still_told_after_a_restart() -> None:
     come_back(after)
     after.tick(1.1)
     assert [c.ranks for c in after.said if hasattr(c, "ranks")] == [(1,)]
-    survivors = shrink(FIRST, dead=[1], generation=2)
+    survivors = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
     after.report(*applied(survivors), layouts=[survivors])
     assert not after.job.open_incidents
 

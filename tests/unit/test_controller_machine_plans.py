@@ -18,6 +18,7 @@ from pacekeeper.core.records import EXIT_UNSEEN
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
+    FLOOR,
     QUICK,
     WARM,
     applied,
@@ -53,7 +54,7 @@ class TestOffers:
 
     def test_an_offer_that_survivors_overtook_is_given_up(self) -> None:
         driver = with_plan()
-        survivors = shrink(FIRST, dead=[1], generation=3)
+        survivors = shrink(FIRST, dead=[1], generation=3, floor=FLOOR)
         driver.report(exited(1), *applied(survivors), layouts=[survivors])
         assert driver.job.layout == survivors
         assert driver.job.desired is None
@@ -129,7 +130,7 @@ class TestDeaths:
         assert driver.all_said(NotifyDeaths) == [notice]
         driver.tick(0.3)
         assert not driver.all_said(NotifyDeaths)
-        survivors = shrink(FIRST, dead=[1], generation=2)
+        survivors = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
         driver.report(*applied(survivors), layouts=[survivors])
         (closed,) = [c.incident for c in driver.all_said(SaveIncident)]
         assert not closed.is_open
@@ -171,7 +172,7 @@ class TestDeaths:
 
     def test_who_is_left_out_by_the_others_is_dead(self) -> None:
         driver = started()
-        survivors = shrink(FIRST, dead=[3], generation=2)
+        survivors = shrink(FIRST, dead=[3], generation=2, floor=FLOOR)
         driver.report(*applied(survivors), layouts=[survivors])
         (incident,) = driver.job.incidents
         assert (incident.finding.rank, incident.is_open) == (3, False)
@@ -179,12 +180,12 @@ class TestDeaths:
 
     def test_a_second_death_stays_open_until_its_own_survivors_go_on(self) -> None:
         driver = started()
-        first = shrink(FIRST, dead=[1], generation=2)
+        first = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
         driver.report(exited(1), *applied(first, ranks=[0, 2, 3]))
         driver.report(exited(2))
         driver.report(layouts=[first])
         assert [i.finding.rank for i in driver.job.open_incidents] == [2]
-        second = shrink(first, dead=[2], generation=3)
+        second = shrink(first, dead=[2], generation=3, floor=FLOOR)
         driver.report(*applied(second), layouts=[second])
         assert not driver.job.open_incidents
 
@@ -204,7 +205,7 @@ class TestDeaths:
         driver = started()
         for number in range(6):
             driver.report(*step(number))
-        lopsided = shrink(FIRST, dead=[1], generation=2)
+        lopsided = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
         lopsided = replace(lopsided, batch_shares=((0, 0.5), (2, 0.25), (3, 0.25)))
         driver.report(exited(1), *applied(lopsided), layouts=[lopsided])
         for number in range(6, 10):
