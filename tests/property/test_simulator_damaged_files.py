@@ -51,6 +51,16 @@ def test_what_is_not_damaged_is_read(tmp_path: Path) -> None:
         assert replayed(tmp_path / name) is not None, name
 
 
+def test_a_single_operation_and_a_job_without_a_whole_step(tmp_path: Path) -> None:
+    (tmp_path / "one.csv").write_text(csv_text(TABLES["bytedance"]()[:1]))
+    assert replayed(tmp_path / "one.csv") is not None
+    lines = FILES["native"]().decode().splitlines()
+    of_work = [line for line in lines if '"micro_batch"' in line]
+    apart = [lines[0], of_work[0], of_work[5], of_work[10]]  # each rank tells another step
+    (tmp_path / "apart").write_text("\n".join(apart))
+    assert replayed(tmp_path / "apart") is not None
+
+
 @pytest.mark.parametrize("name", FILES)
 @relaxed
 @given(data=st.data())

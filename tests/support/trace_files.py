@@ -16,12 +16,12 @@ STEP_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedJob:
-    """Ranks spread evenly over nodes; `slow` computes `slowdown` times as long from `onset` on."""
+    """Ranks spread evenly over nodes; `slow` compute `slowdown` times as long from `onset` on."""
 
     nodes: int = 2
     ranks_per_node: int = 4
     steps: int = 60
-    slow: int = 5
+    slow: tuple[int, ...] = (5,)
     slowdown: float = 1.3
     onset: int = 30
     is_hot: bool = False  # the slow rank's device, from the onset on
@@ -64,7 +64,7 @@ def _step(
     job: RecordedJob, ranks: range, step: int, ended_s: float, noise: np.ndarray
 ) -> Iterator[str]:
     for rank in ranks:
-        is_slow = rank == job.slow and step >= job.onset
+        is_slow = rank in job.slow and step >= job.onset
         compute_s = 0.4 * float(noise[rank]) * (job.slowdown if is_slow else 1.0)
         lost_s = compute_s * (1.0 - 1.0 / job.slowdown) if is_slow else 0.0
         yield record_line(

@@ -70,6 +70,15 @@ def test_heat_that_healthy_peers_share_is_no_cause(tmp_path: Path) -> None:
     assert "thermal" not in the_slow(replace(trace, samples=everywhere)).cause
 
 
+def test_who_is_slow_as_well_is_no_witness(tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, RecordedJob(is_hot=True, slow=(5, 6), nodes=3))
+    found = [t for t in judge(trace).troubles if t.kind is TroubleKind.COMPUTE]
+    assert sorted(str(t.rank) for t in found) == ["5", "6"]
+    for trouble in found:
+        assert trouble.cause.startswith("confirmed thermal"), "no healthy peer is hot"
+        assert "none of" in trouble.cause
+
+
 def _at(samples: tuple, is_same_node: bool) -> tuple:  # type: ignore[type-arg]
     """Node 0's clock is 1,000 s behind node 1's."""
     shift_s = 0.0 if is_same_node else -1000.0
