@@ -189,6 +189,12 @@ class Intake:
         if known is not None and known.life == life and sane:
             self._tell(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
+    def ask_probe(self, job: str, number: int, life: int = 0) -> None:
+        """Tell the ranks of this life here that all of them shall run a probe."""
+        known = self._jobs.get(job)
+        if known is not None and known.life == life and number > known.told.probe:
+            self._tell(known, lambda old: replace(old, probe=max(number, old.probe)))
+
     def _tell(self, job: Job, change: Callable[[ring.CommandSlot], ring.CommandSlot]) -> None:
         """Change what every ring of this life says; what an earlier agent said there is kept."""
         job.told = change(job.told)
@@ -384,7 +390,6 @@ def _is_later(one: Attachment, replaced: Attachment) -> bool:
 
 def _merged(own: ring.CommandSlot, told: ring.CommandSlot) -> ring.CommandSlot:
     """What a ring just opened must say: its own words, and what was told since."""
+    newest = told if told.plan_generation else own
     dead = own.dead_ranks | told.dead_ranks
-    if told.plan_generation:
-        return replace(told, dead_ranks=dead)
-    return replace(own, dead_ranks=dead)
+    return replace(newest, dead_ranks=dead, probe=max(own.probe, told.probe))

@@ -203,6 +203,9 @@ class Agent:
             case "notify_deaths":
                 notice = message.notify_deaths
                 self.intake.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
+            case "ask_probe":
+                asked = message.ask_probe
+                self.intake.ask_probe(asked.job, asked.number, asked.life)
             case other:
                 _log.warning("unknown command %s: is the controller newer?", other)
 

@@ -80,5 +80,7 @@ def _print(incident: Any) -> None:
     console.print(f"    {escape(incident.reason)}")
     if incident.cause:
         console.print(f"    cause: {escape(incident.cause)}")
+    if incident.probe:
+        console.print(f"    {escape(incident.probe)}")
     for action in incident.actions:
         console.print(f"    -> {escape(action)}")

@@ -57,6 +57,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         links=begin(),
         spread=SpreadWindow(),
         canaries=Canaries(),
+        probe=None,
         pending={},
         heard_s=RankMap(),
         known_layouts={},

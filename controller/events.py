@@ -85,6 +85,16 @@ class NotifyDeaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskProbe:
+    """Tell the agents of `nodes` to ask all ranks for a probe; repeated until it is answered."""
+
+    job: str
+    nodes: tuple[str, ...]
+    number: int
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveIncident:
     """Store the incident (insert or replace) and tell those who watch."""
 
@@ -154,6 +164,7 @@ Command = (
     AskDecision
     | OfferPlan
     | NotifyDeaths
+    | AskProbe
     | SaveIncident
     | SaveLayout
     | SaveDecision

@@ -7,7 +7,7 @@ they speak of is known. Steps and findings: `steps.py`.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller import incidents, steps
+from pacekeeper.controller import incidents, probing, steps
 from pacekeeper.controller.events import Command, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.core.config import ControllerConfig
@@ -15,7 +15,13 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
-from pacekeeper.core.records import EXIT_UNSEEN, PlanAppliedRecord, RankExitRecord, Record
+from pacekeeper.core.records import (
+    EXIT_UNSEEN,
+    PlanAppliedRecord,
+    ProbeRecord,
+    RankExitRecord,
+    Record,
+)
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
 
@@ -41,9 +47,11 @@ def take_in(
         if isinstance(record, RankExitRecord):
             state, job, said = _take_exit(state, job, record, unix_s)
             commands += said
-        elif not isinstance(record, PlanAppliedRecord):
+        elif not isinstance(record, PlanAppliedRecord | ProbeRecord):
             work.append(record)
     state, job, said = _observe_layout(state, job, unix_s)
+    commands += said
+    job, said = probing.take(job, (r for r in report.records if isinstance(r, ProbeRecord)))
     commands += said
     job = steps.put_pending(job, work)
     state, job, said = steps.judge_complete(state, job, config, now_s)

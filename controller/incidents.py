@@ -139,6 +139,20 @@ def name_cause(job: JobState, rank: int, cause: str) -> tuple[JobState, list[Com
     return replace(job, incidents=tuple(known)), commands
 
 
+def note_probe(job: JobState, rank: int, tier: Tier, text: str) -> tuple[JobState, list[Command]]:
+    """What the probe said of this rank's open finding, and how sure it is since."""
+    commands: list[Command] = []
+    known = []
+    for incident in job.incidents:
+        finding = incident.finding
+        if incident.is_open and finding.kind is FindingKind.DEVICE and finding.rank == rank:
+            incident = replace(incident, finding=replace(finding, tier=tier, probe=text))
+            said = f"job={job.name} incident={incident.incident_id} {tier} {text}"
+            commands += [SaveIncident(incident=incident), Say(text=said)]
+        known.append(incident)
+    return replace(job, incidents=tuple(known)), commands
+
+
 def _cause_told(incident: Incident) -> Say:
     text = f"job={incident.job} incident={incident.incident_id} cause: {incident.finding.cause}"
     return Say(text=text)

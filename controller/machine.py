@@ -8,7 +8,7 @@ reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import causes, endings, inbox, watch
+from pacekeeper.controller import causes, endings, inbox, probing, watch
 from pacekeeper.controller.events import (
     AskDecision,
     Command,
@@ -187,6 +187,10 @@ def _tick(
         if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             state = _with_job(state, replace(job, asked=0))
+        job, said = probing.follow(state.jobs[name], now_s)
+        commands += said
+        if job is not state.jobs[name]:
+            state = _with_job(state, job)
         state, asked = _act(state, name, config, now_s)
         commands += asked
         state, again = _say_again(state, name, now_s)
@@ -231,6 +235,9 @@ def _take_decision(
     if config.policy.mode == "observe":
         is_new = before is None or before.rung is not decision.rung
         return _with_job(state, job), _told(name, decision) if is_new else ()
+    if decision.unconfirmed:
+        job, asked = probing.ask(job, decision, now_s, now_s + state.unix_offset_s)
+        return _with_job(state, job), tuple(asked)
     assert decision.layout is not None, "a rung other than nothing has a layout"
     assert job.layout is not None, "an actionable job has a layout"
     plan, base_generation = decision.layout, job.layout.generation
@@ -262,7 +269,9 @@ def _take_decision(
 def _is_actionable(job: JobState) -> bool:
     """Every living rank runs the observed layout, nothing is offered, nobody is missing."""
     layout = job.layout
-    if layout is None or job.desired is not None or job.shape is None or not job.loads:
+    if layout is None or job.desired is not None or job.probe is not None:
+        return False
+    if job.shape is None or not job.loads:
         return False
     return layout.ranks == job.living and all(
         job.ranks[rank].observed_generation == layout.generation for rank in layout.ranks
@@ -301,6 +310,8 @@ def _view(job: JobState) -> View:
             num_microbatches=microbatches_per_step(job.evidence),
         ),
         slow=job.evidence.slow,
+        unread=probing.unread(job),
+        refuted=probing.refuted(job),
         home=job.home,
         step_s=step_s,
         steps_since_plan=job.step - job.layout_step,

@@ -20,6 +20,8 @@ from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Forecast, Workload, forecast, row_s
 
+COSTLY = (Rung.MOVE_REPLICAS,)  # rungs that a probe must come before
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
@@ -28,6 +30,7 @@ class View:
     `node_of`: where each rank sits; one that is not named is alone on its node.
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
+    `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
     `is_makeshift`: the layout was made for what is over, so any better one is welcome at once.
     """
 
@@ -43,6 +46,8 @@ class View:
     num_load_steps: int
     next_generation: int
     node_of: DomainOf = field(default_factory=dict)
+    unread: frozenset[int] = frozenset()
+    refuted: frozenset[int] = frozenset()
 
 
 def decide(view: View, config: PolicyConfig) -> Decision:
@@ -125,6 +130,8 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
         best_value_s = value_s
         reason = _reason(view, rung, current_s, price)
         best = _plan(view, rung, layout, reason, config, current_s, price)
+        if rung in COSTLY:
+            best = replace(best, unconfirmed=tuple(sorted(view.unread & set(view.slow))))
     return best
 
 
@@ -204,7 +211,8 @@ def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[tuple[Rung,
         (Rung.TOKEN_SHARES, made(shared, layout.batch_shares)),
         (Rung.BATCH_SHARES, made(shared, batch)),
     ]
-    if placed != shared:
+    # State is moved for nobody whose device is well by the probe: shares are, they cost nothing.
+    if placed != shared and not view.refuted & set(view.slow):
         candidates.append((Rung.MOVE_REPLICAS, made(placed, batch)))
     return candidates
 

@@ -23,6 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from pacekeeper.controller import machine
 from pacekeeper.controller.events import (
     AskDecision,
+    AskProbe,
     Command,
     Event,
     ForgetJob,
@@ -250,6 +251,9 @@ class Controller:
             case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, life=life):
                 notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
                 self._send(nodes, "deaths", job, control_pb2.AttachResponse(notify_deaths=notice))
+            case AskProbe(job=job, nodes=nodes, number=number, life=life):
+                asked = control_pb2.AskProbe(job=job, number=number, life=life)
+                self._send(nodes, "probe", job, control_pb2.AttachResponse(ask_probe=asked))
             case SaveIncident(incident=incident):
                 self.metrics.count_incident(incident)
                 self.status.publish_incident(incident)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.core.findings import Blindness, Decision, Incident, Tier, Watch
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.advice import SpreadWindow
@@ -90,6 +90,18 @@ class Search:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeQuestion:
+    """A probe that `ranks`, which run `generation`, were asked for; `records`: who has answered."""
+
+    number: int
+    ranks: tuple[int, ...]
+    generation: int
+    asked_s: float
+    said_s: float
+    records: Mapping[int, ProbeRecord] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """One job in its present `life` (0: unknown). `layout` is the observed one, `desired` the one
     offered (None: nothing offered) to ranks that run generation `desired_base`.
@@ -129,6 +141,8 @@ class JobState:
     incidents: tuple[Incident, ...] = ()
     links: Evidence = field(default_factory=begin)  # the same of transfers
     spread: SpreadWindow = field(default_factory=SpreadWindow)  # of the work, while all are well
+    probe: ProbeQuestion | None = None  # that is open
+    newest_probe: int = 0  # number of the last one asked for
     searches: Mapping[int, Search] = field(default_factory=dict)  # for causes, by slow rank
     step: int = -1
     recent_step_s: tuple[float, ...] = ()  # of the present layout, newest last

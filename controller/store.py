@@ -20,7 +20,7 @@ from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, T
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
 _TABLES = """
@@ -35,7 +35,7 @@ CREATE TABLE incidents (
     incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
     rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
     reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
-    actions TEXT NOT NULL, cause TEXT NOT NULL);
+    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL);
 CREATE TABLE decisions (
     job TEXT NOT NULL, step INTEGER NOT NULL, rung TEXT NOT NULL, reason TEXT NOT NULL,
     current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL, fluid_step_s REAL NOT NULL,
@@ -120,7 +120,7 @@ class Store:
         """Insert or replace an incident."""
         finding = incident.finding
         self._connection.execute(
-            "REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 incident.incident_id,
                 incident.job,
@@ -136,6 +136,7 @@ class Store:
                 incident.closed_step,
                 json.dumps(incident.actions),
                 finding.cause,
+                finding.probe,
             ),
         )
 
@@ -265,6 +266,7 @@ def _incident(row: tuple[Any, ...]) -> Incident:
             step=row[7],
             reason=row[8],
             cause=row[13],
+            probe=row[14],
         ),
         opened_unix_s=row[9],
         closed_unix_s=row[10],

@@ -135,6 +135,7 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         closed_step=None if incident.closed_step is None else max(0, incident.closed_step),
         actions=list(incident.actions),
         cause=finding.cause,
+        probe=finding.probe,
     )
 
 

@@ -60,6 +60,7 @@ class Finding:
     healthy, inf for a death; of advice: step time over that with even work); `onset_step` the first
     step the evidence speaks of, `step` the newest step seen when it was found. `cause` says what
     was seen around the onset that would explain it, or that nothing was; empty: nobody looked.
+    `probe` says what the fixed probe read of the rank, or why there is none; empty: not asked for.
     """
 
     kind: FindingKind
@@ -70,6 +71,7 @@ class Finding:
     step: int
     reason: str
     cause: str = ""
+    probe: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,10 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A new layout or none, always with the reason and the prices it rests on (seconds)."""
+    """A new layout or none, always with the reason and the prices it rests on (seconds).
+
+    `unconfirmed`: ranks whose slowness a probe must be asked about before this may be done.
+    """
 
     rung: Rung
     layout: Layout | None
@@ -111,3 +116,4 @@ class Decision:
     fluid_step_s: float = 0.0
     cost_s: float = 0.0
     moved_bytes: int = 0
+    unconfirmed: tuple[int, ...] = ()

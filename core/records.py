@@ -7,8 +7,9 @@ monotonic clock of the record's own node and may be compared within that node on
 import math
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from enum import IntEnum
+from functools import partial
 
 BODY_BYTES = 112
 LOADS_PER_RECORD = 16
@@ -25,6 +26,7 @@ class RecordKind(IntEnum):
     EXPERT_LOAD = 3
     PLAN_APPLIED = 4
     RANK_EXIT = 5
+    PROBE = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,13 +129,36 @@ class RankExitRecord:
     detected_mono_s: float = 0.0
 
 
-Record = MicroBatchRecord | StepRecord | ExpertLoadRecord | PlanAppliedRecord | RankExitRecord
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """What this rank read of the fixed probe that the controller asked for as `number`.
+
+    Seconds of one matrix product and of one copy in memory, as the rank's clock tells them, and
+    of one message to the next rank and from the one before; `duration_s`: of all of it.
+    """
+
+    rank: int
+    step: int
+    generation: int
+    number: int
+    gemm_s: float
+    copy_s: float
+    exchange_s: float
+    duration_s: float
+    ended_mono_s: float = 0.0
+
+
+_OfStep = MicroBatchRecord | StepRecord | ExpertLoadRecord
+Record = _OfStep | PlanAppliedRecord | RankExitRecord | ProbeRecord
 
 _MICRO_BATCH = struct.Struct("<IIIIIHHQQQddddddIIII")
 _STEP = struct.Struct("<IIIIQddddQ")
 _EXPERT_LOAD = struct.Struct(f"<IIIHHHH{LOADS_PER_RECORD}I")
 _PLAN_APPLIED = struct.Struct("<IIIIIIQdd")
+_PROBE = struct.Struct("<III4xQddddd")
 _RANK_EXIT = struct.Struct("<IIiId")
+
+DURATIONS = ("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s")
 
 
 def pack(record: Record) -> tuple[RecordKind, bytes]:
@@ -201,10 +226,10 @@ def pack(record: Record) -> tuple[RecordKind, bytes]:
                 record.duration_s,
                 record.ended_mono_s,
             )
+        case ProbeRecord():
+            return RecordKind.PROBE, _PROBE.pack(*astuple(record))
         case RankExitRecord():
-            return RecordKind.RANK_EXIT, _RANK_EXIT.pack(
-                record.rank, record.pid, record.exit_code, record.signal, record.detected_mono_s
-            )
+            return RecordKind.RANK_EXIT, _RANK_EXIT.pack(*astuple(record))
 
 
 def pack_micro_batch(
@@ -261,7 +286,7 @@ def unpack(kind: int, body: bytes) -> Record:
         record = reader(body)
     except struct.error:
         raise ValueError(f"a body of {len(body)} bytes is no record of kind {kind}") from None
-    durations = [getattr(record, name, 0.0) for name in ("compute_s", "duration_s")]
+    durations = [getattr(record, name, 0.0) for name in DURATIONS]
     if not all(math.isfinite(value) and value >= 0.0 for value in durations):
         raise ValueError(f"impossible duration in {record}")
     moments = [getattr(record, name, 0.0) for name in ("ended_mono_s", "detected_mono_s")]
@@ -347,11 +372,10 @@ def _read_plan_applied(body: bytes) -> Record:
     )
 
 
-def _read_rank_exit(body: bytes) -> Record:
-    rank, pid, exit_code, signal, detected_mono_s = _RANK_EXIT.unpack_from(body)
-    return RankExitRecord(
-        rank=rank, pid=pid, exit_code=exit_code, signal=signal, detected_mono_s=detected_mono_s
-    )
+def _read_plainly(kind: Callable[..., Record], layout: struct.Struct, body: bytes) -> Record:
+    """A record whose body holds its fields as they are, in order."""
+    names = (field.name for field in fields(kind))  # type: ignore[arg-type]
+    return kind(**dict(zip(names, layout.unpack_from(body), strict=True)))
 
 
 _READERS: dict[RecordKind, Callable[[bytes], Record]] = {
@@ -359,7 +383,8 @@ _READERS: dict[RecordKind, Callable[[bytes], Record]] = {
     RecordKind.STEP: _read_step,
     RecordKind.EXPERT_LOAD: _read_expert_load,
     RecordKind.PLAN_APPLIED: _read_plan_applied,
-    RecordKind.RANK_EXIT: _read_rank_exit,
+    RecordKind.RANK_EXIT: partial(_read_plainly, RankExitRecord, _RANK_EXIT),
+    RecordKind.PROBE: partial(_read_plainly, ProbeRecord, _PROBE),
 }
 
 

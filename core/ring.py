@@ -1,7 +1,7 @@
 """The bytes of one rank's ring file: header, command slot, record slots. Pure: bytes in, bytes out.
 
     0     header          magic, version, slot size and count, pid, JSON attachment
-    4096  command slot    plan generation + checksum, bitmap of dead ranks, agent heartbeat
+    4096  command slot    plan generation + checksum, probe, bitmap of dead ranks, agent heartbeat
     8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
 
 Record slot: sequence (u64, index + 1, written last; 0 while being written), CRC32 over sequence,
@@ -22,7 +22,7 @@ from pacekeeper.core.records import BODY_BYTES, Record, pack, unpack
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
-VERSION = 4
+VERSION = 5
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096
@@ -34,7 +34,7 @@ T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
 _SLOT = struct.Struct(f"<QIHH{BODY_BYTES}s")  # sequence, CRC, kind, body length, body
 _SLOT_KEY = struct.Struct("<QH")
-_COMMAND = struct.Struct(f"<QI4xQQQ32s{MAX_RANKS // 8}s")
+_COMMAND = struct.Struct(f"<QI4xQQQQ32s{MAX_RANKS // 8}s")
 _HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 HEARTBEAT = struct.Struct("<d")
 HEARTBEAT_OFFSET = _HEARTBEAT_OFFSET
@@ -94,7 +94,8 @@ def _checked(kind: type[T], values: dict[str, Any]) -> T:
     """`kind` made of JSON values, each of the type its field declares."""
     for field in fields(kind):  # type: ignore[arg-type]
         value = values.get(field.name)
-        if field.type in (int, str) and field.name in values and type(value) is not field.type:
+        is_told = field.type in (int, str, bool) and field.name in values
+        if is_told and type(value) is not field.type:
             raise TypeError(f"{field.name} is {value!r}")
     return kind(**values)
 
@@ -149,8 +150,9 @@ class CommandSlot:
     """What the node's agent wants this rank to know: the newest plan and who is dead.
 
     `plan_generation` 0 means: no plan. The plan itself is the file `plan_file_name(generation)`
-    beside the ring; `plan_sha256` is the digest of its bytes. All of it is meant for one `life` of
-    the job; 0 is any.
+    beside the ring; `plan_sha256` is the digest of its bytes. `probe` is the number of the newest
+    probe that is asked for (0: none); numbers ascend. All of it is meant for one `life` of the job;
+    0 is any.
     """
 
     plan_generation: int = 0
@@ -158,12 +160,13 @@ class CommandSlot:
     plan_sha256: bytes = bytes(32)
     dead_ranks: frozenset[int] = frozenset()
     life: int = 0
+    probe: int = 0
 
 
 def encode_command(sequence: int, command: CommandSlot) -> bytes:
     """The command slot's bytes; `sequence` grows with every write and is stored last."""
     bitmap = _to_bitmap(command.dead_ranks)
-    numbers = (command.plan_generation, command.base_generation, command.life)
+    numbers = (command.plan_generation, command.base_generation, command.life, command.probe)
     crc = _command_crc(sequence, *numbers, command.plan_sha256, bitmap)
     return _COMMAND.pack(sequence, crc, *numbers, command.plan_sha256, bitmap)
 
@@ -176,10 +179,10 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
     """
     if len(area) < _COMMAND.size:
         raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
-    sequence, crc, plan, base, life, digest, bitmap = _COMMAND.unpack_from(area)
+    sequence, crc, plan, base, life, probe, digest, bitmap = _COMMAND.unpack_from(area)
     if sequence == 0:
         return 0, CommandSlot()
-    if crc != _command_crc(sequence, plan, base, life, digest, bitmap):
+    if crc != _command_crc(sequence, plan, base, life, probe, digest, bitmap):
         raise TornError("the command slot is being written")
     command = CommandSlot(
         plan_generation=plan,
@@ -187,14 +190,16 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
         plan_sha256=digest,
         dead_ranks=frozenset(_from_bitmap(bitmap)),
         life=life,
+        probe=probe,
     )
     return sequence, command
 
 
 def _command_crc(
-    sequence: int, plan: int, base: int, life: int, digest: bytes, bitmap: bytes
+    sequence: int, plan: int, base: int, life: int, probe: int, digest: bytes, bitmap: bytes
 ) -> int:
-    return zlib.crc32(struct.pack("<QQQQ", sequence, plan, base, life) + digest + bitmap)
+    numbers = struct.pack("<QQQQQ", sequence, plan, base, life, probe)
+    return zlib.crc32(numbers + digest + bitmap)
 
 
 def _to_bitmap(ranks: Iterable[int]) -> bytes:

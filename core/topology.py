@@ -67,6 +67,7 @@ class Attachment:
     device_uuid: str = ""
     model: ModelShape | None = None
     life: int = 0
+    can_probe: bool = False  # it runs the fixed probe when all ranks are asked for it
 
     def __post_init__(self) -> None:
         if self.life < 0:

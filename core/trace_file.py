@@ -22,6 +22,7 @@ from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    ProbeRecord,
     RankExitRecord,
     Record,
     StepRecord,
@@ -36,6 +37,7 @@ KINDS: dict[str, type[Any]] = {
     "expert_load": ExpertLoadRecord,
     "plan_applied": PlanAppliedRecord,
     "rank_exit": RankExitRecord,
+    "probe": ProbeRecord,
     "device": DeviceSample,
     "host": HostSample,
 }

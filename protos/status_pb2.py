@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apacekeeper/v1/status.proto\x12\rpacekeeper.v1\"\xe4\x03\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05watch\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x1a\n\x12\x64\x65sired_generation\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\x0e\n\x06step_s\x18\x06 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x01\x12\x11\n\x04loss\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x05ranks\x18\t \x03(\x0b\x32\x13.pacekeeper.v1.Rank\x12\x16\n\x0eopen_incidents\x18\n \x01(\r\x12\r\n\x05\x63lock\x18\x0b \x01(\t\x12\x15\n\rlast_decision\x18\x0c \x01(\t\x12\x14\n\x0cwatch_reason\x18\r \x01(\t\x12\x13\n\x0b\x62lind_cause\x18\x0e \x01(\t\x12 \n\x13\x64\x65tectable_slowdown\x18\x0f \x01(\x01H\x01\x88\x01\x01\x12\x1d\n\x10\x64\x65tectable_steps\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06\x61\x64vice\x18\x11 \x03(\t\x12*\n\x06\x63\x61nary\x18\x12 \x01(\x0b\x32\x15.pacekeeper.v1.CanaryH\x03\x88\x01\x01\x42\x07\n\x05_lossB\x16\n\x14_detectable_slowdownB\x13\n\x11_detectable_stepsB\t\n\x07_canary\"[\n\x06\x43\x61nary\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08slowdown\x18\x02 \x01(\x01\x12\x10\n\x08is_found\x18\x03 \x01(\x08\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\r\"\xff\x01\n\x04Rank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x15\n\x08slowdown\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nobserved_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nexpected_s\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tsuspicion\x18\x07 \x01(\x01\x12\x13\n\x0b\x62\x61tch_share\x18\x08 \x01(\x01\x12\x1b\n\x13num_expert_replicas\x18\t \x01(\r\x12\x13\n\x0b\x64\x65vice_uuid\x18\n \x01(\tB\x0b\n\t_slowdownB\r\n\x0b_observed_sB\r\n\x0b_expected_s\"\xec\x01\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cis_connected\x18\x02 \x01(\x08\x12\x17\n\x0fproduct_version\x18\x03 \x01(\t\x12\x0c\n\x04nvml\x18\x04 \x01(\t\x12\x13\n\x0bnum_devices\x18\x05 \x01(\r\x12\x0c\n\x04jobs\x18\x06 \x03(\t\x12\x14\n\x0crecords_lost\x18\x07 \x01(\x04\x12\x17\n\x0frecords_corrupt\x18\x08 \x01(\x04\x12\x17\n\x0f\x62\x61tches_dropped\x18\t \x01(\x04\x12\x12\n\nunreadable\x18\n \x03(\t\x12\x1a\n\x12last_report_unix_s\x18\x0b \x01(\x01\"\xcb\x02\n\x08Incident\x12\x13\n\x0bincident_id\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04node\x18\x06 \x01(\t\x12\x10\n\x08slowdown\x18\x07 \x01(\x01\x12\x12\n\nonset_step\x18\x08 \x01(\r\x12\x12\n\nfound_step\x18\t \x01(\r\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x15\n\ropened_unix_s\x18\x0b \x01(\x01\x12\x1a\n\rclosed_unix_s\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0b\x63losed_step\x18\r \x01(\rH\x02\x88\x01\x01\x12\x0f\n\x07\x61\x63tions\x18\x0e \x03(\t\x12\r\n\x05\x63\x61use\x18\x0f \x01(\tB\x07\n\x05_rankB\x10\n\x0e_closed_unix_sB\x0e\n\x0c_closed_step\"\x11\n\x0fListJobsRequest\"4\n\x10ListJobsResponse\x12 \n\x04jobs\x18\x01 \x03(\x0b\x32\x12.pacekeeper.v1.Job\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"1\n\x0eGetJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.pacekeeper.v1.Job\"\x12\n\x10ListNodesRequest\"7\n\x11ListNodesResponse\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.pacekeeper.v1.Node\"6\n\x14ListIncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\topen_only\x18\x02 \x01(\x08\"C\n\x15ListIncidentsResponse\x12*\n\tincidents\x18\x01 \x03(\x0b\x32\x17.pacekeeper.v1.Incident\"$\n\x15WatchIncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"C\n\x16WatchIncidentsResponse\x12)\n\x08incident\x18\x01 \x01(\x0b\x32\x17.pacekeeper.v1.Incident\" \n\x11WatchStepsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xce\x01\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x11\n\x04loss\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05ranks\x18\x06 \x03(\r\x12\x12\n\nobserved_s\x18\x07 \x03(\x01\x12\x12\n\nexpected_s\x18\x08 \x03(\x01\x12\x10\n\x08slowdown\x18\t \x03(\x01\x12\r\n\x05watch\x18\n \x01(\tB\x07\n\x05_loss\"3\n\x10GetLayoutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\"L\n\x11GetLayoutResponse\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x13\n\x0blayout_json\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t2\xd5\x04\n\rStatusService\x12K\n\x08ListJobs\x12\x1e.pacekeeper.v1.ListJobsRequest\x1a\x1f.pacekeeper.v1.ListJobsResponse\x12\x45\n\x06GetJob\x12\x1c.pacekeeper.v1.GetJobRequest\x1a\x1d.pacekeeper.v1.GetJobResponse\x12N\n\tListNodes\x12\x1f.pacekeeper.v1.ListNodesRequest\x1a .pacekeeper.v1.ListNodesResponse\x12Z\n\rListIncidents\x12#.pacekeeper.v1.ListIncidentsRequest\x1a$.pacekeeper.v1.ListIncidentsResponse\x12_\n\x0eWatchIncidents\x12$.pacekeeper.v1.WatchIncidentsRequest\x1a%.pacekeeper.v1.WatchIncidentsResponse0\x01\x12S\n\nWatchSteps\x12 .pacekeeper.v1.WatchStepsRequest\x1a!.pacekeeper.v1.WatchStepsResponse0\x01\x12N\n\tGetLayout\x12\x1f.pacekeeper.v1.GetLayoutRequest\x1a .pacekeeper.v1.GetLayoutResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apacekeeper/v1/status.proto\x12\rpacekeeper.v1\"\xe4\x03\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05watch\x18\x02 \x01(\t\x12\x12\n\ngeneration\x18\x03 \x01(\r\x12\x1a\n\x12\x64\x65sired_generation\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\r\x12\x0e\n\x06step_s\x18\x06 \x01(\x01\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x01\x12\x11\n\x04loss\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x05ranks\x18\t \x03(\x0b\x32\x13.pacekeeper.v1.Rank\x12\x16\n\x0eopen_incidents\x18\n \x01(\r\x12\r\n\x05\x63lock\x18\x0b \x01(\t\x12\x15\n\rlast_decision\x18\x0c \x01(\t\x12\x14\n\x0cwatch_reason\x18\r \x01(\t\x12\x13\n\x0b\x62lind_cause\x18\x0e \x01(\t\x12 \n\x13\x64\x65tectable_slowdown\x18\x0f \x01(\x01H\x01\x88\x01\x01\x12\x1d\n\x10\x64\x65tectable_steps\x18\x10 \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x06\x61\x64vice\x18\x11 \x03(\t\x12*\n\x06\x63\x61nary\x18\x12 \x01(\x0b\x32\x15.pacekeeper.v1.CanaryH\x03\x88\x01\x01\x42\x07\n\x05_lossB\x16\n\x14_detectable_slowdownB\x13\n\x11_detectable_stepsB\t\n\x07_canary\"[\n\x06\x43\x61nary\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x10\n\x08slowdown\x18\x02 \x01(\x01\x12\x10\n\x08is_found\x18\x03 \x01(\x08\x12\x11\n\tnum_steps\x18\x04 \x01(\r\x12\x0c\n\x04step\x18\x05 \x01(\r\"\xff\x01\n\x04Rank\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x15\n\x08slowdown\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x17\n\nobserved_s\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\nexpected_s\x18\x06 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tsuspicion\x18\x07 \x01(\x01\x12\x13\n\x0b\x62\x61tch_share\x18\x08 \x01(\x01\x12\x1b\n\x13num_expert_replicas\x18\t \x01(\r\x12\x13\n\x0b\x64\x65vice_uuid\x18\n \x01(\tB\x0b\n\t_slowdownB\r\n\x0b_observed_sB\r\n\x0b_expected_s\"\xec\x01\n\x04Node\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x14\n\x0cis_connected\x18\x02 \x01(\x08\x12\x17\n\x0fproduct_version\x18\x03 \x01(\t\x12\x0c\n\x04nvml\x18\x04 \x01(\t\x12\x13\n\x0bnum_devices\x18\x05 \x01(\r\x12\x0c\n\x04jobs\x18\x06 \x03(\t\x12\x14\n\x0crecords_lost\x18\x07 \x01(\x04\x12\x17\n\x0frecords_corrupt\x18\x08 \x01(\x04\x12\x17\n\x0f\x62\x61tches_dropped\x18\t \x01(\x04\x12\x12\n\nunreadable\x18\n \x03(\t\x12\x1a\n\x12last_report_unix_s\x18\x0b \x01(\x01\"\xda\x02\n\x08Incident\x12\x13\n\x0bincident_id\x18\x01 \x01(\x04\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04tier\x18\x04 \x01(\t\x12\x11\n\x04rank\x18\x05 \x01(\rH\x00\x88\x01\x01\x12\x0c\n\x04node\x18\x06 \x01(\t\x12\x10\n\x08slowdown\x18\x07 \x01(\x01\x12\x12\n\nonset_step\x18\x08 \x01(\r\x12\x12\n\nfound_step\x18\t \x01(\r\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x15\n\ropened_unix_s\x18\x0b \x01(\x01\x12\x1a\n\rclosed_unix_s\x18\x0c \x01(\x01H\x01\x88\x01\x01\x12\x18\n\x0b\x63losed_step\x18\r \x01(\rH\x02\x88\x01\x01\x12\x0f\n\x07\x61\x63tions\x18\x0e \x03(\t\x12\r\n\x05\x63\x61use\x18\x0f \x01(\t\x12\r\n\x05probe\x18\x10 \x01(\tB\x07\n\x05_rankB\x10\n\x0e_closed_unix_sB\x0e\n\x0c_closed_step\"\x11\n\x0fListJobsRequest\"4\n\x10ListJobsResponse\x12 \n\x04jobs\x18\x01 \x03(\x0b\x32\x12.pacekeeper.v1.Job\"\x1c\n\rGetJobRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"1\n\x0eGetJobResponse\x12\x1f\n\x03job\x18\x01 \x01(\x0b\x32\x12.pacekeeper.v1.Job\"\x12\n\x10ListNodesRequest\"7\n\x11ListNodesResponse\x12\"\n\x05nodes\x18\x01 \x03(\x0b\x32\x13.pacekeeper.v1.Node\"6\n\x14ListIncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x11\n\topen_only\x18\x02 \x01(\x08\"C\n\x15ListIncidentsResponse\x12*\n\tincidents\x18\x01 \x03(\x0b\x32\x17.pacekeeper.v1.Incident\"$\n\x15WatchIncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"C\n\x16WatchIncidentsResponse\x12)\n\x08incident\x18\x01 \x01(\x0b\x32\x17.pacekeeper.v1.Incident\" \n\x11WatchStepsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"\xce\x01\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\r\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x11\n\x04loss\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05ranks\x18\x06 \x03(\r\x12\x12\n\nobserved_s\x18\x07 \x03(\x01\x12\x12\n\nexpected_s\x18\x08 \x03(\x01\x12\x10\n\x08slowdown\x18\t \x03(\x01\x12\r\n\x05watch\x18\n \x01(\tB\x07\n\x05_loss\"3\n\x10GetLayoutRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\"L\n\x11GetLayoutResponse\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x13\n\x0blayout_json\x18\x02 \x01(\x0c\x12\x0e\n\x06reason\x18\x03 \x01(\t2\xd5\x04\n\rStatusService\x12K\n\x08ListJobs\x12\x1e.pacekeeper.v1.ListJobsRequest\x1a\x1f.pacekeeper.v1.ListJobsResponse\x12\x45\n\x06GetJob\x12\x1c.pacekeeper.v1.GetJobRequest\x1a\x1d.pacekeeper.v1.GetJobResponse\x12N\n\tListNodes\x12\x1f.pacekeeper.v1.ListNodesRequest\x1a .pacekeeper.v1.ListNodesResponse\x12Z\n\rListIncidents\x12#.pacekeeper.v1.ListIncidentsRequest\x1a$.pacekeeper.v1.ListIncidentsResponse\x12_\n\x0eWatchIncidents\x12$.pacekeeper.v1.WatchIncidentsRequest\x1a%.pacekeeper.v1.WatchIncidentsResponse0\x01\x12S\n\nWatchSteps\x12 .pacekeeper.v1.WatchStepsRequest\x1a!.pacekeeper.v1.WatchStepsResponse0\x01\x12N\n\tGetLayout\x12\x1f.pacekeeper.v1.GetLayoutRequest\x1a .pacekeeper.v1.GetLayoutResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,35 +41,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODE']._serialized_start=884
   _globals['_NODE']._serialized_end=1120
   _globals['_INCIDENT']._serialized_start=1123
-  _globals['_INCIDENT']._serialized_end=1454
-  _globals['_LISTJOBSREQUEST']._serialized_start=1456
-  _globals['_LISTJOBSREQUEST']._serialized_end=1473
-  _globals['_LISTJOBSRESPONSE']._serialized_start=1475
-  _globals['_LISTJOBSRESPONSE']._serialized_end=1527
-  _globals['_GETJOBREQUEST']._serialized_start=1529
-  _globals['_GETJOBREQUEST']._serialized_end=1557
-  _globals['_GETJOBRESPONSE']._serialized_start=1559
-  _globals['_GETJOBRESPONSE']._serialized_end=1608
-  _globals['_LISTNODESREQUEST']._serialized_start=1610
-  _globals['_LISTNODESREQUEST']._serialized_end=1628
-  _globals['_LISTNODESRESPONSE']._serialized_start=1630
-  _globals['_LISTNODESRESPONSE']._serialized_end=1685
-  _globals['_LISTINCIDENTSREQUEST']._serialized_start=1687
-  _globals['_LISTINCIDENTSREQUEST']._serialized_end=1741
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=1743
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=1810
-  _globals['_WATCHINCIDENTSREQUEST']._serialized_start=1812
-  _globals['_WATCHINCIDENTSREQUEST']._serialized_end=1848
-  _globals['_WATCHINCIDENTSRESPONSE']._serialized_start=1850
-  _globals['_WATCHINCIDENTSRESPONSE']._serialized_end=1917
-  _globals['_WATCHSTEPSREQUEST']._serialized_start=1919
-  _globals['_WATCHSTEPSREQUEST']._serialized_end=1951
-  _globals['_WATCHSTEPSRESPONSE']._serialized_start=1954
-  _globals['_WATCHSTEPSRESPONSE']._serialized_end=2160
-  _globals['_GETLAYOUTREQUEST']._serialized_start=2162
-  _globals['_GETLAYOUTREQUEST']._serialized_end=2213
-  _globals['_GETLAYOUTRESPONSE']._serialized_start=2215
-  _globals['_GETLAYOUTRESPONSE']._serialized_end=2291
-  _globals['_STATUSSERVICE']._serialized_start=2294
-  _globals['_STATUSSERVICE']._serialized_end=2891
+  _globals['_INCIDENT']._serialized_end=1469
+  _globals['_LISTJOBSREQUEST']._serialized_start=1471
+  _globals['_LISTJOBSREQUEST']._serialized_end=1488
+  _globals['_LISTJOBSRESPONSE']._serialized_start=1490
+  _globals['_LISTJOBSRESPONSE']._serialized_end=1542
+  _globals['_GETJOBREQUEST']._serialized_start=1544
+  _globals['_GETJOBREQUEST']._serialized_end=1572
+  _globals['_GETJOBRESPONSE']._serialized_start=1574
+  _globals['_GETJOBRESPONSE']._serialized_end=1623
+  _globals['_LISTNODESREQUEST']._serialized_start=1625
+  _globals['_LISTNODESREQUEST']._serialized_end=1643
+  _globals['_LISTNODESRESPONSE']._serialized_start=1645
+  _globals['_LISTNODESRESPONSE']._serialized_end=1700
+  _globals['_LISTINCIDENTSREQUEST']._serialized_start=1702
+  _globals['_LISTINCIDENTSREQUEST']._serialized_end=1756
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=1758
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=1825
+  _globals['_WATCHINCIDENTSREQUEST']._serialized_start=1827
+  _globals['_WATCHINCIDENTSREQUEST']._serialized_end=1863
+  _globals['_WATCHINCIDENTSRESPONSE']._serialized_start=1865
+  _globals['_WATCHINCIDENTSRESPONSE']._serialized_end=1932
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=1934
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=1966
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=1969
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=2175
+  _globals['_GETLAYOUTREQUEST']._serialized_start=2177
+  _globals['_GETLAYOUTREQUEST']._serialized_end=2228
+  _globals['_GETLAYOUTRESPONSE']._serialized_start=2230
+  _globals['_GETLAYOUTRESPONSE']._serialized_end=2306
+  _globals['_STATUSSERVICE']._serialized_start=2309
+  _globals['_STATUSSERVICE']._serialized_end=2906
 # @@protoc_insertion_point(module_scope)

@@ -111,7 +111,7 @@ class Node(_message.Message):
     def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause")
+    __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe")
     INCIDENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -127,6 +127,7 @@ class Incident(_message.Message):
     CLOSED_STEP_FIELD_NUMBER: _ClassVar[int]
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
     incident_id: int
     job: str
     kind: str
@@ -142,7 +143,8 @@ class Incident(_message.Message):
     closed_step: int
     actions: _containers.RepeatedScalarFieldContainer[str]
     cause: str
-    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ...) -> None: ...
+    probe: str
+    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ..., probe: _Optional[str] = ...) -> None: ...
 
 class ListJobsRequest(_message.Message):
     __slots__ = ()

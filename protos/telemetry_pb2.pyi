@@ -27,7 +27,7 @@ class ModelShape(_message.Message):
     def __init__(self, num_layers: _Optional[int] = ..., num_experts: _Optional[int] = ..., experts_per_token: _Optional[int] = ..., rows_per_step: _Optional[int] = ..., slots_per_rank: _Optional[int] = ..., expert_bytes: _Optional[int] = ..., dense_bytes: _Optional[int] = ..., splits_each_step: bool = ...) -> None: ...
 
 class Attachment(_message.Message):
-    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "life")
+    __slots__ = ("job", "rank", "world_size", "pid", "role", "clock", "device_uuid", "model", "life", "can_probe")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class Attachment(_message.Message):
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    CAN_PROBE_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     world_size: int
@@ -46,7 +47,8 @@ class Attachment(_message.Message):
     device_uuid: str
     model: ModelShape
     life: int
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., life: _Optional[int] = ...) -> None: ...
+    can_probe: bool
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., life: _Optional[int] = ..., can_probe: bool = ...) -> None: ...
 
 class MicroBatchColumns(_message.Message):
     __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "num_documents", "tensor_share", "rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024")
@@ -170,6 +172,28 @@ class RankExitColumns(_message.Message):
     detected_mono_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., pid: _Optional[_Iterable[int]] = ..., exit_code: _Optional[_Iterable[int]] = ..., signal: _Optional[_Iterable[int]] = ..., detected_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class ProbeColumns(_message.Message):
+    __slots__ = ("rank", "step", "generation", "number", "gemm_s", "copy_s", "exchange_s", "duration_s", "ended_mono_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    GEMM_S_FIELD_NUMBER: _ClassVar[int]
+    COPY_S_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_S_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MONO_S_FIELD_NUMBER: _ClassVar[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    number: _containers.RepeatedScalarFieldContainer[int]
+    gemm_s: _containers.RepeatedScalarFieldContainer[float]
+    copy_s: _containers.RepeatedScalarFieldContainer[float]
+    exchange_s: _containers.RepeatedScalarFieldContainer[float]
+    duration_s: _containers.RepeatedScalarFieldContainer[float]
+    ended_mono_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., number: _Optional[_Iterable[int]] = ..., gemm_s: _Optional[_Iterable[float]] = ..., copy_s: _Optional[_Iterable[float]] = ..., exchange_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class DeviceSample(_message.Message):
     __slots__ = ("device_index", "device_uuid", "sampled_mono_s", "name", "sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "temperature_celsius", "power_watts", "power_limit_watts", "utilisation_ratio", "memory_used_bytes", "clock_event_reasons", "pcie_generation", "pcie_width", "pcie_replays", "ecc_uncorrected", "processes")
     DEVICE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -259,7 +283,7 @@ class LayoutFile(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life", "probes")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +293,7 @@ class JobReport(_message.Message):
     RANK_EXITS_FIELD_NUMBER: _ClassVar[int]
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
+    PROBES_FIELD_NUMBER: _ClassVar[int]
     job: str
     attached: _containers.RepeatedCompositeFieldContainer[Attachment]
     micro_batches: MicroBatchColumns
@@ -278,7 +303,8 @@ class JobReport(_message.Message):
     rank_exits: RankExitColumns
     layouts: _containers.RepeatedCompositeFieldContainer[LayoutFile]
     life: int
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ...) -> None: ...
+    probes: ProbeColumns
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable")

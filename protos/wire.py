@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import (
+    DURATIONS,
     LOADS_PER_RECORD,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    ProbeRecord,
     RankExitRecord,
     Record,
     StepRecord,
@@ -48,12 +50,13 @@ GRPC_OPTIONS_SERVER = (
 )
 
 T = TypeVar("T")
-_NOT_NEGATIVE = ("compute_s", "duration_s", "tensor_share")
+_NOT_NEGATIVE = (*DURATIONS, "tensor_share")
 _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("micro_batches", MicroBatchRecord),
     ("steps", StepRecord),
     ("plans_applied", PlanAppliedRecord),
     ("rank_exits", RankExitRecord),
+    ("probes", ProbeRecord),
 )
 
 
@@ -236,6 +239,7 @@ def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
         clock=attachment.clock,
         device_uuid=attachment.device_uuid,
         life=attachment.life,
+        can_probe=attachment.can_probe,
     )
     if attachment.model is not None:
         for field in fields(ModelShape):
@@ -257,6 +261,7 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
         device_uuid=message.device_uuid,
         model=model,
         life=message.life,
+        can_probe=message.can_probe,
     )
 
 

@@ -29,7 +29,8 @@ class Vote:
     """One rank's word before a commit; travels as float64, so integers must stay below 2^53.
 
     `ready_generation` is the newest plan this rank has read and checked (0: none), `ready_crc`
-    names its content. Losses and tokens are of this rank's part of the batch.
+    names its content; `ready_probe` is the newest probe it was asked for and has not run (0: none).
+    Losses and tokens are of this rank's part of the batch.
     """
 
     ticket: int
@@ -40,6 +41,7 @@ class Vote:
     ready_crc: int
     loss_sum: float = 0.0
     tokens: int = 0
+    ready_probe: int = 0
 
     def encode(self) -> list[float]:
         return [
@@ -51,6 +53,7 @@ class Vote:
             self.ready_crc,
             self.loss_sum,
             self.tokens,
+            self.ready_probe,
         ]
 
     @classmethod
@@ -64,6 +67,7 @@ class Vote:
             ready_crc=int(values[5]),
             loss_sum=float(values[6]),
             tokens=int(values[7]),
+            ready_probe=int(values[8]),
         )
 
 
@@ -96,6 +100,12 @@ class Ballot:
             return None
         ready = all((v.ready_generation, v.ready_crc) == wanted for v in self.votes)
         return leader.ready_generation if ready else None
+
+    @property
+    def agreed_probe(self) -> int | None:
+        """The probe that every rank was asked for and none has run."""
+        wanted = {vote.ready_probe for vote in self.votes}
+        return wanted.pop() if len(wanted) == 1 and wanted != {0} else None
 
 
 def resolve(progress: Mapping[int, Progress]) -> frozenset[int]:

@@ -20,6 +20,7 @@ from pacekeeper.core.records import (
     LOADS_PER_RECORD,
     ExpertLoadRecord,
     PlanAppliedRecord,
+    ProbeRecord,
     RecordKind,
     StepRecord,
     pack_micro_batch,
@@ -67,6 +68,7 @@ def attach(
     model: ModelShape | None = None,
     timer: SegmentClock | None = None,
     life: int | None = None,
+    can_probe: bool = False,
 ) -> "Hooks":
     """Attach this rank to its node's ring directory.
 
@@ -74,7 +76,8 @@ def attach(
     agent's own default. `timer` is what `micro_batch_timer` measures with (default: wall time).
     `life` tells one launch of the job from the next: any number that ascends and is the same on
     all ranks, such as the Unix milliseconds of the start. It defaults to the environment's
-    PACEKEEPER_LIFE; without one, launches are told apart by the pids of their ranks. Without a
+    PACEKEEPER_LIFE; without one, launches are told apart by the pids of their ranks. `can_probe`:
+    this trainer answers `probe_asked`. Without a
     usable directory the hooks do nothing, with one warning. Raises ValueError for a wrong job
     name, rank or life only.
     """
@@ -90,6 +93,7 @@ def attach(
         device_uuid=device_uuid,
         model=model,
         life=life,
+        can_probe=can_probe,
     )
     directory = ring_dir or os.environ.get(RING_DIR_VARIABLE) or AgentConfig().ring_dir
     return Hooks(Ring.create(Path(directory), attachment), rank, timer or WallClock())
@@ -110,6 +114,7 @@ class Hooks:
         self._late: _Work | None = None
         self._offer: tuple[CommandSlot, PlanOffer] | None = None
         self._refused: CommandSlot | None = None
+        self._probed = 0  # number of the newest probe that this rank has begun
 
     def step_began(self, step: int) -> None:
         """Moment 2: an optimizer step starts (or starts again)."""
@@ -252,6 +257,29 @@ class Hooks:
         if command.plan_generation == generation:
             self._refused = command
         _log.warning("rank=%d plan=%d refused: %s", self.rank, generation, reason)
+
+    def probe_asked(self) -> int:
+        """The number of a probe that all ranks shall run and this one has not begun; 0: none.
+
+        Run it at a step boundary at which all ranks know of it, or none: a part would wait.
+        """
+        wanted = self.ring.command().probe
+        return wanted if wanted > self._probed else 0
+
+    def probe_began(self, number: int) -> None:
+        """From now on this one is not asked for again, however it ends."""
+        self._probed = max(self._probed, number)
+
+    def probed(self, *, step: int, number: int, **times_s: float) -> None:
+        """What this rank read: `gemm_s`, `copy_s`, `exchange_s`, and `duration_s` of all of it."""
+        try:
+            self.ring.write(
+                ProbeRecord(
+                    rank=self.rank, step=step, generation=self.generation, number=number, **times_s
+                )
+            )
+        except Exception as error:
+            self.ring.count_error(error)
 
     def dead_ranks(self) -> frozenset[int]:
         """The ranks of the job that the fleet knows to be dead."""

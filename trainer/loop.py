@@ -125,11 +125,13 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
 
 
 def _advance(rank: Rank) -> bool:
-    """One step, and the move its votes agreed on. True: that was the last step."""
+    """One step, and the probe and the move its votes agreed on. True: that was the last step."""
     ballot = rank.do_step()
     generation = ballot.agreed_generation
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True
+    if ballot.agreed_probe is not None:
+        rank.do_probe(ballot.agreed_probe)
     if generation is not None:
         assert rank.plan is not None, "an agreed plan was read by every rank"
         assert rank.plan.layout.generation == generation, "the crc was part of the vote"

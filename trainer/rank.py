@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TextIO
 
@@ -19,19 +19,16 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
-from pacekeeper.trainer import hooks, mover
+from pacekeeper.trainer import hooks, mover, probe
+from pacekeeper.trainer.clocks import make_clock
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.device import CLOCKS, DeviceBurner, device_uuid, new_event, rank_device
+from pacekeeper.trainer.device import CLOCKS, device_uuid, rank_device
 from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import (
-    COMPUTE_FAULT,
     LINK_FAULT,
-    Burner,
-    DeviceModel,
     EmulatedClock,
     FaultInjector,
-    Slowable,
 )
 from pacekeeper.trainer.links import EmulatedLinks
 from pacekeeper.trainer.model import MoETransformer
@@ -45,7 +42,7 @@ from pacekeeper.trainer.rules import (
     load_period_steps,
     model_shape,
 )
-from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock, TransferClock
+from pacekeeper.trainer.timing import TransferClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
@@ -115,7 +112,9 @@ class Rank:
             weight_decay=config.weight_decay,
         )
         self.meter = WorkMeter()
-        self.clock, targets = _make_clock(spec, self.meter, self.device)
+        self.clock, targets = make_clock(
+            config, spec.rank, spec.world_size, self.meter, self.device
+        )
         links = targets.get(LINK_FAULT)
         self.transfers = links if isinstance(links, EmulatedLinks) else TransferClock()
         self.faults = (
@@ -132,6 +131,7 @@ class Rank:
             device_uuid=device_uuid(self.device),
             model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
             life=spec.life,
+            can_probe=True,
         )
         self.log = _open_log(spec)
 
@@ -211,6 +211,13 @@ class Rank:
         self.commit(loss=self.last_loss)
         return staged.moved_bytes
 
+    def do_probe(self, number: int) -> None:
+        """Run the probe with the present members, once. No ticket: it changes nothing."""
+        self.hooks.probe_began(number)
+        reading = probe.run(self.fabric, self.clock, self.meter, self.device)
+        if reading is not None:
+            self.hooks.probed(step=self.step, number=number, **asdict(reading))
+
     def commit(self, *, loss: float, is_applied: bool = True) -> None:
         """Do what is pending, or skip it; the ticket is over. A step counts and is reported."""
         assert self.pending is not None, "a commit follows a vote"
@@ -287,6 +294,7 @@ class Rank:
             ready_crc=0 if self.plan is None else self.plan.crc,
             loss_sum=loss,
             tokens=tokens,
+            ready_probe=self.hooks.probe_asked(),
         )
         votes = self.fabric.exchange(mine.encode()).tolist()
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))
@@ -361,28 +369,6 @@ class Rank:
             _log.warning("rank=%d step log given up: %s", self.spec.rank, error.strerror)
             with contextlib.suppress(OSError):
                 self.log.close()
-
-
-def _make_clock(
-    spec: RankSpec, meter: WorkMeter, device: torch.device
-) -> tuple[SegmentClock, Mapping[str, Slowable]]:
-    """The clock the configuration asks for, and what a fault of each kind acts on."""
-    config = spec.config
-    if config.clock == "cpu":
-        burner = Burner()
-        return CpuClock(burn=burner), {COMPUTE_FAULT: burner}
-    if config.clock == "device":
-        slower = DeviceBurner(device=device)
-        return DeviceEventClock(new_event, burn=slower), {COMPUTE_FAULT: slower}
-    seed = config.seed * 1000 + spec.rank
-    emulated = EmulatedClock(
-        meter=meter,
-        device=DeviceModel.calibrated(config, spec.world_size),
-        jitter=config.emulated_jitter,
-        seed=seed,
-    )
-    links = EmulatedLinks.calibrated(config, spec.world_size, seed=seed)
-    return emulated, {COMPUTE_FAULT: emulated, LINK_FAULT: links}
 
 
 def _open_log(spec: RankSpec) -> TextIO:

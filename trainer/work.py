@@ -49,6 +49,10 @@ class WorkMeter:
         self._pending += work
         self._segment += work
 
+    def add_alone(self, work: Work) -> None:
+        """Work outside any pass: it has no backward."""
+        self._pending += work
+
     def boundary(self) -> int:
         """Just before a forward collective: closes the segment; returns the boundary's number."""
         self._segments.append(self._segment)

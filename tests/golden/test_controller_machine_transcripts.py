@@ -11,6 +11,7 @@ import pytest
 
 from pacekeeper.controller.events import (
     AskDecision,
+    AskProbe,
     Command,
     ForgetJob,
     NotifyDeaths,
@@ -98,6 +99,8 @@ def told(command: Command) -> str:
     match command:
         case Say(text=text):
             return f"say      {text}"
+        case AskProbe(number=number):
+            return f"probe    {number}"
         case SaveJob():
             return "store    job"
         case ForgetJob():

@@ -93,6 +93,10 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         until("the layout follows the finding", lambda: ask.job().generation == 2)
         (found,) = ask.faults()
         assert "other expert replicas" in found.actions[0]
+        # State was moved only when a probe had borne the finding out.
+        assert found.tier == "confirmed"
+        assert "borne out" in found.probe
+        assert "not borne out" not in found.probe
         moved = ask.layout()
         assert any(len(hosts) > 1 for layer in moved.experts for hosts in layer)
         set_fault(fleet, 1.0)

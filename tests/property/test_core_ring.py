@@ -148,6 +148,8 @@ commands = st.builds(
     base_generation=u64,
     plan_sha256=st.binary(min_size=32, max_size=32),
     dead_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=40),
+    life=u64,
+    probe=u64,
 )
 
 
@@ -207,7 +209,7 @@ def test_the_header_gives_the_attachment_back(attachment: Attachment) -> None:
 def test_a_ring_of_another_version_names_both() -> None:
     header = bytearray(ring.encode_header(ATTACHMENT))
     header[8] = 99
-    with pytest.raises(VersionError, match=r"version 99.*reads version 4"):
+    with pytest.raises(VersionError, match=r"version 99.*reads version 5"):
         ring.decode_header(bytes(header))
 
 

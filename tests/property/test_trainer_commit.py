@@ -1,5 +1,7 @@
 """Who commits after a failure: nothing that anyone committed is lost, nothing is done twice."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,7 +61,7 @@ def vote(ready: int = 0, crc: int = 0, finite: bool = True, stopping: bool = Fal
 def test_a_vote_survives_its_numbers(crc: int, loss: float, flag: bool) -> None:
     mine = Vote(
         ticket=2**40, generation=7, is_finite=flag, is_stopping=not flag, ready_generation=8,
-        ready_crc=crc, loss_sum=loss, tokens=2**40,
+        ready_crc=crc, loss_sum=loss, tokens=2**40, ready_probe=1_800_000_000_000,
     )  # fmt: skip
     assert Vote.decode(mine.encode()) == mine
 
@@ -80,6 +82,13 @@ def test_a_plan_needs_the_leader_and_everybodys_same_copy(
     votes: tuple[Vote, ...], agreed: int | None
 ) -> None:
     assert Ballot(votes=votes).agreed_generation == agreed
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=6))
+def test_a_probe_is_run_only_where_every_rank_was_asked_for_the_same_one(asked: list[int]) -> None:
+    ballot = Ballot(votes=tuple(replace(vote(), ready_probe=number) for number in asked))
+    is_agreed = asked[0] > 0 and all(number == asked[0] for number in asked)
+    assert ballot.agreed_probe == (asked[0] if is_agreed else None)
 
 
 def test_one_bad_gradient_stops_everybodys_update_and_one_request_everybody() -> None:

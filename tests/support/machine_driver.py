@@ -117,13 +117,15 @@ class Driver:
         return "\n".join(command.text for command in self.all_said(Say))
 
 
-def started(config: ControllerConfig | None = None, layout: Layout = FIRST) -> Driver:
+def started(
+    config: ControllerConfig | None = None, layout: Layout = FIRST, *, can_probe: bool = False
+) -> Driver:
     """A job of four ranks on two nodes that runs `layout`."""
     driver = Driver(config=config or ControllerConfig())
     driver.agent("node-0")
     driver.agent("node-1")
-    driver.report(attached=[attachment(0), attachment(1)], layouts=[layout])
-    driver.report(attached=[attachment(2), attachment(3)], node="node-1")
+    driver.report(attached=[attachment(r, can_probe=can_probe) for r in (0, 1)], layouts=[layout])
+    driver.report(attached=[attachment(r, can_probe=can_probe) for r in (2, 3)], node="node-1")
     driver.report(*applied(layout))
     return driver
 
@@ -135,6 +137,7 @@ def attachment(
     model: ModelShape | None = SHAPE,
     life: int = 0,
     device_uuid: str = "",
+    can_probe: bool = False,
 ) -> Attachment:
     return Attachment(
         job=JOB,
@@ -144,6 +147,7 @@ def attachment(
         model=model,
         life=life,
         device_uuid=device_uuid,
+        can_probe=can_probe,
     )
 
 

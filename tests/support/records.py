@@ -7,6 +7,7 @@ from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    ProbeRecord,
     RankExitRecord,
     Record,
     StepRecord,
@@ -39,6 +40,10 @@ records: st.SearchStrategy[Record] = st.one_of(
         PlanAppliedRecord, rank=u32, step=u32, generation=u32, previous_generation=u32,
         duration_s=seconds, moved_bytes=u64, is_regroup=st.booleans(), layout_crc=u32,
         ended_mono_s=seconds,
+    ),
+    st.builds(
+        ProbeRecord, rank=u32, step=u32, generation=u32, number=u64, gemm_s=seconds,
+        copy_s=seconds, exchange_s=seconds, duration_s=seconds, ended_mono_s=seconds,
     ),
     st.builds(
         RankExitRecord, rank=u32, pid=u32, exit_code=st.integers(-(2**31), 2**31 - 1),

@@ -3,11 +3,11 @@
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from pacekeeper.trainer import agreement, fabric, loop, mover, rank
+from pacekeeper.trainer import agreement, fabric, loop, mover, probe, rank
 from pacekeeper.trainer.fabric import PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
 
@@ -20,6 +20,7 @@ class Moment(StrEnum):
     IN_STEP_AFTER_VOTE = "it has voted and seen all votes, it has not committed the step"
     IN_MOVE_BEFORE_VOTE = "its blocks are staged, it has not voted"
     IN_MOVE_AFTER_VOTE = "it has voted and seen all votes, it has not committed the move"
+    IN_PROBE = "it has read its own clock, it has not sent its message"
     IN_FORMING = "it has read the verdict, the new group is being formed"
     IN_REGROUP_MOVE = "the new group stands, blocks are on their way"
     WITH_VERDICT = "it is the leader and has written the verdict, nobody else may have read it"
@@ -62,6 +63,8 @@ class Sabotage:
                 )
             case Moment.IN_MOVE_BEFORE_VOTE | Moment.IN_MOVE_AFTER_VOTE:
                 self._around_vote(lambda r: strike(r.pending_layout is not None))
+            case Moment.IN_PROBE:
+                wrap(probe, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
                 wrap(fabric.Fabric, "_await_members", before=lambda f, _: strike(f.generation > 1))
             case Moment.IN_REGROUP_MOVE:
@@ -76,6 +79,16 @@ class Sabotage:
             wrap(rank.Rank, "_vote", after=lambda target, **_: look(target))
         else:
             wrap(rank.Rank, "_vote", before=lambda target, **_: look(target))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulty:
+    """Ranks that obey the fault orders in `faults_dir`, as those of the demo do."""
+
+    faults_dir: str
+
+    def __call__(self, spec: RankSpec) -> None:
+        loop.rank_main(replace(spec, faults_dir=self.faults_dir))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

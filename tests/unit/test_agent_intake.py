@@ -337,6 +337,23 @@ def test_a_rank_that_comes_late_hears_what_was_said_before(intake: Intake, tmp_p
     assert (command.plan_sha256, command.dead_ranks) == (PLAN.sha256, frozenset({3}))
 
 
+def test_a_probe_is_asked_for_by_its_highest_number_beside_whatever_else_was_said(
+    intake: Intake, tmp_path: Path
+) -> None:
+    first = Ring.create(tmp_path, attachment(0))
+    intake.look(0.0)
+    intake.ask_probe("job", 9)
+    intake.offer_plan(PLAN)
+    intake.ask_probe("job", 8)  # an older one that comes late
+    intake.ask_probe("job", 99, life=5)  # of another life
+    intake.ask_probe("other", 99)
+    late = Ring.create(tmp_path, attachment(1))
+    intake.look(1.0)
+    for rank in (first, late):
+        command = rank.command()
+        assert (command.probe, command.plan_generation) == (9, 2)
+
+
 @pytest.mark.parametrize("name", ["layout--00001.json", "layout-x.json", "layout-99999999999.json"])
 def test_files_that_only_look_like_layouts_are_none(
     intake: Intake, tmp_path: Path, name: str

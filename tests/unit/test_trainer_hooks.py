@@ -18,6 +18,7 @@ from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    ProbeRecord,
     Record,
     StepRecord,
 )
@@ -324,3 +325,29 @@ def test_the_example_file_runs(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "attach.py"), "--ring-dir", str(tmp_path)]
     done = subprocess.run([*command, "--steps", "3"], capture_output=True, text=True, check=True)
     assert "3 steps; ring:" in done.stdout
+
+
+def test_a_probe_is_asked_for_once_and_its_reading_is_a_record(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path), can_probe=True)
+    assert pace.probe_asked() == 0
+    write_command(pace, 1, ring.CommandSlot(probe=7))
+    assert pace.probe_asked() == 7
+    pace.probe_began(7)
+    assert pace.probe_asked() == 0  # also where it was broken off
+    pace.set_generation(3)
+    pace.probed(step=4, number=7, gemm_s=0.002, copy_s=0.001, exchange_s=0.1, duration_s=0.2)
+    (record,) = records(pace)
+    assert isinstance(record, ProbeRecord)
+    assert (record.rank, record.step, record.generation, record.number) == (1, 4, 3, 7)
+    assert (record.gemm_s, record.copy_s, record.exchange_s) == (0.002, 0.001, 0.1)
+    write_command(pace, 2, ring.CommandSlot(probe=6))  # a lower number asks for nothing
+    assert pace.probe_asked() == 0
+    write_command(pace, 3, ring.CommandSlot(probe=8))
+    assert pace.probe_asked() == 8
+
+
+def write_command(pace: hooks.Hooks, sequence: int, command: ring.CommandSlot) -> None:
+    assert pace.ring.path is not None
+    with pace.ring.path.open("r+b") as file:
+        file.seek(ring.COMMAND_OFFSET)
+        file.write(ring.encode_command(sequence, command))

@@ -1,0 +1,40 @@
+"""Which clock a rank measures with, and what an injected fault of each kind acts on."""
+
+from collections.abc import Mapping
+
+import torch
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.trainer.device import DeviceBurner, new_event
+from pacekeeper.trainer.faults import (
+    COMPUTE_FAULT,
+    LINK_FAULT,
+    Burner,
+    DeviceModel,
+    EmulatedClock,
+    Slowable,
+)
+from pacekeeper.trainer.links import EmulatedLinks
+from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock
+from pacekeeper.trainer.work import WorkMeter
+
+
+def make_clock(
+    config: TrainConfig, rank: int, world_size: int, meter: WorkMeter, device: torch.device
+) -> tuple[SegmentClock, Mapping[str, Slowable]]:
+    """The clock the configuration asks for, and what a fault of each kind acts on."""
+    if config.clock == "cpu":
+        burner = Burner()
+        return CpuClock(burn=burner), {COMPUTE_FAULT: burner}
+    if config.clock == "device":
+        slower = DeviceBurner(device=device)
+        return DeviceEventClock(new_event, burn=slower), {COMPUTE_FAULT: slower}
+    seed = config.seed * 1000 + rank
+    emulated = EmulatedClock(
+        meter=meter,
+        device=DeviceModel.calibrated(config, world_size),
+        jitter=config.emulated_jitter,
+        seed=seed,
+    )
+    links = EmulatedLinks.calibrated(config, world_size, seed=seed)
+    return emulated, {COMPUTE_FAULT: emulated, LINK_FAULT: links}
