@@ -1,0 +1,172 @@
+"""How much does a placement of experts survive, and how even is it? Ours beside Lazarus and EPLB.
+
+`python -m benchmarks.placement_survival`; seconds. First the set-up of the Lazarus paper, recorded
+routing (`smartmoe_routing`, iteration 201): 10 nodes, 6 slots, the busiest 8, 12 or 16 experts of
+each of 12 layers, at least 2 nodes for each; a loss is survived only if all layers are. Then single
+layers with Zipf loads. Every part is exact (all sets of lost nodes). Load is max / mean over nodes:
+Lazarus and EPLB with equal shares, as published, and with the best split over their hosts.
+Prints tables, last one line of JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from pacekeeper.controller import eplb, lazarus
+from pacekeeper.controller.even_shares import even_shares
+from pacekeeper.controller.expert_cluster import Floors, alike
+from pacekeeper.controller.expert_plan import plan_experts
+from pacekeeper.controller.survival import kill_sets, survival
+
+NUM_NODES, SLOTS, FLOOR = 10, 6, 2
+MODELS = {"GPT-S": 8, "GPT-M": 12, "GPT-L": 16}
+ITERATION = 201
+SHOWN = range(1, 8)
+
+Loads = npt.NDArray[np.float64]
+Row = dict[str, object]
+
+
+def recorded_loads(data: Path, num_experts: int) -> Loads:
+    """[layers, experts], each layer's busiest first."""
+    with np.load(data / "smartmoe_routing" / "expert_tokens.npz") as trace:
+        (at,) = np.flatnonzero(trace["iteration"] == ITERATION)
+        counts = trace["counts"][at].sum(axis=0).astype(np.float64)
+    busiest: Loads = -np.sort(-counts, axis=1)[:, :num_experts]
+    return busiest
+
+
+def overlap(loads: Sequence[float]) -> lazarus.Placement:
+    counts = lazarus.replica_counts(loads, num_slots=NUM_NODES * SLOTS, min_replicas=FLOOR)
+    return lazarus.maximum_rank_overlap(counts, num_nodes=NUM_NODES, slots_per_node=SLOTS)
+
+
+def dealt(loads: Sequence[float], rule: Callable[..., lazarus.Placement]) -> lazarus.Placement:
+    counts = lazarus.replica_counts(loads, num_slots=NUM_NODES * SLOTS, min_replicas=FLOOR)
+    return rule(counts, num_nodes=NUM_NODES, slots_per_node=SLOTS)
+
+
+def eplb_placement(loads: Sequence[float]) -> lazarus.Placement:
+    (slots,) = eplb.rebalance(
+        np.array([loads]),
+        num_replicas=NUM_NODES * SLOTS,
+        num_groups=1,
+        num_nodes=1,
+        num_devices=NUM_NODES,
+    )
+    by_node = slots.reshape(NUM_NODES, SLOTS).tolist()
+    return tuple(tuple(sorted(node)) for node in by_node)
+
+
+PUBLISHED: dict[str, Callable[[Sequence[float]], lazarus.Placement]] = {
+    "Lazarus": overlap,
+    "spread": lambda loads: dealt(loads, lazarus.spread),
+    "compact": lambda loads: dealt(loads, lazarus.compact),
+    "EPLB": eplb_placement,
+}
+
+
+def published(case: str, name: str, loads: Loads) -> Row:
+    """Survival of all layers, and the worst layer's max / mean."""
+    placements = [PUBLISHED[name](rows) for rows in loads.tolist()]
+    hosts = [lazarus.hosts_of(placement, loads.shape[1]) for placement in placements]
+    parts = survival(kill_sets(on for layer in hosts for on in layer), NUM_NODES).by_losses
+    equal = []
+    for rows, placement in zip(loads, placements, strict=True):
+        number = np.bincount([e for node in placement for e in node], minlength=len(rows))
+        equal.append(max(sum((rows / number)[e] for e in node) for node in placement))
+    flags = np.zeros((*loads.shape, NUM_NODES), dtype=np.bool_)
+    for layer, experts in enumerate(hosts):
+        for expert, on in enumerate(experts):
+            flags[layer, expert, on] = True
+    split = even_shares(loads, flags, np.ones(NUM_NODES)).value
+    mean = loads.sum(axis=1) / NUM_NODES
+    return {
+        "case": case,
+        "planner": name,
+        "survived": parts,
+        "load": float((np.array(equal) / mean).max()),
+        "load_best_split": float((split / mean).max()),
+    }
+
+
+def ours(case: str, loads: Loads) -> Row:
+    plan = plan_experts(
+        loads, alike(NUM_NODES, SLOTS), floors=Floors(nodes=FLOOR), max_losses=NUM_NODES
+    )
+    proof = plan.proof
+    worst = max(layer.value / layer.fluid for layer in proof.layers)
+    assert proof.survival.is_exact
+    return {
+        "case": case,
+        "planner": "ours",
+        "survived": proof.survival.by_losses,
+        "load": worst,
+        "load_best_split": worst,
+        "load_bound": max(layer.slots_bound / layer.fluid for layer in proof.layers),
+        "survived_bound": proof.survival_bound,
+        "reason": proof.reason,
+    }
+
+
+def show(title: str, rows: Sequence[Row], console: Console) -> None:
+    table = Table(title=title)
+    for name in ("case", "planner", *(f"{k} lost" for k in SHOWN), "max/mean", "best split"):
+        table.add_column(name, justify="left" if name in ("case", "planner") else "right")
+    for row in rows:
+        parts = row["survived"]
+        assert isinstance(parts, tuple)
+        table.add_row(
+            str(row["case"]),
+            str(row["planner"]),
+            *(f"{parts[k]:.3f}" for k in SHOWN),
+            f"{row['load']:.3f}",
+            f"{row['load_best_split']:.3f}",
+        )
+        if "survived_bound" in row:
+            bound = row["survived_bound"]
+            assert isinstance(bound, tuple)
+            table.add_row(
+                "",
+                "no hosts beat",
+                *(f"{bound[k]:.3f}" for k in SHOWN),
+                f"{row['load_bound']:.3f}",
+                "",
+                end_section=True,
+                style="dim",
+            )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    arguments = parser.parse_args()
+    console = Console(width=130)
+    result: dict[str, list[Row]] = {"recorded": [], "zipf": []}
+    if (arguments.data / "smartmoe_routing").exists():
+        for name, num_experts in MODELS.items():
+            loads = recorded_loads(arguments.data, num_experts)
+            result["recorded"] += [published(name, planner, loads) for planner in PUBLISHED]
+            result["recorded"].append(ours(name, loads))
+        show("all 12 layers, recorded routing", result["recorded"], console)
+    else:
+        console.print(f"no smartmoe_routing below {arguments.data}: Zipf loads only")
+    for num_experts in MODELS.values():
+        for exponent in (0.5, 1.0, 1.5):
+            loads = np.arange(1.0, num_experts + 1.0)[None] ** -exponent
+            name = f"{num_experts} experts, Zipf {exponent}"
+            result["zipf"] += [published(name, planner, loads) for planner in ("Lazarus", "EPLB")]
+            result["zipf"].append(ours(name, loads))
+    show("one layer", result["zipf"], console)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

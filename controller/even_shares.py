@@ -1,0 +1,149 @@
+"""Even token shares over fixed hosts, all layers at once. Pure.
+
+Every rank gets one price u_j per layer; an expert splits over its hosts in proportion to
+speed_j * exp(u_j). The prices minimise a smooth convex function whose optimum is the split with the
+least sum of speed_j * (load_j / speed_j)^2: among all splits that one also has the least maximum
+(the base of a polymatroid that is lexicographically least serves every convex aim). Newton's
+method, one small matrix per layer, all layers in one array.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+# How far a rank may lie off the even load, in parts of it per unit of price; from a soft aim to a
+# sharp one, so that Newton's method never starts far off.
+SOFTNESS = (3e-2, 1e-3, 3e-5)
+MAX_STEPS = 12  # for each
+SETTLED = 1e-4  # of the fluid: a largest gradient below it ends a stage
+NUM_HALVINGS = 10
+LEAST_SHARE = 1e-6  # smaller shares are none
+
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EvenShares:
+    """shares [layers, experts, ranks], of an expert 1 in all; `value` [layers] is the largest
+    load_j / speed_j; `inside` [layers, ranks] a set of ranks and `bound` [layers] the rows that
+    only these can take / their speed, at least the fluid: no shares over these hosts have a lower
+    value than that.
+    """
+
+    shares: Array
+    value: Array
+    bound: Array
+    inside: Flags
+
+
+def even_shares(loads: Array, hosts: Flags, speeds: Array) -> EvenShares:
+    """loads [layers, experts] rows, hosts [layers, experts, ranks], each expert with one at least;
+    speeds [ranks] > 0. The value is within a few 1e-4 of the least, and `bound` proves it.
+    """
+    assert hosts.any(axis=2).all(), "an expert without host"
+    fluid = loads.sum(axis=1) / speeds.sum()
+    unit = np.where(fluid > 0.0, fluid, 1.0)
+    rows = loads / unit[:, None]
+    is_shared = hosts.sum(axis=2) > 1
+    order = np.argsort(~is_shared, axis=1, kind="stable")[:, : max(1, int(is_shared.sum(1).max()))]
+    layer = np.arange(len(loads))[:, None]
+    # Only experts with a choice take part; the others are a fixed load.
+    chosen = np.where(is_shared[layer, order], rows[layer, order], 0.0)
+    fixed = np.einsum("le,ler->lr", np.where(is_shared, 0.0, rows), hosts.astype(np.float64))
+    log_weight = np.where(hosts[layer, order], np.log(speeds), -np.inf)
+    prices = _prices(chosen, log_weight, fixed, speeds)
+    shares = hosts.astype(np.float64)
+    shares[layer, order] = _split(log_weight, prices)[0]
+    shares[shares < LEAST_SHARE] = 0.0
+    shares /= shares.sum(axis=2, keepdims=True)
+    at_rank = np.einsum("le,ler->lr", rows, shares) / speeds
+    value = at_rank.max(axis=1)
+    inside, bound = _witness(rows, hosts, speeds, at_rank)
+    return EvenShares(
+        shares=shares, value=value * fluid, bound=np.maximum(bound, 1.0) * fluid, inside=inside
+    )
+
+
+def _split(log_weight: Array, prices: Array) -> tuple[Array, Array]:
+    """The shares [layers, experts, ranks] at these prices, and each expert's log of all weights."""
+    logs = log_weight + prices[:, None, :]
+    top = logs.max(axis=2, keepdims=True)
+    weights = np.exp(logs - top)
+    total = weights.sum(axis=2, keepdims=True)
+    return weights / total, (top + np.log(total))[:, :, 0]
+
+
+def _prices(rows: Array, log_weight: Array, fixed: Array, speeds: Array) -> Array:
+    prices = np.zeros_like(fixed)
+    for softness in SOFTNESS:
+        active = np.arange(len(rows))
+        for _ in range(MAX_STEPS):
+            here = _Aim(rows[active], log_weight[active], fixed[active], speeds, softness)
+            moved, is_settled = here.newton(prices[active])
+            prices[active] = moved
+            active = active[~is_settled]
+            if len(active) == 0:
+                break
+    return prices
+
+
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """Sum over experts of rows * log sum exp, less speeds * prices, plus a soft square."""
+
+    rows: Array
+    log_weight: Array
+    fixed: Array
+    speeds: Array
+    softness: float
+
+    def value(self, prices: Array, log_total: Array) -> Array:
+        linear = (prices * (self.fixed - self.speeds)).sum(axis=1)
+        square: Array = 0.5 * self.softness * (self.speeds * prices**2).sum(axis=1)
+        result: Array = (self.rows * log_total).sum(axis=1) + linear + square
+        return result
+
+    def newton(self, prices: Array) -> tuple[Array, Flags]:
+        """One step with as many halvings as it takes, by layer; and which need no other."""
+        shares, log_total = _split(self.log_weight, prices)
+        taken = self.rows[:, :, None] * shares
+        load = taken.sum(axis=1)
+        slope = load + self.fixed - self.speeds + self.softness * self.speeds * prices
+        is_settled: Flags = np.abs(slope / self.speeds).max(axis=1) < SETTLED
+        if is_settled.all():
+            return prices, is_settled
+        curve = -np.matmul(shares.transpose(0, 2, 1), taken)
+        ranks = np.arange(len(self.speeds))
+        curve[:, ranks, ranks] += load + self.softness * self.speeds
+        step = -np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
+        before = self.value(prices, log_total)
+        expected = (slope * step).sum(axis=1)
+        length = np.where(is_settled, 0.0, 1.0)
+        for _ in range(NUM_HALVINGS):
+            trial = prices + length[:, None] * step
+            after = self.value(trial, _split(self.log_weight, trial)[1])
+            is_worse = after > before + 1e-4 * length * expected + 1e-12
+            if not is_worse.any():
+                break
+            length = np.where(is_worse, 0.5 * length, length)
+        return prices + length[:, None] * step, is_settled
+
+
+def _witness(rows: Array, hosts: Flags, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
+    """The densest of the sets "ranks at least so loaded", by layer, and its rows / speed."""
+    num_layers, num_ranks = at_rank.shape
+    order = np.argsort(-at_rank, axis=1, kind="stable")
+    place = np.argsort(order, axis=1)
+    # An expert lies inside the first k ranks once its last host is among them.
+    last = np.where(hosts, place[:, None, :], -1).max(axis=2)
+    layer = np.arange(num_layers)
+    flat = layer[:, None] * num_ranks + last
+    by_last = np.bincount(flat.ravel(), weights=rows.ravel(), minlength=num_layers * num_ranks)
+    density = by_last.reshape(num_layers, num_ranks).cumsum(axis=1)
+    density /= speeds[order].cumsum(axis=1)
+    best = density.argmax(axis=1)
+    inside: Flags = place <= best[:, None]
+    result: Array = density[layer, best]
+    return inside, result

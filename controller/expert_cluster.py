@@ -1,0 +1,118 @@
+"""What the planner of expert replicas is told: ranks, floors and prices. Values only. Pure."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+LEAST_ROWS = 1e-9  # less is no load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """By position of a rank (0 .. n-1): what it is. `nodes` and `racks` are labels.
+
+    `speeds` > 0; `slots`: experts it can hold of each layer; `failure_probability`: that it fails
+    before the next plan. A node fails when any of its ranks does, and takes all of them along.
+    Raises ValueError where lengths differ or numbers are none.
+    """
+
+    speeds: tuple[float, ...]
+    slots: tuple[int, ...]
+    failure_probability: tuple[float, ...]
+    nodes: tuple[int, ...]
+    racks: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        others = (self.slots, self.failure_probability, self.nodes, self.racks)
+        if not self.speeds or any(len(other) != len(self.speeds) for other in others):
+            raise ValueError("one speed, slots, probability, node and rack for each rank")
+        if not all(isfinite(speed) and speed > 0.0 for speed in self.speeds):
+            raise ValueError("speeds must be finite and above 0")
+        if min(self.slots) < 1:
+            raise ValueError("every rank needs a slot")
+        if not all(0.0 <= p <= 1.0 for p in self.failure_probability):
+            raise ValueError("failure probabilities must lie in 0 to 1")
+        rack_of: dict[int, int] = {}
+        for node, rack in zip(self.nodes, self.racks, strict=True):
+            if rack_of.setdefault(node, rack) != rack:
+                raise ValueError(f"node {node} stands in two racks")
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.speeds)
+
+    @property
+    def node_failure(self) -> dict[int, float]:
+        """How likely each node fails: when any of its ranks does."""
+        lives: dict[int, float] = {}
+        for node, p in zip(self.nodes, self.failure_probability, strict=True):
+            lives[node] = lives.get(node, 1.0) * (1.0 - p)
+        return {node: 1.0 - alive for node, alive in lives.items()}
+
+
+def alike(
+    num_ranks: int,
+    slots: int,
+    *,
+    failure_probability: float = 0.01,
+    ranks_per_node: int = 1,
+    nodes_per_rack: int = 0,
+    speeds: tuple[float, ...] | None = None,
+) -> Cluster:
+    """Ranks that differ in speed only, numbered node by node. 0 nodes per rack: one rack for each
+    node. Raises ValueError for fewer than one rank in a node.
+    """
+    if ranks_per_node < 1 or nodes_per_rack < 0:
+        raise ValueError("a node has at least one rank")
+    nodes = tuple(rank // ranks_per_node for rank in range(num_ranks))
+    return Cluster(
+        speeds=(1.0,) * num_ranks if speeds is None else speeds,
+        slots=(slots,) * num_ranks,
+        failure_probability=(failure_probability,) * num_ranks,
+        nodes=nodes,
+        racks=tuple(node // nodes_per_rack for node in nodes) if nodes_per_rack else nodes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floors:
+    """On how many distinct nodes, and in how many distinct racks, every expert has to be."""
+
+    nodes: int = 1
+    racks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.racks <= self.nodes:
+            raise ValueError("floors: at least 1 rack, and as many nodes as racks")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What turns balance, survival and moves into seconds (research 4.5).
+
+    `step_s`: all layers' experts in one step, perfectly balanced; `num_steps` until the next plan;
+    `restart_s`: restart and lost work where an expert has no living host; `move_s` for each
+    replica that has to be copied.
+    """
+
+    step_s: float = 1.0
+    num_steps: int = 1000
+    restart_s: float = 600.0
+    move_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if min(self.step_s, self.num_steps, self.restart_s, self.move_s) < 0.0:
+            raise ValueError("prices must not be negative")
+
+
+def as_loads(loads: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """[layers, experts] rows. Raises ValueError for another shape, and for loads that are none."""
+    rows = np.array(loads, dtype=np.float64)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"loads must be layers x experts, got shape {rows.shape}")
+    if not np.isfinite(rows).all() or (rows < 0.0).any():
+        raise ValueError("loads must be finite and not negative")
+    rows[rows < LEAST_ROWS] = 0.0
+    return rows

@@ -1,0 +1,133 @@
+"""What is proven of a placement of experts: balance, survival, moves. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.even_shares import EvenShares
+from pacekeeper.controller.expert_cluster import Cluster, Floors
+from pacekeeper.controller.placement import least_value
+from pacekeeper.controller.survival import (
+    KillSet,
+    Survival,
+    kill_sets,
+    survival,
+    survival_bound,
+)
+
+Array = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerProof:
+    """One layer's largest load_j / speed_j in rows per unit of speed, and what bounds it.
+
+    `value` is reached by the shares given. `hosts_bound`: no shares over these hosts are lower;
+    `witness` are the ranks that prove it (rows that only they can take / their speed).
+    `slots_bound`: no hosts in so many slots, with these floors, are lower; `fluid`: all rows / all
+    speeds, the least of all.
+    """
+
+    value: float
+    hosts_bound: float
+    slots_bound: float
+    fluid: float
+    witness: tuple[int, ...]
+
+    @property
+    def gap(self) -> float:
+        """How far the value may be above the best hosts and shares, relative to them."""
+        return self.value / self.slots_bound - 1.0 if self.slots_bound > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """`survival` of all layers by number of lost nodes; `survival_bound`: no hosts in so many
+    slots survive a larger part. `loss_probability`: that an expert loses all its nodes before the
+    next plan, where nodes fail independently.
+    """
+
+    layers: tuple[LayerProof, ...]
+    survival: Survival
+    survival_bound: tuple[float, ...]
+    loss_probability: float
+    kill_sets: tuple[KillSet, ...]
+    num_replicas: int
+    num_copied: int
+    bytes_copied: int
+    reason: str
+
+    @property
+    def gap(self) -> float:
+        """The largest gap of a layer."""
+        return max(layer.gap for layer in self.layers)
+
+
+def node_kill_sets(hosts: Flags, cluster: Cluster) -> tuple[KillSet, ...]:
+    """The least sets of nodes that hold all replicas of some expert; hosts [.., ranks]."""
+    flat = hosts.reshape(-1, hosts.shape[-1])
+    distinct = np.unique(np.packbits(flat, axis=1), axis=0)
+    on_ranks = np.unpackbits(distinct, axis=1, count=hosts.shape[-1])
+    nodes = np.array(cluster.nodes)
+    return kill_sets(nodes[row.nonzero()[0]].tolist() for row in on_ranks)
+
+
+def layer_proofs(
+    loads: Array,
+    even: EvenShares,
+    groups: Sequence[Sequence[int]],
+    cluster: Cluster,
+    floors: Floors,
+) -> tuple[LayerProof, ...]:
+    speeds = dict(enumerate(cluster.speeds))
+    fluid = loads.sum(axis=1) / sum(cluster.speeds)
+    floor = [floors.nodes] * loads.shape[1]
+    num_slots = sum(min(slots, loads.shape[1]) for slots in cluster.slots)
+    return tuple(
+        LayerProof(
+            value=float(even.value[layer]),
+            hosts_bound=float(even.bound[layer]),
+            slots_bound=least_value(rows.tolist(), speeds, num_slots=num_slots, min_hosts=floor),
+            fluid=float(fluid[layer]),
+            witness=tuple(sorted(r for g in even.inside[layer].nonzero()[0] for r in groups[g])),
+        )
+        for layer, rows in enumerate(loads)
+    )
+
+
+def prove(
+    layers: tuple[LayerProof, ...],
+    hosts: Flags,
+    cluster: Cluster,
+    *,
+    expert_bytes: int,
+    max_losses: int,
+    loss: float,
+    reason: str,
+    present: Flags | None = None,
+) -> Proof:
+    """hosts, present [layers, experts, ranks]; without `present` every replica is a copy."""
+    names = sorted(set(cluster.nodes))
+    place = {node: i for i, node in enumerate(names)}
+    killers = node_kill_sets(hosts, cluster)
+    renamed = [frozenset(place[node] for node in killer) for killer in killers]
+    num_nodes, num_experts = len(names), hosts.shape[1]
+    rarest = min(sum(min(s, num_experts) for s in cluster.slots) // num_experts, num_nodes)
+    survived = survival(renamed, num_nodes, max_losses=max_losses)
+    num_copied = int((hosts if present is None else hosts & ~present).sum())
+    return Proof(
+        layers=layers,
+        survival=survived,
+        survival_bound=tuple(
+            survival_bound(num_nodes, k, rarest) for k in range(len(survived.by_losses))
+        ),
+        loss_probability=loss,
+        kill_sets=killers,
+        num_replicas=int(hosts.sum()),
+        num_copied=num_copied,
+        bytes_copied=num_copied * expert_bytes,
+        reason=reason,
+    )

@@ -1,0 +1,63 @@
+"""Shares of many layers at once against every set of ranks, and arcs of a circle likewise."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.controller.arc_values import MARGIN, Arcs, arc_values, drift_deviation
+from pacekeeper.controller.even_shares import even_shares
+from support.densest import least_split, ranks_of
+
+LOADS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))
+SPEEDS = st.lists(st.floats(0.3, 1.0), min_size=1, max_size=6)
+
+
+@given(SPEEDS, st.integers(1, 3), st.integers(1, 8), st.data())
+def test_no_split_is_better_and_a_set_of_ranks_proves_it(
+    speeds: list[float], num_layers: int, num_experts: int, data: st.DataObject
+) -> None:
+    num = len(speeds)
+    some = st.sets(st.integers(0, num - 1), min_size=1)
+    loads = np.array([[data.draw(LOADS) for _ in range(num_experts)] for _ in range(num_layers)])
+    hosts = np.zeros((num_layers, num_experts, num), dtype=np.bool_)
+    for of_layer in hosts:
+        for expert in of_layer:
+            expert[list(data.draw(some))] = True
+    found = even_shares(loads, hosts, np.array(speeds))
+    assert (found.shares[~hosts] == 0.0).all()
+    assert found.shares.sum(axis=2) == pytest.approx(np.ones(loads.shape))
+    at_rank = np.einsum("le,ler->lr", loads, found.shares) / speeds
+    assert found.value == pytest.approx(at_rank.max(axis=1))
+    for layer, (rows, on) in enumerate(zip(loads, hosts, strict=True)):
+        least = least_split(rows.tolist(), ranks_of(on), speeds)
+        assert found.value[layer] == pytest.approx(least, rel=1e-3)
+        inside = found.inside[layer]
+        only_there = rows[~(on & ~inside).any(axis=1)].sum() / np.array(speeds)[inside].sum()
+        fluid = rows.sum() / sum(speeds)
+        assert found.bound[layer] == pytest.approx(max(only_there, fluid))
+        assert found.bound[layer] <= least * (1.0 + 1e-9)
+
+
+@given(SPEEDS, st.integers(1, 8), st.sampled_from([0.0, 0.2]), st.data())
+def test_over_arcs_the_densest_arc_says_what_the_best_split_reaches(
+    speeds: list[float], num_experts: int, drift: float, data: st.DataObject
+) -> None:
+    num = len(speeds)
+    loads = np.array([[data.draw(LOADS) for _ in range(num_experts)]])
+    arcs = Arcs(
+        first=np.array([[data.draw(st.integers(0, num - 1)) for _ in range(num_experts)]]),
+        length=np.array([[data.draw(st.integers(1, num)) for _ in range(num_experts)]]),
+    )
+    hosts = arcs.hosts(num)[0]
+    (still,) = arc_values(arcs, loads, np.array(speeds), num_ranks=num)
+    assert still == pytest.approx(least_split(loads[0].tolist(), ranks_of(hosts), speeds))
+    (moving,) = arc_values(arcs, loads, np.array(speeds), num_ranks=num, drift=drift)
+    assert moving >= still
+    spread = drift_deviation(loads, loads.sum(axis=1) / num, drift)[0]
+    for first in range(num):
+        for length in range(1, num):
+            inside = (first + np.arange(length)) % num
+            own = ~np.delete(hosts, inside, axis=1).any(axis=1)
+            rows = loads[0][own].sum() + MARGIN * np.sqrt((spread[own] ** 2).sum())
+            assert moving >= rows / np.array(speeds)[inside].sum() * (1.0 - 1e-9)
