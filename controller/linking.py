@@ -6,10 +6,10 @@ They accuse no device, and the planner does not follow them: no layout avoids a 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from pacekeeper.controller import incidents
+from pacekeeper.controller import incidents, lasting
 from pacekeeper.controller.events import Command
 from pacekeeper.controller.state import JobState, State
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.records import StepRecord
 from pacekeeper.predictor.live_links import fold_links, transfer_sample
@@ -19,7 +19,7 @@ def judge_links(
     state: State,
     job: JobState,
     ended: Mapping[int, StepRecord],
-    config: DetectorConfig,
+    config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Fold a complete step's transfers; nothing where its ranks do not time any."""
@@ -27,13 +27,14 @@ def judge_links(
     if sample is None:
         return state, job, []
     node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
-    links, judgement = fold_links(config, job.links, sample, node_of)
+    links, judgement = fold_links(config.detector, job.links, sample, node_of)
     job, commands = replace(job, links=links), list[Command]()
     for finding in judgement.findings:
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += said
     for rank in judgement.recovered:
-        why = f"transfers of rank {rank} are back at their usual time"
+        long = lasting.lasted(job, rank, FindingKind.LINK, config.policy.horizon_steps)
+        why = f"transfers of rank {rank} are back at their usual time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.LINK, unix_s, why)
         commands += said
     for rank, slowdown in judgement.changed.items():

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller import advising, causes, incidents, linking, watch
+from pacekeeper.controller import advising, causes, incidents, lasting, linking, watch
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
@@ -162,7 +162,9 @@ def _judge(
     job, said = watch.after_step(job, judgement, records, config, now_s)
     commands += said
     of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
-    state, job, said = linking.judge_links(state, job, of_generation, config.detector, unix_s)
+    state, job, said = linking.judge_links(state, job, of_generation, config, unix_s)
+    commands += said
+    job, said = lasting.note_persistent(job, config.policy.horizon_steps)
     commands += said
     state, job, advised = advising.advise(state, job, sample, duration_s, unix_s)
     commands += advised
@@ -266,7 +268,8 @@ def _take_judgement(
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
     for rank in judgement.recovered:
-        why = f"rank {rank} is back at its expected time"
+        long = lasting.lasted(job, rank, FindingKind.DEVICE, config.policy.horizon_steps)
+        why = f"rank {rank} is back at its expected time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
     if judgement.recovered and not job.evidence.slow:

@@ -103,7 +103,9 @@ def test_a_link_that_is_well_again_closes_its_incident() -> None:
     run(driver, fabric, FAULT + 10, FAULT + 24)
     (incident,) = driver.job.incidents
     assert not incident.is_open
-    assert incident.actions == ("transfers of rank 1 are back at their usual time",)
+    (action,) = incident.actions
+    assert action.startswith("transfers of rank 1 are back at their usual time after ")
+    assert action.endswith(" steps: transient")
 
 
 def test_a_trainer_that_times_no_transfers_is_judged_by_its_computing_only() -> None:
