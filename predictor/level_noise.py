@@ -5,10 +5,10 @@ what everybody shows or what is known of healthy GPUs where there is little to m
 """
 
 from dataclasses import dataclass
-from math import log2, sqrt
+from math import log, log2, sqrt
 
 import numpy as np
-from scipy.stats import norm
+from scipy.stats import norm, t
 
 from pacekeeper.predictor.trace_residuals import Residuals, column_medians, robust_scale
 from pacekeeper.predictor.workload import Array, Flags, Positions
@@ -17,9 +17,13 @@ LEAST_NOISE = 0.001  # of a step: no clock is better
 LEAST_WANDER = 0.002  # repeated runs of healthy GPUs differ by sqrt(2) x this and more
 RANK_SPREAD = 0.02  # one sigma of the paces of healthy ranks, where the trace tells no better
 LEAST_SPREAD = 0.01
+# A scale by that quantile of absolute values: as precise as a standard deviation of so many fewer.
+MEDIAN_EFFICIENCY = 0.37
+QUARTILE_EFFICIENCY = 0.6
 PRIOR_STRENGTH = 8.0  # as many observations as a common or assumed scale counts for
 MOST_OWN = 3.0  # times its peers' wander: what comes and goes is a fault, not wander
 LEAST_CHANGES = 10  # of a rank, for its own noise to count
+LEAST_RANKS = 16  # whose maxima have quartiles to speak of
 LEAST_BLOCKS = 6  # means whose middle change no single fault can reach
 
 
@@ -27,12 +31,16 @@ LEAST_BLOCKS = 6  # means whose middle change no single fault can reach
 class Noise:
     """Scales of log ratios [ranks]: `fast` of one step, `wander` of long means, `spread` of ranks.
 
-    Ranks of one `stage` do the same work; `has_peers` [ranks]: somebody else does.
+    `measured`: `fast` before it was raised to what no clock betters.
+    `freedom`: degrees of, in what everybody's steps tell of the fast noise. Ranks of one `stage` do
+    the same work; `has_peers` [ranks]: somebody else does.
     """
 
     fast: Array
+    measured: Array
     wander: Array
     spread: float
+    freedom: float
     stage: Positions
     has_peers: Flags
 
@@ -40,27 +48,63 @@ class Noise:
 def noise_of(residuals: Residuals, stage: Positions) -> Noise:
     """Measured from differences, which a single lasting fault in a rank hardly touches."""
     by_step = residuals.by_step
-    fast = _fast_noise(residuals)
+    measured = _fast_noise(residuals)
+    fast = np.maximum(measured, LEAST_NOISE)
     num_peers = np.array([int((stage == own).sum()) - 1 for own in stage])
     return Noise(
         fast=fast,
+        measured=measured,
         wander=_wander(by_step, fast, stage),
         spread=_spread(by_step, stage),
+        freedom=max(1.0, QUARTILE_EFFICIENCY * np.isfinite(np.diff(by_step, axis=0)).sum()),
         stage=stage,
         has_peers=num_peers > 0,
     )
 
 
-def thresholds(num_steps: int, num_ranks: int, false_alarms: float) -> tuple[float, float]:
-    """Sigmas that a stretch's fast noise and that slow wander must exceed (Bonferroni).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sigmas:
+    """That a stretch's `fast` noise and `slow` wander must exceed; `sure`: `fast`, were the noise
+    well known."""
 
-    Half of the false alarms each: over all stretches; over ranks and octaves of time.
+    fast: float
+    slow: float
+    sure: float
+
+
+def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: float) -> Sigmas:
+    """Half of the false alarms each: over all stretches; over ranks and octaves of time.
+
+    freedom: of the fast noise, which a short trace tells badly (Student's t). Bonferroni.
     """
-    stretches = num_steps * (num_steps + 1) / 2
-    octaves = 1.0 + log2(num_steps)
-    z_fast = float(norm.isf(min(0.5, 0.5 * false_alarms / (num_ranks * stretches))))
-    z_slow = float(norm.isf(min(0.5, 0.5 * false_alarms / (num_ranks * octaves))))
-    return z_fast, z_slow
+    per_stretch = 0.5 * false_alarms / (num_ranks * num_steps * (num_steps + 1) / 2)
+    per_octave = 0.5 * false_alarms / (num_ranks * (1.0 + log2(num_steps)))
+    return Sigmas(
+        fast=float(t.isf(min(0.5, per_stretch), freedom)),
+        slow=float(norm.isf(min(0.5, per_octave))),
+        sure=float(norm.isf(min(0.5, per_stretch))),
+    )
+
+
+def needed_strength(highest: Array, false_alarms: float) -> float:
+    """What a stretch must exceed to accuse its rank, in the strength that normal noise asks for.
+
+    highest [ranks]: of each rank's strongest stretch. Heavy tails and noise that comes in bouts
+    bring healthy ranks further than the normal law says; how far is seen on the ranks themselves.
+    Squares of maxima have an exponential tail (Gumbel 1958), placed by their quartiles and followed
+    to `false_alarms` of all ranks together. Ranks beyond 1.0 are suspects and tell nothing; the
+    normal law counts for as much as PRIOR_STRENGTH ranks, and less than it never suffices: the
+    quartiles know nothing of single wild steps.
+    """
+    squares = highest[np.isfinite(highest) & (highest < 1.0)] ** 2
+    if len(squares) < LEAST_RANKS:
+        return 1.0
+    low, middle, high = np.quantile(squares, (0.25, 0.5, 0.75))
+    unit = (high - low) / (log(log(4.0)) - log(log(4.0 / 3.0)))
+    mode = middle + unit * log(log(2.0))
+    reached = mode + unit * log(len(highest) / false_alarms)
+    mixed = (PRIOR_STRENGTH + len(squares) * reached) / (PRIOR_STRENGTH + len(squares))
+    return sqrt(max(mixed, 1.0))
 
 
 def _fast_noise(residuals: Residuals) -> Array:
@@ -76,10 +120,11 @@ def _fast_noise(residuals: Residuals) -> Array:
     common = np.maximum(typical, _scatter(residuals))
     own = np.array([_scale_of_changes(column) for column in changes.T])
     weight = np.isfinite(changes).sum(axis=0)
-    weight = np.where(weight >= LEAST_CHANGES, weight, 0)
-    mixed = np.sqrt((PRIOR_STRENGTH * common**2 + weight * own**2) / (PRIOR_STRENGTH + weight))
-    fast: Array = np.maximum(mixed, LEAST_NOISE)
-    return fast
+    weight = np.where(weight >= LEAST_CHANGES, QUARTILE_EFFICIENCY * weight, 0.0)
+    mixed: Array = np.sqrt(
+        (PRIOR_STRENGTH * common**2 + weight * own**2) / (PRIOR_STRENGTH + weight)
+    )
+    return mixed
 
 
 def _scatter(residuals: Residuals) -> Array:
@@ -109,7 +154,7 @@ def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
         own = np.array([robust_scale(column) for column in changes.T]) / sqrt(2.0)
         common = robust_scale(changes) / sqrt(2.0)
         own = np.minimum(own, MOST_OWN * np.maximum(_of_peers(own, stage), LEAST_WANDER))
-        count = np.isfinite(changes).sum(axis=0)
+        count = MEDIAN_EFFICIENCY * np.isfinite(changes).sum(axis=0)
         mixed = (PRIOR_STRENGTH * common**2 + count * own**2) / (PRIOR_STRENGTH + count)
         wander = np.maximum(wander, np.sqrt(np.maximum(mixed - fast**2 / length, 0.0)))
         length *= 2

@@ -10,7 +10,7 @@ from math import log, sqrt
 
 import numpy as np
 
-from pacekeeper.predictor.level_noise import Noise, thresholds
+from pacekeeper.predictor.level_noise import Noise, Sigmas, needed_strength, thresholds
 from pacekeeper.predictor.robust import MEDIAN_ERROR
 from pacekeeper.predictor.trace_residuals import Residuals, column_medians
 from pacekeeper.predictor.workload import Array, Positions
@@ -28,16 +28,16 @@ UNEVEN = 0.1  # the part of a common slowdown in which ranks may differ
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift:
-    """Positions: `rank`, steps `first` to `end` (exclusive). `log_slowdown` with its one sigma
-    `error`, above `base`; `strength`: over what would be needed, accused from 1.0 on. `num_before`:
-    steps before.
+    """Positions: `rank`, steps `first` to `end` (exclusive). `chunk`: the kind of chunk that
+    slowed, None: all computing. `log_slowdown` with its one sigma `error`; `strength`: over what
+    would be needed, accused from 1.0 on. `num_before`: steps before.
     """
 
     rank: int
+    chunk: int | None
     first: int
     end: int
     log_slowdown: float
-    base: float
     error: float
     strength: float
     num_before: int
@@ -51,16 +51,27 @@ def strongest_shifts(
     false_alarms: expected number per trace, of all ranks together, if nothing is wrong.
     """
     num_steps, num_ranks = residuals.by_step.shape
-    z_fast, z_slow = thresholds(num_steps, num_ranks, false_alarms)
+    sigmas = thresholds(num_steps, num_ranks, false_alarms, noise.freedom)
     segments = np.array(_segments(num_steps), dtype=np.intp)
-    scores = _scan(residuals, noise, segments, z_fast, z_slow)
-    judge = _Judge(residuals, noise, (z_fast, z_slow), min_slowdown)
+    scores = _scan(residuals, noise, segments, sigmas)
+    needed = needed_strength(scores.max(axis=0), false_alarms)
+    judge = _Judge(residuals, noise, sigmas, min_slowdown, needed)
     found = []
+    scores /= needed
     for rank in np.flatnonzero(scores.max(axis=0) > WORTH_A_LOOK):
         shift = _found(judge, int(rank), segments, scores[:, rank].copy())
         if shift is not None:
             found.append(shift)
     return found
+
+
+def lost(residuals: Residuals, noise: Noise, shift: Shift) -> Array:
+    """Log slowdown of each step of a shift [steps] as these residuals have it; 0: not known."""
+    judge = _Judge(residuals, noise, Sigmas(fast=1.0, slow=1.0, sure=1.0), min_slowdown=1.0)
+    before, stretch = (0, shift.first), (shift.first, shift.end)
+    base = judge.weighed(shift.rank, before, stretch, drift=0.0).base
+    by_step: Array = residuals.by_step[shift.first : shift.end, shift.rank] - base
+    return np.nan_to_num(by_step)
 
 
 def _found(judge: "_Judge", rank: int, segments: Positions, score: Array) -> Shift | None:
@@ -98,15 +109,13 @@ def _segments(num_steps: int) -> list[tuple[int, int]]:
     ]
 
 
-def _scan(
-    residuals: Residuals, noise: Noise, segments: Positions, z_fast: float, z_slow: float
-) -> Array:
+def _scan(residuals: Residuals, noise: Noise, segments: Positions, sigmas: Sigmas) -> Array:
     """Roughly how strongly each stretch speaks against each rank [segments, ranks]; 1: enough."""
     by_step = residuals.by_step
     levels = column_medians(by_step)
     # A step may count for what its micro-batches are worth, so that one wild step hides nothing.
-    worth = max(1.0, SAMPLE_CLIP * sqrt(float(np.median(residuals.counts))) / z_fast)
-    most = worth * (z_fast * noise.fast + z_slow * noise.wander)
+    worth = max(1.0, SAMPLE_CLIP * sqrt(float(np.median(residuals.counts))) / sigmas.sure)
+    most = worth * (sigmas.fast * noise.fast + sigmas.slow * noise.wander)
     apart = np.clip(by_step - levels, -most, most)
     known = np.isfinite(apart)
     zero = np.zeros((1, by_step.shape[1]))
@@ -117,9 +126,9 @@ def _scan(
         inside = levels + (sums[end] - sums[first]) / (counts[end] - counts[first])
         before = levels + sums[first] / counts[first]
     num_inside, num_before = counts[end] - counts[first], counts[first]
-    score, _ = _beyond(noise, inside, before, num_inside, num_before, (z_fast, z_slow))
+    score, _ = _beyond(noise, inside, before, num_inside, num_before, sigmas)
     fewest = np.where(noise.has_peers, num_inside, np.minimum(num_inside, num_before))
-    most_score = SAMPLE_CLIP * np.sqrt(fewest * np.median(residuals.counts)) / z_fast
+    most_score = SAMPLE_CLIP * np.sqrt(fewest * np.median(residuals.counts)) / sigmas.sure
     shares: Array = np.nan_to_num(np.minimum(score, most_score), nan=0.0)
     return shares
 
@@ -130,7 +139,7 @@ def _beyond(
     before: Array,
     num_inside: Array,
     num_before: Array,
-    z: tuple[float, float],
+    sigmas: Sigmas,
     *,
     common: float = 0.0,
     scatter: float = 0.0,
@@ -144,14 +153,16 @@ def _beyond(
     """
     healthy, own = _healthy(noise, before, num_before)
     with np.errstate(invalid="ignore", divide="ignore"):
-        fast = np.sqrt(
-            np.maximum(noise.fast, scatter / SCATTER_DOUBT) ** 2 / num_inside
-            + (own * noise.fast) ** 2 / np.maximum(num_before, 1)
+        # Few steps leave the measured noise in doubt, not what no clock betters.
+        fast = np.maximum(sigmas.fast * noise.measured, sigmas.sure * noise.fast)
+        needed_fast = np.sqrt(
+            np.maximum(fast, sigmas.fast * scatter / SCATTER_DOUBT) ** 2 / num_inside
+            + (own * fast) ** 2 / np.maximum(num_before, 1)
         )
         slow = np.sqrt(noise.wander**2 * (1.0 + own**2) + ((1.0 - own) * noise.spread) ** 2)
         slowdown = inside - healthy - common
         slow = np.hypot(slow, drift)
-        needed = np.hypot(z[0] * fast, z[1] * slow) + UNEVEN * common
+        needed = np.hypot(needed_fast, sigmas.slow * slow) + UNEVEN * common
         strength: Array = slowdown / needed
     return strength, slowdown
 
@@ -184,37 +195,38 @@ class _Judge:
 
     residuals: Residuals
     noise: Noise
-    z: tuple[float, float]
+    sigmas: Sigmas
     min_slowdown: float
+    needed: float = 1.0
 
     def shift(self, rank: int, first: int, end: int) -> Shift | None:
         """None where it is not worth naming."""
         noise = self.noise
-        whole = self._weighed(rank, (0, first), (first, end), drift=0.0)
+        whole = self.weighed(rank, (0, first), (first, end), drift=0.0)
         if not whole.level >= log(self.min_slowdown):
             return None
         strength = whole.strength
         if first > 0:
             # Warm GPUs drift by a percent: what did not come at once has to be more than that.
             before, inside = max(0, first - RECENT_STEPS), min(end, first + RECENT_STEPS)
-            abrupt = self._weighed(rank, (before, first), (first, inside), drift=0.0)
-            gradual = self._weighed(rank, (0, first), (first, end), drift=DRIFT)
+            abrupt = self.weighed(rank, (before, first), (first, inside), drift=0.0)
+            gradual = self.weighed(rank, (0, first), (first, end), drift=DRIFT)
             strength = min(strength, max(abrupt.strength, gradual.strength))
         witnesses = self._agreeing(rank, first, end, whole.base + 0.5 * whole.level)
         if not noise.has_peers[rank]:
             witnesses = min(witnesses, int(self.residuals.counts[:first, rank].sum()))
         return Shift(
             rank=rank,
+            chunk=self.residuals.chunk,
             first=first,
             end=end,
             log_slowdown=whole.level,
-            base=whole.base,
             error=whole.error,
-            strength=min(strength, SAMPLE_CLIP * sqrt(witnesses) / self.z[0]),
+            strength=min(strength / self.needed, SAMPLE_CLIP * sqrt(witnesses) / self.sigmas.sure),
             num_before=int(np.isfinite(self.residuals.by_step[:first, rank]).sum()),
         )
 
-    def _weighed(
+    def weighed(
         self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float
     ) -> "_Weight":
         by_step, noise = self.residuals.by_step, self.noise
@@ -231,7 +243,7 @@ class _Judge:
             before,
             num_inside,
             num_before,
-            self.z,
+            self.sigmas,
             common=common,
             scatter=scatter,
             drift=drift,

@@ -13,9 +13,9 @@ import numpy as np
 
 from pacekeeper.core.findings import Tier
 from pacekeeper.predictor.level_noise import noise_of
-from pacekeeper.predictor.level_shifts import Shift, strongest_shifts
+from pacekeeper.predictor.level_shifts import Shift, lost, strongest_shifts
 from pacekeeper.predictor.peers import MIN_PEERS
-from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.trace import Chunk, Trace
 from pacekeeper.predictor.trace_residuals import TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
 
@@ -30,6 +30,8 @@ def rank_faults(
 ) -> tuple[Trouble, ...]:
     """The slow ranks of a trace, those that lost most first; () where it tells no compute times.
 
+    A rank may be found by one kind of pass alone; the slowdown is then of that, as the reason says.
+
     false_alarms: expected number of wrong findings per trace if nothing is wrong. Raises ValueError
     where the compute table holds no usable time of a known rank.
     """
@@ -40,20 +42,29 @@ def rank_faults(
     if trace.compute is None:
         return ()
     times = times_of(trace)
-    known = np.zeros((len(times.steps), len(times.ranks)))
+    known = np.zeros((len(times.steps), len(times.rank_of)))
     found: list[Shift] = []
     for _ in range(2 * len(times.ranks)):
-        residuals = residuals_of(times, known)
-        noise = noise_of(residuals, times.stage)
-        shifts = strongest_shifts(
-            residuals, noise, false_alarms=false_alarms, min_slowdown=min_slowdown
-        )
+        views = [(view, noise_of(view, times.stage)) for view in residuals_of(times, known)]
+        # A slower device is slow in the kind that takes longest; it alone says enough.
+        judged = views[:2]
+        shifts = [
+            shift
+            for residuals, noise in judged
+            for shift in strongest_shifts(
+                residuals,
+                noise,
+                false_alarms=false_alarms / len(judged),
+                min_slowdown=min_slowdown,
+            )
+        ]
         if not shifts:
             break
         for shift in _independent(times, shifts):
             # All of it, step by step: what is left of an uneven fault would accuse its partners.
-            stretch = slice(shift.first, shift.end), shift.rank
-            known[stretch] += np.nan_to_num(residuals.by_step[stretch] - shift.base)
+            for residuals, noise in views[1:] or views:
+                own = residuals.columns[times.rank_of[residuals.columns] == shift.rank]
+                known[shift.first : shift.end, own] += lost(residuals, noise, shift)[:, None]
             found.append(shift)
     merged = _merged(found)
     troubles = [_trouble(times, shift, merged) for shift in merged]
@@ -64,10 +75,12 @@ def _independent(times: TraceTimes, shifts: Sequence[Shift]) -> list[Shift]:
     """The strongest of each data-parallel rank: its stages are compared with one another.
 
     A rank that was slow from the start and recovered makes its mirror image look slowed: it goes
-    first.
+    first. All computing of a rank goes before one kind of it: it says what the rank loses.
     """
+    whole = {shift.rank for shift in shifts if shift.chunk is None}
+    kept = [shift for shift in shifts if shift.chunk is None or shift.rank not in whole]
     best: dict[int, Shift] = {}
-    for shift in sorted(shifts, key=lambda one: (one.first == 0, one.strength)):
+    for shift in sorted(kept, key=lambda one: (one.first == 0, one.strength)):
         best[int(times.dp[shift.rank])] = shift
     return list(best.values())
 
@@ -126,11 +139,17 @@ def _trouble(times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Tro
         last_step=None if lasts else last,
         tier=_tier(shift, witnesses),
         reason=(
-            f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed for "
-            f"x{value:.3f} of the time that its work explains (95 %: {low:.3f} to {high:.3f}), "
-            f"{when}; {beside}; {shift.strength:.1f} x the evidence needed"
+            f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed "
+            f"{_part(shift)}for x{value:.3f} of the time that its work explains "
+            f"(95 %: {low:.3f} to {high:.3f}), {when}; {beside}; {shift.strength:.1f} x the evidence needed"
         ),
     )
+
+
+def _part(shift: Shift) -> str:
+    if shift.chunk is None:
+        return ""
+    return f"its {Chunk(shift.chunk).name.lower().replace('_', ' ')} passes "
 
 
 def _tier(shift: Shift, witnesses: int) -> Tier:

@@ -16,7 +16,7 @@ from pacekeeper.predictor.workload import Array, Flags, Positions
 
 ITERATIONS = 5  # of Huber weights
 RIDGE = 1e-3  # of a regressor's own spread: keeps collinear ones apart
-KNOWN_SHARE = 0.9  # a source that lacks more of a role's rows than the rest is not used
+KNOWN_SHARE = 0.5  # a source that lacks more of a role's rows than the rest is not used
 LEAST_EXPLAINED = 0.05  # of the typical time: work never seen before costs something
 LEAST_SCATTER = 4  # micro-batches that can tell their own scatter
 CLIP = 2.0  # sigmas: what one micro-batch may add to the mean of its step (Huber)
@@ -53,11 +53,14 @@ class TraceTimes:
 class Residuals:
     """log(observed / expected) of each rank; 0 is the middle of the peers of its stage.
 
-    `samples` [times, ranks]: of each micro-batch, chunks summed; `by_step` [steps, ranks]: robust
+    `columns`: of TraceTimes, what was summed. `chunk`: the only kind of chunk in it, None: all.
+    `samples` [times, ranks]: of each micro-batch; `by_step` [steps, ranks]: robust
     means of those, `counts` how many and `errors` one sigma by how far they are apart, 0 where they
     are too few to tell. `step_of` as in TraceTimes.
     """
 
+    columns: Positions
+    chunk: int | None
     step_of: Positions
     samples: Array
     by_step: Array
@@ -103,22 +106,41 @@ def times_of(trace: Trace) -> TraceTimes:
     )
 
 
-def residuals_of(times: TraceTimes, known: Array) -> Residuals:
-    """What the work does not explain. known [steps, ranks]: log slowdowns that are already found;
-    they are taken out, so that a slow rank misleads nobody who is compared with it.
+def residuals_of(times: TraceTimes, known: Array) -> tuple[Residuals, ...]:
+    """What the work does not explain: of all computing and, where a trace tells several kinds of
+    chunk, of the kind that takes longest and of the others.
+
+    Why apart: a power cap slows backward passes up to four times as much as forward ones, and short
+    ones are noisier. known [steps, columns]: log slowdowns that are already found; they are taken
+    out, so that a slow rank misleads nobody who is compared with it.
     """
-    log_s = times.log_s - known[times.step_of][:, times.rank_of]
+    log_s = times.log_s - known[times.step_of]
     unexplained = np.full_like(log_s, np.nan)
     for role in np.unique(times.role_of):
         at = np.flatnonzero(times.role_of == role)
         sources = _sources(times, log_s, at)
         rest = _without(times, log_s[:, at], sources)
         unexplained[:, at] = rest - _middle(rest)
-    # Not weighted by their noise: a power cap slows backward four times as much as forward.
-    samples = _by_rank(times, np.exp(log_s), np.exp(log_s - unexplained))
+    observed_s, expected_s = np.exp(log_s), np.exp(log_s - unexplained)
+    chunks = np.unique(times.chunk_of)
+    kinds: list[int | None] = [None]
+    if len(chunks) > 1:
+        took_s = [float(np.nansum(observed_s[:, times.chunk_of == chunk])) for chunk in chunks]
+        kinds += [int(chunks[i]) for i in np.argsort(took_s)[::-1]]
+    return tuple(_residuals(times, observed_s, expected_s, kind) for kind in kinds)
+
+
+def _residuals(
+    times: TraceTimes, observed_s: Array, expected_s: Array, chunk: int | None
+) -> Residuals:
+    every = np.ones(len(times.chunk_of), dtype=np.bool_)
+    columns = np.flatnonzero(every if chunk is None else times.chunk_of == chunk)
+    samples = _by_rank(times, columns, observed_s, expected_s)
     by_step, counts, errors = _step_means(times, samples)
     shared = _shared_by_stage(times, by_step)
     return Residuals(
+        columns=columns,
+        chunk=chunk,
         step_of=times.step_of,
         samples=samples - shared[times.step_of],
         by_step=by_step - shared,
@@ -246,12 +268,13 @@ def _huber(columns: Array, target: Array) -> Array:
     return per_unit
 
 
-def _by_rank(times: TraceTimes, observed_s: Array, expected_s: Array) -> Array:
-    """log(observed / expected) of each micro-batch [times, ranks], chunks summed; NaN: none."""
+def _by_rank(times: TraceTimes, columns: Positions, observed_s: Array, expected_s: Array) -> Array:
+    """log(observed / expected) of each micro-batch [times, ranks], columns summed; NaN: none."""
     sums = np.zeros((2, len(times.ranks), len(times.step_of)))
     usable = np.isfinite(expected_s)
     for i, seconds in enumerate((observed_s, expected_s)):
-        np.add.at(sums[i], times.rank_of, np.where(usable, seconds, 0.0).T)
+        kept = np.where(usable, seconds, 0.0)[:, columns]
+        np.add.at(sums[i], times.rank_of[columns], kept.T)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratios: Array = np.log(sums[0] / sums[1]).T
     return ratios

@@ -1,7 +1,7 @@
 """Slow ranks in recorded runs: who, since when, how slow; work and wild samples are nobody's."""
 
 from dataclasses import replace
-from math import log
+from math import inf
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.core.findings import Tier
 from pacekeeper.predictor.level_noise import thresholds
 from pacekeeper.predictor.rank_faults import rank_faults
-from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace
 from pacekeeper.predictor.verdict import TroubleKind
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
@@ -196,8 +196,53 @@ def test_what_is_not_worth_naming_is_not_named() -> None:
 
 
 def test_thresholds_share_the_false_alarms_over_all_that_is_looked_at() -> None:
-    z_fast, z_slow = thresholds(28, 64, 0.01)
-    assert z_fast == pytest.approx(5.08, abs=0.01)  # Q(z) = 0.005 / (64 * 28 * 29 / 2)
-    assert z_slow == pytest.approx(4.20, abs=0.01)  # Q(z) = 0.005 / (64 * (1 + log2 28))
-    assert thresholds(28, 128, 0.01) > (z_fast, z_slow) > thresholds(28, 64, 0.1)
-    assert log(z_fast) > 0
+    sigmas = thresholds(28, 64, 0.01, inf)
+    assert sigmas.sure == pytest.approx(sigmas.fast)
+    assert sigmas.fast == pytest.approx(5.08, abs=0.01)  # Q(z) = 0.005 / (64 * 28 * 29 / 2)
+    assert sigmas.slow == pytest.approx(4.20, abs=0.01)  # Q(z) = 0.005 / (64 * (1 + log2 28))
+    more, fewer = thresholds(28, 128, 0.01, inf), thresholds(28, 64, 0.1, inf)
+    assert more.fast > sigmas.fast > fewer.fast and more.slow > sigmas.slow > fewer.slow
+
+
+def test_noise_that_few_steps_tell_asks_for_more_evidence() -> None:
+    sure, doubtful = thresholds(4, 8, 0.01, inf), thresholds(4, 8, 0.01, 9.0)
+    assert doubtful.fast > 1.5 * sure.fast
+    assert (doubtful.slow, doubtful.sure) == (sure.slow, sure.sure)
+
+
+def test_a_rank_slow_in_its_backward_passes_only_is_named_by_them() -> None:
+    trace = alone()
+    table = table_of(trace)
+    late = (table.rank == 2) & (table.step >= FIRST_STEP + 20)
+    backward = table.chunk == int(Chunk.BACKWARD)
+    # Forward passes as much faster as backward ones are slower: the rank loses nothing in all.
+    (trouble,) = rank_faults(timed(trace, np.where(late, np.where(backward, 1.05, 0.9), 1.0)))
+    assert (trouble.rank, trouble.first_step) == (2, FIRST_STEP + 20)
+    assert trouble.low < 1.05 < trouble.high
+    assert "computed its backward passes for x1.05" in trouble.reason
+
+
+def test_what_a_rank_loses_in_all_is_told_where_all_of_it_is_slow() -> None:
+    trace = alone()
+    table = table_of(trace)
+    late = (table.rank == 2) & (table.step >= FIRST_STEP + 20)
+    backward = table.chunk == int(Chunk.BACKWARD)
+    (trouble,) = rank_faults(timed(trace, np.where(late, np.where(backward, 1.3, 1.1), 1.0)))
+    assert trouble.slowdown == pytest.approx((2 * 1.3 + 1.1) / 3, rel=0.01)
+    assert "passes" not in trouble.reason
+
+
+def test_the_shorter_kind_of_pass_accuses_nobody() -> None:
+    trace = alone()
+    table = table_of(trace)
+    late = (table.rank == 2) & (table.step >= FIRST_STEP + 20)
+    forward = table.chunk == int(Chunk.FORWARD)
+    assert rank_faults(timed(trace, np.where(late, np.where(forward, 1.05, 0.975), 1.0))) == ()
+
+
+def test_rows_lost_at_random_do_not_make_work_a_fault() -> None:
+    trace = pipeline(num_steps=20, documents=0.8)
+    for seed in range(4):
+        kept = np.random.default_rng(seed).random(len(table_of(trace).step)) < 0.85
+        rows = {name: getattr(table_of(trace), name)[kept] for name in ComputeTable.__slots__}
+        assert rank_faults(replace(trace, compute=ComputeTable(**rows))) == ()
