@@ -141,7 +141,8 @@ def _trouble(times: TraceTimes, shift: Shift, all_found: Sequence[Shift]) -> Tro
         reason=(
             f"rank {rank} (stage {stage}, data-parallel {int(times.dp[shift.rank])}) computed "
             f"{_part(shift)}for x{value:.3f} of the time that its work explains "
-            f"(95 %: {low:.3f} to {high:.3f}), {when}; {beside}; {shift.strength:.1f} x the evidence needed"
+            f"(95 %: {low:.3f} to {high:.3f}), {when}; {beside}; "
+            f"{shift.strength:.1f} x the evidence needed"
         ),
     )
 

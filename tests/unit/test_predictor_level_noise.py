@@ -5,11 +5,14 @@ import pytest
 
 from pacekeeper.predictor.level_noise import (
     LEAST_NOISE,
+    LEAST_WANDER,
     MEDIAN_EFFICIENCY,
+    MOST_OWN,
     QUARTILE_EFFICIENCY,
     needed_strength,
     noise_of,
 )
+from pacekeeper.predictor.level_shifts import strongest_shifts
 from pacekeeper.predictor.trace_residuals import Residuals
 from pacekeeper.predictor.workload import Array
 
@@ -77,3 +80,33 @@ def test_no_clock_is_better_than_the_least_noise() -> None:
     noise = noise_of(residuals(by_step), np.zeros(8, dtype=np.intp))
     assert (noise.fast == LEAST_NOISE).all()
     assert (noise.measured < 1e-4).all()
+
+
+def test_wander_told_by_few_means_counts_for_little() -> None:
+    by_step = np.zeros((24, 64))
+    by_step[:, 5] = 0.1 * (np.arange(24) // 4 % 2)  # five changes of means over four steps
+    weight = 5 * MEDIAN_EFFICIENCY / (8.0 + 5 * MEDIAN_EFFICIENCY)
+    own = MOST_OWN * LEAST_WANDER
+    expected = np.sqrt(weight * own**2 - LEAST_NOISE**2 / 4)
+    wander = noise_of(residuals(by_step), np.zeros(64, dtype=np.intp)).wander
+    assert wander[5] == pytest.approx(expected, rel=1e-6)
+
+
+def test_among_ranks_with_bouts_of_noise_a_little_more_of_it_is_no_fault() -> None:
+    rng = np.random.default_rng(5)
+    quiet = 0.002 * rng.standard_normal((100, 64))
+    bouts = quiet.copy()
+    for rank, size in enumerate(np.linspace(0.004, 0.012, 64)):
+        first = int(rng.integers(5, 90))
+        bouts[first : first + 5, rank] += size
+
+    def named(by_step: Array) -> list[int]:
+        by_step = by_step.copy()
+        by_step[50:55, 5] = quiet[50:55, 5] + 0.0165
+        every = residuals(by_step)
+        noise = noise_of(every, np.zeros(64, dtype=np.intp))
+        found = strongest_shifts(every, noise, false_alarms=0.01, min_slowdown=1.0)
+        return [shift.rank for shift in found]
+
+    assert named(quiet) == [5]
+    assert named(bouts) == []

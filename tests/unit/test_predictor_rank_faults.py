@@ -240,9 +240,17 @@ def test_the_shorter_kind_of_pass_accuses_nobody() -> None:
     assert rank_faults(timed(trace, np.where(late, np.where(forward, 1.05, 0.975), 1.0))) == ()
 
 
-def test_rows_lost_at_random_do_not_make_work_a_fault() -> None:
+def test_rows_lost_at_random_hide_neither_work_nor_a_slow_rank() -> None:
     trace = pipeline(num_steps=20, documents=0.8)
     for seed in range(4):
         kept = np.random.default_rng(seed).random(len(table_of(trace).step)) < 0.85
         rows = {name: getattr(table_of(trace), name)[kept] for name in ComputeTable.__slots__}
-        assert rank_faults(replace(trace, compute=ComputeTable(**rows))) == ()
+        partial = replace(trace, compute=ComputeTable(**rows))
+        assert rank_faults(partial) == ()
+        assert [t.rank for t in rank_faults(slowed(partial, 3, 1.08, first=12))] == [3]
+
+
+def test_a_short_trace_of_steady_ranks_is_in_no_doubt_of_its_noise() -> None:
+    trace = pipeline(num_dp=1, num_stages=2, num_steps=6, noise=1e-5, documents=1e-6)
+    found = rank_faults(slowed(summed(trace), 1, 1.013, first=3))
+    assert [(t.rank, t.first_step) for t in found] == [(1, FIRST_STEP + 3)]
