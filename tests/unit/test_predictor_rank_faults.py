@@ -252,5 +252,5 @@ def test_rows_lost_at_random_hide_neither_work_nor_a_slow_rank() -> None:
 
 def test_a_short_trace_of_steady_ranks_is_in_no_doubt_of_its_noise() -> None:
     trace = pipeline(num_dp=1, num_stages=2, num_steps=6, noise=1e-5, documents=1e-6)
-    found = rank_faults(slowed(summed(trace), 1, 1.013, first=3))
+    found = rank_faults(slowed(summed(trace), 1, 1.012, first=3))
     assert [(t.rank, t.first_step) for t in found] == [(1, FIRST_STEP + 3)]
