@@ -2,6 +2,7 @@
 
 from itertools import combinations
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -63,6 +64,17 @@ def test_on_unequal_nodes_the_small_one_holds_more_and_computes_no_more(num_expe
     assert len(layout.experts_on(3, 0)) == 3 * num_experts
     load = load_of(layout, 0)
     assert max(load.values()) < 1.001 * min(load.values())
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 8])
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_slots_stay_balanced_over_many_nodes_and_experts(count: int, replicas: int) -> None:
+    for size in (2, 3, 4):
+        node_of = {rank: f"{rank // size}" for rank in range(count * size)}
+        for num_experts in (12, 16, 30, 64):
+            layout = first(node_of, num_experts, replicas)
+            slots = [len(layout.experts_on(rank, 0)) for rank in layout.ranks]
+            assert max(slots) - min(slots) <= 1
 
 
 floors = st.integers(1, 3)
@@ -136,6 +148,15 @@ def test_an_expert_that_lost_nothing_costs_no_copy(num_experts: int) -> None:
     assert {move.block.index for move in transfers(narrow, after) if move.block.layer == 0} <= {
         *hit
     }
+
+
+def test_an_expert_with_hosts_enough_gets_another_where_all_stand_on_one_node() -> None:
+    node_of = {0: "a", 1: "a", 2: "b", 3: "b"}
+    three = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=3)
+    floor = Floor(hosts=2, domain_of=node_of)
+    for dead in range(4):
+        after = shrink(three, dead=[dead], generation=2, floor=floor)
+        assert on_nodes(after, node_of) == [[2] * 4]
 
 
 def test_any_node_may_die_and_then_any_rank() -> None:

@@ -13,6 +13,7 @@ from support.machine_driver import (
     FIRST,
     FLOOR,
     JOB,
+    NODE_OF,
     QUICK,
     WARM,
     Driver,
@@ -50,6 +51,7 @@ def assert_dropped(driver: Driver, question: AskDecision) -> None:
 def test_a_decision_is_acted_on_when_it_comes_not_before() -> None:
     driver, question = asking()
     assert (question.view.layout, question.view.next_generation) == (FIRST, 2)
+    assert question.view.node_of == NODE_OF
     assert driver.job.desired is None
     driver.answer(question)
     (offer,) = driver.all_said(OfferPlan)
