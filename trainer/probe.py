@@ -1,8 +1,9 @@
 """The fixed probe: the same short work on every rank, so that its time says a device's speed.
 
-Some matrix products, some copies, one message to the next rank: within 50 ms where no device is
-more than four times slow, and one of each at least where one is. No decision, no state, no ticket:
-who loses its group in it goes on as after any loss.
+Some matrix products, some copies, one message to the next rank. No repeat is begun after a budget,
+which aims at 50 ms for devices up to four times slow; what has begun is ended, however long an
+overloaded host takes, and the message waits for the slowest. No decision, no state, no ticket: who
+loses its group in it goes on as after any loss.
 """
 
 import time
