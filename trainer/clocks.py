@@ -15,7 +15,7 @@ from pacekeeper.trainer.faults import (
     Slowable,
 )
 from pacekeeper.trainer.links import EmulatedLinks
-from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock
+from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock, TransferClock
 from pacekeeper.trainer.work import WorkMeter
 
 
@@ -38,3 +38,14 @@ def make_clock(
     )
     links = EmulatedLinks.calibrated(config, world_size, seed=seed)
     return emulated, {COMPUTE_FAULT: emulated, LINK_FAULT: links}
+
+
+def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> TransferClock | None:
+    """What times transfers; `targets` as `make_clock` gave them. None on shared cores ("cpu").
+
+    A transfer's wall time there is mostly waiting for a core: it would accuse a busy host's links.
+    """
+    links = targets.get(LINK_FAULT)
+    if isinstance(links, EmulatedLinks):
+        return links
+    return None if config.clock == "cpu" else TransferClock()

@@ -20,17 +20,15 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.trainer import hooks, mover, probe
-from pacekeeper.trainer.clocks import make_clock
+from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.device import CLOCKS, device_uuid, rank_device
 from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import (
-    LINK_FAULT,
     EmulatedClock,
     FaultInjector,
 )
-from pacekeeper.trainer.links import EmulatedLinks
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
@@ -42,7 +40,6 @@ from pacekeeper.trainer.rules import (
     load_period_steps,
     model_shape,
 )
-from pacekeeper.trainer.timing import TransferClock
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
@@ -115,8 +112,7 @@ class Rank:
         self.clock, targets = make_clock(
             config, spec.rank, spec.world_size, self.meter, self.device
         )
-        links = targets.get(LINK_FAULT)
-        self.transfers = links if isinstance(links, EmulatedLinks) else TransferClock()
+        self.transfers = make_transfers(config, targets)
         self.faults = (
             FaultInjector(directory=Path(spec.faults_dir), rank=spec.rank, targets=targets)
             if spec.faults_dir
@@ -187,7 +183,7 @@ class Rank:
         self.phase = Phase.PRE
         self.is_redone, self.has_begun = self.has_begun, True
         self.meter.reset()
-        self.transfers.take()  # of a step that was not ended
+        self._take_transfers()  # of a step that was not ended
         self.optimizer.zero_grad()
         loss_sum, tokens = self._forward_backward()
         self.sync.synchronise(self.model)
@@ -328,10 +324,13 @@ class Rank:
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
 
+    def _take_transfers(self) -> tuple[float | None, int]:
+        return (None, 0) if self.transfers is None else self.transfers.take()
+
     def _step_is_over(self, loss: float) -> None:
         self.last_loss = loss
         tokens = self.corpus.num_tokens(self.step)
-        transfer_s, transfer_bytes = self.transfers.take()
+        transfer_s, transfer_bytes = self._take_transfers()
         self.hooks.step_ended(
             tokens=tokens,
             loss=loss,

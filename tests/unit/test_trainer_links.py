@@ -5,6 +5,8 @@ import time
 import pytest
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.trainer.clocks import make_transfers
+from pacekeeper.trainer.faults import LINK_FAULT, Slowable
 from pacekeeper.trainer.links import LINK_SHARE, EmulatedLinks
 from pacekeeper.trainer.timing import TransferClock
 
@@ -42,3 +44,18 @@ def test_an_even_share_takes_its_part_of_a_step() -> None:
     rows = config.rows_per_step * config.row_tokens * config.experts_per_token // 4
     moved = 2 * rows * config.num_layers * config.hidden_size * 4
     assert moved / made.bytes_per_s == pytest.approx(LINK_SHARE * config.emulated_step_s)
+
+
+@pytest.mark.parametrize(
+    ("clock", "kind"), [("emulated", EmulatedLinks), ("device", TransferClock)]
+)
+def test_transfers_are_timed_by_what_the_clock_emulates_or_by_wall_time(
+    clock: str, kind: type[TransferClock]
+) -> None:
+    config = TrainConfig(clock=clock)
+    targets: dict[str, Slowable] = {LINK_FAULT: links()} if clock == "emulated" else {}
+    assert type(make_transfers(config, targets)) is kind
+
+
+def test_on_shared_cores_no_transfer_is_timed() -> None:
+    assert make_transfers(TrainConfig(clock="cpu"), {}) is None
