@@ -54,13 +54,13 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
     perhaps_restart("healthy")
     cluster.run(WARM_STEPS)
     healthy_s = mean(cluster.step_s[-10:])
-    assert not cluster.incidents
+    assert not cluster.faults
     assert len(cluster.applied) == 1
 
     # Slow: the right rank, its slowdown, and work moves away from it.
     cluster.speeds[victim] = 1.0 / slowdown
     until(cluster, lambda: len(cluster.applied) > 1)
-    (found,) = cluster.incidents.values()
+    (found,) = cluster.faults.values()
     assert (found.finding.kind, found.finding.rank) == (FindingKind.DEVICE, victim)
     assert found.finding.slowdown == pytest.approx(slowdown, rel=0.1)
     assert min(shares_of(cluster.layout), key=shares_of(cluster.layout).__getitem__) == victim
@@ -74,7 +74,7 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
 
     # Recovered: the finding is over, the layout comes home and stays there.
     cluster.speeds.clear()
-    until(cluster, lambda: is_home(cluster) and not cluster.job.open_incidents)
+    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
     perhaps_restart("recovered")
     cluster.run(WARM_STEPS)
     assert is_home(cluster)
@@ -84,7 +84,7 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
     # One dies: the survivors are followed, told, and helped at most twice.
     cluster.kill(killed)
     applied = len(cluster.applied)
-    until(cluster, lambda: not cluster.job.open_incidents and killed in cluster.told_dead)
+    until(cluster, lambda: not cluster.has_open_fault and killed in cluster.told_dead)
     perhaps_restart("shrunken")
     cluster.run(WARM_STEPS)
     cluster.settle(10.0)
@@ -97,9 +97,9 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
     assert all(a.generation < b.generation for a, b in pairwise(cluster.applied))
     assert [i.finding.rank for i in of_kind(cluster, FindingKind.DEVICE)] == [victim]
     assert [i.finding.rank for i in of_kind(cluster, FindingKind.DEATH)] == [killed]
-    assert not any(incident.is_open for incident in cluster.incidents.values())
-    assert sorted(cluster.incidents) == [1, 2]
-    assert all(incident.actions for incident in cluster.incidents.values())
+    assert not cluster.has_open_fault
+    assert len(cluster.faults) == 2
+    assert all(incident.actions for incident in cluster.faults.values())
 
 
 def test_the_same_seed_gives_the_same_history() -> None:

@@ -41,12 +41,12 @@ def test_slow_rank_is_found_and_relieved_and_the_layout_returns_home(seed: int) 
     )
     cluster.run(2 * WARM_STEPS)
     healthy_s = mean(cluster.step_s[-10:])
-    assert not cluster.incidents
+    assert not cluster.faults
     assert len(cluster.applied) == 1
 
     cluster.speeds[victim] = 1.0 / slowdown
     until(cluster, lambda: len(cluster.applied) > 1)
-    (found,) = cluster.incidents.values()
+    (found,) = cluster.faults.values()
     assert (found.finding.kind, found.finding.rank) == (FindingKind.DEVICE, victim)
     assert found.finding.slowdown == pytest.approx(slowdown, rel=0.1)
     assert min(shares_of(cluster.layout), key=shares_of(cluster.layout).__getitem__) == victim
@@ -57,11 +57,11 @@ def test_slow_rank_is_found_and_relieved_and_the_layout_returns_home(seed: int) 
     assert plans_while_slow <= 2
 
     cluster.speeds.clear()
-    until(cluster, lambda: is_home(cluster) and not cluster.job.open_incidents)
+    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
     cluster.run(WARM_STEPS)
     assert is_home(cluster)
     assert len(cluster.applied) - 1 <= plans_while_slow + 2
-    assert len(cluster.incidents) == 1
+    assert len(cluster.faults) == 1
 
 
 def test_the_planner_prices_as_many_micro_batches_as_the_ranks_run() -> None:

@@ -142,6 +142,15 @@ class PaperCluster:
                 self._keep(node, layouts=((self.layout.generation, text),))
         self._report_applied(previous=previous, is_regroup=True)
 
+    @property
+    def faults(self) -> dict[int, Incident]:
+        """The incidents that accuse somebody: loads do lie unevenly here now and then."""
+        return {i: each for i, each in self.incidents.items() if not each.finding.kind.is_advice}
+
+    @property
+    def has_open_fault(self) -> bool:
+        return any(incident.is_open for incident in self.faults.values())
+
     def restart_controller(self) -> None:
         """kill -9 and start again: only what was stored is left; agents say everything again."""
         newest = max(self.incidents, default=0)
