@@ -38,12 +38,13 @@ NO_FLOOR = SpreadFloor()
 class Standing:
     """Where one layer's experts stand, while they are moved about.
 
-    domain [ranks] and `count` [experts, domains] by position; `kept` [experts]: domains an expert
-    must keep, as many as it has but no more than the floor asks for; `least`: what it asks for.
+    domain [ranks] and `count` [experts, domains] by position; `width` [experts]: domains an
+    expert stands in; `kept`: how many of them it must keep, at most what the floor asks (`least`).
     """
 
     domain: Counts
     count: Counts
+    width: Counts
     kept: Counts
     least: int
 
@@ -64,13 +65,14 @@ class Standing:
         size = num_experts * len(number)
         count = np.bincount(expert * len(number) + place[rank], minlength=size)
         count = count.reshape(num_experts, len(number))
-        kept = np.minimum((count > 0).sum(axis=1), floor.least)
+        width = np.count_nonzero(count, axis=1)
+        kept = np.minimum(width, floor.least)
         least = min(floor.least, len(number))
-        return cls(domain=place, count=count, kept=kept, least=least)
+        return cls(domain=place, count=count, width=width, kept=kept, least=least)
 
     def is_wide(self, expert: int) -> bool:
         """May one more host of this expert stand anywhere?"""
-        return int((self.count[expert] > 0).sum()) >= self.least
+        return bool(self.width[expert] >= self.least)
 
     def is_covered(self, expert: int) -> Flags:
         """The ranks in whose domain it has a host already: [ranks]."""
@@ -79,8 +81,7 @@ class Standing:
 
     def may_leave(self, expert: Counts, rank: Counts | int) -> Flags:
         """May these experts each lose their replica on `rank`?"""
-        row = self.count[expert]
-        is_wide = (row > 0).sum(axis=-1) > self.kept[expert]
+        is_wide = self.width[expert] > self.kept[expert]
         may: Flags = is_wide | (self.count[expert, self.domain[rank]] > 1)
         return may
 
@@ -98,7 +99,8 @@ class Standing:
         """The replicas (as in `of`) of these experts have changed."""
         for changed in experts:
             at = self.domain[rank[expert == changed]]
-            self.count[changed] = np.bincount(at, minlength=self.count.shape[1])
+            self.count[changed] = row = np.bincount(at, minlength=self.count.shape[1])
+            self.width[changed] = np.count_nonzero(row)
 
 
 def num_narrow(layout: Layout, floor: SpreadFloor) -> int:
