@@ -1,12 +1,19 @@
 """How well is a micro-batch's compute time predicted? Ours against ResiHP's formula, same runs.
 
-`python -m benchmarks.predictor_error --data DIR`; about two minutes on one core. Real arithmetic,
+`python -m benchmarks.predictor_error --data DIR`; five minutes of one core. Real arithmetic,
 forward and backward, on documents of real lengths (`llm_lengths`) packed to a token budget with
 block-diagonal attention; dense, and MoE with a rank that holds half of the experts under skewed and
-drifting routing. Both models are fitted to the first micro-batches and predict the rest. An
-iteration is several micro-batches and the optimizer. ResiHP: T = alpha N + beta sum(l^2), least
-squares (research: eq. 1); their own error on GPUs: 1.19-1.58 % per micro-batch, 2.81-5.06 % per
-iteration. Last line: JSON.
+drifting routing. An iteration is several micro-batches and the optimizer's work. Both models are
+fitted to the first measurement of the first iterations and predict the others.
+
+The clock has noise of its own (other processes share caches and cores), which no model predicts. So
+each iteration is computed several times, in passes of random order with frozen weights, and all is
+told twice: `raw`, fitted to and judged by the first measurement, and `denoised`, fitted to and
+judged by the least of all passes (what disturbs only ever adds). What a second measurement is off
+by from the first is printed beside: what noise alone does.
+
+ResiHP: T = alpha N + beta sum(l^2), least squares (research: eq. 1); their own error on GPUs:
+1.19-1.58 % per micro-batch, 2.81-5.06 % per iteration. Last line: JSON with the ratios.
 """
 
 import argparse
@@ -16,7 +23,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -28,67 +35,97 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from pacekeeper.predictor.cost_model import fit
-from pacekeeper.predictor.workload import Array, StepSample
+from pacekeeper.core.expert_rows import rows_over
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.cost_model import CostModel, fit
+from pacekeeper.predictor.workload import BENDS, FEATURES, Array, StepSample, sample_of
 
 LENGTHS = {
     "repository documents": ("repository_documents_gpt2_tokens.csv.gz", "gpt2_tokens"),
     "conversations": ("azure2023_conv.csv.gz", "ContextTokens"),
 }
-HIDDEN, HEADS, LAYERS, EXPERTS, TOP_K = 256, 4, 2, 8, 2
+EXPERTS, TOP_K = 16, 2
 MICRO_BATCHES = 4  # of an iteration
+WARM_UP = 3  # iterations
 FIT_SHARE = 0.4  # of the iterations
+ERRORS = ("raw_micro_batch", "raw_iteration", "denoised_micro_batch", "denoised_iteration")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What fills one core, or one GPU, so that its clock sees work and not the start of kernels."""
+
+    hidden: int
+    heads: int
+    layers: int
+    budget: int  # tokens of a micro-batch
+    dtype: torch.dtype
+
+
+CORE = Size(hidden=256, heads=4, layers=1, budget=1024, dtype=torch.float32)
+GPU = Size(hidden=2048, heads=16, layers=4, budget=16_384, dtype=torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """The work of one micro-batch: its documents, and what routing prefers just then."""
+
+    documents: list[int]
+    bias_E: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One iteration: features [micro-batches, 5] as the detector counts them, and seconds."""
+    """One iteration: features [micro-batches, FEATURES], seconds by pass [passes, micro-batches]
+    and of the whole [passes]."""
 
     features: Array
     compute_s: Array
-    whole_s: float
+    whole_s: Array
 
 
 class Block(nn.Module):
     """Attention per document, then a dense MLP or the local half of a mixture of experts."""
 
-    def __init__(self, is_moe: bool) -> None:
+    def __init__(self, size: Size, is_moe: bool) -> None:
         super().__init__()
-        self.qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
-        self.out = nn.Linear(HIDDEN, HIDDEN)
-        self.router = nn.Linear(HIDDEN, EXPERTS) if is_moe else None
+        self.hidden, self.heads = size.hidden, size.heads
+        wide = 4 * size.hidden
+        self.qkv = nn.Linear(size.hidden, 3 * size.hidden)
+        self.out = nn.Linear(size.hidden, size.hidden)
+        self.router = nn.Linear(size.hidden, EXPERTS) if is_moe else None
         self.mlps = nn.ModuleList(
-            nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
+            nn.Sequential(nn.Linear(size.hidden, wide), nn.GELU(), nn.Linear(wide, size.hidden))
             for _ in range(EXPERTS // 2 if is_moe else 1)
         )
 
-    def forward(self, x_TD: Tensor, lengths: list[int], bias_E: Tensor) -> tuple[Tensor, int, int]:
-        """(tokens, rows that local experts computed, experts that had any)."""
+    def forward(self, x_TD: Tensor, case: Case) -> tuple[Tensor, list[int]]:
+        """(tokens, rows of each local expert)."""
         q, k, v = (
-            part.view(-1, HEADS, HIDDEN // HEADS).transpose(0, 1)
-            for part in self.qkv(F.rms_norm(x_TD, (HIDDEN,))).chunk(3, dim=-1)
+            part.view(-1, self.heads, self.hidden // self.heads).transpose(0, 1)
+            for part in self.qkv(F.rms_norm(x_TD, (self.hidden,))).chunk(3, dim=-1)
         )
         seen, at = [], 0
-        for length in lengths:
+        for length in case.documents:
             own = slice(at, at + length)
             seen.append(
                 F.scaled_dot_product_attention(q[:, own], k[:, own], v[:, own], is_causal=True)
             )
             at += length
-        x_TD = x_TD + self.out(torch.cat(seen, dim=1).transpose(0, 1).reshape(-1, HIDDEN))
+        x_TD = x_TD + self.out(torch.cat(seen, dim=1).transpose(0, 1).reshape(-1, self.hidden))
+        normed = F.rms_norm(x_TD, (self.hidden,))
         if self.router is None:
-            return x_TD + self.mlps[0](F.rms_norm(x_TD, (HIDDEN,))), 0, 0
-        normed = F.rms_norm(x_TD, (HIDDEN,))
-        weight_TE = torch.softmax(self.router(normed) + bias_E, dim=-1)
+            return x_TD + self.mlps[0](normed), []
+        weight_TE = torch.softmax(self.router(normed) + case.bias_E, dim=-1)
         top = weight_TE.topk(TOP_K, dim=-1)
-        mixed, rows, active = torch.zeros_like(x_TD), 0, 0
+        mixed, rows = torch.zeros_like(x_TD), []
         for expert, mlp in enumerate(self.mlps):
             token, slot = (top.indices == expert).nonzero(as_tuple=True)
+            rows.append(len(token))
             if len(token):
                 answer = mlp(normed.index_select(0, token)) * top.values[token, slot, None]
                 mixed = mixed.index_add(0, token, answer)
-                rows, active = rows + len(token), active + 1
-        return x_TD + mixed, rows, active
+        return x_TD + mixed, rows
 
 
 def documents(lengths: list[int], budget: int, random: Random) -> Iterator[list[int]]:
@@ -102,43 +139,67 @@ def documents(lengths: list[int], budget: int, random: Random) -> Iterator[list[
         yield chosen
 
 
+def cases(lengths: list[int], size: Size, count: int, device: torch.device) -> list[Case]:
+    """The micro-batches of a run; what routing prefers drifts from iteration to iteration."""
+    source = documents(lengths, size.budget, Random(1))
+    bias_E, made = torch.randn(EXPERTS), []
+    for i in range(count):
+        if i % MICRO_BATCHES == 0:
+            bias_E = bias_E + 0.15 * torch.randn(EXPERTS)
+        made.append(Case(documents=next(source), bias_E=bias_E.to(device, size.dtype)))
+    return made
+
+
 def run(
-    lengths: list[int], *, is_moe: bool, budget: int, num_iterations: int, device: torch.device
-) -> list[Measured]:
-    """Train a while and measure every micro-batch."""
+    lengths: list[int], size: Size, *, is_moe: bool, iterations: int, passes: int,
+    device: torch.device,
+) -> list[Measured]:  # fmt: skip
+    """Compute every iteration `passes` times and measure every micro-batch each time."""
     torch.manual_seed(0)
-    random = Random(1)
-    blocks = nn.ModuleList(Block(is_moe) for _ in range(LAYERS)).to(device)
-    optimizer = torch.optim.AdamW(blocks.parameters(), lr=1e-4)
-    source = documents(lengths, budget, random)
-    bias_E = torch.randn(EXPERTS, device=device)
-    measured = []
-    for _ in range(num_iterations):
-        bias_E = bias_E + 0.15 * torch.randn(EXPERTS, device=device)  # routing drifts
-        rows, spent = [], []
-        began_s = _clock(device)
-        for _ in range(MICRO_BATCHES):
-            docs = next(source)
-            x_TD = torch.randn(budget, HIDDEN, device=device)
-            start_s = _clock(device)
-            expert_rows, active = 0, 0
-            for block in blocks:
-                x_TD, own_rows, own_active = block(x_TD, docs, bias_E)
-                expert_rows, active = expert_rows + own_rows, active + own_active
-            x_TD.square().mean().backward()
-            spent.append(_clock(device) - start_s)
-            squares = sum(length**2 for length in docs)
-            rows.append([1.0, budget, squares, expert_rows, active])
-        optimizer.step()
-        optimizer.zero_grad()
-        measured.append(
-            Measured(
-                features=np.array(rows, dtype=np.float64),
-                compute_s=np.array(spent),
-                whole_s=_clock(device) - began_s,
-            )
-        )
-    return measured[2:]  # allocators and caches warm up
+    blocks = nn.ModuleList(Block(size, is_moe) for _ in range(size.layers))
+    blocks = blocks.to(device, size.dtype)
+    # Its work is real, its steps are not: routing must be the same in every pass.
+    optimizer = torch.optim.AdamW(blocks.parameters(), lr=0.0, weight_decay=0.0)
+    work = cases(lengths, size, iterations * MICRO_BATCHES, device)
+    inputs = torch.randn(size.budget, size.hidden).to(device, size.dtype)
+    features = np.zeros((iterations, MICRO_BATCHES, len(FEATURES)))
+    compute_s = np.zeros((iterations, passes, MICRO_BATCHES))
+    whole_s = np.zeros((iterations, passes))
+    random = Random(2)
+    for number in range(-1, passes):  # the first only warms up allocators, caches and clocks
+        order = list(range(iterations))
+        random.shuffle(order)
+        for i in order[: WARM_UP if number < 0 else None]:
+            began_s = _clock(device)
+            for j in range(MICRO_BATCHES):
+                case = work[i * MICRO_BATCHES + j]
+                start_s = _clock(device)
+                x_TD, rows = inputs, []
+                for block in blocks:
+                    x_TD, own_rows = block(x_TD, case)
+                    rows += own_rows
+                x_TD.float().square().mean().backward()
+                compute_s[i, number, j] = _clock(device) - start_s
+                features[i, j] = _features(case, rows)
+            optimizer.step()
+            optimizer.zero_grad()
+            whole_s[i, number] = _clock(device) - began_s
+    return [
+        Measured(features=f, compute_s=c, whole_s=w)
+        for f, c, w in zip(features, compute_s, whole_s, strict=True)
+    ]
+
+
+def _features(case: Case, rows: list[int]) -> Array:
+    """As the detector counts them, from the record that a trainer would write."""
+    told = MicroBatchRecord(
+        rank=0, step=0, micro_batch=0, generation=1, compute_s=1.0, tokens=sum(case.documents),
+        sum_len_squared=sum(length**2 for length in case.documents), expert_rows=sum(rows),
+        num_active_experts=sum(n > 0 for n in rows), num_documents=len(case.documents),
+        **dict(zip(BENDS, rows_over(rows), strict=True)),
+    )  # fmt: skip
+    features: Array = sample_of([told]).features[0]
+    return features
 
 
 def _clock(device: torch.device) -> float:
@@ -152,31 +213,63 @@ def _clock(device: torch.device) -> float:
 def errors(measured: list[Measured]) -> dict[str, float]:
     """Mean absolute percentage errors on the iterations that were not fitted to."""
     num_fit = round(len(measured) * FIT_SHARE)
-    fitted, rest = measured[:num_fit], measured[num_fit:]
-    samples = [
-        StepSample(
-            step=i * MICRO_BATCHES + j, generation=1, ranks=(0,), features=m.features[j : j + 1],
-            observed_s=m.compute_s[j : j + 1],
-        )
-        for i, m in enumerate(fitted)
-        for j in range(MICRO_BATCHES)
-    ]  # fmt: skip
-    model = fit(samples)
-    features = np.concatenate([m.features for m in fitted])
-    observed_s = np.concatenate([m.compute_s for m in fitted])
-    resihp, *_ = np.linalg.lstsq(features[:, [1, 2]], observed_s, rcond=None)
     result = {}
-    for name, predict in (
-        ("ours", model.expected_s),
-        ("resihp", lambda rows: rows[:, [1, 2]] @ resihp),
-    ):
-        # What an iteration takes beyond its micro-batches is one constant, for both alike.
-        beyond_s = np.median([m.whole_s - predict(m.features).sum() for m in fitted])
-        each = [np.abs(predict(m.features) / m.compute_s - 1.0) for m in rest]
-        whole = [abs((predict(m.features).sum() + beyond_s) / m.whole_s - 1.0) for m in rest]
-        result[f"{name}_micro_batch"] = float(np.mean(np.concatenate(each)))
-        result[f"{name}_iteration"] = float(np.mean(whole))
+    for kind, told in (("raw", _first), ("denoised", _least)):
+        seen = [(m.features, told(m.compute_s), told(m.whole_s)) for m in measured]
+        features = np.concatenate([rows for rows, _, _ in seen[:num_fit]])
+        compute_s = np.concatenate([spent_s for _, spent_s, _ in seen[:num_fit]])
+        ours = _fitted(features, compute_s)
+        for who, predict in (("ours", ours.expected_s), ("resihp", _resihp(features, compute_s))):
+            # What an iteration takes beyond its micro-batches is one constant, for both alike.
+            beyond_s = np.median([whole - predict(rows).sum() for rows, _, whole in seen[:num_fit]])
+            each = [np.abs(predict(rows) / spent_s - 1.0) for rows, spent_s, _ in seen[num_fit:]]
+            all_s = [(predict(rows).sum() + beyond_s, whole) for rows, _, whole in seen[num_fit:]]
+            result[f"{who}_{kind}_micro_batch"] = float(np.mean(each))
+            result[f"{who}_{kind}_iteration"] = float(np.mean([abs(p / w - 1) for p, w in all_s]))
+        inside = [
+            (least_s <= spent_s) & (spent_s <= most_s)
+            for rows, spent_s, _ in seen[num_fit:]
+            for least_s, most_s in [ours.interval_s(rows)]
+        ]
+        result[f"inside_interval_{kind}"] = float(np.mean(inside))
+    rest = measured[num_fit:]
+    again = [np.abs(m.compute_s[1] / m.compute_s[0] - 1.0) for m in rest]
+    whole_again = [abs(m.whole_s[1] / m.whole_s[0] - 1.0) for m in rest]
+    result["repeat_micro_batch"] = float(np.mean(again))
+    result["repeat_iteration"] = float(np.mean(whole_again))
     return result
+
+
+def _fitted(features: Array, compute_s: Array) -> CostModel:
+    """Our model: features [micro-batches, FEATURES], seconds [micro-batches]."""
+    return fit(
+        [
+            StepSample(step=i, generation=1, ranks=(0,), features=row[None], observed_s=spent)
+            for i, (row, spent) in enumerate(zip(features, compute_s[:, None], strict=True))
+        ]
+    )
+
+
+def _resihp(features: Array, compute_s: Array) -> Callable[[Array], Array]:
+    """T = alpha N + beta sum(l^2), least squares."""
+    columns = [FEATURES.index("tokens"), FEATURES.index("sum_len_squared")]
+    coefficients, *_ = np.linalg.lstsq(features[:, columns], compute_s, rcond=None)
+
+    def predict(rows: Array) -> Array:
+        expected_s: Array = rows[:, columns] @ coefficients
+        return expected_s
+
+    return predict
+
+
+def _first(passes: Array) -> Array:
+    first: Array = passes[0]
+    return first
+
+
+def _least(passes: Array) -> Array:
+    least: Array = np.min(passes, axis=0)
+    return least
 
 
 def read_lengths(path: Path, column: str, limit: int) -> list[int]:
@@ -189,53 +282,76 @@ def read_lengths(path: Path, column: str, limit: int) -> list[int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
-    parser.add_argument("--iterations", type=int, default=42)
-    parser.add_argument("--budget", type=int, default=1536, help="tokens of a micro-batch")
+    parser.add_argument("--iterations", type=int, default=24)
+    parser.add_argument(
+        "--passes", type=int, default=3, help="how often each is computed, 2 or more"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    size = GPU if device.type == "cuda" else CORE
     if device.type == "cpu":
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    table = Table(title=f"mean absolute error on {device.type}, micro-batch / iteration")
-    for name in ("documents", "model", "ours", "ResiHP's formula", "ratio (ours / theirs)"):
-        table.add_column(name)
-    outcome: dict[str, object] = {"device": device.type, "runs": {}}
-    ratios = []
+    runs = {}
     for name, (file, column) in LENGTHS.items():
-        lengths = read_lengths(arguments.data / "llm_lengths" / file, column, arguments.budget)
-        for is_moe in (False, True):
-            found = errors(
-                run(
-                    lengths,
-                    is_moe=is_moe,
-                    budget=arguments.budget,
-                    num_iterations=arguments.iterations,
-                    device=device,
-                )
-            )
-            kind = "MoE" if is_moe else "dense"
-            assert isinstance(outcome["runs"], dict)
-            outcome["runs"][f"{name}, {kind}"] = found
-            ratio = [
-                found[f"ours_{what}"] / found[f"resihp_{what}"]
-                for what in ("micro_batch", "iteration")
-            ]
-            ratios.append(ratio)
-            table.add_row(
-                name,
-                kind,
-                *(
-                    f"{found[f'{who}_micro_batch']:.2%} / {found[f'{who}_iteration']:.2%}"
-                    for who in ("ours", "resihp")
-                ),
-                f"{ratio[0]:.2f} / {ratio[1]:.2f}",
+        lengths = read_lengths(arguments.data / "llm_lengths" / file, column, size.budget)
+        for kind in ("dense", "MoE"):
+            measured = run(
+                lengths, size, is_moe=kind == "MoE", iterations=arguments.iterations,
+                passes=arguments.passes, device=device,
             )  # fmt: skip
-    outcome["ratio_micro_batch"] = float(np.median([ratio[0] for ratio in ratios]))
-    outcome["ratio_iteration"] = float(np.median([ratio[1] for ratio in ratios]))
-    Console().print(table)
-    print(json.dumps(outcome))
+            runs[f"{name}, {kind}"] = errors(measured)
+    Console().print(_table(runs, device.type))
+    print(json.dumps({"device": device.type, "runs": runs, **_ratios(runs)}))
     return 0
+
+
+def _ratios(runs: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Our error as a part of theirs, in the mean over the documents, by model."""
+    return {
+        f"ratio_{kind.lower()}_{what}": float(
+            np.mean([found[f"ours_{what}"] for name, found in runs.items() if name.endswith(kind)])
+            / np.mean(
+                [found[f"resihp_{what}"] for name, found in runs.items() if name.endswith(kind)]
+            )
+        )
+        for kind in ("dense", "MoE")
+        for what in ERRORS
+    }
+
+
+def _table(runs: dict[str, dict[str, float]], device: str) -> Table:
+    table = Table(title=f"mean absolute error on {device}, micro-batch / iteration")
+    names = (
+        "run",
+        "measured",
+        "ours",
+        "ResiHP's formula",
+        "ratio",
+        "measured again",
+        "inside 95 %",
+    )
+    for name in names:
+        table.add_column(name)
+    for run_name, found in runs.items():
+        for kind in ("raw", "denoised"):
+            by_who = {
+                who: [found[f"{who}_{kind}_{what}"] for what in ("micro_batch", "iteration")]
+                for who in ("ours", "resihp")
+            }
+            ratios = np.divide(by_who["ours"], by_who["resihp"])
+            again = f"{found['repeat_micro_batch']:.2%} / {found['repeat_iteration']:.2%}"
+            is_raw = kind == "raw"
+            table.add_row(
+                run_name if is_raw else "",
+                kind,
+                *(f"{each[0]:.2%} / {each[1]:.2%}" for each in by_who.values()),
+                f"{ratios[0]:.2f} / {ratios[1]:.2f}",
+                again if is_raw else "",
+                f"{found[f'inside_interval_{kind}']:.0%}",
+            )
+    return table
 
 
 if __name__ == "__main__":

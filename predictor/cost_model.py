@@ -235,7 +235,8 @@ def _partly_demeaned(
 ) -> tuple[Array, Array]:
     """Rows [rows, FEATURES] and targets [rows] whitened for the random effect of a rank."""
     _, group, count = np.unique(rank, return_inverse=True, return_counts=True)
-    part = 1.0 - spread / np.sqrt(spread**2 + count * RANK_SPREAD**2)
+    pace = RANK_SPREAD if len(count) > 1 else 0.0  # one rank alone differs from nobody
+    part = 1.0 - spread / np.sqrt(spread**2 + count * pace**2)
     both = np.column_stack([units, target])
     means = np.zeros((len(count), both.shape[1]))
     np.add.at(means, group, both)

@@ -139,15 +139,22 @@ def test_work_unlike_any_seen_widens_the_interval_until_the_model_is_blind() -> 
     seen = steps(3, 64.0, 1e-5, noise=0.01, num_steps=60, reach=1.0)
     model, usual = fit(seen), seen[0].features[:1]
     widths, blind = [], []
-    for factor in (1.0, 2.0, 8.0, 40.0):
+    for factor in (1.0, 1.5, 4.0, 40.0):
         rows = np.full((1, EXPERTS), 12.0 * factor)
         work = work_of(rows, np.array([TOKENS]))
         least_s, most_s = model.interval_s(work)
         widths.append(float(np.log(most_s / least_s)[0]))
         blind.append(bool(model.is_blind(work)[0]))
     assert widths == sorted(widths) and widths[-1] > 3.0 * widths[0]
-    assert (blind[0], blind[-1]) == (False, True)
+    assert blind == [False, False, True, True]
     assert not model.is_blind(usual)[0]
+
+
+def test_noise_over_a_long_history_does_not_pull_all_prices_down() -> None:
+    made = steps(7, 64.0, 1e-5, noise=0.02, num_steps=250)
+    model = fit(made)
+    errors = [np.log(s.observed_s / model.expected_s(s.features)) for s in made]
+    assert np.mean(errors) == pytest.approx(0.0, abs=0.02)
 
 
 def level(model: CostModel, job: SyntheticJob) -> float:
@@ -184,9 +191,9 @@ def test_a_fault_of_one_rank_is_never_learnt_however_long(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_slow_drift_of_all_ranks_is_followed_and_accuses_nobody(seed: int) -> None:
     job, evidence = SyntheticJob(seed=seed, **DEVICE_CLOCK), begin()
-    for step in range(700):
+    for step in range(501):
         sample = job.next()
-        drifted = replace(sample, observed_s=sample.observed_s * 1.3 ** (min(step, 500) / 500))
+        drifted = replace(sample, observed_s=sample.observed_s * 1.3 ** (step / 500))
         evidence, judgement = fold(CONFIG, evidence, drifted)
         assert judgement.findings == ()
     assert level(model_of(evidence), job) == pytest.approx(-np.log(1.3), abs=0.05)
