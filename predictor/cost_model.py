@@ -30,7 +30,6 @@ SETTLED = 1e-3  # shares that moved less are found
 LEAST_EXPECTED = 0.05  # of the typical time: smaller rows must not weigh more and more
 MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
 INTERVAL_SIGMAS = 1.96  # 95 % of a normal law
-BLIND_DOUBT = 0.10  # of log expected time, one sigma: as much as a slowdown worth acting on
 LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
 RANK_SPREAD = (
     0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
@@ -79,14 +78,6 @@ class CostModel:
         log_error = np.sqrt(self.spread**2 + self._coefficient_variance(features))
         factor = np.exp(INTERVAL_SIGMAS * log_error)
         return expected_s / factor, expected_s * factor
-
-    def is_blind(self, features: Array) -> Flags:
-        """Where the price of this work rests on guesses: [..., FEATURES] -> [...].
-
-        There a slow rank can not be told from work that the model has not seen yet.
-        """
-        blind: Flags = self._coefficient_variance(features) > BLIND_DOUBT**2
-        return blind
 
     def _coefficient_variance(self, features: Array) -> Array:
         work = features / self.expected_s(features)[..., None]

@@ -135,19 +135,15 @@ def test_the_interval_holds_95_percent_of_steps_it_has_not_seen(
     assert 0.93 <= np.mean(inside) <= 0.98
 
 
-def test_work_unlike_any_seen_widens_the_interval_until_the_model_is_blind() -> None:
-    seen = steps(3, 64.0, 1e-5, noise=0.01, num_steps=60, reach=1.0)
-    model, usual = fit(seen), seen[0].features[:1]
-    widths, blind = [], []
+def test_the_interval_widens_with_work_unlike_any_seen() -> None:
+    model = fit(steps(3, 64.0, 1e-5, noise=0.01, num_steps=60, reach=1.0))
+    widths = []
     for factor in (1.0, 1.5, 4.0, 40.0):
-        rows = np.full((1, EXPERTS), 12.0 * factor)
-        work = work_of(rows, np.array([TOKENS]))
+        work = work_of(np.full((1, EXPERTS), 12.0 * factor), np.array([TOKENS]))
         least_s, most_s = model.interval_s(work)
         widths.append(float(np.log(most_s / least_s)[0]))
-        blind.append(bool(model.is_blind(work)[0]))
-    assert widths == sorted(widths) and widths[-1] > 3.0 * widths[0]
-    assert blind == [False, False, True, True]
-    assert not model.is_blind(usual)[0]
+    # Experts were seen with 8 to 16 rows: where their price bends beyond that, nobody knows.
+    assert widths == sorted(widths) and widths[0] < 0.1 and widths[2] > 1.0
 
 
 def test_noise_over_a_long_history_does_not_pull_all_prices_down() -> None:
