@@ -7,10 +7,11 @@ constant, so who has the least arrives last (HolisticTraceAnalysis looks at star
 import numpy as np
 
 from pacekeeper.core.findings import Tier
+from pacekeeper.predictor.peers import medians_without_one
 from pacekeeper.predictor.robust import MAD_TO_SIGMA
 from pacekeeper.predictor.trace import Trace, WaitTable
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
-from pacekeeper.predictor.workload import Array, Flags, Positions
+from pacekeeper.predictor.workload import Array, Positions
 
 MIN_PEERS = 2
 LEAST_SHARE = 0.05  # of a step: lateness below it is not worth naming
@@ -33,12 +34,13 @@ def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
     if not len(steps) or wait_s.shape[1] <= MIN_PEERS:
         return ()
     compute_s = _compute_matrix(trace, steps, ranks)
-    late_s, is_late = _lateness(wait_s, compute_s)
+    busy, waiting_s = _others_busy_s(compute_s), medians_without_one(wait_s)
+    late_s = waiting_s - wait_s
+    is_late = late_s > _worth_naming_s(wait_s, waiting_s, busy)
     troubles = []
     for column in np.flatnonzero(is_late.mean(axis=0) >= STEPS_THAT_AGREE).tolist():
-        others = np.delete(np.arange(len(ranks)), column)
-        busy_s = np.nan_to_num(np.median(compute_s[:, others], axis=1))
-        whole_s = busy_s + np.median(wait_s[:, others], axis=1)
+        busy_s = busy[:, column]
+        whole_s = busy_s + waiting_s[:, column]
         ratio = whole_s / np.maximum(whole_s - late_s[:, column], 1e-9)
         slowdown = float(np.median(ratio))
         excess_s = float(np.median(compute_s[:, column] - busy_s))
@@ -63,21 +65,28 @@ def late_ranks(trace: Trace) -> tuple[Trouble, ...]:
     return tuple(troubles)
 
 
-def _lateness(wait_s: Array, compute_s: Array) -> tuple[Array, Flags]:
-    """How much later than its peers each rank came [steps, ranks], and is it beyond them?"""
-    num_ranks = wait_s.shape[1]
-    late_s = np.zeros_like(wait_s)
-    is_late = np.zeros(wait_s.shape, dtype=np.bool_)
-    for column in range(num_ranks):
-        others = np.delete(wait_s, column, axis=1)
-        middle = np.median(others, axis=1)
-        spread = MAD_TO_SIGMA * np.median(np.abs(others - middle[:, None]), axis=1)
-        late_s[:, column] = middle - wait_s[:, column]
-        busy_s = np.nan_to_num(np.median(np.delete(compute_s, column, axis=1), axis=1))
-        floor = np.maximum(OUTLYING * np.maximum(spread, LEAST_SPREAD * middle), 0.0)
-        worth = LEAST_SHARE * (busy_s + middle)
-        is_late[:, column] = late_s[:, column] > np.maximum(floor, worth)
-    return late_s, is_late
+def _others_busy_s(compute_s: Array) -> Array:
+    """Median compute of the others [steps, ranks]; 0 where one of them does not tell it."""
+    unknown = np.isnan(compute_s)
+    others_unknown = unknown.sum(axis=1, keepdims=True) - unknown
+    return np.where(others_unknown > 0, 0.0, medians_without_one(compute_s))
+
+
+def _worth_naming_s(wait_s: Array, waiting_s: Array, busy_s: Array) -> Array:
+    """How much later than its peers a rank must come to be beyond them [steps, ranks].
+
+    waiting_s, busy_s: medians of the others.
+    """
+    spread = np.empty_like(wait_s)
+    open_ = np.ones(wait_s.shape, dtype=np.bool_)
+    while open_.any():  # without one or the other, a step has three medians at most
+        middle = np.where(open_, waiting_s, -np.inf).max(axis=1, keepdims=True)
+        mine = open_ & (waiting_s == middle)
+        spread[mine] = medians_without_one(np.abs(wait_s - middle))[mine]
+        open_ &= ~mine
+    floor = OUTLYING * np.maximum(MAD_TO_SIGMA * spread, LEAST_SPREAD * waiting_s)
+    worth: Array = np.maximum(np.maximum(floor, 0.0), LEAST_SHARE * (busy_s + waiting_s))
+    return worth
 
 
 def _matrix(table: WaitTable) -> tuple[Positions, Positions, Array]:

@@ -4,12 +4,13 @@ Measured on the trace itself, from differences that a lasting fault hardly touch
 what everybody shows or what is known of healthy GPUs where there is little to measure. Pure.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, log2, sqrt
 
 import numpy as np
 from scipy.stats import norm, t
 
+from pacekeeper.predictor.robust import MAD_TO_SIGMA
 from pacekeeper.predictor.trace_residuals import Residuals, column_medians, robust_scale
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
@@ -43,6 +44,17 @@ class Noise:
     freedom: float
     stage: Positions
     has_peers: Flags
+
+    def of(self, ranks: Positions) -> "Noise":
+        """Of these ranks only."""
+        return replace(
+            self,
+            fast=self.fast[ranks],
+            measured=self.measured[ranks],
+            wander=self.wander[ranks],
+            stage=self.stage[ranks],
+            has_peers=self.has_peers[ranks],
+        )
 
 
 def noise_of(residuals: Residuals, stage: Positions) -> Noise:
@@ -118,7 +130,7 @@ def _fast_noise(residuals: Residuals) -> Array:
         within = residuals.samples - column_medians(residuals.samples)
         typical = robust_scale(within) / sqrt(max(1.0, float(np.median(residuals.counts))))
     common = np.maximum(typical, _scatter(residuals))
-    own = np.array([_scale_of_changes(column) for column in changes.T])
+    own = _scales_of_changes(changes)
     weight = np.isfinite(changes).sum(axis=0)
     weight = np.where(weight >= LEAST_CHANGES, QUARTILE_EFFICIENCY * weight, 0.0)
     mixed: Array = np.sqrt(
@@ -144,6 +156,16 @@ def _scale_of_changes(changes: Array) -> float:
     )
 
 
+def _scales_of_changes(changes: Array) -> Array:
+    """`_scale_of_changes` of each column; at once where nothing is missing."""
+    if not changes.size or not np.isfinite(changes).all():
+        return np.array([_scale_of_changes(column) for column in changes.T])
+    shares = np.array([0.5, 0.75])
+    reached = np.quantile(np.abs(changes) / sqrt(2.0), shares, axis=0)
+    scales: Array = (reached / norm.isf(0.5 - 0.5 * shares)[:, None]).max(axis=0)
+    return scales
+
+
 def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
     """What means over many steps still differ by, beyond the fast noise (Allan 1966)."""
     wander = np.full(by_step.shape[1], LEAST_WANDER)
@@ -151,7 +173,7 @@ def _wander(by_step: Array, fast: Array, stage: Positions) -> Array:
     while LEAST_BLOCKS * length <= len(by_step):
         blocks = len(by_step) // length
         changes = np.diff(_block_means(by_step, blocks, length), axis=0)
-        own = np.array([robust_scale(column) for column in changes.T]) / sqrt(2.0)
+        own = MAD_TO_SIGMA * np.nan_to_num(column_medians(np.abs(changes))) / sqrt(2.0)
         common = robust_scale(changes) / sqrt(2.0)
         own = np.minimum(own, MOST_OWN * np.maximum(_of_peers(own, stage), LEAST_WANDER))
         count = MEDIAN_EFFICIENCY * np.isfinite(changes).sum(axis=0)
@@ -181,7 +203,7 @@ def _block_means(by_step: Array, blocks: int, length: int) -> Array:
 
 def _spread(by_step: Array, stage: Positions) -> float:
     """One sigma of the ranks' levels beside their peers'."""
-    levels = np.array([_median(column) for column in by_step.T])
+    levels = column_medians(by_step)
     apart = []
     for own in np.unique(stage):
         peers = levels[stage == own]
@@ -192,8 +214,3 @@ def _spread(by_step: Array, stage: Positions) -> float:
     weight = PRIOR_STRENGTH
     squared = (weight * RANK_SPREAD**2 + len(apart) * measured**2) / (weight + len(apart))
     return max(LEAST_SPREAD, sqrt(squared))
-
-
-def _median(values: Array) -> float:
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else float("nan")

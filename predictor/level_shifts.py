@@ -5,6 +5,7 @@ their level; from the first step on there are only the peers. Fast noise average
 slow wander and the ranks' own paces do not: each has its own share of the false alarms allowed.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log, sqrt
 
@@ -21,9 +22,12 @@ RECENT_STEPS = 8  # on either side of an onset: is it abrupt?
 DRIFT = 0.005  # one sigma of what healthy GPUs change by gradually, as they warm up
 SCATTER_DOUBT = 1.5  # how far off the scatter of a few micro-batches may well be
 LOOKS = 6  # at stretches of one rank that are not much the same
+AT_ONCE = 64  # ranks of which all stretches are kept: bounds the memory
 WORTH_A_LOOK = 0.5  # of the strength needed: the scan is rough
 SHARED_BY = 4  # one in so many peers makes it a common matter
 UNEVEN = 0.1  # the part of a common slowdown in which ranks may differ
+
+Stretches = tuple[tuple[int, int], tuple[int, int]]  # steps before, steps looked at; end exclusive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +57,20 @@ def strongest_shifts(
     num_steps, num_ranks = residuals.by_step.shape
     sigmas = thresholds(num_steps, num_ranks, false_alarms, noise.freedom)
     segments = np.array(_segments(num_steps), dtype=np.intp)
-    scores = _scan(residuals, noise, segments, sigmas)
-    needed = needed_strength(scores.max(axis=0), false_alarms)
+    every = np.arange(num_ranks)
+    highest = np.full(num_ranks, -np.inf)
+    for scores in _scan(residuals, noise, segments, sigmas, every):
+        np.maximum(highest, scores.max(axis=0), out=highest)
+    needed = needed_strength(highest, false_alarms)
     judge = _Judge(residuals, noise, sigmas, min_slowdown, needed)
     found = []
-    scores /= needed
-    for rank in np.flatnonzero(scores.max(axis=0) > WORTH_A_LOOK):
-        shift = _found(judge, int(rank), segments, scores[:, rank].copy())
-        if shift is not None:
-            found.append(shift)
+    worth = np.flatnonzero(highest / needed > WORTH_A_LOOK)
+    for ranks in (worth[at : at + AT_ONCE] for at in range(0, len(worth), AT_ONCE)):
+        scores = np.concatenate([*_scan(residuals, noise, segments, sigmas, ranks)]) / needed
+        for rank, score in zip(ranks.tolist(), scores.T, strict=True):
+            shift = _found(judge, rank, segments, score.copy())
+            if shift is not None:
+                found.append(shift)
     return found
 
 
@@ -69,7 +78,8 @@ def lost(residuals: Residuals, noise: Noise, shift: Shift) -> Array:
     """Log slowdown of each step of a shift [steps] as these residuals have it; 0: not known."""
     judge = _Judge(residuals, noise, Sigmas(fast=1.0, slow=1.0, sure=1.0), min_slowdown=1.0)
     before, stretch = (0, shift.first), (shift.first, shift.end)
-    base = judge.weighed(shift.rank, before, stretch, drift=0.0).base
+    common = judge.common(shift.rank, before, stretch)
+    base = judge.weighed(shift.rank, before, stretch, drift=0.0, common=common).base
     by_step: Array = residuals.by_step[shift.first : shift.end, shift.rank] - base
     return np.nan_to_num(by_step)
 
@@ -109,28 +119,33 @@ def _segments(num_steps: int) -> list[tuple[int, int]]:
     ]
 
 
-def _scan(residuals: Residuals, noise: Noise, segments: Positions, sigmas: Sigmas) -> Array:
-    """Roughly how strongly each stretch speaks against each rank [segments, ranks]; 1: enough."""
-    by_step = residuals.by_step
+def _scan(
+    residuals: Residuals, noise: Noise, segments: Positions, sigmas: Sigmas, ranks: Positions
+) -> Iterator[Array]:
+    """Roughly how strongly each stretch speaks against each of the ranks; 1: enough.
+
+    [segments, ranks], those of one first step at a time, in order: all at once would be large.
+    """
+    noise, by_step = noise.of(ranks), residuals.by_step[:, ranks]
     levels = column_medians(by_step)
+    samples = float(np.median(residuals.counts))
     # A step may count for what its micro-batches are worth, so that one wild step hides nothing.
-    worth = max(1.0, SAMPLE_CLIP * sqrt(float(np.median(residuals.counts))) / sigmas.sure)
+    worth = max(1.0, SAMPLE_CLIP * sqrt(samples) / sigmas.sure)
     most = worth * (sigmas.fast * noise.fast + sigmas.slow * noise.wander)
     apart = np.clip(by_step - levels, -most, most)
-    known = np.isfinite(apart)
-    zero = np.zeros((1, by_step.shape[1]))
+    zero = np.zeros((1, len(ranks)))
     sums = np.concatenate([zero, np.cumsum(np.nan_to_num(apart), axis=0)])
-    counts = np.concatenate([zero, np.cumsum(known, axis=0)])
-    first, end = segments.T
-    with np.errstate(invalid="ignore", divide="ignore"):
-        inside = levels + (sums[end] - sums[first]) / (counts[end] - counts[first])
-        before = levels + sums[first] / counts[first]
-    num_inside, num_before = counts[end] - counts[first], counts[first]
-    score, _ = _beyond(noise, inside, before, num_inside, num_before, sigmas)
-    fewest = np.where(noise.has_peers, num_inside, np.minimum(num_inside, num_before))
-    most_score = SAMPLE_CLIP * np.sqrt(fewest * np.median(residuals.counts)) / sigmas.sure
-    shares: Array = np.nan_to_num(np.minimum(score, most_score), nan=0.0)
-    return shares
+    counts = np.concatenate([zero, np.cumsum(np.isfinite(apart), axis=0)])
+    for same in np.split(segments, np.flatnonzero(np.diff(segments[:, 0])) + 1):
+        first, ends = same[0, 0], same[:, 1]
+        num_inside, num_before = counts[ends] - counts[first], counts[first]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            inside = levels + (sums[ends] - sums[first]) / num_inside
+            before = levels + sums[first] / num_before
+        score, _ = _beyond(noise, inside, before, num_inside, num_before, sigmas)
+        fewest = np.where(noise.has_peers, num_inside, np.minimum(num_inside, num_before))
+        most_score = SAMPLE_CLIP * np.sqrt(fewest * samples) / sigmas.sure
+        yield np.nan_to_num(np.minimum(score, most_score), nan=0.0)
 
 
 def _beyond(
@@ -189,6 +204,16 @@ class _Weight:
     error: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Levels:
+    """Medians of a stretch and of what came before it, and how many steps each holds [ranks]."""
+
+    inside: Array
+    before: Array
+    num_inside: Array
+    num_before: Array
+
+
 @dataclass(frozen=True, slots=True)
 class _Judge:
     """Weighs single stretches by medians, less what everybody shares."""
@@ -202,17 +227,17 @@ class _Judge:
     def shift(self, rank: int, first: int, end: int) -> Shift | None:
         """None where it is not worth naming."""
         noise = self.noise
-        whole = self.weighed(rank, (0, first), (first, end), drift=0.0)
-        if not whole.level >= log(self.min_slowdown):
+        whole = (0, first), (first, end)
+        near = (max(0, first - RECENT_STEPS), first), (first, min(end, first + RECENT_STEPS))
+        # What others share only takes away from it, and costs a look at all of them.
+        alone, strength = self._strength(rank, whole, near, common=(0.0, 0.0))
+        if not (alone.level >= log(self.min_slowdown) and strength > WORTH_A_LOOK * self.needed):
             return None
-        strength = whole.strength
-        if first > 0:
-            # Warm GPUs drift by a percent: what did not come at once has to be more than that.
-            before, inside = max(0, first - RECENT_STEPS), min(end, first + RECENT_STEPS)
-            abrupt = self.weighed(rank, (before, first), (first, inside), drift=0.0)
-            gradual = self.weighed(rank, (0, first), (first, end), drift=DRIFT)
-            strength = min(strength, max(abrupt.strength, gradual.strength))
-        witnesses = self._agreeing(rank, first, end, whole.base + 0.5 * whole.level)
+        common = self.common(rank, *whole), self.common(rank, *near) if first > 0 else 0.0
+        weight, strength = self._strength(rank, whole, near, common=common)
+        if not weight.level >= log(self.min_slowdown):
+            return None
+        witnesses = self._agreeing(rank, first, end, weight.base + 0.5 * weight.level)
         if not noise.has_peers[rank]:
             witnesses = min(witnesses, int(self.residuals.counts[:first, rank].sum()))
         return Shift(
@@ -220,49 +245,74 @@ class _Judge:
             chunk=self.residuals.chunk,
             first=first,
             end=end,
-            log_slowdown=whole.level,
-            error=whole.error,
+            log_slowdown=weight.level,
+            error=weight.error,
             strength=min(strength / self.needed, SAMPLE_CLIP * sqrt(witnesses) / self.sigmas.sure),
             num_before=int(np.isfinite(self.residuals.by_step[:first, rank]).sum()),
         )
 
+    def _strength(
+        self, rank: int, whole: Stretches, near: Stretches, *, common: tuple[float, float]
+    ) -> tuple["_Weight", float]:
+        """The stretch weighed, and how strongly it speaks against the rank all in all."""
+        weight = self.weighed(rank, *whole, drift=0.0, common=common[0])
+        if whole[1][0] == 0:
+            return weight, weight.strength
+        # Warm GPUs drift by a percent: what did not come at once has to be more than that.
+        abrupt = self.weighed(rank, *near, drift=0.0, common=common[1])
+        gradual = self.weighed(rank, *whole, drift=DRIFT, common=common[0])
+        return weight, min(weight.strength, max(abrupt.strength, gradual.strength))
+
     def weighed(
-        self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float
+        self, rank: int, past: tuple[int, int], now: tuple[int, int], *, drift: float, common: float
     ) -> "_Weight":
-        by_step, noise = self.residuals.by_step, self.noise
-        earlier, stretch = by_step[past[0] : past[1]], by_step[now[0] : now[1]]
-        inside, before = column_medians(stretch), column_medians(earlier)
-        num_inside, num_before = np.isfinite(stretch).sum(axis=0), np.isfinite(earlier).sum(axis=0)
-        healthy, own = _healthy(noise, before, num_before)
-        common = self._common(rank, inside - healthy)
+        """The stretch `now` of a rank after `past`; `common`: what everybody lost."""
+        noise, levels = self._levels(np.array([rank]), past, now)
+        healthy, own = _healthy(noise, levels.before, levels.num_before)
         # Where the micro-batches of the stretch disagree, it was no slower device that they met.
         scatter = float(np.sqrt(np.mean(self.residuals.errors[now[0] : now[1], rank] ** 2)))
         strength, beyond = _beyond(
             noise,
-            inside,
-            before,
-            num_inside,
-            num_before,
+            levels.inside,
+            levels.before,
+            levels.num_inside,
+            levels.num_before,
             self.sigmas,
             common=common,
             scatter=scatter,
             drift=drift,
         )
+        num_inside, num_before = int(levels.num_inside[0]), int(levels.num_before[0])
         return _Weight(
-            level=float(beyond[rank]),
-            strength=float(strength[rank]),
-            base=float(healthy[rank]) + common,
-            error=self._error(rank, int(num_inside[rank]), int(num_before[rank]), own[rank]),
+            level=float(beyond[0]),
+            strength=float(strength[0]),
+            base=float(healthy[0]) + common,
+            error=self._error(rank, num_inside, num_before, float(own[0])),
         )
 
-    def _common(self, rank: int, slowdown: Array) -> float:
+    def _levels(
+        self, ranks: Positions, past: tuple[int, int], now: tuple[int, int]
+    ) -> tuple[Noise, "_Levels"]:
+        """Medians of these ranks in both stretches."""
+        earlier, stretch = (self.residuals.by_step[slice(*part), ranks] for part in (past, now))
+        return self.noise.of(ranks), _Levels(
+            inside=column_medians(stretch),
+            before=column_medians(earlier),
+            num_inside=np.isfinite(stretch).sum(axis=0, dtype=np.float64),
+            num_before=np.isfinite(earlier).sum(axis=0, dtype=np.float64),
+        )
+
+    def common(self, rank: int, past: tuple[int, int], now: tuple[int, int]) -> float:
         """What is not the rank's own: all others lost it too, or a quarter of its peers did.
 
         Ranks that share experts or a data loader move together.
         """
+        noise, levels = self._levels(np.arange(len(self.noise.stage)), past, now)
+        healthy, _ = _healthy(noise, levels.before, levels.num_before)
+        slowdown: Array = levels.inside - healthy
         others = np.isfinite(slowdown)
         others[rank] = False
-        is_peer = others & (self.noise.stage == self.noise.stage[rank])
+        is_peer = others & (noise.stage == noise.stage[rank])
         shared = [float(slowdown[others].min())] if others.any() else []
         if is_peer.any():
             peers = np.sort(slowdown[is_peer])

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pacekeeper.predictor.groups import grouped
+from pacekeeper.predictor.peers import medians_without_one
 from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA
 from pacekeeper.predictor.trace import ComputeTable, Trace
 from pacekeeper.predictor.workload import Array, Flags, Positions
@@ -79,17 +81,15 @@ def times_of(trace: Trace) -> TraceTimes:
     usable &= np.isin(table.rank, list(place))
     if not usable.any():
         raise ValueError(f"{trace.name}: holds no compute time of a known rank")
-    keys = np.stack([table.rank, table.chunk, table.model_chunk], axis=1)[usable]
-    columns, column = np.unique(keys, axis=0, return_inverse=True)
-    when = np.stack([table.step, table.micro_batch], axis=1)[usable]
-    times, time = np.unique(when, axis=0, return_inverse=True)
-    time, column = time.reshape(-1), column.reshape(-1)
-    steps, step_of = np.unique(times[:, 0], return_inverse=True)
-    ranks, rank_of = np.unique(columns[:, 0], return_inverse=True)
+    rank, chunk, model_chunk = (c[usable] for c in (table.rank, table.chunk, table.model_chunk))
+    column, first = grouped(rank, chunk, model_chunk)
+    step = table.step[usable]
+    time, first_time = grouped(step, table.micro_batch[usable])
+    steps, step_of = np.unique(step[first_time], return_inverse=True)
+    ranks, rank_of = np.unique(rank[first], return_inverse=True)
     stage = np.array([place[rank].stage for rank in ranks.tolist()], dtype=np.intp)
     dp = np.array([place[rank].dp for rank in ranks.tolist()], dtype=np.intp)
-    roles = np.stack([stage[rank_of], columns[:, 1], columns[:, 2]], axis=1)
-    shape = (len(times), len(columns))
+    shape = (len(first_time), len(first))
     log_s = np.full(shape, np.nan)
     log_s[time, column] = np.log(table.compute_s[usable])
     return TraceTimes(
@@ -97,10 +97,10 @@ def times_of(trace: Trace) -> TraceTimes:
         ranks=tuple(ranks.tolist()),
         stage=stage,
         dp=dp,
-        step_of=step_of.reshape(-1),
-        rank_of=rank_of.reshape(-1),
-        chunk_of=columns[:, 1],
-        role_of=np.unique(roles, axis=0, return_inverse=True)[1].reshape(-1),
+        step_of=step_of,
+        rank_of=rank_of,
+        chunk_of=chunk[first],
+        role_of=grouped(stage[rank_of], chunk[first], model_chunk[first])[0],
         log_s=log_s,
         work=_known_work(table, usable, time, column, shape),
     )
@@ -204,10 +204,13 @@ def _elsewhere(times: TraceTimes, log_s: Array, at: Positions, chunk: int) -> Ar
     for role in np.unique(times.role_of[others]):
         columns = others[times.role_of[others] == role]
         centred[:, columns] = log_s[:, columns] - _middle(log_s[:, columns])
-    for i, column in enumerate(at):
-        same = others[dp[others] == dp[column]]
-        if len(same):
-            table[:, i] = column_medians(centred[:, same], axis=1)
+    others = others[np.argsort(dp[others], kind="stable")]
+    begin, end = (np.searchsorted(dp[others], dp[at], side=side) for side in ("left", "right"))
+    for count in np.unique(end - begin):
+        alike = np.flatnonzero(end - begin == count)
+        if count:
+            same = others[begin[alike, None] + np.arange(count)]
+            table[:, alike] = column_medians(centred[:, same], axis=2)
     return table
 
 
@@ -306,9 +309,7 @@ def _shared_by_stage(times: TraceTimes, by_step: Array) -> Array:
             continue
         levels = column_medians(by_step[:, members])
         own = by_step[:, members] - levels
-        peers = np.stack(
-            [column_medians(np.delete(own, i, axis=1), axis=1) for i in range(len(members))], axis=1
-        )
+        peers = medians_without_one(own)
         target, column = np.diff(own, axis=0).reshape(-1), np.diff(peers, axis=0).reshape(-1)
         kept = np.isfinite(target) & np.isfinite(column)
         slope = float(np.clip(_huber(column[kept][:, None], target[kept])[0], 0.0, 1.0))

@@ -12,14 +12,16 @@ from scipy.optimize import nnls
 from scipy.stats import norm
 from scipy.stats import t as student
 
+from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.robust import MAD_TO_SIGMA, MEDIAN_ERROR
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Worker
+from pacekeeper.predictor.trace_residuals import column_medians
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
 PARTS_OF_RUN = 4  # the best of them shows what a rank can do
 PACE_STEPS = 21  # a rank's own pace is the running median over so many steps at most
 PACE_CHANCE = 1e-3  # that a rank's work, by chance, passes for a pace of its own
-MOST_WINDOWS = 256  # ranks whose medians are taken at once: bounds the memory
+MOST_WINDOWS = 64  # ranks whose medians are taken at once: bounds the memory
 SMALLEST_SHARE = 0.01  # of the mean of the stages: none takes no time at all
 
 
@@ -97,12 +99,11 @@ def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
     pace = _pace(rows, log_s)
     excess = np.exp(pace - _healthy_levels(rows, pace))
     work_s = rows.compute_s / excess
-    keys = np.stack([rows.step, rows.dp, rows.micro_batch, rows.view], axis=1)
-    _, cell = np.unique(keys, axis=0, return_inverse=True)
+    cell, _ = grouped(rows.step, rows.dp, rows.micro_batch, rows.view)
     sizes = np.bincount(cell)
     whole = sizes[cell] == rows.num_stages
     mean_s = (np.bincount(cell, work_s) / sizes)[cell]
-    usual_s = _on_mean(np.stack([rows.stage, rows.view], axis=1), mean_s, work_s, whole)
+    usual_s = _on_mean(grouped(rows.stage, rows.view)[0], mean_s, work_s, whole)
     factors = np.where(whole, mean_s / usual_s, 1.0)
     heaviness = {
         int(stage): float(work_s[mine].sum() / mean_s[mine].sum())
@@ -125,15 +126,16 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
     view = rows.stage if rows.num_stages > 1 else rows.forward.astype(np.intp)
     _, view = np.unique(view, return_inverse=True)
     num_views = int(view.max()) + 1
-    keys = np.stack([rows.step, rows.dp, rows.micro_batch], axis=1)
-    cells, cell = np.unique(keys, axis=0, return_inverse=True)
-    seen = np.bincount(cell * num_views + view, minlength=len(cells) * num_views)
-    sums = np.bincount(cell * num_views + view, residual, minlength=len(cells) * num_views)
+    cell, first = grouped(rows.step, rows.dp, rows.micro_batch)
+    seen = np.bincount(cell * num_views + view, minlength=len(first) * num_views)
+    sums = np.bincount(cell * num_views + view, residual, minlength=len(first) * num_views)
     whole = (seen.reshape(-1, num_views) > 0).all(axis=1)
     if num_views < 2 or whole.sum() < 2:
         return None
     table = (sums / np.maximum(seen, 1)).reshape(-1, num_views)
-    work_variance, noise_variance, num_free = _components(cells[whole], table[whole])
+    work_variance, noise_variance, num_free = _components(
+        rows.step[first][whole], rows.dp[first][whole], table[whole]
+    )
     if num_free < 1:
         return None
     total = work_variance + noise_variance
@@ -153,8 +155,7 @@ def shared_work(rows: ComputeRows) -> SharedWork | None:
 def even_work(rows: ComputeRows, log_work: Array) -> Array:
     """Factors [rows] that give each micro-batch of a step the mean work of them all."""
     amount = np.exp(log_work)
-    key = np.stack([rows.step, rows.stage, rows.view], axis=1)
-    _, group = np.unique(key, axis=0, return_inverse=True)
+    group, _ = grouped(rows.step, rows.stage, rows.view)
     mean = np.bincount(group, amount) / np.bincount(group)
     factors: Array = mean[group] / amount
     return factors
@@ -168,8 +169,7 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
     """
     if not np.isfinite(work).all() or not np.ptp(work[:, evened], axis=0).any():
         return None
-    key = np.stack([rows.stage, rows.view], axis=1)
-    _, role = np.unique(key, axis=0, return_inverse=True)
+    role, _ = grouped(rows.stage, rows.view)
     factors = np.ones(len(rows.step))
     for number in range(int(role.max()) + 1):
         mine = np.flatnonzero(role == number)
@@ -186,16 +186,16 @@ def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | Non
     return factors
 
 
-def _components(cells: Positions, table: Array) -> tuple[float, float, float]:
+def _components(step: Positions, dp: Positions, table: Array) -> tuple[float, float, float]:
     """Variance that two views of a cell share, variance they do not, and how many cells are free.
 
-    Cells [n, (step, dp, micro-batch)]; means are taken out per (step, dp), or per step where each
-    dp rank has one cell in it.
+    Cells [n] with their step and dp rank; means are taken out per (step, dp), or per step where
+    each dp rank has one cell in it.
     """
-    for key in (cells[:, :2], cells[:, :1]):
-        _, group = np.unique(key, axis=0, return_inverse=True)
+    for key in ((step, dp), (step,)):
+        group, _ = grouped(*key)
         sizes = np.bincount(group)
-        num_free = float(len(cells) - len(sizes))
+        num_free = float(len(step) - len(sizes))
         if num_free >= len(sizes):
             break
     if num_free < 1:
@@ -217,36 +217,35 @@ def _pace(rows: ComputeRows, log_s: Array) -> Array:
     the steps, where it is so far off that what differs from step to step can not be the reason.
     Of two stages the quicker one shows the micro-batch: devices get slow, not fast.
     """
-    _, role = np.unique(np.stack([rows.stage, rows.view], axis=1), axis=0, return_inverse=True)
+    role, _ = grouped(rows.stage, rows.view)
     usual = _group_medians(role, log_s)[role]
-    keys = np.stack([rows.step, rows.dp, rows.micro_batch, rows.view], axis=1)
-    _, cell = np.unique(keys, axis=0, return_inverse=True)
+    cell, _ = grouped(rows.step, rows.dp, rows.micro_batch, rows.view)
     common = _group_medians(cell, log_s - usual, lower=True)[cell]
     # Beside the other stages work cancels out, and a short window is enough.
-    of_dp = _level(np.stack([rows.dp, rows.view], axis=1), rows.step, common, windows=2)
+    of_dp = _level(grouped(rows.dp, rows.view)[0], rows.step, common, windows=2)
     beside = log_s - usual - common
-    own = _level(np.stack([rows.rank, rows.view], axis=1), rows.step, beside, windows=4)
+    own = _level(grouped(rows.rank, rows.view)[0], rows.step, beside, windows=4)
     pace: Array = usual + of_dp + own
     return pace
 
 
 def _level(owner: Positions, step: Positions, values: Array, *, windows: int) -> Array:
-    """Running median over steps of each owner's values [rows], 0 where it may be chance.
+    """Running median over steps of each owner's values [rows], 0 where it may be chance. Owners are
+    numbered from 0.
 
     `windows`: so many of the running median's make the run, or more.
     """
-    steps, step = np.unique(step, return_inverse=True)
-    _, own = np.unique(owner, axis=0, return_inverse=True)
-    cells, cell = np.unique(own * len(steps) + step, return_inverse=True)
-    medians = np.full((int(own.max()) + 1, len(steps)), np.nan)
-    medians.flat[cells] = _group_medians(cell, values)
-    width = min(max(len(steps) // windows, 3), PACE_STEPS) | 1
+    step, first = grouped(step)
+    cell, at = grouped(owner, step)
+    medians = np.full((int(owner.max()) + 1, len(first)), np.nan)
+    medians[owner[at], step[at]] = _group_medians(cell, values)
+    width = min(max(len(first) // windows, 3), PACE_STEPS) | 1
     level = _running_median(medians, width)
-    spread = MAD_TO_SIGMA * np.nanmedian(np.abs(medians - level), axis=1)
+    spread = MAD_TO_SIGMA * column_medians(np.abs(medians - level), axis=1)
     seen = np.maximum(np.isfinite(medians).sum(axis=1), 2)
     error = MEDIAN_ERROR * spread / np.sqrt(np.minimum(seen, width))
     reach = student.isf(PACE_CHANCE / 2.0, seen - 1) * error
-    kept: Array = np.where(np.abs(level) > reach[:, None], level, 0.0)[own, step]
+    kept: Array = np.where(np.abs(level) > reach[:, None], level, 0.0)[owner, step]
     return kept
 
 
@@ -256,30 +255,29 @@ def _running_median(values: Array, width: int) -> Array:
     padded = np.pad(values, ((0, 0), (half, half)), constant_values=np.nan)
     windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
     blocks = [windows[at : at + MOST_WINDOWS] for at in range(0, len(values), MOST_WINDOWS)]
-    medians = []
-    for block in blocks:
-        is_empty = np.asarray(np.isnan(block).all(axis=2))  # such as after an owner's end
-        medians.append(np.nanmedian(np.where(is_empty[:, :, None], 0.0, block), axis=2))
-    running: Array = np.concatenate(medians)
+    medians = np.concatenate([column_medians(block, axis=2) for block in blocks])
+    running: Array = np.nan_to_num(medians)  # 0 where a window is empty: after an owner's end
     return running
 
 
 def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> Array:
     """The median of each group, numbered from 0 without gaps; the lower one of two if so asked."""
-    order = np.lexsort((values, group))
-    bounds = np.searchsorted(group[order], np.arange(int(group.max()) + 2))
-    size = np.diff(bounds)
-    ordered = values[order]
-    medians: Array = ordered[bounds[:-1] + (size - 1) // 2]
-    return medians if lower else (medians + ordered[bounds[:-1] + size // 2]) / 2.0
+    order = np.argsort(values)
+    place = np.empty(len(values), dtype=np.intp)
+    place[order] = np.arange(len(values))
+    # One key of (group, place) sorts many times faster than the two of them.
+    ordered = values[order[np.sort(group * len(values) + place) % len(values)]]
+    size = np.bincount(group)
+    begin = np.cumsum(size) - size
+    medians: Array = ordered[begin + (size - 1) // 2]
+    return medians if lower else (medians + ordered[begin + size // 2]) / 2.0
 
 
-def _on_mean(role: Positions, mean_s: Array, work_s: Array, used: Flags) -> Array:
-    """What each role takes by the mean of all stages [rows]: a line, as a head adds a fixed cost.
+def _on_mean(group: Positions, mean_s: Array, work_s: Array, used: Flags) -> Array:
+    """What each group takes by the mean of all stages [rows]: a line, as a head adds a fixed cost.
 
     The lines of all stages add up to their sum, so that evening by them keeps the work's amount.
     """
-    _, group = np.unique(role, axis=0, return_inverse=True)
     usual_s = work_s.copy()
     for number in range(int(group.max()) + 1):
         mine = np.flatnonzero((group == number) & used)
@@ -295,24 +293,21 @@ def _on_mean(role: Positions, mean_s: Array, work_s: Array, used: Flags) -> Arra
 
 def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
     """The pace of a healthy rank of the row's stage, in the row's view [rows]."""
-    steps, step = np.unique(rows.step, return_inverse=True)
+    step, steps = grouped(rows.step)
     part = step * PARTS_OF_RUN // len(steps)
-    keys = np.stack([rows.stage, rows.view, rows.rank, part], axis=1)
-    cells, cell = np.unique(keys, axis=0, return_inverse=True)
+    rank, first_of_rank = grouped(rows.stage, rows.view, rows.rank)
+    cell, first_of_cell = grouped(rank, part)
     medians = _group_medians(cell, pace)
-    ranks, first = np.unique(cells[:, :3], axis=0, return_index=True)
-    best = np.minimum.reduceat(medians, first)
-    roles, role = np.unique(ranks[:, :2], axis=0, return_inverse=True)
-    order = np.lexsort((best, role))
-    begins = np.searchsorted(role[order], np.arange(len(roles) + 1))
-    middle = begins[:-1] + (np.diff(begins) - 1) // 2  # the lower one of two
-    _, of_row = np.unique(keys[:, :2], axis=0, return_inverse=True)
-    levels: Array = best[order][middle][of_row]
+    best = np.full(len(first_of_rank), np.inf)
+    np.minimum.at(best, rank[first_of_cell], medians)
+    role, _ = grouped(rows.stage, rows.view)
+    healthy = _group_medians(role[first_of_rank], best, lower=True)
+    levels: Array = healthy[role]
     return levels
 
 
 def _group_means(group: Positions, values: Array) -> Array:
     """The mean of each value's group [as values]; groups may have any numbers."""
-    _, at = np.unique(group, return_inverse=True)
+    at, _ = grouped(group)
     means: Array = (np.bincount(at, values) / np.bincount(at))[at]
     return means

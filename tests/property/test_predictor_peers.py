@@ -1,12 +1,13 @@
 """Peers against a brute-force twin, and what must not matter."""
 
+from math import isfinite, isnan, nan
 from statistics import median
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.peers import relative_to_peers
+from pacekeeper.predictor.peers import medians_without_one, relative_to_peers
 
 values = st.floats(-5, 5).map(lambda x: round(x, 6))
 steps = st.lists(st.tuples(values, st.booleans()), min_size=1, max_size=12)
@@ -55,3 +56,16 @@ def test_many_steps_at_once_are_each_step_alone(num_steps: int, ratios: list[flo
     table = np.stack([np.roll(ratios, i) for i in range(num_steps)])
     one_by_one = np.stack([relative_to_peers(row) for row in table])
     assert np.array_equal(relative_to_peers(table), one_by_one)
+
+
+@given(st.integers(1, 9), st.data())
+def test_the_median_without_one_is_that_of_the_others_that_are_known(
+    num_ranks: int, data: st.DataObject
+) -> None:
+    known = st.lists(st.one_of(values, st.just(nan)), min_size=num_ranks, max_size=num_ranks)
+    table = np.array(data.draw(st.lists(known, min_size=1, max_size=4)))
+    told = medians_without_one(table)
+    for row, told_row in zip(table, told, strict=True):
+        for i in range(num_ranks):
+            others = [r for j, r in enumerate(row.tolist()) if j != i and isfinite(r)]
+            assert told_row[i] == median(others) if others else isnan(told_row[i])
