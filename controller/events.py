@@ -112,7 +112,7 @@ class SaveLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveDecision:
-    """A decision was taken (rung other than nothing): store it."""
+    """A plan was decided on, or one was refused (rung nothing, no layout): store it."""
 
     job: str
     step: int

@@ -7,7 +7,7 @@ they speak of is known. Steps and findings: `steps.py`.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller import incidents, probing, steps
+from pacekeeper.controller import incidents, probing, refusals, steps
 from pacekeeper.controller.events import Command, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.core.config import ControllerConfig
@@ -18,6 +18,7 @@ from pacekeeper.core.layout_codec import decode_layout, layout_crc
 from pacekeeper.core.records import (
     EXIT_UNSEEN,
     PlanAppliedRecord,
+    PlanRefusedRecord,
     ProbeRecord,
     RankExitRecord,
     Record,
@@ -46,6 +47,9 @@ def take_in(
     for record in report.records:
         if isinstance(record, RankExitRecord):
             state, job, said = _take_exit(state, job, record, unix_s)
+            commands += said
+        elif isinstance(record, PlanRefusedRecord):
+            job, said = refusals.take(job, record, now_s)
             commands += said
         elif not isinstance(record, PlanAppliedRecord | ProbeRecord):
             work.append(record)
@@ -259,6 +263,7 @@ def _enter_layout(
         left = set(job.dead) - set(layout.ranks)
         job, said = incidents.close(job, left, FindingKind.DEATH, unix_s, action)
     commands += said
+    job = refusals.after(job, layout)
     is_overtaken = job.desired is not None and job.desired.generation <= layout.generation
     is_home = job.home is not None and steps.is_same_work(job.home, layout)
     kept = {g: known for g, known in job.known_layouts.items() if g >= layout.generation}

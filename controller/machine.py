@@ -208,7 +208,7 @@ def _act(
     if job.asked or is_young or _basis(job) == job.decided_on or not _is_actionable(job):
         return state, ()
     number = state.num_asked + 1
-    question = AskDecision(job=name, asked=number, view=_view(job))
+    question = AskDecision(job=name, asked=number, view=_view(job, now_s))
     job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
     return replace(_with_job(state, job), num_asked=number), (question,)
 
@@ -293,7 +293,7 @@ def _grounds(job: JobState) -> Hashable:
     return job.layout.generation, job.newest_generation, slow, job.home is None, job.is_makeshift
 
 
-def _view(job: JobState) -> View:
+def _view(job: JobState, now_s: float) -> View:
     assert job.layout is not None and job.shape is not None, "actionable"
     measured = job.recent_step_s[-MEASURED_STEPS:]
     step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
@@ -312,6 +312,8 @@ def _view(job: JobState) -> View:
         slow=job.evidence.slow,
         unread=probing.unread(job),
         refuted=probing.refuted(job),
+        refusals=job.refusals,
+        asked_s=now_s,
         home=job.home,
         step_s=step_s,
         steps_since_plan=job.step - job.layout_step,

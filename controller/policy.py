@@ -12,6 +12,7 @@ from math import inf
 from pacekeeper.controller.placement import place
 from pacekeeper.controller.shares import batch_rows, split_layers, token_shares
 from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow, restored
+from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
@@ -31,6 +32,7 @@ class View:
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
     `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
+    `refusals`: of each kind of plan the last one, and until when such plans wait; `asked_s`: now.
     `is_makeshift`: the layout was made for what is over, so any better one is welcome at once.
     """
 
@@ -48,6 +50,8 @@ class View:
     node_of: DomainOf = field(default_factory=dict)
     unread: frozenset[int] = frozenset()
     refuted: frozenset[int] = frozenset()
+    refusals: Mapping[Rung, Refusal] = field(default_factory=dict)
+    asked_s: float = 0.0
 
 
 def decide(view: View, config: PolicyConfig) -> Decision:
@@ -76,7 +80,8 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     decision = _fastest(view, config, now)
     if decision.layout is None:
         decision = _safer(view, config, now) or decision
-    return replace(decision, reason=decision.reason + _exposed(view, decision.layout, floor))
+    more = _exposed(view, decision.layout, floor) + _refused(view, decision.rung)
+    return replace(decision, reason=decision.reason + more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +101,8 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
     """The way home, or the plan that gains most."""
     current_s = now.current_s
     home = None if view.slow else view.home
-    if home is not None and _is_elsewhere(view.layout, home):
+    is_away = home is not None and _is_elsewhere(view.layout, home)
+    if home is not None and is_away and not _is_held(view, Rung.RETURN_HOME, home):
         price = _price(view, _as_run(view, home), now.speeds, now.overhead_s)
         # Unless the loads have moved on meanwhile, so that it would be a step back; or it is less
         # safe than what has been mended since.
@@ -113,6 +119,8 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
     best = _nothing("no layout is better")
     best_value_s = 0.0
     for rung, layout in _candidates(view, config, now):
+        if _is_held(view, rung, layout):
+            continue
         price = _price(view, layout, now.speeds, now.overhead_s)
         gain_s = current_s - price.step_s
         cost_s = _cost_s(view, layout, config)
@@ -150,6 +158,8 @@ def _safer(view: View, config: PolicyConfig, now: _Now) -> Decision | None:
         experts=tuple(experts),
         speeds=_slow_speeds(now),
     )
+    if _is_held(view, Rung.MOVE_REPLICAS, layout):
+        return None
     left = num_narrow(layout, now.floor)
     price = _price(view, layout, now.speeds, now.overhead_s)
     if left == now.num_narrow or price.step_s > now.current_s * (1.0 + config.min_gain):
@@ -175,6 +185,27 @@ def _exposed(view: View, planned: Layout | None, floor: SpreadFloor) -> str:
         where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
         return f"; all ranks are on {where}: experts can not stand on {floor.least}"
     return ""
+
+
+def _is_held(view: View, rung: Rung, layout: Layout) -> bool:
+    """Must this plan wait? One of its kind was refused, or just this one under another name."""
+    return any(
+        refusal.until_s > view.asked_s
+        and (kind is rung or replace(layout, generation=refusal.plan.generation) == refusal.plan)
+        for kind, refusal in view.refusals.items()
+    )
+
+
+def _refused(view: View, decided: Rung) -> str:
+    """What ranks refused and is not offered for that reason, or is now tried again."""
+    texts = []
+    for kind, refusal in sorted(view.refusals.items()):
+        left_s = refusal.until_s - view.asked_s
+        if left_s > 0.0:
+            texts.append(f"; no {kind} plan for {left_s:.0f} s more: {refusal.text}")
+        elif kind is decided:
+            texts.append(f"; tried again: {refusal.text}")
+    return "".join(texts)
 
 
 def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[tuple[Rung, Layout]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pacekeeper.controller.rank_map import RankMap
-from pacekeeper.core.findings import Blindness, Decision, Incident, Tier, Watch
+from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
@@ -102,6 +102,26 @@ class ProbeQuestion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """`rank` could not follow `plan`; no plan of its rung is offered before `until_s`.
+
+    `count`: refusals of that rung since one was taken.
+    """
+
+    plan: Layout
+    rank: int
+    reason: str
+    count: int
+    until_s: float
+
+    @property
+    def text(self) -> str:
+        """For people: who refused what, and why."""
+        times = f" (refusal {self.count} in a row)" if self.count > 1 else ""
+        return f"rank {self.rank} refused plan {self.plan.generation}{times}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
     """One job in its present `life` (0: unknown). `layout` is the observed one, `desired` the one
     offered (None: nothing offered) to ranks that run generation `desired_base`.
@@ -123,6 +143,7 @@ class JobState:
     desired_base: int = 0
     offered_s: float = 0.0  # when the offer was first made
     said_s: float = 0.0  # when offers and deaths were last said
+    refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
     home: Layout | None = None
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
     offered: Mapping[int, str] = field(default_factory=dict)

@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.records import BODY_BYTES, Record, pack, unpack
+from pacekeeper.core.record_codec import BODY_BYTES, pack, unpack
+from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
@@ -111,7 +112,7 @@ def encode_slot(index: int, record: Record) -> bytes:
 
 
 def encode_body(index: int, kind: int, body: bytes) -> bytes:
-    """The slot of a record that is packed already (`core.records.pack`)."""
+    """The slot of a record that is packed already (`core.record_codec.pack`)."""
     padded = body.ljust(BODY_BYTES, b"\0")
     return _SLOT.pack(index + 1, _slot_crc(index + 1, kind, padded), kind, len(body), padded)
 

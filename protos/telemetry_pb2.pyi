@@ -172,6 +172,20 @@ class RankExitColumns(_message.Message):
     detected_mono_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., pid: _Optional[_Iterable[int]] = ..., exit_code: _Optional[_Iterable[int]] = ..., signal: _Optional[_Iterable[int]] = ..., detected_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class PlanRefusedColumns(_message.Message):
+    __slots__ = ("rank", "generation", "plan_generation", "layout_crc", "reason")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    PLAN_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_CRC_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    plan_generation: _containers.RepeatedScalarFieldContainer[int]
+    layout_crc: _containers.RepeatedScalarFieldContainer[int]
+    reason: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., plan_generation: _Optional[_Iterable[int]] = ..., layout_crc: _Optional[_Iterable[int]] = ..., reason: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ProbeColumns(_message.Message):
     __slots__ = ("rank", "step", "generation", "number", "gemm_s", "copy_s", "exchange_s", "duration_s", "ended_mono_s")
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -283,7 +297,7 @@ class LayoutFile(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life", "probes")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life", "probes", "plans_refused")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -294,6 +308,7 @@ class JobReport(_message.Message):
     LAYOUTS_FIELD_NUMBER: _ClassVar[int]
     LIFE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
+    PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     job: str
     attached: _containers.RepeatedCompositeFieldContainer[Attachment]
     micro_batches: MicroBatchColumns
@@ -304,7 +319,8 @@ class JobReport(_message.Message):
     layouts: _containers.RepeatedCompositeFieldContainer[LayoutFile]
     life: int
     probes: ProbeColumns
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ...) -> None: ...
+    plans_refused: PlanRefusedColumns
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable")

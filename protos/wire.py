@@ -18,6 +18,7 @@ from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    PlanRefusedRecord,
     ProbeRecord,
     RankExitRecord,
     Record,
@@ -55,6 +56,7 @@ _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("micro_batches", MicroBatchRecord),
     ("steps", StepRecord),
     ("plans_applied", PlanAppliedRecord),
+    ("plans_refused", PlanRefusedRecord),
     ("rank_exits", RankExitRecord),
     ("probes", ProbeRecord),
 )

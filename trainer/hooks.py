@@ -8,6 +8,7 @@ goes wrong in here is counted by the ring, which says so and in the end disarms 
 import logging
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,17 +17,17 @@ from typing import TypeVar
 
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
+from pacekeeper.core.record_codec import RecordKind, pack_micro_batch
 from pacekeeper.core.records import (
     LOADS_PER_RECORD,
     ExpertLoadRecord,
     PlanAppliedRecord,
+    PlanRefusedRecord,
     ProbeRecord,
-    RecordKind,
     StepRecord,
-    pack_micro_batch,
 )
-from pacekeeper.core.ring import CommandSlot
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.trainer.offers import Offers, PlanOffer
 from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
 
@@ -37,15 +38,6 @@ T = TypeVar("T")
 # Of a micro-batch: step, number, generation, tokens, tokens^2, expert rows, active experts, rows
 # over the knots, documents, tensor share.
 _Work = tuple[int, int, int, int, int, int, int, Sequence[int], int, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOffer:
-    """A layout the controller proposes; its digest was checked. Apply it only on its base."""
-
-    generation: int
-    base_generation: int
-    layout_json: bytes
 
 
 @dataclass(slots=True)
@@ -112,8 +104,7 @@ class Hooks:
         self._micro_batch = 0
         # Of a clock that tells late: the micro-batch whose time is not known yet.
         self._late: _Work | None = None
-        self._offer: tuple[CommandSlot, PlanOffer] | None = None
-        self._refused: CommandSlot | None = None
+        self._offers = Offers(ring)
         self._probed = 0  # number of the newest probe that this rank has begun
 
     def step_began(self, step: int) -> None:
@@ -236,26 +227,27 @@ class Hooks:
 
     def plan_offered(self) -> PlanOffer | None:
         """Moment 5: a plan newer than the generation in force, once its file is here and whole."""
-        command = self.ring.command()
-        wanted = command.plan_generation
-        if wanted <= self.generation or _is_same_plan(command, self._refused):
-            return None
-        if self._offer is None or not _is_same_plan(command, self._offer[0]):
-            data = self.ring.read_plan(wanted, command.plan_sha256)
-            if data is None:
-                return None
-            # Kept: a plan that waits for its step must not cost a file read at every step.
-            offer = PlanOffer(
-                generation=wanted, base_generation=command.base_generation, layout_json=data
-            )
-            self._offer = command, offer
-        return self._offer[1]
+        return self._offers.above(self.generation)
 
     def refuse_plan(self, generation: int, reason: str) -> None:
-        """Never offer this plan again; it does not fit. Another of its generation still may."""
-        command = self.ring.command()
-        if command.plan_generation == generation:
-            self._refused = command
+        """Never offer this plan again; it does not fit. Another of its generation still may.
+
+        The controller hears of it at once, with the beginning of the reason.
+        """
+        try:
+            offer = self._offers.refuse(generation)
+            if offer is not None:
+                self.ring.write(
+                    PlanRefusedRecord(
+                        rank=self.rank,
+                        generation=self.generation,
+                        plan_generation=generation,
+                        layout_crc=zlib.crc32(offer.layout_json),
+                        reason=reason,
+                    )
+                )
+        except Exception as error:
+            self.ring.count_error(error)
         _log.warning("rank=%d plan=%d refused: %s", self.rank, generation, reason)
 
     def probe_asked(self) -> int:
@@ -382,12 +374,3 @@ def _life_of_environment() -> int:
     if text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{LIFE_VARIABLE}: expected a whole number above 0, got {text!r}")
     return int(text or 0)
-
-
-def _is_same_plan(command: CommandSlot, other: CommandSlot | None) -> bool:
-    """Deaths may be said in between; a plan is its generation, its base and its digest."""
-    return other is not None and (
-        command.plan_generation,
-        command.base_generation,
-        command.plan_sha256,
-    ) == (other.plan_generation, other.base_generation, other.plan_sha256)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.records import Record, pack
+from pacekeeper.core.record_codec import pack
+from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment
 
 MAX_ERRORS = 3

@@ -36,6 +36,7 @@ from support.machine_driver import (
     applied,
     attachment,
     exited,
+    refused,
     step,
 )
 
@@ -213,6 +214,26 @@ def plan_and_death_cross() -> Transcript:
     return story
 
 
+def a_rank_refuses_the_plan_and_the_next_best() -> Transcript:
+    story = Transcript()
+    story.start()
+    story.steps(12)
+    story.steps(12, slow=2)
+    for _ in range(2):
+        refusal = refused(story.desired, 3, "no room for its rows")
+        story.take(
+            f"rank 3 refuses plan {story.desired.generation}",
+            partial(story.driver.report, refusal),
+        )
+        story.take("a tick", lambda: story.driver.tick(0.2))
+        story.steps(3, slow=2)
+    story.take("a minute goes by", lambda: story.driver.tick(60.0))
+    story.steps(3, slow=2)
+    story.run_layout(story.desired)
+    story.steps(6, slow=2, generation=story.driver.job.newest_generation)
+    return story
+
+
 @pytest.mark.parametrize(
     "tell",
     [
@@ -220,6 +241,7 @@ def plan_and_death_cross() -> Transcript:
         a_rank_dies,
         the_controller_dies_with_a_plan_under_way,
         plan_and_death_cross,
+        a_rank_refuses_the_plan_and_the_next_best,
     ],
     ids=lambda tell: tell.__name__,
 )

@@ -9,6 +9,7 @@ import pytest
 from pacekeeper.core import ring
 from pacekeeper.core.records import ProbeRecord
 from support.fleet import SMALL, Fleet
+from support.rings import records_in
 from support.sabotage import Faulty, Moment, Sabotage
 
 LONGER = replace(SMALL, steps=30)
@@ -21,14 +22,7 @@ def ask(fleet: Fleet, number: int, ranks: range | tuple[int, ...] = range(4)) ->
 
 def probes(fleet: Fleet, rank: int) -> list[ProbeRecord]:
     """What a rank's ring says of probes, oldest first."""
-    data, found = fleet.ring_path(rank).read_bytes(), []
-    for index in range(ring.SLOT_COUNT):
-        at = ring.slot_offset(index)
-        (sequence,) = ring.SEQUENCE.unpack_from(data, at)
-        record = ring.decode_slot(index, sequence, data[at : at + ring.SLOT_BYTES], sequence)
-        if isinstance(record, ProbeRecord):
-            found.append(record)
-    return found
+    return [r for r in records_in(fleet.ring_path(rank)) if isinstance(r, ProbeRecord)]
 
 
 def test_all_run_it_once_at_one_step_and_a_slow_device_reads_slow(tmp_path: Path) -> None:

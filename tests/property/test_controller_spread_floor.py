@@ -11,6 +11,7 @@ from pacekeeper.controller.placement import place
 from pacekeeper.controller.policy import View, decide
 from pacekeeper.controller.shares import split_layers
 from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow, restored
+from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
 from pacekeeper.core.layout import Host, Layout, even_layout
@@ -218,6 +219,13 @@ def test_a_narrow_layout_is_mended_though_nothing_is_gained_and_no_slot_is_free(
         assert decision.layout is not None
         assert on_nodes(decision.layout, PAIRS) == [[2] * 8]
         assert decision.moved_bytes == 8 * 1000
+
+
+def test_replicas_that_a_rank_refused_are_not_moved_for_safety_either() -> None:
+    refusal = Refusal(plan=SPREAD, rank=3, reason="no room", count=1, until_s=60.0)
+    held = view_of(narrowed(SPREAD), PAIRS, 4, refusals={Rung.MOVE_REPLICAS: refusal})
+    assert decide(held, CONFIG).layout is None
+    assert decide(replace(held, asked_s=60.0), CONFIG).rung is Rung.MOVE_REPLICAS
 
 
 def test_who_may_stand_on_one_node_is_left_alone() -> None:

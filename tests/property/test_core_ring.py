@@ -9,16 +9,14 @@ from hypothesis import strategies as st
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
+from pacekeeper.core.record_codec import BODY_BYTES, REASON_BYTES, RecordKind, pack, unpack
 from pacekeeper.core.records import (
-    BODY_BYTES,
     LOADS_PER_RECORD,
     ExpertLoadRecord,
+    PlanRefusedRecord,
     RankExitRecord,
     Record,
-    RecordKind,
     StepRecord,
-    pack,
-    unpack,
 )
 from pacekeeper.core.topology import Attachment
 from support.records import ATTACHMENT, records, u64
@@ -29,6 +27,17 @@ def test_a_record_survives_its_body(record: Record) -> None:
     kind, body = pack(record)
     assert len(body) <= BODY_BYTES
     assert unpack(kind, body) == record
+
+
+@given(st.text(max_size=9) | st.text(min_size=30, max_size=120))
+def test_of_a_long_reason_the_beginning_is_told(reason: str) -> None:
+    record = PlanRefusedRecord(rank=0, generation=1, plan_generation=2, layout_crc=3, reason=reason)
+    kind, body = pack(record)
+    beginning = reason.encode(errors="replace").decode()
+    while len(beginning.encode()) > REASON_BYTES:
+        beginning = beginning[:-1]
+    padded = body.ljust(BODY_BYTES, b"\0")
+    assert unpack(kind, padded) == replace(record, reason=beginning.rstrip("\0"))
 
 
 @given(st.integers(0, 2**40), records)

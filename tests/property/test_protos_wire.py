@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import BODY_BYTES, MicroBatchRecord, Record, RecordKind, unpack
+from pacekeeper.core.record_codec import BODY_BYTES, RecordKind, unpack
+from pacekeeper.core.records import MicroBatchRecord, Record
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2, wire

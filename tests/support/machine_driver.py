@@ -24,6 +24,7 @@ from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    PlanRefusedRecord,
     RankExitRecord,
     Record,
     StepRecord,
@@ -171,6 +172,17 @@ def applied(layout: Layout, ranks: Iterable[int] | None = None) -> list[Record]:
 def exited(rank: int, *, signal: int = 9, exit_code: int = 0, pid: int | None = None) -> Record:
     return RankExitRecord(
         rank=rank, pid=100 + rank if pid is None else pid, exit_code=exit_code, signal=signal
+    )
+
+
+def refused(plan: Layout, rank: int, reason: str) -> Record:
+    """A rank, which runs FIRST, can not follow the plan."""
+    return PlanRefusedRecord(
+        rank=rank,
+        generation=FIRST.generation,
+        plan_generation=plan.generation,
+        layout_crc=layout_crc(plan),
+        reason=reason,
     )
 
 

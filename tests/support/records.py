@@ -2,11 +2,12 @@
 
 from hypothesis import strategies as st
 
+from pacekeeper.core.record_codec import WHOLE_SHARE
 from pacekeeper.core.records import (
-    WHOLE_SHARE,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    PlanRefusedRecord,
     ProbeRecord,
     RankExitRecord,
     Record,
@@ -40,6 +41,10 @@ records: st.SearchStrategy[Record] = st.one_of(
         PlanAppliedRecord, rank=u32, step=u32, generation=u32, previous_generation=u32,
         duration_s=seconds, moved_bytes=u64, is_regroup=st.booleans(), layout_crc=u32,
         ended_mono_s=seconds,
+    ),
+    st.builds(
+        PlanRefusedRecord, rank=u32, generation=u32, plan_generation=u32, layout_crc=u32,
+        reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=24),
     ),
     st.builds(
         ProbeRecord, rank=u32, step=u32, generation=u32, number=u64, gemm_s=seconds,

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import even_layout
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import shrink
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.forecast import Workload
@@ -220,3 +221,40 @@ def test_hot_experts_alone_need_a_large_and_settled_gain() -> None:
     assert "young" in decide(replace(steady, steps_since_plan=39), CONFIG).reason
     assert "less than 8%" in decide(replace(steady, workload=hot(1.5)), CONFIG).reason
     assert decide(HEALTHY, CONFIG).layout is None
+
+
+def refused(view: View, rung: Rung, layout: Layout, *, wait_s: float = 30.0) -> View:
+    refusal = Refusal(plan=layout, rank=3, reason="no room", count=1, until_s=100.0 + wait_s)
+    return replace(view, refusals={rung: refusal}, asked_s=100.0)
+
+
+def test_a_kind_of_plan_that_was_refused_waits_and_the_next_best_is_taken() -> None:
+    view = refused(SLOW, Rung.BATCH_SHARES, replace(LONE, generation=6))
+    decision = decide(view, CONFIG)
+    assert decision.rung is Rung.TOKEN_SHARES
+    assert decision.reason.endswith(
+        "; no batch_shares plan for 30 s more: rank 3 refused plan 6: no room"
+    )
+    over = decide(replace(view, asked_s=130.0), CONFIG)
+    assert over.rung is Rung.BATCH_SHARES
+    assert over.reason.endswith("; tried again: rank 3 refused plan 6: no room")
+
+
+def test_a_refused_layout_is_not_offered_under_another_name() -> None:
+    few = replace(SLOW.shape, rows_per_step=4)  # no other batch shares than the even ones
+    view = replace(SLOW, shape=few, workload=replace(SLOW.workload, num_rows=4))
+    layout = decide(view, CONFIG).layout
+    assert layout is not None
+    held = refused(view, Rung.TOKEN_SHARES, replace(layout, generation=6))
+    assert decide(held, CONFIG).rung is Rung.NOTHING
+    other = refused(view, Rung.TOKEN_SHARES, replace(LONE, generation=6))
+    assert decide(other, CONFIG).rung is Rung.BATCH_SHARES
+
+
+def test_a_way_home_that_was_refused_waits_too() -> None:
+    away = decide(SLOW, CONFIG).layout
+    assert away is not None
+    view = replace(HEALTHY, layout=away, home=EVEN)
+    held = decide(refused(view, Rung.RETURN_HOME, replace(EVEN, generation=8)), CONFIG)
+    assert held.rung is not Rung.RETURN_HOME
+    assert "no return_home plan for 30 s more" in held.reason

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,32 +14,27 @@ import pytest
 
 from pacekeeper.core import ring
 from pacekeeper.core.expert_rows import rows_over
+from pacekeeper.core.record_codec import MOST_DOCUMENTS, REASON_BYTES
 from pacekeeper.core.records import (
-    MOST_DOCUMENTS,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
+    PlanRefusedRecord,
     ProbeRecord,
     Record,
     StepRecord,
 )
 from pacekeeper.trainer import hooks
+from pacekeeper.trainer.offers import PlanOffer
 from pacekeeper.trainer.timing import ComputeTime
+from support.rings import records_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def records(pace: hooks.Hooks) -> list[Record]:
     assert pace.ring.path is not None
-    data, found = pace.ring.path.read_bytes(), []
-    for index in range(ring.SLOT_COUNT):
-        offset = ring.slot_offset(index)
-        (sequence,) = ring.SEQUENCE.unpack_from(data, offset)
-        record = ring.decode_slot(index, sequence, data[offset : offset + 128], sequence)
-        if record is None:
-            break
-        found.append(record)
-    return found
+    return records_in(pace.ring.path)
 
 
 def test_a_step_leaves_its_records(tmp_path: Path) -> None:
@@ -118,15 +114,34 @@ def test_a_plan_is_offered_until_it_is_in_force_or_refused(tmp_path: Path) -> No
     assert pace.plan_offered() is None
     offer(pace, 2, b"two")
     for _ in range(2):
-        assert pace.plan_offered() == hooks.PlanOffer(
-            generation=2, base_generation=1, layout_json=b"two"
-        )
+        assert pace.plan_offered() == PlanOffer(generation=2, base_generation=1, layout_json=b"two")
     assert pace.dead_ranks() == {3}
     pace.plan_applied(step=1, generation=2, layout_crc=0)
     assert pace.plan_offered() is None
     offer(pace, 3, b"three")
     pace.refuse_plan(3, "does not fit")
     assert pace.plan_offered() is None
+
+
+def test_a_refusal_is_a_record_with_the_plan_and_the_beginning_of_the_reason(
+    tmp_path: Path,
+) -> None:
+    pace = hooks.attach(job="j", rank=1, world_size=4, ring_dir=str(tmp_path))
+    pace.set_generation(1)
+    offer(pace, 2, b"two")
+    assert pace.plan_offered() is not None
+    pace.refuse_plan(2, "does not fit " + "x" * 200)
+    (record,) = records(pace)
+    assert isinstance(record, PlanRefusedRecord)
+    assert (record.rank, record.generation, record.plan_generation) == (1, 1, 2)
+    assert record.layout_crc == zlib.crc32(b"two")
+    assert record.reason == ("does not fit " + "x" * 200)[:REASON_BYTES]
+
+
+def test_a_refusal_of_a_plan_that_was_never_read_tells_nobody(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
+    pace.refuse_plan(2, "does not fit")
+    assert records(pace) == [] and pace.ring.num_errors == 0
 
 
 def test_a_waiting_plan_costs_one_file_read(tmp_path: Path) -> None:

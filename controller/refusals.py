@@ -1,0 +1,65 @@
+"""A plan that a rank refused is given up at once, and no other of its kind is offered for a while,
+longer each time. Pure.
+
+The kind is the rung, not the content alone: shares follow the loads, so that the next plan would be
+another one to the letter and refused all the same. A restarted controller tries once more.
+"""
+
+from dataclasses import replace
+
+from pacekeeper.controller import incidents
+from pacekeeper.controller.events import Command, SaveDecision, SaveJob, Say
+from pacekeeper.controller.state import JobState, Refusal
+from pacekeeper.core.findings import Decision, Rung
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout_codec import layout_crc
+from pacekeeper.core.records import PlanRefusedRecord
+
+FIRST_WAIT_S = 60.0  # no sooner than an offer that nobody answers is made anew
+LONGEST_WAIT_S = 3600.0
+
+
+def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobState, list[Command]]:
+    """One rank that can not follow is enough: nobody moves without it. What speaks of another plan
+    than the one that is offered, if only of the same number, changes nothing.
+    """
+    plan = job.desired
+    if plan is None or plan.generation != record.plan_generation or record.rank not in job.ranks:
+        return job, []
+    if layout_crc(plan) != record.layout_crc:
+        return job, []
+    assert job.last_decision is not None, "a plan is offered by a decision"
+    rung = job.last_decision.rung
+    before = job.refusals.get(rung)
+    count = 1 if before is None else before.count + 1
+    wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (count - 1))
+    refusal = Refusal(
+        plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + wait_s
+    )
+    text = f"given up: {refusal.text}; no {rung} plan for {wait_s:.0f} s"
+    decision = Decision(rung=Rung.NOTHING, layout=None, reason=f"plan {plan.generation} {text}")
+    job = replace(
+        job,
+        desired=None,
+        last_decision=decision,
+        refusals={**job.refusals, rung: refusal},
+    )
+    job, said = incidents.note_action(job, decision.reason)
+    return job, [
+        SaveDecision(job=job.name, step=job.step, decision=decision),
+        SaveJob(job=job.name),
+        Say(text=f"job={job.name} plan={plan.generation} {text}"),
+        *said,
+    ]
+
+
+def after(job: JobState, layout: Layout) -> JobState:
+    """`layout` comes into force. A plan that is taken proves its kind; what survivors agreed on
+    changes who is asked, so that all that was refused may be tried again.
+    """
+    if layout.generation not in job.offered:
+        return replace(job, refusals={})
+    if job.desired != layout or job.last_decision is None:
+        return job
+    rung = job.last_decision.rung
+    return replace(job, refusals={r: kept for r, kept in job.refusals.items() if r is not rung})
