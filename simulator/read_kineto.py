@@ -33,45 +33,79 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """One file: (step, compute, collectives) in seconds."""
+    """One file: (step, compute, collectives) in seconds; num_ranks: of the job, None: not told."""
 
+    path: Path
+    num_ranks: int | None
     worker: Worker
     steps: list[tuple[int, float, float]]
     notes: list[str]
 
 
-def read_kineto(paths: Sequence[Path]) -> Trace:
-    """The job whose ranks wrote these files. Raises DataError where none of them can be used.
+def read_kineto(paths: Sequence[Path]) -> tuple[Trace, ...]:
+    """The runs whose ranks wrote these files: files are of one run where no two of them are of one
+    rank, they tell the same number of ranks, and they share steps.
 
-    Files that can not be read, or that hold nothing that took time, are left out and said.
+    Raises DataError where none of them can be used. Files that can not be read, that hold nothing
+    that took time or tell what another tells, are left out and said.
     """
     notes: list[str] = []
-    rows: list[tuple[int, int, float, float]] = []
-    workers: dict[int, Worker] = {}
+    runs: list[list[_Rank]] = []
     for path in paths:
         try:
-            read = _read_rank(path)
+            one = _read_rank(path)
         except DataError as error:
             notes.append(error.what)
             continue
-        rank = read.worker.rank
-        notes += read.notes
-        if rank in workers:
-            notes.append(f"{path.name}: rank {rank} again, left out")
+        if any(_is_copy(one, other) for run in runs for other in run):
+            notes.append(f"{path.name}: rank {one.worker.rank} again, left out")
             continue
-        workers[rank] = read.worker
-        rows += [(step, rank, compute_s, wait_s) for step, compute_s, wait_s in read.steps]
-    if not rows:
+        run = next((run for run in runs if all(_fits(one, other) for other in run)), None)
+        if run is None:
+            runs.append([one])
+        else:
+            run.append(one)
+    if not runs:
         raise DataError("; ".join(notes[:4]) or "no file")
-    rows.sort()
+    if len(runs) > 1:
+        notes.append(
+            f"{len(runs)} runs: by rank, number of ranks and steps not all files belong together"
+        )
+    return tuple(_trace(run, number, len(runs), notes) for number, run in enumerate(runs))
+
+
+def _is_copy(one: _Rank, other: _Rank) -> bool:
+    told, others = ((rank.worker, rank.num_ranks, rank.steps) for rank in (one, other))
+    return told == others
+
+
+def _fits(one: _Rank, other: _Rank) -> bool:
+    """May two files be of the same run?"""
+    return (
+        one.worker.rank != other.worker.rank
+        and (None in (one.num_ranks, other.num_ranks) or one.num_ranks == other.num_ranks)
+        and bool({step for step, *_ in one.steps} & {step for step, *_ in other.steps})
+    )
+
+
+def _trace(run: Sequence[_Rank], number: int, num_runs: int, notes: Sequence[str]) -> Trace:
+    rows = sorted(
+        (step, one.worker.rank, compute_s, wait_s)
+        for one in run
+        for step, compute_s, wait_s in one.steps
+    )
     step = np.array([row[0] for row in rows], dtype=np.intp)
     ranks = np.array([row[1] for row in rows], dtype=np.intp)
     whole = np.zeros(len(rows), dtype=np.intp)
     unknown = np.full(len(rows), np.nan)
+    name = run[0].path.name.partition(".")[0]
+    if len(run) > 1:
+        folder = run[0].path.absolute().parent.name
+        name = folder if num_runs == 1 else f"{folder}-{number}"
     return Trace(
-        name=paths[0].absolute().parent.name if len(paths) > 1 else paths[0].name.partition(".")[0],
+        name=name,
         source="kineto",
-        workers=tuple(workers[rank] for rank in sorted(workers)),
+        workers=tuple(sorted((one.worker for one in run), key=lambda worker: worker.rank)),
         compute=ComputeTable(
             step=step,
             rank=ranks,
@@ -84,7 +118,7 @@ def read_kineto(paths: Sequence[Path]) -> Trace:
             expert_rows=unknown,
         ),
         waits=WaitTable(step=step, rank=ranks, wait_s=np.array([row[3] for row in rows])),
-        notes=tuple(notes),
+        notes=(*notes, *(note for one in run for note in one.notes)),
     )
 
 
@@ -111,6 +145,8 @@ def _read_rank(path: Path) -> _Rank:
     rank = _rank_of(document, path)
     node = document.get("host_name")
     return _Rank(
+        path=path,
+        num_ranks=_told_number(document, "world_size"),
         worker=Worker(
             rank=rank,
             stage=_stage_of(document, rank),
@@ -210,12 +246,17 @@ def _salvaged(text: str) -> dict[str, Any] | None:
 
 def _rank_of(document: dict[str, Any], path: Path) -> int:
     """From the trace itself, else from the file's name."""
-    about = document.get("distributedInfo")
-    rank = about.get("rank") if isinstance(about, dict) else None
-    if type(rank) is int and 0 <= rank < MAX_RANK:
+    rank = _told_number(document, "rank")
+    if rank is not None:
         return rank
     found = _RANK_IN_NAME.search(path.name)
     return int(found[1]) if found is not None else 0
+
+
+def _told_number(document: dict[str, Any], name: str) -> int | None:
+    about = document.get("distributedInfo")
+    value = about.get(name) if isinstance(about, dict) else None
+    return value if type(value) is int and 0 <= value < MAX_RANK else None
 
 
 def _stage_of(document: dict[str, Any], rank: int) -> int:

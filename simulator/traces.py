@@ -41,10 +41,10 @@ class Format(StrEnum):
 
 
 _Runs = tuple[Trace, ...]
-_OF_ALL_FILES: dict[Format, Callable[[Sequence[Path]], Trace]] = {
-    Format.NATIVE: read_native,
+_OF_ALL_FILES: dict[Format, Callable[[Sequence[Path]], _Runs]] = {
+    Format.NATIVE: lambda paths: (read_native(paths),),
     Format.KINETO: read_kineto,
-    Format.NCCL_INSPECTOR: read_nccl_inspector,
+    Format.NCCL_INSPECTOR: lambda paths: (read_nccl_inspector(paths),),
 }
 _OF_EACH_FILE: dict[Format, Callable[[Path], _Runs]] = {
     Format.BYTEDANCE: lambda path: (read_bytedance(path),),
@@ -66,7 +66,7 @@ def open_runs(path: Path, form: Format | None = None) -> _Runs:
     if form is None or len(paths) > 1:
         form, paths, notes = _sorted_out(path, paths, form)
     if form in _OF_ALL_FILES:
-        runs: _Runs = (_OF_ALL_FILES[form](paths),)
+        runs = _OF_ALL_FILES[form](paths)
     else:
         runs, damaged = _each(_OF_EACH_FILE[form], paths)
         notes = [*notes, *damaged]
