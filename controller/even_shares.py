@@ -7,17 +7,18 @@ least sum of speed_j * (load_j / speed_j)^2: among all splits that one also has 
 method, one small matrix per layer, all layers in one array.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 # How far a rank may lie off the even load, in parts of it per unit of price; from a soft aim to a
 # sharp one, so that Newton's method never starts far off.
-SOFTNESS = (3e-2, 1e-3, 3e-5)
-MAX_STEPS = 12  # for each
+SOFTNESS = (1e-3, 3e-5)
+MAX_STEPS = 40  # for each
 SETTLED = 1e-4  # of the fluid: a largest gradient below it ends a stage
-NUM_HALVINGS = 10
+NUM_CUTS, CUT = 20, 0.3  # of a step that leads upwards
 LEAST_SHARE = 1e-6  # smaller shares are none
 
 Array = npt.NDArray[np.float64]
@@ -66,6 +67,45 @@ def even_shares(loads: Array, hosts: Flags, speeds: Array) -> EvenShares:
     )
 
 
+def grouped(hosts: Flags) -> tuple[tuple[tuple[int, ...], ...], Flags]:
+    """Ranks that hold the same experts in all layers, and hosts [layers, experts, groups] of these.
+
+    hosts [layers, experts, ranks]. Such ranks share alike by speed, so they are solved as one.
+    """
+    columns = np.packbits(hosts.reshape(-1, hosts.shape[2]), axis=0).T
+    _, first, group_of = np.unique(columns, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(group_of.ravel(), kind="stable")
+    parts = np.split(order, np.cumsum(np.bincount(group_of.ravel()))[:-1])
+    return tuple(tuple(part.tolist()) for part in parts), hosts[:, :, first]
+
+
+def shares_of_layer(loads: Array, hosts: Flags, speeds: Array) -> EvenShares:
+    """Of one layer: loads [experts], hosts [experts, ranks]; solved over groups."""
+    groups, on_groups = grouped(hosts[None])
+    group_of = np.empty(len(speeds), dtype=np.intp)
+    for group, ranks in enumerate(groups):
+        group_of[list(ranks)] = group
+    whole = np.bincount(group_of, weights=speeds).astype(np.float64)
+    even = even_shares(loads[None], on_groups, whole)
+    return EvenShares(
+        shares=even.shares[:, :, group_of] * (speeds / whole[group_of]),
+        value=even.value,
+        bound=even.bound,
+        inside=even.inside[:, group_of],
+    )
+
+
+def joined(layers: Iterable[EvenShares]) -> EvenShares:
+    """Several solutions as one."""
+    parts = list(layers)
+    return EvenShares(
+        shares=np.concatenate([part.shares for part in parts]),
+        value=np.concatenate([part.value for part in parts]),
+        bound=np.concatenate([part.bound for part in parts]),
+        inside=np.concatenate([part.inside for part in parts]),
+    )
+
+
 def _split(log_weight: Array, prices: Array) -> tuple[Array, Array]:
     """The shares [layers, experts, ranks] at these prices, and each expert's log of all weights."""
     logs = log_weight + prices[:, None, :]
@@ -106,7 +146,7 @@ class _Aim:
         return result
 
     def newton(self, prices: Array) -> tuple[Array, Flags]:
-        """One step with as many halvings as it takes, by layer; and which need no other."""
+        """One step cut as often as it takes, by layer; and which need no other."""
         shares, log_total = _split(self.log_weight, prices)
         taken = self.rows[:, :, None] * shares
         load = taken.sum(axis=1)
@@ -121,14 +161,24 @@ class _Aim:
         before = self.value(prices, log_total)
         expected = (slope * step).sum(axis=1)
         length = np.where(is_settled, 0.0, 1.0)
-        for _ in range(NUM_HALVINGS):
-            trial = prices + length[:, None] * step
-            after = self.value(trial, _split(self.log_weight, trial)[1])
-            is_worse = after > before + 1e-4 * length * expected + 1e-12
-            if not is_worse.any():
+        worse = (~is_settled).nonzero()[0]
+        for _ in range(NUM_CUTS):
+            after = self._at(worse, prices[worse] + length[worse, None] * step[worse])
+            worse = worse[after > (before + 1e-4 * length * expected + 1e-12)[worse]]
+            if len(worse) == 0:
                 break
-            length = np.where(is_worse, 0.5 * length, length)
+            length[worse] *= CUT
+        length[worse] = 0.0
         return prices + length[:, None] * step, is_settled
+
+    def _at(self, layers: npt.NDArray[np.intp], prices: Array) -> Array:
+        part = replace(
+            self,
+            rows=self.rows[layers],
+            log_weight=self.log_weight[layers],
+            fixed=self.fixed[layers],
+        )
+        return part.value(prices, _split(part.log_weight, prices)[1])
 
 
 def _witness(rows: Array, hosts: Flags, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:

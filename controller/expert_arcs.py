@@ -15,6 +15,8 @@ import numpy.typing as npt
 from pacekeeper.controller.arc_values import Arcs, arc_values
 
 MAX_CHOICES = 8  # numbers of arcs tried for a layer
+MANY_PLACES = 128  # half as many are tried
+LONGEST = 24  # places of the arcs that tell them apart; the value of the best looks at all
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]
@@ -28,10 +30,10 @@ def circle_arcs(
     loads [layers, experts] rows; speeds, slots [places]. No arc is shorter than `min_length`.
     """
     found = [_best_arcs(rows, speeds, slots, min_length, drift, num_ranks) for rows in loads]
-    arcs = [best[0] for best in found if best is not None]
-    if len(arcs) < len(found):
+    if any(arcs is None for arcs in found):
         return None
-    return _together(arcs), np.array([best[1] for best in found if best is not None])
+    best = _together([arcs for arcs in found if arcs is not None])
+    return best, arc_values(best, loads, speeds, num_ranks=num_ranks, drift=drift)
 
 
 def _together(arcs: Sequence[Arcs]) -> Arcs:
@@ -43,12 +45,13 @@ def _together(arcs: Sequence[Arcs]) -> Arcs:
 
 def _best_arcs(
     rows: Array, speeds: Array, slots: Counts, min_length: int, drift: float, num_ranks: int
-) -> tuple[Arcs, float] | None:
+) -> Arcs | None:
     spare = int(slots.sum()) - min_length * len(rows)
     if spare < 0 or min_length > len(speeds):
         return None
     most = min(len(rows), max(spare, 1))
-    choices = np.unique(np.geomspace(1, most, MAX_CHOICES).round().astype(int))
+    num_choices = MAX_CHOICES if len(speeds) <= MANY_PLACES else MAX_CHOICES // 2
+    choices = np.unique(np.geomspace(1, most, num_choices).round().astype(int))
     laid = [
         _lay(rows, speeds, slots, num_arcs, is_mixed=is_mixed, min_length=min_length)
         for num_arcs in choices.tolist()
@@ -63,9 +66,10 @@ def _best_arcs(
         speeds,
         num_ranks=num_ranks,
         drift=drift,
+        longest=LONGEST,
     )
     best = int((values * (1.0 + 1e-9 * np.arange(len(values)))).argmin())  # the first of equals
-    return tried[best], float(values[best])
+    return tried[best]
 
 
 def _lay(

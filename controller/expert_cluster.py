@@ -100,7 +100,7 @@ class Prices:
     step_s: float = 1.0
     num_steps: int = 1000
     restart_s: float = 600.0
-    move_s: float = 0.0
+    move_s: float = 0.05
 
     def __post_init__(self) -> None:
         if min(self.step_s, self.num_steps, self.restart_s, self.move_s) < 0.0:

@@ -5,6 +5,7 @@ restarts after losses, replicas to copy. It comes with its proof: what no hosts 
 beat, what no split over these hosts could beat, and survival.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +13,13 @@ import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import EvenShares, even_shares
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, as_loads
-from pacekeeper.controller.expert_drafts import Draft, Task, candidates, dealt
+from pacekeeper.controller.expert_drafts import Draft, Task, cheapest, dealt
+from pacekeeper.controller.expert_keep import moved_near, scratch_s, updated
 from pacekeeper.controller.expert_proof import Proof, layer_proofs, prove
 from pacekeeper.core.layout import ExpertHosts, Host
+
+Flags = npt.NDArray[np.bool_]
+PresentHosts = Sequence[Sequence[Sequence[int]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,15 +37,19 @@ def plan_experts(
     floors: Floors | None = None,
     prices: Prices | None = None,
     drift: float = 0.0,
+    present: PresentHosts | None = None,
+    max_copies: int | None = None,
     expert_bytes: int = 0,
     max_losses: int = 8,
 ) -> ExpertPlan:
     """Hosts and shares for loads [layers, experts] in rows.
 
     `drift`: by how much the load of an expert with one rank's fair work changes until the next
-    plan, relative to it (standard deviation); the plan keeps room for it. `expert_bytes`: of one
-    replica's state. `max_losses`: survival is proven up to so many lost nodes. Raises ValueError
-    for bad loads, and where the floors or all experts do not fit the slots.
+    plan, relative to it (standard deviation); a new plan keeps room for it.
+    `present[layer][expert]`: the ranks that hold it now (those that left are not named); every
+    other host is a copy, of which there are at most `max_copies`. `expert_bytes`: of the state of
+    one replica. `max_losses`: survival is proven up to so many lost nodes. Raises ValueError for
+    bad input, and where floors, experts or the limit of copies leave no placement.
     """
     task = Task(
         loads=as_loads(loads),
@@ -50,18 +59,39 @@ def plan_experts(
         drift=drift,
     )
     _check_room(task)
+    now = None if present is None else _flags(present, task)
+    limit = task.loads.size * cluster.num_ranks if max_copies is None else max_copies
     best: Draft | None = None
-    for candidate in candidates(task):
-        if best is not None and candidate.least_s >= best.price_s:
-            break
-        for draft in candidate.drafts():
-            if best is None or draft.price_s < best.price_s:
-                best = draft
+    saved_s = 0.0
+    if now is not None:
+        best = updated(task, now, limit)
+        saved_s = scratch_s(task, len(task.loads))
+
+    def near(draft: Draft) -> Draft | None:
+        moved = draft if now is None else moved_near(draft, now, task)
+        return moved if moved.num_copies <= limit else None
+
+    best = cheapest(task, best, saved_s=saved_s, adapt=near)
     if best is None:
-        best = next(iter(dealt(task)), None)
+        best = next(filter(None, map(near, dealt(task))), None)
     if best is None:
-        raise ValueError("no placement was found that keeps the floors")
-    return _finished(best, task, expert_bytes, max_losses)
+        raise ValueError("no placement was found that keeps the floors and the limit of copies")
+    return _finished(best, task, now, expert_bytes, max_losses)
+
+
+def _flags(present: PresentHosts, task: Task) -> Flags:
+    """[layers, experts, ranks]"""
+    num_layers, num_experts = task.loads.shape
+    if len(present) != num_layers or any(len(layer) != num_experts for layer in present):
+        raise ValueError(f"present hosts must be of {num_layers} layers x {num_experts} experts")
+    num_ranks = task.cluster.num_ranks
+    flags = np.zeros((num_layers, num_experts, num_ranks), dtype=np.bool_)
+    for layer, experts in enumerate(present):
+        for expert, ranks in enumerate(experts):
+            if any(not 0 <= rank < num_ranks for rank in ranks):
+                raise ValueError(f"layer {layer} expert {expert}: hosts {list(ranks)} are no ranks")
+            flags[layer, expert, list(ranks)] = True
+    return flags
 
 
 def _check_room(task: Task) -> None:
@@ -80,8 +110,10 @@ def _check_room(task: Task) -> None:
         raise ValueError(f"a floor of {task.floors.racks} racks, and there are {num_racks}")
 
 
-def _finished(draft: Draft, task: Task, expert_bytes: int, max_losses: int) -> ExpertPlan:
-    even = even_shares(task.loads, draft.hosts, task.group_speeds(draft.groups))
+def _finished(
+    draft: Draft, task: Task, present: Flags | None, expert_bytes: int, max_losses: int
+) -> ExpertPlan:
+    even = draft.even or even_shares(task.loads, draft.hosts, task.group_speeds(draft.groups))
     proof = prove(
         layer_proofs(task.loads, even, draft.groups, task.cluster, task.floors),
         draft.on_ranks(),
@@ -90,6 +122,7 @@ def _finished(draft: Draft, task: Task, expert_bytes: int, max_losses: int) -> E
         max_losses=max_losses,
         loss=draft.loss,
         reason=f"{draft.name}: {draft.price_s:.3g} s until the next plan",
+        present=present,
     )
     return ExpertPlan(hosts=_host_tuples(draft, even, task.speeds), proof=proof)
 

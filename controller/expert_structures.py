@@ -114,16 +114,18 @@ def _deal(
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     number: list[dict[Hashable, int]] = [{} for _ in range(num_bins)]
     risk = [0.0] * num_bins
+    if len(set(labels)) == len(things) and len(set(risks)) < 2:  # all alike
+        return [list(things[at::num_bins]) for at in range(num_bins)]
     size = -(-len(things) // num_bins)
-    num_large = len(things) - (size - 1) * num_bins
+    left_large = len(things) - (size - 1) * num_bins
     for thing, label, p in zip(things, labels, risks, strict=True):
-        large = sum(len(b) == size for b in bins)
-        limit = size if large < num_large else size - 1
+        limit = size if left_large > 0 else size - 1
         at = min(
             (b for b in range(num_bins) if len(bins[b]) < limit),
             key=lambda b: (number[b].get(label, 0), risk[b], len(bins[b]), b),
         )
         bins[at].append(thing)
+        left_large -= len(bins[at]) == size
         number[at][label] = number[at].get(label, 0) + 1
         risk[at] += p
     return bins

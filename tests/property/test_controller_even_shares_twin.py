@@ -61,3 +61,17 @@ def test_over_arcs_the_densest_arc_says_what_the_best_split_reaches(
             own = ~np.delete(hosts, inside, axis=1).any(axis=1)
             rows = loads[0][own].sum() + MARGIN * np.sqrt((spread[own] ** 2).sum())
             assert moving >= rows / np.array(speeds)[inside].sum() * (1.0 - 1e-9)
+
+
+@given(st.integers(0, 10**6))
+def test_long_chains_of_hosts_settle_too(seed: int) -> None:
+    # Neighbours share one expert, so work has a long way; loads far from even.
+    num = 48
+    place = np.arange(num)
+    hosts = np.zeros((1, 2 * num, num), dtype=np.bool_)
+    hosts[0, place, place] = hosts[0, num + place, place] = True
+    hosts[0, num + place, (place + 1) % num] = True
+    turn = (seed * (np.arange(2 * num) + 7)) % 101
+    loads = np.exp(0.03 * turn)[None]
+    found = even_shares(loads, hosts, np.ones(num))
+    assert found.value[0] <= found.bound[0] * (1.0 + 1e-3)
