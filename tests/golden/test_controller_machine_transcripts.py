@@ -23,7 +23,6 @@ from pacekeeper.controller.events import (
     Say,
     StepSummary,
 )
-from pacekeeper.controller.machine import job_record, restored
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
@@ -31,7 +30,6 @@ from support.machine_driver import (
     FIRST,
     FLOOR,
     JOB,
-    UNIX_OFFSET_S,
     Driver,
     applied,
     attachment,
@@ -184,17 +182,7 @@ def the_controller_dies_with_a_plan_under_way() -> Transcript:
     story.steps(12)
     story.steps(12, slow=2)
     plan, driver = story.desired, story.driver
-
-    def start_again() -> None:
-        driver.state = restored(
-            [job_record(driver.state, JOB)],
-            driver.job.incidents,
-            next_incident_id=2,
-            unix_offset_s=UNIX_OFFSET_S,
-        )
-        driver.said = ()
-
-    story.take("the controller is killed and started", start_again)
+    story.take("the controller is killed and started", driver.start_again)
     story.start()
     story.run_layout(plan)
     story.steps(14, slow=2, generation=2)

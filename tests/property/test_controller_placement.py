@@ -7,16 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.placement import place
 from pacekeeper.controller.shares import (
     SLACK,
-    Split,
     batch_rows,
     best_value,
-    split_layers,
     token_shares,
 )
 from pacekeeper.core.layout import Host, Layout, even_layout
+from support.placements import Case as Layers
+from support.placements import placed
 
 Case = tuple[list[float], list[list[int]], dict[int, float]]
 speeds_ = st.floats(0.1, 1.0)
@@ -39,7 +38,7 @@ def cases(draw: st.DrawFn, max_ranks: int = 5, max_experts: int = 7) -> Case:
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> tuple[Layout, list[list[float]], dict[int, float], int]:
+def layers(draw: st.DrawFn) -> Layers:
     """A layout of one to three MoE layers with loads, speeds and slots per rank."""
     num_ranks, num_experts = draw(st.integers(2, 5)), draw(st.integers(1, 6))
     num_layers = draw(st.integers(1, 3))
@@ -191,23 +190,6 @@ def test_batch_shares_become_exactly_those_rows_in_a_layout(
         batch_shares=shares,
     )
     assert changed.rows_of(num_rows) == rows
-
-
-Layers = tuple[Layout, list[list[float]], dict[int, float], int]
-
-
-def placed(case: Layers, min_hosts: int) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
-    layout, loads, speeds, slots = case
-    splits = split_layers(layout, loads=loads, speeds=speeds)
-    result = place(
-        layout,
-        splits=splits,
-        loads=loads,
-        speeds=speeds,
-        slots_per_rank=slots,
-        min_hosts=min_hosts,
-    )
-    return splits, result
 
 
 @given(layers(), st.integers(1, 3))

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller import placement
-from pacekeeper.controller.placement import least_value, place
-from pacekeeper.controller.shares import SLACK, Split, best_value, split_layers, token_shares
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.controller.placement import least_value
+from pacekeeper.controller.shares import SLACK, Split, best_value, token_shares
+from pacekeeper.core.layout import even_layout
+from support.placements import Case, placed
 
-Case = tuple[Layout, list[list[float]], dict[int, float], int]
 speeds_ = st.sampled_from([0.3, 0.6, 0.8, 1.0])
 
 
@@ -37,23 +37,6 @@ def skewed(draw: st.DrawFn) -> Case:
     loads = [draw(st.permutations(skew)) for _ in range(num_layers)]
     slots = -(-num_experts * replicas // num_ranks) + draw(st.integers(0, 2))
     return layout, loads, {rank: draw(speeds_) for rank in layout.ranks}, slots
-
-
-def placed(
-    case: Case, min_hosts: int, move_cost: float = 0.0
-) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
-    layout, loads, speeds, slots = case
-    splits = split_layers(layout, loads=loads, speeds=speeds)
-    result = place(
-        layout,
-        splits=splits,
-        loads=loads,
-        speeds=speeds,
-        slots_per_rank=slots,
-        min_hosts=min_hosts,
-        move_cost=move_cost,
-    )
-    return splits, result
 
 
 def copied(before: Split, after: Split) -> int:

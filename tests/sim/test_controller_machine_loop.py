@@ -4,37 +4,19 @@
 seeds the controller is killed and started again somewhere on the way.
 """
 
-from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 from statistics import mean
 
 import pytest
 
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.findings import FindingKind, Incident
+from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
 from support.paper_cluster import PaperCluster, shares_of
-
-CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
-WARM_STEPS, PATIENCE_STEPS = 26, 150
-
-
-def until(cluster: PaperCluster, holds: Callable[[], bool]) -> None:
-    """Train until it holds; the limit is for what never comes."""
-    for _ in range(PATIENCE_STEPS):
-        if holds():
-            return
-        cluster.run(1)
-    raise AssertionError(f"seed {cluster.seed}: not within {PATIENCE_STEPS} steps")
 
 
 def of_kind(cluster: PaperCluster, kind: FindingKind) -> list[Incident]:
     return [i for i in cluster.incidents.values() if i.finding.kind is kind]
-
-
-def is_home(cluster: PaperCluster) -> bool:
-    here, first = cluster.layout, cluster.first_layout
-    return (here.experts, here.batch_shares) == (first.experts, first.batch_shares)
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -3,34 +3,17 @@
 A slow rank is named, measured and relieved, and the layout comes home, as with one micro-batch.
 """
 
-from collections.abc import Callable
 from random import Random
 from statistics import mean
 
 import pytest
 
 from pacekeeper.controller.events import AskDecision
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.findings import FindingKind
+from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
 from support.paper_cluster import PaperCluster, shares_of
 
-CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
 MICRO_BATCHES = 4
-WARM_STEPS, PATIENCE_STEPS = 26, 150
-
-
-def until(cluster: PaperCluster, holds: Callable[[], bool]) -> None:
-    """Train until it holds; the limit is for what never comes."""
-    for _ in range(PATIENCE_STEPS):
-        if holds():
-            return
-        cluster.run(1)
-    raise AssertionError(f"seed {cluster.seed}: not within {PATIENCE_STEPS} steps")
-
-
-def is_home(cluster: PaperCluster) -> bool:
-    here, first = cluster.layout, cluster.first_layout
-    return (here.experts, here.batch_shares) == (first.experts, first.batch_shares)
 
 
 @pytest.mark.parametrize("seed", range(30))

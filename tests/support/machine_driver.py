@@ -14,7 +14,7 @@ from pacekeeper.controller.events import (
     Say,
     Tick,
 )
-from pacekeeper.controller.machine import advance
+from pacekeeper.controller.machine import advance, job_record, restored
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
@@ -80,6 +80,18 @@ class Driver:
         decision = decide(question.view, self.config.policy)
         answer = DecisionMade(job=question.job, asked=question.asked, decision=decision)
         self.state, self.said = advance(self.state, answer, config=self.config, now_s=self.now_s)
+
+    def start_again(self) -> None:
+        """The controller is killed, and begins with what it had stored."""
+        incidents = self.job.incidents
+        newest = max((incident.incident_id for incident in incidents), default=0)
+        self.state = restored(
+            [job_record(self.state, JOB)],
+            incidents,
+            next_incident_id=newest + 1,
+            unix_offset_s=UNIX_OFFSET_S,
+        )
+        self.said = ()
 
     def agent(self, node: str) -> None:
         self.event(NodeAttached(node=node, product_version="1", agent_life="a"))

@@ -7,7 +7,6 @@ import pytest
 from pacekeeper.controller import incidents
 from pacekeeper.controller.endings import KEEP_ENDED_S, KEEP_SILENT_S
 from pacekeeper.controller.events import ForgetJob, NodeDetached, SaveIncident, SaveJob
-from pacekeeper.controller.machine import job_record, restored
 from pacekeeper.controller.state import RankLife
 from pacekeeper.controller.views import job_view
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier, Watch
@@ -15,7 +14,6 @@ from support.machine_driver import (
     FIRST,
     JOB,
     QUICK,
-    UNIX_OFFSET_S,
     WARM,
     Driver,
     applied,
@@ -80,12 +78,7 @@ class TestEnding:
 
     def test_a_stored_job_that_was_over_is_ended_not_blind(self) -> None:
         driver = ended()
-        driver.state = restored(
-            [job_record(driver.state, JOB)],
-            driver.job.incidents,
-            next_incident_id=2,
-            unix_offset_s=UNIX_OFFSET_S,
-        )
+        driver.start_again()
         assert watch_of(driver) == Watch.BLIND
         driver.tick()
         assert watch_of(driver) == Watch.ENDED
@@ -96,21 +89,14 @@ class TestEnding:
     def test_a_stored_job_with_a_rank_that_lived_is_blind_until_it_is_heard(self) -> None:
         driver = with_plan()
         driver.report(exited(0))
-        driver.state = restored(
-            [job_record(driver.state, JOB)],
-            driver.job.incidents,
-            next_incident_id=2,
-            unix_offset_s=UNIX_OFFSET_S,
-        )
+        driver.start_again()
         driver.report(attached=[attachment(0)])  # the dead one is told first
         driver.tick()
         assert watch_of(driver) == Watch.BLIND
 
     def test_an_agent_that_says_the_dead_again_brings_nobody_back(self) -> None:
         driver = ended()
-        driver.state = restored(
-            [job_record(driver.state, JOB)], (), next_incident_id=2, unix_offset_s=UNIX_OFFSET_S
-        )
+        driver.start_again()
         driver.report(attached=[attachment(rank) for rank in range(4)], layouts=[FIRST])
         driver.tick()
         assert watch_of(driver) == Watch.ENDED
@@ -179,9 +165,7 @@ class TestForgetting:
     def test_the_silence_of_a_stored_job_begins_with_our_start(self) -> None:
         driver = started()
         driver.now_s = 9 * KEEP_SILENT_S
-        driver.state = restored(
-            [job_record(driver.state, JOB)], (), next_incident_id=1, unix_offset_s=UNIX_OFFSET_S
-        )
+        driver.start_again()
         driver.tick()
         driver.tick(KEEP_SILENT_S - 10.0)
         assert JOB in driver.state.jobs

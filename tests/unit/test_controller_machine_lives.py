@@ -3,16 +3,17 @@
 from dataclasses import replace
 
 from pacekeeper.controller.events import NotifyDeaths, OfferPlan, SaveJob
-from pacekeeper.controller.machine import job_record, restored
+from pacekeeper.controller.machine import job_record
 from pacekeeper.controller.state import RankLife
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Watch
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,
     JOB,
-    UNIX_OFFSET_S,
+    QUICK,
+    WARM,
     Driver,
     applied,
     attachment,
@@ -22,21 +23,12 @@ from support.machine_driver import (
     train,
 )
 
-QUICK = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
-WARM = 12
-
 
 def killed_and_started(driver: Driver) -> Driver:
     """Another controller with what this one stored; agents have not come back yet."""
-    record = job_record(driver.state, JOB)
-    newest = max((i.incident_id for i in driver.job.incidents), default=0)
-    state = restored(
-        [record],
-        driver.job.incidents,
-        next_incident_id=newest + 1,
-        unix_offset_s=UNIX_OFFSET_S,
-    )
-    return Driver(config=driver.config, state=state, now_s=5.0)
+    again = Driver(config=driver.config, state=driver.state, now_s=5.0)
+    again.start_again()
+    return again
 
 
 def come_back(driver: Driver) -> None:
