@@ -12,6 +12,7 @@ from scipy.stats import t as student
 
 from pacekeeper.core.findings import Tier
 from pacekeeper.predictor.expert_spread import expert_spread, load_excess
+from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.trace import ComputeTable, OpType, Trace, compute_of
 from pacekeeper.predictor.verdict import Trouble, TroubleKind, WhatIf
 from pacekeeper.predictor.what_if import Replay, replay_of
@@ -64,9 +65,8 @@ class _Run:
             rank = np.concatenate([rank, self.experts.rank])
             expert_s = np.nan_to_num(self.experts.compute_s * expert_factors)
             compute_s = np.concatenate([compute_s, expert_s])
-        _, step = np.unique(step, return_inverse=True)
-        _, rank = np.unique(rank, return_inverse=True)
-        shape = int(step.max()) + 1, int(rank.max()) + 1
+        (step, steps), (rank, ranks) = grouped(step), grouped(rank)
+        shape = len(steps), len(ranks)
         busy = np.bincount(step * shape[1] + rank, compute_s, minlength=shape[0] * shape[1])
         busiest: Array = busy.reshape(shape).max(axis=1)
         return busiest

@@ -70,9 +70,10 @@ def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRow
     good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
     kept = np.flatnonzero(good & np.isin(table.rank, list(place)))
     rank = table.rank[kept]
-    numbers, at = np.unique(rank, return_inverse=True)
-    stages = np.array([place[int(number)].stage for number in numbers], dtype=np.intp)
-    dps = np.array([place[int(number)].dp for number in numbers], dtype=np.intp)
+    at, first = grouped(rank)
+    told = [place[number] for number in rank[first].tolist()]
+    stages = np.array([worker.stage for worker in told], dtype=np.intp)
+    dps = np.array([worker.dp for worker in told], dtype=np.intp)
     return ComputeRows(
         kept=kept,
         step=table.step[kept],

@@ -14,6 +14,7 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 from pacekeeper.core.trace_file import Fact, TraceHeader, parse_header, parse_line
+from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.trace import (
     Chunk,
     ComputeTable,
@@ -212,9 +213,9 @@ def _compute(done: dict[str, Array]) -> ComputeTable:
 
 def _by_step(done: dict[str, Array]) -> tuple[Positions, Positions, Positions]:
     """(step, rank) of each rank's steps, and which of them each row belongs to."""
-    pairs = np.stack([done["step"], done["rank"]]).astype(np.intp)
-    keys, row = np.unique(pairs, axis=1, return_inverse=True)
-    return keys[0], keys[1], row.reshape(-1)
+    step, rank = (done[name].astype(np.intp) for name in ("step", "rank"))
+    row, first = grouped(step, rank)
+    return step[first], rank[first], row
 
 
 def _sums(row: Positions, values: Array) -> Array:
@@ -293,11 +294,12 @@ def _loads(told: dict[str, Array] | None) -> ExpertLoadTable | None:
     """Rows routed by all ranks together."""
     if told is None:
         return None
-    places = np.stack([told["step"], told["layer"], told["first_expert"]]).astype(np.intp)
-    keys, row = np.unique(places, axis=1, return_inverse=True)
+    places = [told[name].astype(np.intp) for name in ("step", "layer", "first_expert")]
+    row, first = grouped(*places)
+    step, layer, expert = (column[first] for column in places)
     return ExpertLoadTable(
-        step=keys[0],
-        layer=keys[1],
-        expert=keys[2],
-        rows=_sums(row.reshape(-1), told["rows"]),
+        step=step,
+        layer=layer,
+        expert=expert,
+        rows=_sums(row, told["rows"]),
     )

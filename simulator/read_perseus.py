@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pacekeeper.core.errors import DataError
+from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
 from pacekeeper.predictor.workload import Array, Positions
 from pacekeeper.simulator.tables import (
@@ -82,11 +83,12 @@ def read_perseus(
 
     Raises DataError for anything else.
     """
-    table, words, notes = _rows(path, schedulers)
-    by_key: dict[tuple[str, ...], list[int]] = {}
-    for row, key in enumerate(words):
-        by_key.setdefault(key, []).append(row)
-    runs = [_run(path, _only(table, rows), key, notes) for key, rows in by_key.items()]
+    table, number, keys, notes = _rows(path, schedulers)
+    runs = [
+        _run(path, _only(table, rows), keys[number[rows[0]]], notes)
+        for rows in _split(number, len(keys))
+        if len(rows)
+    ]
     runs.sort(key=lambda run: (run.job, run.scheduler, run.setting))
     full_w: dict[tuple[str, ...], int] = {}
     for run in runs:
@@ -171,7 +173,8 @@ def _run(path: Path, rows: _Rows, key: tuple[str, ...], notes: Sequence[str]) ->
     stages, told = _stages(rows, ranks, job[JOB.index("pp")])
     unknown = np.full(len(rows.rank), np.nan)
     place = {rank: stages[:i].count(stages[i]) for i, rank in enumerate(ranks.tolist())}
-    lowest = {rank: rows.cap_w[rows.rank == rank].min() for rank in ranks.tolist()}
+    own = _split(np.searchsorted(ranks, rows.rank), len(ranks))
+    lowest = {rank: rows.cap_w[own[i]].min() for i, rank in enumerate(ranks.tolist())}
     return CappedRun(
         job=tuple(job),
         scheduler=scheduler,
@@ -208,8 +211,9 @@ def _stages(rows: _Rows, ranks: Positions, told: str) -> tuple[list[int], tuple[
     pp = _int(told)
     if pp < 1 or len(ranks) <= pp or len(ranks) % pp:
         return list(range(len(ranks))), ()
-    backward = rows.chunk == Chunk.BACKWARD
-    seconds = np.array([np.median(rows.compute_s[backward & (rows.rank == r)]) for r in ranks])
+    backward = np.flatnonzero(rows.chunk == Chunk.BACKWARD)
+    of_rank = _split(np.searchsorted(ranks, rows.rank[backward]), len(ranks))
+    seconds = np.array([np.median(rows.compute_s[backward[own]]) for own in of_rank])
     outer = np.arange(len(ranks)) // (len(ranks) // pp)
     inner = np.arange(len(ranks)) % pp
 
@@ -242,10 +246,18 @@ def _concatenated(tables: Sequence[T]) -> T:
     return type(tables[0])(**columns)
 
 
+def _split(number: Positions, count: int) -> list[Positions]:
+    """Where each number from 0 to `count` stands."""
+    order = np.argsort(number, kind="stable")
+    return np.split(order, np.searchsorted(number[order], np.arange(1, count)))
+
+
 def _rows(
     path: Path, schedulers: Collection[str] | None
-) -> tuple[_Rows, list[tuple[str, ...]], list[str]]:
-    """The usable rows, the run of each, and notes. Raises DataError where there are none."""
+) -> tuple[_Rows, Positions, list[tuple[str, ...]], list[str]]:
+    """The usable rows, the number of the run of each, the runs, and notes. Raises DataError where
+    there are none.
+    """
     table = read_table(path)
     is_split = set(INSTRUCTIONS) <= set(table.columns)
     table.need(INSTRUCTIONS if is_split else SUMS, "a Perseus table")
@@ -264,9 +276,10 @@ def _rows(
     for chunk, seconds in parts:
         good &= is_time(seconds) & (seconds != 0.0) & (chunk >= 0)
     notes += left_out(int((~good).sum()), "rows without a possible place and time left out")
-    keys = list(zip(*(_words(table, name) for name in RUN), strict=True))
+    words = [_words(table, name) for name in RUN]
     if schedulers is not None:
-        good &= np.array([key[-2] in schedulers for key in keys], dtype=np.bool_)
+        code, told = words[RUN.index("scheduler")]
+        good &= np.array([word in schedulers for word in told], dtype=np.bool_)[code]
     good &= step > 0  # iteration 0 warms up
     if not good.any():
         raise DataError(f"{path}: holds no power-capped iteration")
@@ -284,12 +297,13 @@ def _rows(
             for chunk, seconds in parts
         ]
     )
-    kept_keys = [keys[row] for row in np.flatnonzero(good)] * len(parts)
-    number = {key: i for i, key in enumerate(dict.fromkeys(kept_keys))}
-    run = np.array([number[key] for key in kept_keys], dtype=np.intp)
+    run, first = grouped(*(code[good] for code, _ in words))
+    kept_rows = np.flatnonzero(good)[first]
+    keys = [tuple(told[code[row]] for code, told in words) for row in kept_rows]
+    run = np.tile(run, len(parts))
     kept = newest([run, rows.step, rows.rank, rows.micro_batch, rows.chunk])
     notes += left_out(int((~kept).sum()), "times told twice: the last one counts")
-    return _only(rows, kept), [kept_keys[row] for row in np.flatnonzero(kept)], notes
+    return _only(rows, kept), run[kept], keys, notes
 
 
 def _int(word: str) -> int:
@@ -301,8 +315,12 @@ def _int(word: str) -> int:
     return int(value) if abs(value) < MAX_WHOLE else 0
 
 
-def _words(table: Table, name: str) -> list[str]:
-    """A column that says which run a row is of; where there is none, all are of one."""
+def _words(table: Table, name: str) -> tuple[Positions, list[str]]:
+    """A column that says which run a row is of: the number of each row's word, and the words;
+    where there is no such column, all are of one run.
+    """
     if name not in table:
-        return [""] * table.num_rows
-    return table.words(name).tolist()  # type: ignore[no-any-return]
+        return np.zeros(table.num_rows, dtype=np.intp), [""]
+    told = table.words(name).tolist()
+    number = {word: i for i, word in enumerate(dict.fromkeys(told))}
+    return np.fromiter(map(number.__getitem__, told), np.intp, len(told)), list(number)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pacekeeper.core.errors import DataError
+from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.workload import Array, Flags, Positions
 from pacekeeper.simulator.parquet_file import column_names, read_parquet
 from pacekeeper.simulator.text_file import head_of, lines_of
@@ -58,7 +59,11 @@ class Table:
 
     def words(self, name: str) -> Any:
         """The column as text [rows], "" where it tells nothing."""
-        values = self.columns[name].tolist()
+        values = self.columns[name]
+        if values.dtype.kind in _NUMBERS:  # few different ones, as a rule
+            numbers, at = np.unique(values, return_inverse=True)
+            return np.array([*map(str, numbers.tolist()), None], dtype=np.object_)[at]
+        values = values.tolist()
         return np.array(["" if value is None else str(value) for value in values], dtype=np.object_)
 
 
@@ -120,8 +125,7 @@ def newest(keys: Sequence[Positions]) -> Flags:
     """Flags [rows]: the last row of each key."""
     kept = np.zeros(len(keys[0]), dtype=np.bool_)
     if len(kept):
-        table = np.stack([np.asarray(key) for key in keys])[:, ::-1]
-        _, first = np.unique(table, axis=1, return_index=True)
+        _, first = grouped(*(key[::-1] for key in keys))
         kept[len(kept) - 1 - first] = True
     return kept
 
