@@ -20,7 +20,7 @@ from rich.table import Table
 
 from pacekeeper.controller import eplb
 from pacekeeper.controller.even_shares import even_shares
-from pacekeeper.controller.expert_cluster import Floors, alike
+from pacekeeper.controller.expert_cluster import Floors, Prices, alike
 from pacekeeper.controller.expert_moves import nearest_ranks
 from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
 
@@ -72,7 +72,8 @@ def one_layer(num_experts: int, num_ranks: int, slots: int, slow: float, kind: s
     hosts = [eplb.hosts_of(layer.tolist(), num_ranks, num_experts) for layer in placed]
     split = even_shares(loads, flags_of(hosts, num_ranks), speeds).value
     cluster = alike(num_ranks, slots, speeds=tuple(speeds.tolist()))
-    plans = [plan_experts(rows[None], cluster).proof.layers[0] for rows in loads]
+    balance = Prices(restart_s=0.0)  # nothing else is compared here
+    plans = [plan_experts(rows[None], cluster, prices=balance).proof.layers[0] for rows in loads]
     return {
         "case": f"{num_experts} experts, {num_ranks} ranks, {slots} slots",
         "slow": slow,

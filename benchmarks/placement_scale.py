@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.placement import least_value, place
+from pacekeeper.controller.placement import place
 from pacekeeper.controller.shares import Split, batch_rows, split_layers
+from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.core.layout import even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from pacekeeper.controller.arc_values import Arcs, arc_values
 
-MAX_CHOICES = 8  # numbers of arcs tried for a layer
-MANY_PLACES = 128  # half as many are tried
-LONGEST = 24  # places of the arcs that tell them apart; the value of the best looks at all
+# Numbers of arcs tried for a layer: few, and parts of the most that fit.
+FEW, NUM_PARTS, NUM_PARTS_OF_MANY, MANY_PLACES = (1, 2, 4), 8, 2, 128
+LONGEST = 24  # places of the arcs that tell them apart; of the FINALISTS best, all are looked at
+FINALISTS = 4
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]
@@ -50,26 +51,29 @@ def _best_arcs(
     if spare < 0 or min_length > len(speeds):
         return None
     most = min(len(rows), max(spare, 1))
-    num_choices = MAX_CHOICES if len(speeds) <= MANY_PLACES else MAX_CHOICES // 2
-    choices = np.unique(np.geomspace(1, most, num_choices).round().astype(int))
+    num_parts = NUM_PARTS if len(speeds) <= MANY_PLACES else NUM_PARTS_OF_MANY
+    parts = np.arange(1, num_parts + 1) * most // num_parts
+    choices = np.unique(np.clip(np.concatenate([FEW, parts]), 1, most))
     laid = [
         _lay(rows, speeds, slots, num_arcs, is_mixed=is_mixed, min_length=min_length)
         for num_arcs in choices.tolist()
         for is_mixed in (False, True)
     ]
     tried = [arcs for arcs in laid if arcs is not None]
-    if not tried:
-        return None
-    values = arc_values(
-        _together(tried),
-        np.broadcast_to(rows, (len(tried), len(rows))),
-        speeds,
-        num_ranks=num_ranks,
-        drift=drift,
-        longest=LONGEST,
-    )
-    best = int((values * (1.0 + 1e-9 * np.arange(len(values)))).argmin())  # the first of equals
-    return tried[best]
+    if not tried or rows.sum() == 0.0:
+        return tried[0] if tried else None
+    for num_left, longest in ((FINALISTS, LONGEST), (1, None)):
+        values = arc_values(
+            _together(tried),
+            np.broadcast_to(rows, (len(tried), len(rows))),
+            speeds,
+            num_ranks=num_ranks,
+            drift=drift,
+            longest=longest,
+        )
+        order = np.argsort((values / values.min()).round(9), kind="stable")[:num_left]
+        tried = [tried[i] for i in order.tolist()]
+    return tried[0]
 
 
 def _lay(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import EvenShares
 from pacekeeper.controller.expert_cluster import Cluster, Floors
-from pacekeeper.controller.placement import least_value
+from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.controller.survival import (
     KillSet,
     Survival,

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.controller.eplb_form import rebalance_experts as rebalance_experts
 from pacekeeper.controller.shares import Split, token_shares
+from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.controller.spread_floor import NO_FLOOR, SpreadFloor, Standing
 from pacekeeper.core.layout import ExpertHosts, Layout
 
@@ -81,32 +83,6 @@ class _Fill:
         load = np.bincount(replicas.rank, weights=replicas.rows, minlength=len(self.target))
         room: Array = self.target - load
         return room
-
-
-def least_value(
-    loads: Sequence[float], speeds: Mapping[int, float], *, num_slots: int, min_hosts: Sequence[int]
-) -> float:
-    """No hosts in so many slots have a lower value (largest load_j / speed_j); it may be out of
-    reach.
-
-    The fluid; more where the slots do not suffice: at value v an expert needs so many of the
-    fastest ranks that their speeds add up to load / v, and `min_hosts[expert]` at least.
-    """
-    fastest = np.cumsum(sorted(speeds.values(), reverse=True))
-    rows, floor = np.array(loads, dtype=np.float64), np.array(min_hosts)
-    fluid = float(rows.sum() / fastest[-1])
-
-    def fits(value: float) -> bool:
-        needed = 1 + np.searchsorted(fastest, rows / value * (1.0 - 1e-9))
-        return bool(np.maximum(np.where(rows > 0.0, needed, 0), floor).sum() <= num_slots)
-
-    if fluid == 0.0 or fits(fluid):
-        return fluid
-    low, high = fluid, max(fluid, float(rows.max() / fastest[0]))
-    while high > low * (1.0 + 1e-6):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return low
 
 
 def place(

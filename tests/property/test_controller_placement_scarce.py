@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller import placement
-from pacekeeper.controller.placement import least_value
 from pacekeeper.controller.shares import SLACK, Split, best_value, token_shares
+from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.core.layout import even_layout
 from support.placements import Case, placed
 

@@ -4,8 +4,9 @@ import pytest
 
 from pacekeeper.controller import placement as placement_module
 from pacekeeper.controller import shares as shares_module
-from pacekeeper.controller.placement import least_value, place
+from pacekeeper.controller.placement import place
 from pacekeeper.controller.shares import SLACK, batch_rows, best_value, split_layers, token_shares
+from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.core.layout import Host, Layout, even_layout
 
 
