@@ -78,7 +78,7 @@ def run_checks(ring_dir: Path) -> tuple[Check, ...]:
         check_torch,
         check_nvml,
         check_grpc,
-        lambda: check_package("scikit-learn", "the predictor can not fit its cost model"),
+        lambda: check_package("scipy", "the predictor can not fit its cost model"),
         lambda: check_port(GRPC_PORT, "controller"),
         lambda: check_port(METRICS_PORT, "agent's metrics"),
         check_resolver,

@@ -313,5 +313,5 @@ def import_early() -> None:
 
     With the law of healthy residuals, which is made once, nearly a second.
     """
-    importlib.import_module("sklearn.linear_model")
+    importlib.import_module("scipy.optimize")
     chart_rules(gaussian(), samples=1e6)

@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
+from mmap import mmap  # only named: who maps the file is not this module
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
@@ -34,6 +35,7 @@ MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
 T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
 _SLOT = struct.Struct(f"<QIHH{BODY_BYTES}s")  # sequence, CRC, kind, body length, body
+_SLOT_REST = struct.Struct(f"<IHH{BODY_BYTES}s")  # all but the sequence
 _SLOT_KEY = struct.Struct("<QH")
 _COMMAND = struct.Struct(f"<QI4xQQQQ32s{MAX_RANKS // 8}s")
 _HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
@@ -107,14 +109,21 @@ def slot_offset(index: int) -> int:
 
 
 def encode_slot(index: int, record: Record) -> bytes:
-    """The slot of record number `index`; the writer stores its first 8 bytes (sequence) last."""
-    return encode_body(index, *pack(record))
+    """The slot of record number `index`."""
+    slot = bytearray(_SLOT.size)
+    SEQUENCE.pack_into(slot, 0, index + 1)
+    fill_slot(slot, 0, index + 1, *pack(record))
+    return bytes(slot)
 
 
-def encode_body(index: int, kind: int, body: bytes) -> bytes:
-    """The slot of a record that is packed already (`core.record_codec.pack`)."""
+def fill_slot(memory: bytearray | mmap, offset: int, sequence: int, kind: int, body: bytes) -> None:
+    """All of a slot but its sequence: the writer stores that last, and 0 before this.
+
+    `body`: a record that is packed already (`core.record_codec.pack`).
+    """
     padded = body.ljust(BODY_BYTES, b"\0")
-    return _SLOT.pack(index + 1, _slot_crc(index + 1, kind, padded), kind, len(body), padded)
+    crc = _slot_crc(sequence, kind, padded)
+    _SLOT_REST.pack_into(memory, offset + SEQUENCE.size, crc, kind, len(body), padded)
 
 
 def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | None:

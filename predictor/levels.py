@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
-from scipy.ndimage import median_filter
 
 from pacekeeper.predictor.robust import MAD_TO_SIGMA
 from pacekeeper.predictor.workload import Array, Positions
@@ -35,6 +34,8 @@ def without_spikes(values: Array, *, resolution: float | Array) -> Array:
     An edge between two levels stays where it is. What the clock's resolution explains is left
     alone: clipping it would lose the part of a unit that an average regains. Positive values.
     """
+    from scipy.ndimage import median_filter  # slow to import: not at start-up
+
     if values.size == 0:
         return values
     window = min(SPIKE_WINDOW, values.size)

@@ -129,13 +129,14 @@ class Ring:
         if memory is None or os.getpid() != self._pid:
             return
         try:
-            slot = ring.encode_body(self._index, kind, body)
+            sequence = self._index + 1
             offset = ring.slot_offset(self._index)
-            # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot.
+            # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
+            # slices: eight bytes in one store, where a struct of fixed byte order takes eight.
             memory[offset : offset + 8] = _BEING_WRITTEN
-            memory[offset + 8 : offset + len(slot)] = slot[8:]
-            memory[offset : offset + 8] = slot[:8]
-            self._index += 1
+            ring.fill_slot(memory, offset, sequence, kind, body)
+            memory[offset : offset + 8] = ring.SEQUENCE.pack(sequence)
+            self._index = sequence
         except Exception as error:  # training is never stopped by us
             self.count_error(error)
 

@@ -247,7 +247,7 @@ def test_help_loads_nothing_heavy(part: str) -> None:
         "import sys; from pacekeeper.cli.main import main\n"
         f"try: main(['{part}', '--help'], standalone_mode=True)\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'sklearn', 'scipy', 'grpc', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+        "heavy = {'torch', 'scipy', 'grpc', 'matplotlib', 'numpy'} & set(sys.modules)\n"
         "print(sorted(heavy))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -255,10 +255,10 @@ def test_help_loads_nothing_heavy(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["agent", "controller"])
-def test_the_services_load_neither_torch_nor_scikit_learn(part: str) -> None:
+def test_the_services_load_neither_torch_nor_scipy(part: str) -> None:
     code = (
         f"import sys, pacekeeper.{part}.runtime; "
-        "print(sorted({'torch', 'sklearn', 'scipy'} & set(sys.modules)))"
+        "print(sorted({'torch', 'scipy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -106,7 +106,7 @@ def test_the_command_is_installed() -> None:
 @pytest.mark.parametrize("module", ["cli.main", "agent.runtime", "controller.runtime"])
 def test_what_runs_on_every_node_starts_without_torch(module: str) -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; sys.modules['sklearn'] = None\n"
+        "import sys; sys.modules['torch'] = None; sys.modules['scipy'] = None\n"
         f"import pacekeeper.{module}"
     )
     done = subprocess.run(
