@@ -1,0 +1,97 @@
+"""`pacekeeper plan`: plans for people who bring their own trainer. Reads files, asks nobody."""
+
+import json
+from pathlib import Path
+
+import click
+
+
+@click.group()
+def command() -> None:
+    """Plan for a trainer of your own."""
+
+
+@command.command()
+@click.option(
+    "--loads", type=Path, required=True, help="Rows per layer and expert: .json, .csv, .npy."
+)
+@click.option("--nodes", type=click.IntRange(1), required=True, help="How many nodes.")
+@click.option("--devices", type=click.IntRange(1), default=1, help="Devices per node. [1]")
+@click.option(
+    "--slots", type=click.IntRange(1), required=True, help="Experts per device and layer."
+)
+@click.option("--speeds", default="", help="DEVICE=SPEED,..: those that are not 1.0.")
+@click.option("--suspects", default="", help="DEVICE=PROBABILITY,..: those more likely to fail.")
+@click.option(
+    "--failure", type=click.FloatRange(0.0, 1.0), default=0.01, show_default=True,
+    help="Probability that a device fails before the next plan.",
+)  # fmt: skip
+@click.option("--racks", type=click.IntRange(1), help="Nodes per rack; not given: each its own.")
+@click.option(
+    "--min-nodes", type=click.IntRange(1), default=1, show_default=True, help="Per expert."
+)
+@click.option(
+    "--min-racks", type=click.IntRange(1), default=1, show_default=True, help="Per expert."
+)
+@click.option(
+    "--drift", type=click.FloatRange(0.0), default=0.1, show_default=True,
+    help="Change of loads to keep room for, relative to one device's fair work.",
+)  # fmt: skip
+@click.option("--current", type=Path, help="An earlier plan (--json) to start from.")
+@click.option("--max-copies", type=click.IntRange(0), help="Copies allowed beyond --current.")
+@click.option("--plot", type=Path, help="Draw loads and survival into this .png.")
+@click.option("--json", "as_json", is_flag=True, help="The whole plan as one JSON document.")
+def placement(
+    loads: Path,
+    nodes: int,
+    devices: int,
+    slots: int,
+    speeds: str,
+    suspects: str,
+    failure: float,
+    racks: int | None,
+    min_nodes: int,
+    min_racks: int,
+    drift: float,
+    current: Path | None,
+    max_copies: int | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Which devices hold which experts, and which share of its tokens each computes.
+
+    With proof: how even, against what no placement beats; which losses are survived; what to copy.
+    """
+    from pacekeeper.cli import plan_files, plan_print
+    from pacekeeper.controller.expert_cluster import Cluster, Floors
+    from pacekeeper.controller.expert_plan import plan_experts
+    from pacekeeper.core.errors import ConfigError
+
+    rows = plan_files.read_loads(loads)
+    present = None if current is None else plan_files.read_hosts(current)
+    num_devices = nodes * devices
+    at_node = tuple(device // devices for device in range(num_devices))
+    try:
+        cluster = Cluster(
+            speeds=plan_files.by_device(speeds, num_devices, 1.0, "--speeds"),
+            slots=(slots,) * num_devices,
+            failure_probability=plan_files.by_device(suspects, num_devices, failure, "--suspects"),
+            nodes=at_node,
+            racks=tuple(node // racks for node in at_node) if racks else at_node,
+        )
+        plan = plan_experts(
+            rows,
+            cluster,
+            floors=Floors(nodes=min_nodes, racks=min_racks),
+            drift=drift,
+            present=present,
+            max_copies=max_copies,
+        )
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    if plot is not None:
+        plan_print.draw(plan, rows, cluster, plot)
+    if as_json:
+        click.echo(json.dumps(plan_print.as_document(plan)))
+    else:
+        plan_print.show(plan, cluster)

@@ -1,0 +1,75 @@
+"""What `pacekeeper plan` reads: loads, earlier plans, values by device. One clear line if wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.core.errors import ConfigError, DataError
+
+
+def read_loads(path: Path) -> list[list[float]]:
+    """[layers, experts] rows from .json (list of lists), .csv (a layer per line) or .npy.
+
+    Raises DataError where the file can not be read as that.
+    """
+    try:
+        match path.suffix:
+            case ".npy":
+                import numpy as np
+
+                rows: Any = np.load(path, allow_pickle=False).tolist()
+            case ".csv":
+                lines = path.read_text().splitlines()
+                rows = [[float(x) for x in line.split(",")] for line in lines if line.strip()]
+            case _:
+                rows = json.loads(path.read_text())
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: {error}", remedy="expected .json, .csv or .npy") from None
+    if not isinstance(rows, list) or not rows:
+        raise DataError(f"{path}: expected one list of loads per layer")
+    if not isinstance(rows[0], list):
+        rows = [rows]  # one layer
+    found: list[list[float]] = rows
+    sizes = {len(row) if isinstance(row, list) else 0 for row in rows}
+    numbers = (x for row in rows for x in row) if len(sizes) == 1 else ()
+    if (
+        len(sizes) != 1
+        or 0 in sizes
+        or any(isinstance(x, bool) or not isinstance(x, int | float) for x in numbers)
+    ):
+        raise DataError(f"{path}: expected as many numbers in every layer")
+    return found
+
+
+def read_hosts(path: Path) -> list[list[list[int]]]:
+    """By layer and expert the devices of a plan that `--json` printed.
+
+    Raises DataError where the file is none.
+    """
+    try:
+        document = json.loads(path.read_text())
+        return [
+            [[int(host["device"]) for host in on] for on in layer] for layer in document["hosts"]
+        ]
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        why = f"{path}: no plan ({type(error).__name__}: {error})"
+        raise DataError(why, remedy="give what --json printed") from None
+
+
+def by_device(text: str, num_devices: int, usual: float, option: str) -> tuple[float, ...]:
+    """Values of all devices from "DEVICE=VALUE,..". Raises ConfigError for anything else."""
+    values = [usual] * num_devices
+    for part in filter(None, text.split(",")):
+        device, _, value = part.partition("=")
+        try:
+            at, values_at = int(device), float(value)
+        except ValueError:
+            raise ConfigError(f"{option}: expected DEVICE=NUMBER,.., got '{part}'") from None
+        if not 0 <= at < num_devices:
+            raise ConfigError(f"{option}: expected devices 0 to {num_devices - 1}, got {at}")
+        values[at] = values_at
+    return tuple(values)

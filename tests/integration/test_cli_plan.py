@@ -1,0 +1,92 @@
+"""`pacekeeper plan placement` as a person calls it: a plan, an update of it, and clear refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+from support.commands import pacekeeper
+
+LOADS = [[40.0, 30.0, 10.0, 8.0, 6.0, 3.0, 2.0, 1.0], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]]
+
+
+@pytest.fixture
+def loads(tmp_path: Path) -> Path:
+    path = tmp_path / "loads.json"
+    path.write_text(json.dumps(LOADS))
+    return path
+
+
+def planned(loads: Path, *more: str) -> dict[str, object]:
+    done = pacekeeper(
+        "plan", "placement", "--loads", str(loads), "--nodes", "4", "--slots", "5", "--json", *more
+    )
+    assert done.returncode == 0, done.stderr
+    document: dict[str, object] = json.loads(done.stdout)
+    return document
+
+
+def test_a_plan_says_hosts_shares_and_proof(loads: Path) -> None:
+    plan = planned(loads, "--min-nodes", "2", "--speeds", "1=0.5")
+    hosts = plan["hosts"]
+    assert isinstance(hosts, list)
+    at = [0.0] * 4
+    for rows, layer in zip(LOADS, hosts, strict=True):
+        for load, on in zip(rows, layer, strict=True):
+            assert len({host["device"] for host in on}) >= 2
+            for host in on:
+                at[host["device"]] += load * host["share"]
+    assert at[1] == pytest.approx(at[0] / 2, rel=0.05)
+    assert plan["survival"]["by_lost_nodes"][:2] == [1.0, 1.0]  # type: ignore[index]
+
+
+def test_an_earlier_plan_is_where_the_next_begins(loads: Path, tmp_path: Path) -> None:
+    first = planned(loads)
+    (tmp_path / "first.json").write_text(json.dumps(first))
+    again = planned(loads, "--current", str(tmp_path / "first.json"))
+    assert again["hosts"] == first["hosts"]
+    assert again["num_copied"] == 0 and first["num_copied"] == first["num_replicas"]
+
+
+def test_people_get_a_table_and_a_picture(tmp_path: Path) -> None:
+    csv = tmp_path / "loads.csv"
+    csv.write_text("\n".join(",".join(map(str, row)) for row in LOADS))
+    picture = tmp_path / "plan.png"
+    done = pacekeeper(
+        "plan", "placement", "--loads", str(csv), "--nodes", "2", "--devices", "2",
+        "--slots", "5", "--plot", str(picture),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "of the fluid limit" in done.stdout and "lost nodes" in done.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "says"),
+    [
+        (["--slots", "1"], ExitCode.CONFIG, "do not fit"),
+        (["--speeds", "9=0.5"], ExitCode.CONFIG, "devices 0 to 3"),
+        (["--speeds", "1=fast"], ExitCode.CONFIG, "DEVICE=NUMBER"),
+        (["--speeds", "1=0"], ExitCode.CONFIG, "above 0"),
+        (["--min-racks", "2"], ExitCode.CONFIG, "floors"),
+        (["--current", "loads.json"], ExitCode.DATA, "no plan"),
+        (["--loads", "none.json"], ExitCode.DATA, "No such file"),
+        (["--loads", "ragged.json"], ExitCode.DATA, "every layer"),
+        (["--loads", "text.json"], ExitCode.DATA, "expected .json"),
+        (["--plot", "no/where.png"], ExitCode.HOST, "can not write"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    loads: Path, more: list[str], code: ExitCode, says: str
+) -> None:
+    (loads.parent / "ragged.json").write_text("[[1, 2], [3]]")
+    (loads.parent / "text.json").write_text("none")
+    is_file = "." in more[1] and "=" not in more[1]
+    more = [more[0], str(loads.parent / more[1]) if is_file else more[1]]
+    done = pacekeeper(
+        "plan", "placement", "--loads", str(loads), "--nodes", "4", "--slots", "5", *more
+    )
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert says in done.stderr.strip().splitlines()[-1]
