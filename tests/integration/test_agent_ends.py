@@ -77,7 +77,7 @@ def test_what_the_host_refuses_has_a_code_and_a_remedy(tmp_path: Path) -> None:
             await node.start(metrics_listen=f"127.0.0.1:{port}")
             code, error = await node.ended()
         assert code == 4
-        assert "choose another --metrics-listen" in error
+        assert "choose another port with --metrics-listen" in error
         (tmp_path / "file").write_text("")
         for path in (tmp_path / "file", tmp_path / "file" / "rings"):
             await node.start(ring_dir=str(path))
