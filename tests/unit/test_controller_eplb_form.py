@@ -69,6 +69,13 @@ def test_what_stays_keeps_its_slot() -> None:
     assert (again == physical).all()
 
 
+def test_slots_in_any_order_are_left_as_they_are() -> None:
+    physical, _, _ = rebalance_experts(WEIGHT, 16, 1, 1, 8)
+    turned = physical.reshape(2, 8, 2)[:, :, ::-1].reshape(2, 16)
+    again, _, _ = rebalance_experts(WEIGHT, 16, 1, 1, 8, current=turned)
+    assert (again == turned).all() and (again != physical).any()
+
+
 def test_tensors_come_back_for_tensors() -> None:
     torch = pytest.importorskip("torch")
     weight = torch.tensor(WEIGHT)

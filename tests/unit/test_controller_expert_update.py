@@ -5,8 +5,10 @@ import numpy.typing as npt
 import pytest
 
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, alike
+from pacekeeper.controller.expert_drafts import Task
 from pacekeeper.controller.expert_moves import nearest_ranks
 from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.controller.expert_update import mended
 
 Hosts = list[list[list[int]]]
 
@@ -54,6 +56,22 @@ def test_what_a_lost_rank_took_is_on_enough_nodes_again() -> None:
     assert min(len(on) for layer in hosts_of(again) for on in layer) >= 2
     held = sum(len(on) for layer in first for on in layer)
     assert again.proof.num_copied < held / 4
+
+
+def test_without_a_free_slot_an_expert_with_a_host_to_spare_makes_room() -> None:
+    task = Task(
+        loads=np.array([[3.0, 1.0, 1.0]]),
+        cluster=alike(3, 2),
+        floors=Floors(nodes=2),
+        prices=Prices(),
+        drift=0.0,
+    )
+    hosts = mended(flags_of([[[0, 1, 2], [0], [1, 2]]], 3), task)
+    assert hosts is not None
+    assert hosts[0].sum(axis=1).tolist() == [2, 2, 2]
+    assert hosts[0].sum(axis=0).tolist() == [2, 2, 2]
+    assert hosts[0, 1, 0] and hosts[0, 2].tolist() == [False, True, True]
+    assert mended(flags_of([[[0, 1], [0], []]], 3), task) is None
 
 
 def test_a_rank_that_joined_gets_work() -> None:
