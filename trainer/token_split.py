@@ -14,6 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+# At the start, though slow to import: in the first step the other ranks would wait for it, and
+# take a rank on a busy node for frozen.
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
 CAPACITY_UNIT = 1 << 20  # capacities become whole numbers: sums and ratios are then exact
 MAX_ROUNDS = 64  # each proves a larger value by another set of ranks; a few are typical
 
@@ -162,9 +167,6 @@ class _Graph:
         """All rows of the experts on their hosts within the limits, from `placed_P` on; or, where
         that can not be, the ranks [W] whose limits leave rows over.
         """
-        from scipy.sparse import csr_array  # a quarter second to import: not at start-up
-        from scipy.sparse.csgraph import breadth_first_order, maximum_flow
-
         num_experts, num_pairs = len(rows_E), len(placed_P)
         left_E, room_W = rows_E.copy(), limit_W.copy()
         np.subtract.at(left_E, self.expert_P, placed_P)

@@ -36,7 +36,10 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[train]\nrow_tokens=0", "row_tokens: expected at least 1, got 0"),
         ("[train]\nhidden_size=0", "hidden_size: expected at least 1, got 0"),
         ("[policy]\nmode='maybe'", "expected 'act' or 'observe', got 'maybe'"),
-        ("[train]\nclock='sundial'", "expected 'auto', 'device', 'cpu' or 'emulated', got 'sundial'"),
+        (
+            "[train]\nclock='sundial'",
+            "expected 'auto', 'device', 'cpu' or 'emulated', got 'sundial'",
+        ),
         ("[train]\nhidden_size=63", "multiple of 4 x num_heads"),
         ("[train]\nexperts_per_token=9", "at most num_experts = 8, got 9"),
         ("[controller]\ndetector=3", "detector: unknown key"),
