@@ -13,12 +13,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.controller.shares import exact_shares
+
 # How far a rank may lie off the even load, in parts of it per unit of price; from a soft aim to a
 # sharp one, so that Newton's method never starts far off.
 SOFTNESS = (1e-3, 3e-5)
 MAX_STEPS = 40  # for each
 SETTLED = 1e-4  # of the fluid: a largest gradient below it ends a stage
 NUM_CUTS, CUT = 20, 0.3  # of a step that leads upwards
+UNPROVEN = 1e-3  # a value this far above its bound is solved again, exactly
 LEAST_SHARE = 1e-6  # smaller shares are none
 
 Array = npt.NDArray[np.float64]
@@ -62,9 +65,24 @@ def even_shares(loads: Array, hosts: Flags, speeds: Array) -> EvenShares:
     at_rank = np.einsum("le,ler->lr", rows, shares) / speeds
     value = at_rank.max(axis=1)
     inside, bound = _witness(rows, hosts, speeds, at_rank)
-    return EvenShares(
-        shares=shares, value=value * fluid, bound=np.maximum(bound, 1.0) * fluid, inside=inside
-    )
+    bound = np.maximum(bound, 1.0)
+    # Newton's method may run out of steps where one witness stands far above the rest.
+    for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist():
+        shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], hosts[at], speeds)
+    return EvenShares(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
+
+
+def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, float, Flags]:
+    """Shares [experts, ranks], value, bound and witness of one layer, by a linear programme."""
+    on = [np.flatnonzero(held).tolist() for held in hosts]
+    split = exact_shares(rows.tolist(), on, dict(enumerate(speeds.tolist())))
+    shares = np.zeros(hosts.shape)
+    for expert, its_hosts in enumerate(split.hosts):
+        for host in its_hosts:
+            shares[expert, host.rank] = host.share
+    inside = np.zeros(len(speeds), dtype=np.bool_)
+    inside[list(split.bound.witness)] = True
+    return shares, split.value, split.bound.value, inside
 
 
 def grouped(hosts: Flags) -> tuple[tuple[tuple[int, ...], ...], Flags]:

@@ -116,6 +116,19 @@ def token_shares(
     )
 
 
+def exact_shares(
+    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+) -> Split:
+    """Shares that attain the optimum itself, at the price of one programme; some hosts get none."""
+    problem = _problem(loads, hosts, speeds)
+    bound, exact = _solve(problem)
+    return Split(
+        hosts=_with_shares(problem, exact),
+        value=float((problem.load_by_rank(exact) / problem.speed).max()),
+        bound=bound,
+    )
+
+
 def best_value(
     loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> Optimum:
