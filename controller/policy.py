@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import batch_rows, split_layers, token_shares
+from pacekeeper.controller.shares import Split, batch_rows, split_layers, token_shares
 from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow, restored
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
@@ -67,7 +67,8 @@ def decide(view: View, config: PolicyConfig) -> Decision:
             "must look"
         )
     speeds = {rank: 1.0 / view.slow.get(rank, 1.0) for rank in view.layout.ranks}
-    priced_s = _price(view, _as_run(view, view.layout), speeds, 0.0).step_s
+    splits = _own_splits(view, view.layout)
+    priced_s = _price(view, _as_run(view.layout, splits), speeds, 0.0).step_s
     overhead_s = max(0.0, view.step_s - priced_s)
     floor = SpreadFloor(least=config.min_nodes, domain_of=view.node_of)
     now = _Now(
@@ -76,6 +77,8 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         current_s=priced_s + overhead_s,
         floor=floor,
         num_narrow=num_narrow(view.layout, floor),
+        # What its trainer gives by itself is the best there is, if it knows the speeds.
+        splits=splits if speeds == view.layout.speed_by_rank else None,
     )
     decision = _fastest(view, config, now)
     if decision.layout is None:
@@ -87,7 +90,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Now:
     """What holds under the present layout. `overhead_s`: of a step, what no forecast explains;
-    `num_narrow`: experts below the floor.
+    `num_narrow`: experts below the floor; `splits`: the best over its hosts, where known already.
     """
 
     speeds: Mapping[int, float]
@@ -95,6 +98,7 @@ class _Now:
     current_s: float
     floor: SpreadFloor
     num_narrow: int
+    splits: tuple[Split, ...] | None
 
 
 def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
@@ -103,7 +107,7 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
     home = None if view.slow else view.home
     is_away = home is not None and _is_elsewhere(view.layout, home)
     if home is not None and is_away and not _is_held(view, Rung.RETURN_HOME, home):
-        price = _price(view, _as_run(view, home), now.speeds, now.overhead_s)
+        price = _price(view, _as_run(home, _own_splits(view, home)), now.speeds, now.overhead_s)
         # Unless the loads have moved on meanwhile, so that it would be a step back; or it is less
         # safe than what has been mended since.
         is_safe = num_narrow(home, now.floor) <= now.num_narrow
@@ -211,7 +215,7 @@ def _refused(view: View, decided: Rung) -> str:
 def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[tuple[Rung, Layout]]:
     """The rungs of the ladder, each on top of the one before."""
     layout, loads, speeds = view.layout, view.workload.loads, now.speeds
-    splits = split_layers(layout, loads=loads, speeds=speeds)
+    splits = now.splits or split_layers(layout, loads=loads, speeds=speeds)
     rows = batch_rows(view.shape.rows_per_step, {r: speeds[r] for r, _ in layout.batch_shares})
     batch = tuple((rank, count / view.shape.rows_per_step) for rank, count in rows.items())
     places = place(
@@ -261,13 +265,18 @@ def _move_cost(view: View, config: PolicyConfig) -> float:
     return inf  # where rows cost nothing, nothing is gained by moving them
 
 
-def _as_run(view: View, layout: Layout) -> Layout:
-    """`layout` with the shares its trainer gives: where it splits every step, the best there are
-    for the speeds the layout says, whatever the loads were when it was planned.
+def _own_splits(view: View, layout: Layout) -> tuple[Split, ...] | None:
+    """What the trainer gives by itself under `layout`: where it splits every step, the best there
+    is for the speeds the layout says, whatever the loads were when it was planned.
     """
     if not view.shape.splits_each_step:
+        return None
+    return split_layers(layout, loads=view.workload.loads, speeds=layout.speed_by_rank)
+
+
+def _as_run(layout: Layout, splits: tuple[Split, ...] | None) -> Layout:
+    if splits is None:
         return layout
-    splits = split_layers(layout, loads=view.workload.loads, speeds=layout.speed_by_rank)
     return replace(layout, experts=tuple(split.hosts for split in splits))
 
 
