@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,30 +37,38 @@ BAR_US = 20.0
 NUM_EXPERTS = LOADS_PER_RECORD  # of one layer: what one record holds
 GAP_S = 0.0005
 NEIGHBOUR_BYTES = 1 << 20  # copied between two steps: with its source, more than a core's L2
-OVER = rows_over([640] * 16)
 JOB = "cost"
 LAYOUT = encode_layout(
     even_layout(ranks=range(4), num_layers=4, num_experts=NUM_EXPERTS, replicas=2)
 )
-COMPUTE = ComputeTime(
-    compute_s=0.25, cpu_s=0.2, run_queue_s=0.01, stall_s=0.04, wait_s=0.1, ended_mono_s=1.0
-)
 
 
 def one_step(pace: hooks.Hooks, step: int) -> tuple[tuple[str, Callable[[], object]], ...]:
-    """The hook calls of one step of a trainer, in order."""
-    loads = list(range(NUM_EXPERTS))
+    """The hook calls of one step of a trainer, in order.
+
+    What they report is made anew, just before, as a trainer's clock and router make it.
+    """
+    loads = [step % 97 * number for number in range(NUM_EXPERTS)]
+    tokens, over = 1280 + step % 97, rows_over(loads)
+    compute = ComputeTime(
+        compute_s=0.25 + step * 1e-6,
+        cpu_s=0.2 + step * 1e-6,
+        run_queue_s=0.01,
+        stall_s=0.04,
+        wait_s=0.1,
+        ended_mono_s=time.monotonic(),
+    )
     return (
         ("step_began", lambda: pace.step_began(step)),
         (
             "micro_batch",
             lambda: pace.micro_batch(
-                compute=COMPUTE,
-                tokens=1280,
-                sum_len_squared=51_200,
-                expert_rows=10_240,
+                compute=compute,
+                tokens=tokens,
+                sum_len_squared=tokens * 40,
+                expert_rows=tokens * 8,
                 num_active_experts=16,
-                rows_over=OVER,
+                rows_over=over,
                 num_documents=12,
             ),
         ),
@@ -73,16 +82,17 @@ def one_step(pace: hooks.Hooks, step: int) -> tuple[tuple[str, Callable[[], obje
 
 def measure(pace: hooks.Hooks, num_steps: int, neighbour_bytes: int) -> dict[str, list[int]]:
     """Nanoseconds of every call, by hook."""
-    spent_ns: dict[str, list[int]] = {}
+    # Written before it is needed: memory that grew with every call would fault inside some of them.
+    spent_ns = {name: array("q", [0]) * num_steps for name, _ in one_step(pace, 0)}
     elsewhere, source = bytearray(neighbour_bytes), bytes(neighbour_bytes)
     for step in range(num_steps):
         for name, call in one_step(pace, step):
             began_ns = time.perf_counter_ns()
             call()
-            spent_ns.setdefault(name, []).append(time.perf_counter_ns() - began_ns)
+            spent_ns[name][step] = time.perf_counter_ns() - began_ns
         elsewhere[:] = source  # the trainer's own data pushes ours out of the cache
         time.sleep(GAP_S)
-    return spent_ns
+    return {name: spent.tolist() for name, spent in spent_ns.items()}
 
 
 def summarise(spent_ns: list[int]) -> dict[str, float]:

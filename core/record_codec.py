@@ -1,6 +1,7 @@
-"""The bodies of records, at most 112 bytes each in a ring slot. Pure: values in, bytes out.
+"""The payload of a ring slot: a record's kind and its fields in bytes. Pure: values in, bytes out.
 
-What is None in a record is a NaN in its body.
+What is None in a record is a NaN in its payload. The `pack_*` functions take fields and not a
+record: for the seam, where a frozen record costs more than to pack and write it.
 """
 
 import math
@@ -23,8 +24,10 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 
-BODY_BYTES = 112
+PAYLOAD_BYTES = 116  # kind, two bytes that are zero, fields, zeros to the end
 WHOLE_SHARE = 1 << 15  # a tensor share of 1 in a slot: shares of 2^k virtual shards are exact
+_NAN = math.nan
+_NO_LOADS = (0,) * LOADS_PER_RECORD
 MOST_DOCUMENTS = 0xFFFF  # a slot has room for: more count as so many
 
 
@@ -40,21 +43,28 @@ class RecordKind(IntEnum):
     PLAN_REFUSED = 7
 
 
-_MICRO_BATCH = struct.Struct("<IIIIIHHQQQddddddIIII")
-_STEP = struct.Struct("<IIIIQddddQ")
-_EXPERT_LOAD = struct.Struct(f"<IIIHHHH{LOADS_PER_RECORD}I")
-_PLAN_APPLIED = struct.Struct("<IIIIIIQdd")
-_PROBE = struct.Struct("<III4xQddddd")
-_RANK_EXIT = struct.Struct("<IIiId")
-_PLAN_REFUSED = struct.Struct("<IIII")  # and the reason, to the end of the body
-REASON_BYTES = BODY_BYTES - _PLAN_REFUSED.size
+def _layout(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
+    """A whole payload with these fields, and its kind as the plain number that `struct` takes."""
+    used = struct.Struct(f"<H2x{fields}").size
+    return struct.Struct(f"<H2x{fields}{PAYLOAD_BYTES - used}x"), int(kind)
 
 
-def pack(record: Record) -> tuple[RecordKind, bytes]:
-    """The kind and the body (at most BODY_BYTES) of `record`. Raises struct.error on overflow."""
+_MICRO_BATCH, _IS_MICRO_BATCH = _layout(RecordKind.MICRO_BATCH, "IIIIIHHQQQddddddIIII")
+_STEP, _IS_STEP = _layout(RecordKind.STEP, "IIIIQddddQ")
+_EXPERT_LOAD, _IS_EXPERT_LOAD = _layout(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
+_PLAN_APPLIED, _IS_PLAN_APPLIED = _layout(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
+_PROBE, _IS_PROBE = _layout(RecordKind.PROBE, "III4xQddddd")
+_RANK_EXIT, _IS_RANK_EXIT = _layout(RecordKind.RANK_EXIT, "IIiId")
+REASON_BYTES = 96
+_PLAN_REFUSED, _IS_PLAN_REFUSED = _layout(RecordKind.PLAN_REFUSED, f"IIII{REASON_BYTES}s")
+_KIND = struct.Struct("<H")
+
+
+def pack(record: Record) -> bytes:
+    """The payload (PAYLOAD_BYTES) of `record`. Raises struct.error on overflow."""
     match record:
         case MicroBatchRecord():
-            return RecordKind.MICRO_BATCH, pack_micro_batch(
+            return pack_micro_batch(
                 record.rank,
                 record.step,
                 record.micro_batch,
@@ -79,38 +89,19 @@ def pack(record: Record) -> tuple[RecordKind, bytes]:
                 ),
             )
         case StepRecord():
-            return RecordKind.STEP, _STEP.pack(
-                record.rank,
-                record.step,
-                record.generation,
-                int(record.is_redone),
-                record.tokens,
-                record.duration_s,
-                _from_optional(record.loss),
-                record.ended_mono_s,
-                _from_optional(record.transfer_s),
-                record.transfer_bytes,
-            )
+            return pack_step(*astuple(record))
         case ExpertLoadRecord():
-            return RecordKind.EXPERT_LOAD, _pack_expert_load(record)
+            return pack_expert_load(*astuple(record))
         case PlanAppliedRecord():
-            return RecordKind.PLAN_APPLIED, _PLAN_APPLIED.pack(
-                record.rank,
-                record.step,
-                record.generation,
-                record.previous_generation,
-                int(record.is_regroup),
-                record.layout_crc,
-                record.moved_bytes,
-                record.duration_s,
-                record.ended_mono_s,
-            )
+            return pack_plan_applied(*astuple(record))
         case ProbeRecord():
-            return RecordKind.PROBE, _PROBE.pack(*astuple(record))
+            return _PROBE.pack(_IS_PROBE, *astuple(record))
         case PlanRefusedRecord():
-            return RecordKind.PLAN_REFUSED, _pack_plan_refused(record)
+            *numbers, reason = astuple(record)
+            told = reason.encode(errors="replace")[:REASON_BYTES]
+            return _PLAN_REFUSED.pack(_IS_PLAN_REFUSED, *numbers, told)
         case RankExitRecord():
-            return RecordKind.RANK_EXIT, _RANK_EXIT.pack(*astuple(record))
+            return _RANK_EXIT.pack(_IS_RANK_EXIT, *astuple(record))
 
 
 def pack_micro_batch(
@@ -132,11 +123,9 @@ def pack_micro_batch(
     tensor_share: float,
     rows_over: Sequence[int],
 ) -> bytes:
-    """The body of a MicroBatchRecord of these fields, in its order, without making one.
-
-    For the seam: a frozen record of 20 fields costs more than packing and writing it.
-    """
+    """The payload of a MicroBatchRecord of these fields, in its order."""
     return _MICRO_BATCH.pack(
+        _IS_MICRO_BATCH,
         rank,
         step,
         micro_batch,
@@ -148,25 +137,99 @@ def pack_micro_batch(
         sum_len_squared,
         expert_rows,
         compute_s,
-        math.nan if cpu_s is None else cpu_s,
-        math.nan if run_queue_s is None else run_queue_s,
-        math.nan if stall_s is None else stall_s,
-        math.nan if wait_s is None else wait_s,
+        _NAN if cpu_s is None else cpu_s,
+        _NAN if run_queue_s is None else run_queue_s,
+        _NAN if stall_s is None else stall_s,
+        _NAN if wait_s is None else wait_s,
         ended_mono_s,
         *rows_over,
     )
 
 
-def unpack(kind: int, body: bytes) -> Record:
-    """The record in a slot's body. Raises ValueError for an unknown kind or impossible values."""
-    try:
-        reader = _READERS[RecordKind(kind)]
-    except (ValueError, KeyError):
-        raise ValueError(f"unknown record kind {kind}") from None
-    try:
-        record = reader(body)
-    except struct.error:
-        raise ValueError(f"a body of {len(body)} bytes is no record of kind {kind}") from None
+def pack_step(
+    rank: int,
+    step: int,
+    generation: int,
+    duration_s: float,
+    tokens: int,
+    loss: float | None,
+    is_redone: bool,
+    ended_mono_s: float,
+    transfer_s: float | None,
+    transfer_bytes: int,
+) -> bytes:
+    """The payload of a StepRecord of these fields, in its order."""
+    return _STEP.pack(
+        _IS_STEP,
+        rank,
+        step,
+        generation,
+        is_redone,
+        tokens,
+        duration_s,
+        _NAN if loss is None else loss,
+        ended_mono_s,
+        _NAN if transfer_s is None else transfer_s,
+        transfer_bytes,
+    )
+
+
+def pack_expert_load(
+    rank: int, step: int, generation: int, layer: int, first_expert: int, counts: Sequence[int]
+) -> bytes:
+    """The payload of an ExpertLoadRecord of these fields, in its order."""
+    num_counts = len(counts)
+    return _EXPERT_LOAD.pack(
+        _IS_EXPERT_LOAD,
+        rank,
+        step,
+        generation,
+        layer,
+        first_expert,
+        num_counts,
+        *counts,
+        *_NO_LOADS[num_counts:],
+    )
+
+
+def pack_plan_applied(
+    rank: int,
+    step: int,
+    generation: int,
+    previous_generation: int,
+    duration_s: float,
+    moved_bytes: int,
+    is_regroup: bool,
+    layout_crc: int,
+    ended_mono_s: float,
+) -> bytes:
+    """The payload of a PlanAppliedRecord of these fields, in its order."""
+    return _PLAN_APPLIED.pack(
+        _IS_PLAN_APPLIED,
+        rank,
+        step,
+        generation,
+        previous_generation,
+        is_regroup,
+        layout_crc,
+        moved_bytes,
+        duration_s,
+        ended_mono_s,
+    )
+
+
+def unpack(payload: bytes) -> Record:
+    """The record in a slot's payload.
+
+    Raises ValueError for another size, an unknown kind or impossible values.
+    """
+    if len(payload) != PAYLOAD_BYTES:
+        raise ValueError(f"a payload has {PAYLOAD_BYTES} bytes, got {len(payload)}")
+    (kind,) = _KIND.unpack_from(payload)
+    reader = _READERS.get(kind)
+    if reader is None:
+        raise ValueError(f"unknown record kind {kind}")
+    record = reader(payload)
     durations = [getattr(record, name, 0.0) for name in DURATIONS]
     if not all(math.isfinite(value) and value >= 0.0 for value in durations):
         raise ValueError(f"impossible duration in {record}")
@@ -176,11 +239,13 @@ def unpack(kind: int, body: bytes) -> Record:
     return record
 
 
-def _read_micro_batch(body: bytes) -> Record:
-    rank, step, micro_batch, generation, active, documents, share, tokens, squared, rows, *more = (
-        _MICRO_BATCH.unpack_from(body)
+def _read_micro_batch(payload: bytes) -> Record:
+    _, rank, step, micro_batch, generation, active, documents, share, *more = _MICRO_BATCH.unpack(
+        payload
     )
-    compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s, *over = more
+    tokens, squared, rows, compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s, *over = (
+        more
+    )
     return MicroBatchRecord(
         rank=rank,
         step=step,
@@ -205,8 +270,8 @@ def _read_micro_batch(body: bytes) -> Record:
     )
 
 
-def _read_step(body: bytes) -> Record:
-    rank, step, generation, flags, tokens, *times, transfer_bytes = _STEP.unpack_from(body)
+def _read_step(payload: bytes) -> Record:
+    _, rank, step, generation, flags, tokens, *times, transfer_bytes = _STEP.unpack(payload)
     duration_s, loss, ended_mono_s, transfer_s = times
     return StepRecord(
         rank=rank,
@@ -222,22 +287,8 @@ def _read_step(body: bytes) -> Record:
     )
 
 
-def _pack_expert_load(record: ExpertLoadRecord) -> bytes:
-    counts = record.counts + (0,) * (LOADS_PER_RECORD - len(record.counts))
-    return _EXPERT_LOAD.pack(
-        record.rank,
-        record.step,
-        record.generation,
-        record.layer,
-        record.first_expert,
-        len(record.counts),
-        0,
-        *counts,
-    )
-
-
-def _read_expert_load(body: bytes) -> Record:
-    rank, step, generation, layer, first, count, _, *counts = _EXPERT_LOAD.unpack_from(body)
+def _read_expert_load(payload: bytes) -> Record:
+    _, rank, step, generation, layer, first, count, *counts = _EXPERT_LOAD.unpack(payload)
     if count > LOADS_PER_RECORD:
         raise ValueError(f"{count} loads in a record of {LOADS_PER_RECORD}")
     return ExpertLoadRecord(
@@ -250,9 +301,9 @@ def _read_expert_load(body: bytes) -> Record:
     )
 
 
-def _read_plan_applied(body: bytes) -> Record:
-    rank, step, generation, previous, flags, crc, moved, duration_s, ended_mono_s = (
-        _PLAN_APPLIED.unpack_from(body)
+def _read_plan_applied(payload: bytes) -> Record:
+    _, rank, step, generation, previous, flags, crc, moved, duration_s, ended_mono_s = (
+        _PLAN_APPLIED.unpack(payload)
     )
     return PlanAppliedRecord(
         rank=rank,
@@ -267,16 +318,10 @@ def _read_plan_applied(body: bytes) -> Record:
     )
 
 
-def _pack_plan_refused(record: PlanRefusedRecord) -> bytes:
-    *numbers, reason = astuple(record)
-    told: bytes = reason.encode(errors="replace")[:REASON_BYTES]
-    return _PLAN_REFUSED.pack(*numbers) + told
-
-
-def _read_plan_refused(body: bytes) -> Record:
-    rank, generation, plan_generation, layout_crc = _PLAN_REFUSED.unpack_from(body)
-    # A character that was cut in two is left out, and the zeros a slot pads with.
-    reason = body[_PLAN_REFUSED.size :].decode(errors="ignore").rstrip("\0")
+def _read_plan_refused(payload: bytes) -> Record:
+    _, rank, generation, plan_generation, layout_crc, told = _PLAN_REFUSED.unpack(payload)
+    # A character that was cut in two is left out, and the zeros a payload is filled with.
+    reason = told.decode(errors="ignore").rstrip("\0")
     return PlanRefusedRecord(
         rank=rank,
         generation=generation,
@@ -286,13 +331,13 @@ def _read_plan_refused(body: bytes) -> Record:
     )
 
 
-def _read_plainly(kind: Callable[..., Record], layout: struct.Struct, body: bytes) -> Record:
-    """A record whose body holds its fields as they are, in order."""
+def _read_plainly(kind: Callable[..., Record], layout: struct.Struct, payload: bytes) -> Record:
+    """A record whose payload holds its fields as they are, in order."""
     names = (field.name for field in fields(kind))  # type: ignore[arg-type]
-    return kind(**dict(zip(names, layout.unpack_from(body), strict=True)))
+    return kind(**dict(zip(names, layout.unpack(payload)[1:], strict=True)))
 
 
-_READERS: dict[RecordKind, Callable[[bytes], Record]] = {
+_READERS: dict[int, Callable[[bytes], Record]] = {
     RecordKind.MICRO_BATCH: _read_micro_batch,
     RecordKind.STEP: _read_step,
     RecordKind.EXPERT_LOAD: _read_expert_load,
@@ -301,10 +346,6 @@ _READERS: dict[RecordKind, Callable[[bytes], Record]] = {
     RecordKind.RANK_EXIT: partial(_read_plainly, RankExitRecord, _RANK_EXIT),
     RecordKind.PROBE: partial(_read_plainly, ProbeRecord, _PROBE),
 }
-
-
-def _from_optional(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _to_optional(value: float) -> float | None:

@@ -4,9 +4,9 @@
     4096  command slot    plan generation + checksum, probe, bitmap of dead ranks, agent heartbeat
     8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
 
-Record slot: sequence (u64, index + 1, written last; 0 while being written), CRC32 over sequence,
-kind and body, then kind and body. A reader takes a slot only if the sequence is the one it waits
-for before and after the copy and the CRC fits: a torn or corrupt slot is counted, never believed.
+Record slot: sequence (u64, index + 1, written last; 0 while being written), CRC32 over sequence and
+payload, then the payload. A reader takes a slot only if the sequence is the one it waits for before
+and after the copy and the CRC fits: a torn or corrupt slot is counted, never believed.
 """
 
 import json
@@ -15,16 +15,15 @@ import struct
 import zlib
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from mmap import mmap  # only named: who maps the file is not this module
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.record_codec import BODY_BYTES, pack, unpack
+from pacekeeper.core.record_codec import PAYLOAD_BYTES, unpack
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
-VERSION = 5
+VERSION = 6
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096
@@ -34,9 +33,8 @@ MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
 
 T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
-_SLOT = struct.Struct(f"<QIHH{BODY_BYTES}s")  # sequence, CRC, kind, body length, body
-_SLOT_REST = struct.Struct(f"<IHH{BODY_BYTES}s")  # all but the sequence
-_SLOT_KEY = struct.Struct("<QH")
+_SLOT = struct.Struct(f"<QI{PAYLOAD_BYTES}s")  # sequence, CRC, payload
+SLOT_REST = struct.Struct(f"<I{PAYLOAD_BYTES}s")  # all but the sequence
 _COMMAND = struct.Struct(f"<QI4xQQQQ32s{MAX_RANKS // 8}s")
 _HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 HEARTBEAT = struct.Struct("<d")
@@ -47,7 +45,7 @@ _JOB_FILE = re.compile(r"\.?(?:.+\.ring|(?:plan|layout)-.+\.json)(?:\..+)?")
 _PLAN_NAME = re.compile(r"plan-([0-9]{6,9})\.json")
 _LAYOUT_NAME = re.compile(r"layout-([0-9]{1,15})-([0-9]{1,9})\.json")
 
-assert _SLOT.size <= SLOT_BYTES
+assert _SLOT.size == SLOT_BYTES
 assert HEARTBEAT_OFFSET + HEARTBEAT.size <= SLOTS_OFFSET
 
 
@@ -108,22 +106,9 @@ def slot_offset(index: int) -> int:
     return SLOTS_OFFSET + (index % SLOT_COUNT) * SLOT_BYTES
 
 
-def encode_slot(index: int, record: Record) -> bytes:
-    """The slot of record number `index`."""
-    slot = bytearray(_SLOT.size)
-    SEQUENCE.pack_into(slot, 0, index + 1)
-    fill_slot(slot, 0, index + 1, *pack(record))
-    return bytes(slot)
-
-
-def fill_slot(memory: bytearray | mmap, offset: int, sequence: int, kind: int, body: bytes) -> None:
-    """All of a slot but its sequence: the writer stores that last, and 0 before this.
-
-    `body`: a record that is packed already (`core.record_codec.pack`).
-    """
-    padded = body.ljust(BODY_BYTES, b"\0")
-    crc = _slot_crc(sequence, kind, padded)
-    _SLOT_REST.pack_into(memory, offset + SEQUENCE.size, crc, kind, len(body), padded)
+def slot_crc(sequence: bytes, payload: bytes) -> int:
+    """The checksum of a slot whose eight first bytes are `sequence`."""
+    return zlib.crc32(payload, zlib.crc32(sequence))
 
 
 def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | None:
@@ -140,19 +125,15 @@ def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | No
         return None
     if len(slot) < _SLOT.size:
         raise CorruptError(f"record {index} is cut off")
-    sequence, crc, kind, length, body = _SLOT.unpack_from(slot)
-    if sequence != before or crc != _slot_crc(sequence, kind, body) or length > BODY_BYTES:
+    sequence, crc, payload = _SLOT.unpack_from(slot)
+    if sequence != before or crc != slot_crc(slot[: SEQUENCE.size], payload):
         raise CorruptError(f"record {index} does not fit its checksum")
     if before > expected:
         raise LookupError(f"record {index} is overwritten by record {before - 1}")
     try:
-        return unpack(kind, body)
+        return unpack(payload)
     except ValueError as error:
         raise CorruptError(f"record {index}: {error}") from None
-
-
-def _slot_crc(sequence: int, kind: int, body: bytes) -> int:
-    return zlib.crc32(body, zlib.crc32(_SLOT_KEY.pack(sequence, kind)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,15 +17,13 @@ from typing import TypeVar
 
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
-from pacekeeper.core.record_codec import RecordKind, pack_micro_batch
-from pacekeeper.core.records import (
-    LOADS_PER_RECORD,
-    ExpertLoadRecord,
-    PlanAppliedRecord,
-    PlanRefusedRecord,
-    ProbeRecord,
-    StepRecord,
+from pacekeeper.core.record_codec import (
+    pack_expert_load,
+    pack_micro_batch,
+    pack_plan_applied,
+    pack_step,
 )
+from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord, ProbeRecord
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 from pacekeeper.trainer.offers import Offers, PlanOffer
 from pacekeeper.trainer.telemetry import Ring
@@ -33,7 +31,6 @@ from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
 
 RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
 LIFE_VARIABLE = "PACEKEEPER_LIFE"
-_MICRO_BATCH = int(RecordKind.MICRO_BATCH)  # a plain number: struct takes it at once
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 # Of a micro-batch: step, number, generation, tokens, tokens^2, expert rows, active experts, rows
@@ -134,15 +131,14 @@ class Hooks:
         try:
             if compute is not None and not compute.is_of_previous:
                 # As `_write` does, but for the price of one more call: this one is in every step.
-                self.ring.write_body(
-                    _MICRO_BATCH,
+                self.ring.write_payload(
                     pack_micro_batch(
                         self.rank, self._step, self._micro_batch, self.generation,
                         compute.compute_s, tokens, sum_len_squared, expert_rows,
                         num_active_experts, compute.cpu_s, compute.run_queue_s, compute.stall_s,
                         compute.wait_s, compute.ended_mono_s, num_documents, tensor_share,
                         rows_over,
-                    ),
+                    )
                 )  # fmt: skip
             else:
                 late, self._late = (
@@ -172,28 +168,27 @@ class Hooks:
         num_documents: int,
         tensor_share: float,
     ) -> None:
-        self.ring.write_body(
-            _MICRO_BATCH,
+        self.ring.write_payload(
             pack_micro_batch(
                 self.rank, step, micro_batch, generation, compute.compute_s, tokens,
                 sum_len_squared, expert_rows, num_active_experts, compute.cpu_s,
                 compute.run_queue_s, compute.stall_s, compute.wait_s, compute.ended_mono_s,
                 num_documents, tensor_share, rows_over,
-            ),
+            )
         )  # fmt: skip
 
     def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
         """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
         try:
             for first in range(0, len(counts), LOADS_PER_RECORD):
-                self.ring.write(
-                    ExpertLoadRecord(
-                        rank=self.rank,
-                        step=self._step,
-                        generation=self.generation,
-                        layer=layer,
-                        first_expert=first,
-                        counts=tuple(counts[first : first + LOADS_PER_RECORD]),
+                self.ring.write_payload(
+                    pack_expert_load(
+                        self.rank,
+                        self._step,
+                        self.generation,
+                        layer,
+                        first,
+                        counts[first : first + LOADS_PER_RECORD],
                     )
                 )
         except Exception as error:
@@ -215,20 +210,12 @@ class Hooks:
         """
         try:
             now_s = time.monotonic()
-            self.ring.write(
-                StepRecord(
-                    rank=self.rank,
-                    step=self._step,
-                    generation=self.generation,
-                    duration_s=max(0.0, now_s - self._began_s),
-                    tokens=tokens,
-                    loss=loss,
-                    is_redone=is_redone,
-                    ended_mono_s=now_s,
-                    transfer_s=transfer_s,
-                    transfer_bytes=transfer_bytes,
+            self.ring.write_payload(
+                pack_step(
+                    self.rank, self._step, self.generation, max(0.0, now_s - self._began_s),
+                    tokens, loss, is_redone, now_s, transfer_s, transfer_bytes,
                 )
-            )
+            )  # fmt: skip
         except Exception as error:
             self.ring.count_error(error)
 
@@ -301,19 +288,12 @@ class Hooks:
         """This rank trains under `generation` from `step` on; later records carry it."""
         try:
             previous, self.generation = self.generation, generation
-            self.ring.write(
-                PlanAppliedRecord(
-                    rank=self.rank,
-                    step=step,
-                    generation=generation,
-                    previous_generation=previous,
-                    duration_s=duration_s,
-                    moved_bytes=moved_bytes,
-                    is_regroup=is_regroup,
-                    layout_crc=layout_crc,
-                    ended_mono_s=time.monotonic(),
+            self.ring.write_payload(
+                pack_plan_applied(
+                    self.rank, step, generation, previous, duration_s, moved_bytes, is_regroup,
+                    layout_crc, time.monotonic(),
                 )
-            )
+            )  # fmt: skip
         except Exception as error:
             self.ring.count_error(error)
 

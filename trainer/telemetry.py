@@ -1,6 +1,6 @@
 """One rank's ring: a file on tmpfs that the rank writes and the node's agent reads.
 
-Never blocks, never raises into training, costs one getpid per record and works with the agent dead.
+Never blocks, never raises into training, makes no system call for a record, needs no agent alive.
 Anything that goes wrong is counted; after MAX_ERRORS the ring disarms itself for good.
 """
 
@@ -10,16 +10,20 @@ import hashlib
 import logging
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.record_codec import pack
 from pacekeeper.core.records import Record
+from pacekeeper.core.ring import SLOT_BYTES, SLOT_COUNT, SLOT_REST, SLOTS_OFFSET, slot_crc
 from pacekeeper.core.topology import Attachment
 
 MAX_ERRORS = 3
 _BEING_WRITTEN = bytes(8)
+_put_rest = SLOT_REST.pack_into
+_rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()  # of this process
 _log = logging.getLogger(__name__)
 
 
@@ -70,10 +74,10 @@ class Ring:
         self.num_plans_missing = 0  # looked for, and no such file
         self.num_plans_wrong = 0  # the file does not fit its digest
         self._memory = memory
-        self._pid = os.getpid()
         self._index = 0
         self._command_sequence = 0
         self._command = ring.CommandSlot()
+        _rings.add(self)
 
     @classmethod
     def create(
@@ -114,29 +118,30 @@ class Ring:
 
     @property
     def is_armed(self) -> bool:
-        return self._memory is not None and os.getpid() == self._pid
+        return self._memory is not None
 
     def write(self, record: Record) -> None:
         """Put one record into the next slot, over the oldest one."""
         try:
-            self.write_body(*pack(record))
+            self.write_payload(pack(record))
         except Exception as error:  # training is never stopped by us
             self.count_error(error)
 
-    def write_body(self, kind: int, body: bytes) -> None:
-        """The same for a record that is packed already."""
+    def write_payload(self, payload: bytes) -> None:
+        """The same for a record that is packed already. Few calls: after a wait each is cold."""
         memory = self._memory
-        if memory is None or os.getpid() != self._pid:
+        if memory is None:
             return
         try:
-            sequence = self._index + 1
-            offset = ring.slot_offset(self._index)
+            index = self._index
+            sequence = (index + 1).to_bytes(8, "little")
+            offset = SLOTS_OFFSET + index % SLOT_COUNT * SLOT_BYTES
             # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
             # slices: eight bytes in one store, where a struct of fixed byte order takes eight.
             memory[offset : offset + 8] = _BEING_WRITTEN
-            ring.fill_slot(memory, offset, sequence, kind, body)
-            memory[offset : offset + 8] = ring.SEQUENCE.pack(sequence)
-            self._index = sequence
+            _put_rest(memory, offset + 8, slot_crc(sequence, payload), payload)
+            memory[offset : offset + 8] = sequence
+            self._index = index + 1
         except Exception as error:  # training is never stopped by us
             self.count_error(error)
 
@@ -146,7 +151,7 @@ class Ring:
         What was meant for another life of the job is nothing to us.
         """
         memory = self._memory
-        if memory is None or os.getpid() != self._pid:
+        if memory is None:
             return self._command
         start = ring.COMMAND_OFFSET
         try:
@@ -204,9 +209,14 @@ class Ring:
 
     def close(self) -> None:
         """Stop writing. The file stays for the agent to read to its end."""
-        if self._memory is not None and os.getpid() == self._pid:
+        if self._memory is not None:
             self._memory.close()
         self._memory = None
+
+    def let_go(self) -> None:
+        """In a forked child, say: the ring is its parent's."""
+        self._memory = None
+        self.reason = "a forked child does not write its parent's ring"
 
     def count_error(self, error: Exception) -> None:
         """Something of ours went wrong: say so once, disarm when it keeps going wrong."""
@@ -217,3 +227,11 @@ class Ring:
             self._memory = None
             self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
             _log.warning("ring=%s %s; training goes on unwatched", self.path, self.reason)
+
+
+def _let_go_of_all() -> None:
+    for inherited in _rings:
+        inherited.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_of_all)

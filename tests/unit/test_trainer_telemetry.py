@@ -16,6 +16,7 @@ from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.records import Record, StepRecord
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.telemetry import MAX_ERRORS, Ring, claim_directory
+from support.slots import encode_slot
 
 ATTACHMENT = Attachment(job="job", rank=3, world_size=4, pid=os.getpid())
 
@@ -115,7 +116,7 @@ def test_a_plan_is_read_only_if_it_fits_its_digest(tmp_path: Path) -> None:
 
 def test_a_slot_is_closed_before_and_opened_after_its_content_changes(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
-    slot = ring.encode_slot(0, step(0))
+    slot = encode_slot(0, step(0))
     start = ring.slot_offset(0)
     stores: list[tuple[int, bytes]] = []
     rests: list[bytes] = []  # of the slot, as each store to the sequence finds it
