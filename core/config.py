@@ -216,8 +216,13 @@ class TrainConfig:
     dtype: str = "float32"
     # Seconds a collective may wait before its rank looks at the abort flag again.
     tick_s: float = 0.1
-    # Seconds after which a silent peer is fenced (killed for good) and the others go on.
+    # Seconds from the moment a rank freezes until the others train on: it is waited for, the others
+    # say how far they are, it is fenced (killed for good). Above the longest compute of a step.
     peer_timeout_s: float = 30.0
+    # Steps between two bitwise comparisons of all copies of weights, moments and gradients (0:
+    # none): one small exchange, and a checksum of everything a rank holds. A difference ends the
+    # job.
+    replica_check_period_steps: int = 0
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
@@ -236,7 +241,7 @@ class TrainConfig:
             "num_microbatches",
             "expert_hidden_size",
         )
-        _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed")
+        _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
         _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
         if self.experts_per_token > self.num_experts:

@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     LOST_STATE = 7
     NO_QUORUM = 8
     DATA = 9
+    CORRUPT_STATE = 10
 
 
 class PacekeeperError(Exception):
@@ -80,6 +81,12 @@ class LostStateError(PacekeeperError):
     """State has no living holder any more; only a checkpoint can bring it back."""
 
     exit_code = ExitCode.LOST_STATE
+
+
+class CorruptStateError(PacekeeperError):
+    """Copies of one block are not the same: some of them are wrong, and nobody knows since when."""
+
+    exit_code = ExitCode.CORRUPT_STATE
 
 
 class NoQuorumError(PacekeeperError):

@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.002
 NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one may die at once
 PROBE_PERIOD_S = 0.05
-SILENCE_GRACE_S = 2.0  # for the others, where a whole timeout has passed in silence already
+SILENCE_GRACE_S = 2.0  # at most, for the others' reports after somebody's silence
+GOING_ON_S = 1.0  # at most, to end who is fenced and to form the next group
 FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
 QUORUM_WAIT_S = 15.0  # for notices of death that would make a side a quorum; then it gives up
 _NO_QUORUM_REMEDY = (
@@ -86,7 +87,10 @@ class Verdict:
 
 @dataclass(kw_only=True)
 class Agreement:
-    """One rank's part in agreeing on what follows a broken generation."""
+    """One rank's part in agreeing on what follows a broken generation.
+
+    `timeout_s`: from the moment a rank freezes until the others train on, all that follows counted.
+    """
 
     stores: Stores
     rank: int
@@ -94,13 +98,35 @@ class Agreement:
     timeout_s: float
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
 
+    @property
+    def patience_s(self) -> float:
+        """Until who has given no sign of life is fenced."""
+        return self.timeout_s - min(GOING_ON_S, self.timeout_s / 8)
+
+    @property
+    def grace_s(self) -> float:
+        """Of it, for the others to say how far they are, once somebody was silent in a group."""
+        return min(SILENCE_GRACE_S, self.patience_s / 4)
+
+    @property
+    def wait_s(self) -> float:
+        """Of it, for a silent member in a collective, or while a group is formed."""
+        return self.patience_s - self.grace_s
+
     def dead_among(self, members: tuple[int, ...]) -> set[int]:
         """Members to go on without: dead for the agent or the stores, or out of sight."""
         return self._look(members)[0]
 
     def finish(self, group: Group) -> None:
-        """Say that all members committed the last step; before the fabric is closed."""
-        for node in self._witnesses(group.members, self.dead_among(group.members)):
+        """Say that all members committed the last step; before the fabric is closed.
+
+        The first one tells the launchers of all nodes, who end what is frozen there.
+        """
+        dead = self.dead_among(group.members)
+        told = self._witnesses(group.members, dead)
+        if self.rank == group.members[0]:
+            told = sorted({self.node_of[rank] for rank in group.members if rank not in dead})
+        for node in told:
             self.stores.append(node, FINISHED_KEY, notice(self.rank, group.name))
 
     def has_finished_member(self, group: Group) -> bool:
@@ -174,7 +200,7 @@ class Agreement:
                 time.sleep(PROBE_PERIOD_S)
                 continue
             blocked_s = None
-            if self.rank == living[0] or now_s - silence.began_s > SILENCE_GRACE_S:
+            if self.rank == living[0] or now_s - silence.began_s > self.grace_s:
                 reports = self._gather(home, group, living)
                 if self.rank == living[0] and len(reports) == len(living):
                     verdict = self._decide(reports, frozenset(dead), next_layout)
@@ -326,8 +352,8 @@ class _Silence:
     def _patience_s(self, reports: Mapping[int, Report]) -> float:
         """Who lives has noticed within milliseconds, or at the end of what it computes."""
         if any(report.was_silence for report in reports.values()):
-            return min(self.agreement.timeout_s, SILENCE_GRACE_S)
-        return self.agreement.timeout_s
+            return self.agreement.grace_s
+        return self.agreement.patience_s
 
 
 def _key(what: str, group: Group, *parts: int) -> str:

@@ -125,11 +125,12 @@ class Fabric:
         self._is_store_silent = False
         own = PrefixStore(f"group-{name or generation}", store)
         before: set[Wire] | None = None
-        failure = ""
+        failure, is_silence = "", False
+        form_s = min(timeout_s, FORM_TIMEOUT_S)
         try:
             self._await_members(own)
             before = open_wires()
-            form_s = min(timeout_s, FORM_TIMEOUT_S)
+            began_s = time.monotonic()
             with self._store_answers(form_s + STORE_TIMEOUT_S):
                 dist.init_process_group(
                     "gloo",
@@ -142,12 +143,15 @@ class Fabric:
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * timeout_s))
         except (RuntimeError, ValueError) as error:
             failure = str(error).splitlines()[0][:200]
+            is_silence = self._is_store_silent
+            if before is not None:  # all were here: who does not connect in time is frozen
+                is_silence = is_silence or time.monotonic() - began_s >= form_s
         if before is not None:
             self._sockets = open_wires() - before
         if failure:
             self.close()
             why = f"generation {generation} could not be formed: {failure}"
-            raise PeerLost(why, is_silence=self._is_store_silent)
+            raise PeerLost(why, is_silence=is_silence)
 
     def all_to_all(
         self,

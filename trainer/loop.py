@@ -125,8 +125,11 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
 
 
 def _advance(rank: Rank) -> bool:
-    """One step, and the probe and the move its votes agreed on. True: that was the last step."""
+    """One step, its check, and what its votes agreed on (probe, move). True: it was the last."""
     ballot = rank.do_step()
+    period = rank.spec.config.replica_check_period_steps
+    if period and rank.step % period == 0:
+        rank.check_replicas()
     generation = ballot.agreed_generation
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True
@@ -175,7 +178,7 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
         is_aborted=lambda: agreement.is_left(group),
         cut_store=lambda: stores.cut(node),
         tick_s=config.tick_s,
-        timeout_s=config.peer_timeout_s,
+        timeout_s=agreement.wait_s,
     )
     rank.join(fabric)
 

@@ -19,16 +19,13 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
-from pacekeeper.trainer import hooks, mover, probe
+from pacekeeper.trainer import hooks, mover, probe, replica_check
 from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.device import CLOCKS, device_uuid, rank_device
 from pacekeeper.trainer.fabric import Fabric
-from pacekeeper.trainer.faults import (
-    EmulatedClock,
-    FaultInjector,
-)
+from pacekeeper.trainer.faults import EmulatedClock, FaultInjector
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
@@ -213,6 +210,11 @@ class Rank:
         reading = probe.run(self.fabric, self.clock, self.meter, self.device)
         if reading is not None:
             self.hooks.probed(step=self.step, number=number, **asdict(reading))
+
+    def check_replicas(self) -> None:
+        """Are all copies the same, after the last step? Raises CorruptStateError, PeerLost."""
+        replica_check.check(self.model, self.optimizer, self.layout, self.fabric, self.step - 1)
+        self._write_log({"event": "checked", "step": self.step - 1})
 
     def commit(self, *, loss: float, is_applied: bool = True) -> None:
         """Do what is pending, or skip it; the ticket is over. A step counts and is reported."""

@@ -29,6 +29,7 @@ from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rendezvous import meet
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
+    FINISHED_KEY,
     Stores,
     fence_key,
     group_key,
@@ -135,6 +136,7 @@ class Supervisor:
         self.processes: dict[int, ForkServerProcess] = {}
         self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
         self.stop_asked_s = 0.0
+        self.over_s = 0.0  # since when some rank of the job has ended as all will
         self.is_told = False
         self.is_watched = True  # until an agent fails to come, or to come again
         self._born_s = time.monotonic()
@@ -188,6 +190,7 @@ class Supervisor:
                 assert isinstance(sentinel, int), "sentinels are descriptors"
                 self._ended(running[sentinel])
             self._fence()
+            self._end_the_late(time.monotonic())
             self._look_for_agent(time.monotonic())
             if self.stop_asked_s and not self.is_told:
                 self._tell_to_stop()
@@ -272,6 +275,19 @@ class Supervisor:
                 _log.warning("rank=%d is fenced (killed): it was declared dead", rank)
                 self.fenced.add(rank)
                 process.kill()
+
+    def _end_the_late(self, now_s: float) -> None:
+        """Who is frozen when all steps are done has nobody left that would miss and fence it."""
+        if not self.over_s:
+            is_over = bool({ExitCode.OK, ExitCode.LOST_STATE} & set(self.codes.values()))
+            if is_over or self.stores.read(self.spec.node_rank, FINISHED_KEY) is not None:
+                self.over_s = now_s
+        elif now_s - self.over_s > self.spec.config.peer_timeout_s:
+            for rank, process in self.processes.items():
+                if rank not in self.codes and rank not in self.fenced:
+                    _log.warning("rank=%d is fenced (killed): the job is over and it is not", rank)
+                    self.fenced.add(rank)
+                    process.kill()
 
     def _verdict(self) -> ExitCode:
         codes = set(self.codes.values())

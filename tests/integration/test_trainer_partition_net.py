@@ -14,7 +14,7 @@ from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
 from support.networks import Network
 
-CONFIG = replace(SMALL, steps=60, replicas=4, peer_timeout_s=2.0)
+CONFIG = replace(SMALL, steps=60, replicas=4, peer_timeout_s=4.0)
 
 
 @pytest.mark.parametrize(

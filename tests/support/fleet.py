@@ -1,8 +1,8 @@
 """Whole jobs for tests: launchers and ranks on loopback; the agent's part is played by hand."""
 
+import contextlib
 import hashlib
 import json
-import multiprocessing
 import os
 import signal
 import socket
@@ -20,6 +20,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
+from support.fork_server import SaysInto, server_address, server_context, share_server
 from support.networks import INTERFACE, Network
 
 PATIENCE_S = 90.0
@@ -61,7 +62,8 @@ class Fleet:
     """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
 
     `body` runs the ranks; None: by the real command `pacekeeper launch`, which starts more slowly.
-    With a `network`, always by the command, each launcher on its own node of it.
+    With a `network`, always by the command, each launcher on its own node of it. `is_quick`: all
+    ranks are forked from one server that many jobs share, where a launcher starts one of its own.
     """
 
     directory: Path
@@ -71,6 +73,7 @@ class Fleet:
     body: Callable[[RankSpec], None] | None = rank_main
     port: int = field(default_factory=free_port)
     network: Network | None = None
+    is_quick: bool = False
     launchers: list["Launcher"] = field(default_factory=list)
 
     def __enter__(self) -> "Fleet":
@@ -83,6 +86,8 @@ class Fleet:
         for launcher in self.launchers:
             launcher.kill()
         for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)  # who is frozen can not see that its launcher ended
             give_up_s = time.monotonic() + PATIENCE_S
             while Path(f"/proc/{pid}").exists():
                 assert time.monotonic() < give_up_s, f"rank process {pid} outlived its launcher"
@@ -203,10 +208,11 @@ class Launcher:
             with self.log_path.open("w") as log:
                 self._process: Any = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
         else:
-            context = multiprocessing.get_context("forkserver")
-            context.set_forkserver_preload(["pacekeeper.trainer.supervisor"])
+            context = server_context()
+            address = server_address() if fleet.is_quick else ""
             self._process = context.Process(
-                target=_supervise, args=(fleet.config, options, fleet.body, str(self.log_path))
+                target=_supervise,
+                args=(fleet.config, options, fleet.body, str(self.log_path), address),
             )
             self._process.start()
 
@@ -238,10 +244,17 @@ class Launcher:
 
 
 def _supervise(
-    config: TrainConfig, options: dict[str, Any], body: Callable[[RankSpec], None], log_path: str
+    config: TrainConfig,
+    options: dict[str, Any],
+    body: Callable[[RankSpec], None],
+    log_path: str,
+    server: str,
 ) -> None:
     from pacekeeper.trainer.supervisor import NodeSpec, supervise
 
+    if server:
+        share_server(server)
+        body = SaysInto(log_path=log_path, body=body)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

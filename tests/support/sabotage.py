@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pacekeeper.trainer import agreement, fabric, loop, mover, probe, rank
 from pacekeeper.trainer.fabric import PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
@@ -29,21 +32,26 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
-    """`victims` are killed at `moment`; `doubters` lose the group there. Steps: at `step` only."""
+    """`victims` are killed at `moment`, `frozen` ones stopped for good; `doubters` lose the group
+    there. Steps: at `step` only.
+    """
 
     moment: Moment
     victims: tuple[int, ...] = ()
+    frozen: tuple[int, ...] = ()
     doubters: tuple[int, ...] = ()
     step: int = 5
 
     def __call__(self, spec: RankSpec) -> None:
-        if spec.rank in self.victims + self.doubters:
+        if spec.rank in self.victims + self.frozen + self.doubters:
             self._arm(spec)
         loop.rank_main(spec)
 
     def _strike(self, spec: RankSpec) -> None:
         if spec.rank in self.victims:
             os.kill(os.getpid(), signal.SIGKILL)
+        if spec.rank in self.frozen:
+            os.kill(os.getpid(), signal.SIGSTOP)
         raise PeerLost("sabotage")
 
     def _arm(self, spec: RankSpec) -> None:
@@ -115,6 +123,29 @@ class BadGradient:
         Sabotage(
             moment=Moment.IN_STEP_AFTER_VOTE, victims=victims, doubters=doubters, step=self.step
         )(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadCopy:
+    """Right after `step`, one bit of rank `victim`'s first expert of `layer` is another."""
+
+    victim: int
+    step: int
+    layer: int
+
+    def __call__(self, spec: RankSpec) -> None:
+        def flip(target: Rank) -> None:
+            if target.step == self.step:
+                flip_bit(target.model.layers()[self.layer].bank.w1)
+
+        if spec.rank == self.victim:
+            wrap(rank.Rank, "_apply_update", after=flip)
+        loop.rank_main(spec)
+
+
+def flip_bit(tensor: Tensor) -> None:
+    """The last bit of its first number: no norm would show it."""
+    tensor.data.reshape(-1)[:1].view(torch.uint8)[:1].bitwise_xor_(1)
 
 
 def wrap(

@@ -1,0 +1,67 @@
+"""Random fault schedules on real ranks: none may hang, none may lose a step or an expert.
+
+`python -m benchmarks.fault_schedules --schedules 50 --seed 0`; some minutes. Ranks are killed,
+frozen and woken, nodes killed, plans offered, several at once, inside moves and inside recoveries.
+`--only N` runs one of them again. Prints a line for each, last one line of JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+
+def main() -> int:
+    """1 where anything came out as it must not."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
+    parser.add_argument("--schedules", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, nargs="*", help="these numbers only")
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from support.fault_runs import Reference, run, undisturbed
+    from support.fault_schedules import drawn
+
+    outcomes = []
+    references: dict[str, Reference] = {}
+    with tempfile.TemporaryDirectory(prefix="pacekeeper-faults-") as folder:
+        for number in arguments.only or range(arguments.schedules):
+            schedule = drawn(arguments.seed, number)
+            dtype = schedule.config.dtype
+            if dtype not in references:
+                references[dtype] = undisturbed(schedule, Path(folder) / dtype)
+            outcome = run(schedule, Path(folder) / str(number), references[dtype])
+            outcomes.append(replace(outcome, losses=()))
+            print(f"{number:3d} {outcome.ending:10s} {outcome.took_s:5.1f} s  {schedule}")
+            for complaint in outcome.complaints:
+                print(f"      {complaint}")
+            sys.stdout.flush()
+    endings = Counter(outcome.ending for outcome in outcomes)
+    wrong = sum(bool(outcome.complaints) for outcome in outcomes)
+    print(
+        json.dumps(
+            {
+                "schedules": len(outcomes),
+                "done": endings["done"],
+                "lost_state": endings["lost state"],
+                "no_quorum": endings["no quorum"],
+                "hung": endings["hung"],
+                "wrong": wrong,
+                "lost_steps": sum(outcome.num_lost_steps for outcome in outcomes),
+                "lost_experts": sum(outcome.num_lost_experts for outcome in outcomes),
+                "deviation_max": max(outcome.deviation for outcome in outcomes),
+                "took_max_s": round(max(outcome.took_s for outcome in outcomes), 1),
+                "load_average": round(os.getloadavg()[0], 1),
+            }
+        )
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

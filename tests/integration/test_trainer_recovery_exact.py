@@ -1,0 +1,88 @@
+"""Several faults on one job of real processes: it goes on exactly, in time, or says why it can not.
+
+What takes minutes is in `benchmarks/fault_schedules` and `benchmarks/recovery_equality`; here are
+short runs of the same code.
+"""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+from support.fault_runs import run, undisturbed
+from support.fault_schedules import Act, disturbed_run, drawn
+from support.fleet import SMALL, Fleet
+from support.sabotage import BadCopy, Moment, Sabotage
+
+
+def test_moves_and_deaths_change_no_loss(tmp_path: Path) -> None:
+    schedule = disturbed_run(steps=40, dtype="float64")
+    reference = undisturbed(schedule, tmp_path / "reference", num_ranks=6)
+    outcome = run(schedule, tmp_path / "run", reference)
+    assert outcome.complaints == ()
+    assert outcome.ending == "done"
+    assert outcome.deviation <= 1e-9
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_random_faults_hang_nothing_and_lose_nothing(tmp_path: Path, number: int) -> None:
+    schedule = drawn(20, number)
+    print(schedule)
+    reference = undisturbed(schedule, tmp_path / "reference")
+    assert run(schedule, tmp_path / "run", reference).complaints == ()
+
+
+def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> None:
+    schedules = [drawn(0, number) for number in range(50)]
+    acts = {fault.act for s in schedules for burst in s.bursts for fault in burst.faults}
+    assert acts == set(Act)
+    assert {s.sabotage.moment for s in schedules if s.sabotage} > {Moment.IN_REGROUP_MOVE}
+    assert schedules == [drawn(0, number) for number in range(50)]
+    assert all(s.watcher not in b.victims | s.struck for s in schedules for b in s.bursts)
+
+
+@pytest.mark.parametrize(
+    "moment", [Moment.IN_FORMING, Moment.IN_REGROUP_MOVE, Moment.IN_MOVE_BEFORE_VOTE]
+)
+def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment: Moment) -> None:
+    config = replace(SMALL, replicas=3, peer_timeout_s=4.0)
+    body = Sabotage(moment=moment, frozen=(1,))
+    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+        fleet.await_step(5, 3)
+        fleet.signal(0, signal.SIGKILL)
+        assert fleet.codes() == [0]
+        assert "rank=1 is fenced" in fleet.launchers[0].output()
+        for rank in (2, 3):
+            assert [line["step"] for line in fleet.steps(rank)] == list(range(config.steps))
+
+
+def test_who_freezes_when_all_steps_are_done_does_not_keep_its_launcher(tmp_path: Path) -> None:
+    """The others have ended: nobody is left that would miss it."""
+    config = replace(SMALL, peer_timeout_s=2.0)
+    body = Sabotage(moment=Moment.AT_END, frozen=(1,))
+    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+        assert fleet.codes() == [0]
+        assert "rank=1 is fenced (killed): the job is over" in fleet.launchers[0].output()
+
+
+def test_copies_are_compared_every_so_many_steps_and_are_equal(tmp_path: Path) -> None:
+    config = replace(SMALL, steps=12, replica_check_period_steps=4)
+    with Fleet(directory=tmp_path, config=config, is_quick=True) as fleet:
+        assert fleet.codes() == [0]
+        for rank in fleet.ranks:
+            assert [event["step"] for event in fleet.events(rank, "checked")] == [3, 7, 11]
+
+
+def test_a_copy_that_went_wrong_ends_the_job_at_the_next_check(tmp_path: Path) -> None:
+    config = replace(SMALL, replica_check_period_steps=4)
+    body = BadCopy(victim=2, step=5, layer=1)
+    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+        assert fleet.codes() == [ExitCode.CORRUPT_STATE]
+        said = fleet.launchers[0].output()
+        assert "after step 7 copies differ: layer 1 expert" in said
+        assert "restart from a checkpoint of a step whose check passed" in said
+        for rank in fleet.ranks:
+            assert [event["step"] for event in fleet.events(rank, "checked")] == [3]
+            assert fleet.steps(rank)[-1]["step"] == 7

@@ -1,0 +1,127 @@
+"""Are all copies of a block the same, bit by bit? One exchange of checksums tells every rank.
+
+They are while all is well: an owner hands the same sum to all holders (trainer/replica_sync.py),
+and all update alike. Where they differ, a device or a memory has lied, and nobody would notice.
+"""
+
+import contextlib
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pacekeeper.core.errors import CorruptStateError
+from pacekeeper.core.layout import Layout
+from pacekeeper.trainer.fabric import Collectives, PeerLost
+from pacekeeper.trainer.model import MoETransformer
+
+Copy = tuple[int, int] | None  # (layer, expert); None: the dense parameters, which all ranks hold
+PARTS = ("weights", "first moments", "second moments", "gradients")
+_NAMED_DIFFERENCES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One part of one block that is not the same everywhere.
+
+    `sides`: the ranks that hold equal copies, the largest side first, then that of the lowest rank.
+    """
+
+    block: Copy
+    part: str
+    sides: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        name = "dense" if self.block is None else "layer {} expert {}".format(*self.block)
+        first, *others = ([*side] for side in self.sides)
+        return f"{name}: {self.part} on ranks {', '.join(map(str, others))} not as on {first}"
+
+
+def check(
+    model: MoETransformer,
+    optimizer: torch.optim.Optimizer,
+    layout: Layout,
+    fabric: Collectives,
+    step: int,
+) -> None:
+    """Compare weights, moments and gradients of all copies, after `step` was committed.
+
+    All ranks come to the same end. Raises CorruptStateError where copies differ, PeerLost.
+    """
+    own = torch.tensor(checksums(model, optimizer), dtype=torch.int64)
+    held = [blocks_on(layout, rank) for rank in fabric.ranks]
+    counts, size = [len(blocks) for blocks in held], len(fabric.ranks)
+    arrived = own.new_empty(sum(counts), len(PARTS))
+    fabric.all_to_all(arrived, own.repeat(size, 1), counts, [len(own)] * size)
+    by_rank = {
+        rank: dict(zip(blocks, map(tuple, sums.tolist()), strict=True))
+        for rank, blocks, sums in zip(fabric.ranks, held, arrived.split(counts), strict=True)
+    }
+    found = differences(by_rank)
+    if not found:
+        return
+    with contextlib.suppress(PeerLost):
+        fabric.exchange([1.0])  # who ends first must not cost another its reason
+    more = len(found) - _NAMED_DIFFERENCES
+    said = "; ".join(map(str, found[:_NAMED_DIFFERENCES])) + (f"; {more} more" if more > 0 else "")
+    raise CorruptStateError(
+        f"after step {step} copies differ: {said}",
+        remedy="restart from a checkpoint of a step whose check passed ('checked' in the steps "
+        "files), and test memory and device of the ranks that differ",
+    )
+
+
+def blocks_on(layout: Layout, rank: int) -> list[Copy]:
+    """What `checksums` of that rank are of, in the same order."""
+    experts = [(n, e) for n in range(layout.num_layers) for e in layout.experts_on(rank, n)]
+    return [None, *experts]
+
+
+def checksums(model: MoETransformer, optimizer: torch.optim.Optimizer) -> list[list[int]]:
+    """One CRC32 for each of PARTS of each block held here: dense first, then experts by layer."""
+    found = [_sums(model.dense_parameters(), optimizer, None)]
+    for layer in model.layers():
+        bank = layer.bank
+        for slot in range(len(bank.experts)):
+            found.append(_sums([bank.w1, bank.w2], optimizer, slot))
+    return found
+
+
+def differences(by_rank: Mapping[int, Mapping[Copy, Sequence[int]]]) -> list[Difference]:
+    """What is not the same on all its holders; `by_rank`: the checksums of PARTS, by rank. Pure."""
+    holders: dict[Copy, list[int]] = defaultdict(list)
+    for rank, sums in sorted(by_rank.items()):
+        for block in sums:
+            holders[block].append(rank)
+    found = []
+    for block, ranks in holders.items():
+        for i, part in enumerate(PARTS):
+            sides: dict[int, list[int]] = defaultdict(list)
+            for rank in ranks:
+                sides[by_rank[rank][block][i]].append(rank)
+            if len(sides) > 1:
+                order = sorted(sides.values(), key=lambda side: (-len(side), side))
+                found.append(Difference(block=block, part=part, sides=tuple(map(tuple, order))))
+    return found
+
+
+def _sums(
+    parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, slot: int | None
+) -> list[int]:
+    """The checksums of PARTS; `slot`: of these rows only. What does not exist yet counts as 0."""
+    sums = [0] * len(PARTS)
+    for parameter in parameters:
+        state = optimizer.state.get(parameter, {})
+        moments = (state.get("exp_avg"), state.get("exp_avg_sq"))
+        for i, tensor in enumerate((parameter.detach(), *moments, parameter.grad)):
+            if tensor is not None:
+                sums[i] = _crc(tensor if slot is None else tensor[slot], sums[i])
+    return sums
+
+
+def _crc(tensor: Tensor, before: int) -> int:
+    octets = tensor.contiguous().reshape(-1).view(torch.uint8).cpu()
+    return zlib.crc32(octets.numpy().data, before)
