@@ -34,6 +34,7 @@ POLL_S = 0.002
 NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one may die at once
 PROBE_PERIOD_S = 0.05
 SILENCE_GRACE_S = 2.0  # at most, for the others' reports after somebody's silence
+START_S = 120.0  # for ranks to come at all: one node may take long to load what it runs
 GOING_ON_S = 1.0  # at most, to end who is fenced and to form the next group
 FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
 QUORUM_WAIT_S = 15.0  # for notices of death that would make a side a quorum; then it gives up
@@ -353,6 +354,8 @@ class _Silence:
         """Who lives has noticed within milliseconds, or at the end of what it computes."""
         if any(report.was_silence for report in reports.values()):
             return self.agreement.grace_s
+        if not any(report.progress.ticket for report in reports.values()):
+            return max(START_S, self.agreement.patience_s)  # it may never have come
         return self.agreement.patience_s
 
 

@@ -95,7 +95,8 @@ class Fabric:
     `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
     is paused around each collective, so that waiting never counts as compute; `transfers` is told
     of those that all enter together. `name` keeps two groups of one generation apart in a store;
-    `cut_store` ends its connection, whoever waits in it.
+    `cut_store` ends its connection, whoever waits in it. `arrive_s`: for all members to come
+    (None: `timeout_s`, the time for a silent one in a collective).
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class Fabric:
         is_aborted: Callable[[], bool],
         tick_s: float,
         timeout_s: float,
+        arrive_s: float | None = None,
         clock: SegmentClock | None = None,
         name: str = "",
         cut_store: Callable[[], None] = lambda: None,
@@ -128,7 +130,7 @@ class Fabric:
         failure, is_silence = "", False
         form_s = min(timeout_s, FORM_TIMEOUT_S)
         try:
-            self._await_members(own)
+            self._await_members(own, timeout_s if arrive_s is None else arrive_s)
             before = open_wires()
             began_s = time.monotonic()
             with self._store_answers(form_s + STORE_TIMEOUT_S):
@@ -195,9 +197,9 @@ class Fabric:
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):
             dist.destroy_process_group()
 
-    def _await_members(self, store: Store) -> None:
+    def _await_members(self, store: Store, arrive_s: float) -> None:
         """Until all are here: forming the group can not be interrupted, waiting for it can."""
-        give_up_s = time.monotonic() + self._timeout_s
+        give_up_s = time.monotonic() + arrive_s
         with self._store_answers(STORE_TIMEOUT_S):
             if store.add("arrived", 1) == len(self.ranks):
                 store.set("complete", "1")
@@ -205,7 +207,7 @@ class Fabric:
             if self._is_aborted():
                 raise PeerLost(f"a member of generation {self.generation} is dead")
             if time.monotonic() > give_up_s:
-                raise PeerLost(f"not all came within {self._timeout_s:.0f} s", is_silence=True)
+                raise PeerLost(f"not all came within {arrive_s:.0f} s", is_silence=True)
 
     def _are_all_here(self, store: Store) -> bool:
         """Look for one tick."""

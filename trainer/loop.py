@@ -22,9 +22,16 @@ from typing import TypeVar
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
-from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
+from pacekeeper.trainer.agreement import (
+    START_S,
+    Agreement,
+    AllDone,
+    Fenced,
+    Report,
+    Verdict,
+)
 from pacekeeper.trainer.fabric import Fabric, PeerLost
-from pacekeeper.trainer.quorum import Group
+from pacekeeper.trainer.quorum import FIRST_GROUP, Group
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.rules import floor_of
 from pacekeeper.trainer.stores import Stores
@@ -179,6 +186,7 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
         cut_store=lambda: stores.cut(node),
         tick_s=config.tick_s,
         timeout_s=agreement.wait_s,
+        arrive_s=max(START_S, agreement.wait_s) if group.name == FIRST_GROUP else agreement.wait_s,
     )
     rank.join(fabric)
 

@@ -14,7 +14,7 @@ from pacekeeper.core.errors import ExitCode
 from support.fault_runs import run, undisturbed
 from support.fault_schedules import Act, disturbed_run, drawn
 from support.fleet import SMALL, Fleet
-from support.sabotage import BadCopy, Moment, Sabotage
+from support.sabotage import BadCopy, LateStart, Moment, Sabotage
 
 
 def test_moves_and_deaths_change_no_loss(tmp_path: Path) -> None:
@@ -56,6 +56,17 @@ def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment
         assert "rank=1 is fenced" in fleet.launchers[0].output()
         for rank in (2, 3):
             assert [line["step"] for line in fleet.steps(rank)] == list(range(config.steps))
+
+
+@pytest.mark.parametrize("victim", [None, 0])
+def test_who_comes_late_is_not_taken_for_frozen(tmp_path: Path, victim: int | None) -> None:
+    """A node may load for longer than a rank may be silent later on."""
+    config = replace(SMALL, steps=10, peer_timeout_s=4.0)
+    body = LateStart(late=2, start_s=7.0, victim=victim)
+    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+        assert fleet.codes() == [0]
+        for rank in (1, 2, 3):
+            assert len(fleet.steps(rank)) == config.steps
 
 
 def test_who_freezes_when_all_steps_are_done_does_not_keep_its_launcher(tmp_path: Path) -> None:

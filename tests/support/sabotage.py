@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -74,7 +75,7 @@ class Sabotage:
             case Moment.IN_PROBE:
                 wrap(probe, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
-                wrap(fabric.Fabric, "_await_members", before=lambda f, _: strike(f.generation > 1))
+                wrap(fabric.Fabric, "_await_members", before=lambda f, *_: strike(f.generation > 1))
             case Moment.IN_REGROUP_MOVE:
                 wrap(mover, "stage", before=lambda *_: strike())
             case Moment.WITH_VERDICT:
@@ -123,6 +124,22 @@ class BadGradient:
         Sabotage(
             moment=Moment.IN_STEP_AFTER_VOTE, victims=victims, doubters=doubters, step=self.step
         )(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateStart:
+    """Rank `late` needs `start_s` longer than the others to come; `victim` is dead by then."""
+
+    late: int
+    start_s: float
+    victim: int | None = None
+
+    def __call__(self, spec: RankSpec) -> None:
+        if spec.rank == self.late:
+            time.sleep(self.start_s)
+        if spec.rank == self.victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
