@@ -7,26 +7,30 @@ own, to the end, and the present life is told nothing of it. Rings of a job that
 of once they are told; our plans go when a later generation is in force.
 """
 
-import contextlib
-import fcntl
 import logging
 import os
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pacekeeper.agent.job_files import Job, ReadRing, list_files, remove_plans, write_whole
+from pacekeeper.agent import ring_directory
+from pacekeeper.agent.job_files import (
+    Job,
+    ReadRing,
+    list_files,
+    read_layout,
+    remove_plans,
+    write_whole,
+)
 from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
 from pacekeeper.agent.window import Reading
 from pacekeeper.core import ring
-from pacekeeper.core.errors import HostError, VersionError
+from pacekeeper.core.errors import VersionError
 from pacekeeper.core.records import Record
 from pacekeeper.core.reports import PlanFile
-from pacekeeper.core.topology import Attachment, is_job_name
+from pacekeeper.core.topology import Attachment
 
-MAX_LAYOUT_BYTES = 16 * 1024 * 1024
 RELEASE_AFTER_S = 60.0  # without news of a job that has ended: its late words are read first
 _log = logging.getLogger(__name__)
 
@@ -48,28 +52,7 @@ class Intake:
 
     def prepare(self) -> None:
         """Make the directory and claim it. Raises HostError where that can not be."""
-        remedy = "make it writable for this user, or name another with --ring-dir"
-        try:
-            if not self.directory.is_dir():
-                self.directory.mkdir(parents=True)
-                self.directory.chmod(0o1777)  # ranks of other users make their job's directory
-            with tempfile.TemporaryFile(dir=self.directory):
-                pass
-            self._lock = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except FileExistsError:
-            raise HostError(
-                f"ring directory {self.directory}: is not a directory", remedy=remedy
-            ) from None
-        except BlockingIOError:
-            raise HostError(
-                f"ring directory {self.directory}: another agent reads it",
-                remedy="stop that agent, or name another directory with --ring-dir",
-            ) from None
-        except OSError as error:
-            raise HostError(
-                f"ring directory {self.directory}: {error.strerror}", remedy=remedy
-            ) from None
+        self._lock = ring_directory.claim(self.directory)
 
     def close(self) -> None:
         """Close all rings and give the directory back."""
@@ -93,13 +76,19 @@ class Intake:
         }
 
     def look(self, now_s: float) -> tuple[Reading, ...]:
-        """Everything new in all rings; heartbeats written."""
-        stamps_ns: dict[str, int] = {}
-        with contextlib.suppress(OSError), os.scandir(self.directory) as entries:
-            for entry in entries:
-                if is_job_name(entry.name) and entry.is_dir():
-                    with contextlib.suppress(FileNotFoundError):
-                        stamps_ns[entry.name] = entry.stat().st_mtime_ns
+        """Everything new in all rings; heartbeats written.
+
+        What can not be listed just now is said, and nothing of it is let go.
+        """
+        try:
+            stamps_ns, links = ring_directory.jobs(self.directory)
+        except OSError as error:
+            self._note(self.unreadable, ".", str(error.strerror))
+            return ()
+        for name in [n for n in self.unreadable if "/" not in n and n not in (*stamps_ns, *links)]:
+            del self.unreadable[name]
+        for name in links:
+            self._note(self.unreadable, name, "a link: it is not followed")
         last = [
             r for gone in sorted(set(self._jobs) - set(stamps_ns)) for r in self._close_job(gone)
         ]
@@ -128,7 +117,7 @@ class Intake:
             life=job.life,
             attached=tuple(r.attachment for r in job.present_ranks),
             records=tuple(job.exits.values()),
-            layouts=tuple(self._new_layouts(name, job, self._list(name))[job.life]),
+            layouts=tuple(self._new_layouts(name, job, self._list(name) or {})[job.life]),
         )
 
     def ended(self, now_s: float) -> tuple[str, ...]:
@@ -143,6 +132,8 @@ class Intake:
         """Let the rings of a job that ended go. Their files stay: they are the trainer's."""
         job = self._jobs[name]
         files = self._list(name)
+        if files is None:
+            return  # they would be taken for new ones: the next time, then
         for file_name, reader in job.rings.items():
             reader.close()
             if file_name in files and files[file_name].st_ino == reader.inode:
@@ -200,12 +191,14 @@ class Intake:
         job.told = change(job.told)
         for reader in job.rings.values():
             if reader.attachment.life == job.life:
-                reader.write_command(change(reader.said))
+                reader.write_command(change(_own_words(reader.said, job.life)))
 
     def _look_at_job(self, name: str, now_s: float) -> tuple[Reading, ...]:
         """What is new, by life, the earliest first: nearly always there is one."""
         job = self._jobs.setdefault(name, Job(news_s=now_s))
         files = self._list(name)
+        if files is None:
+            return ()
         job.read = {file_name: was for file_name, was in job.read.items() if file_name in files}
         records: defaultdict[int, list[Record]] = defaultdict(list)
         attached: list[Attachment] = []
@@ -329,20 +322,20 @@ class Intake:
             if stamp_ns in (job.layouts.get(file_name), job.earlier_layouts.get(file_name)):
                 continue
             key = f"{name}/{file_name}"
-            if status.st_size > MAX_LAYOUT_BYTES:
-                self._note(self.unreadable, key, f"{status.st_size} bytes are no layout")
-                continue
             try:
-                data = (self.directory / name / file_name).read_bytes()
+                data = read_layout(self.directory / name / file_name)
             except OSError as error:
                 self._note(self.unreadable, key, str(error.strerror))
+                continue
+            except ValueError as error:
+                self._note(self.unreadable, key, str(error))
                 continue
             self.unreadable.pop(key, None)
             job.layouts[file_name] = stamp_ns
             found[life].append((generation, data))
         return found
 
-    def _is_still(self, name: str, stamp_ns: int) -> bool:
+    def _is_still(self, name: str, stamp_ns: int | None) -> bool:
         """Was the job let go, and has no file come or gone since? Then it costs no look.
 
         The directory's time has to be the same three times: two looks may lie in one tick of it.
@@ -350,7 +343,7 @@ class Intake:
         job = self._jobs.get(name)
         if job is None:
             return False
-        is_same = job.stamps_ns == (stamp_ns, stamp_ns)
+        is_same = stamp_ns is not None and job.stamps_ns == (stamp_ns, stamp_ns)
         job.stamps_ns = (job.stamps_ns[1], stamp_ns)
         return is_same and bool(job.read) and not job.rings
 
@@ -364,13 +357,13 @@ class Intake:
         else:
             self.unwritable.pop(key, None)
 
-    def _list(self, name: str) -> dict[str, os.stat_result]:
-        """Ring, layout and plan files of a job, by name; empty where it can not be read."""
+    def _list(self, name: str) -> dict[str, os.stat_result] | None:
+        """Ring, layout and plan files of a job, by name; None where it can not be read just now."""
         try:
             found = list_files(self.directory / name)
         except OSError as error:
             self._note(self.unreadable, name, str(error.strerror))
-            return {}
+            return None
         self.unreadable.pop(name, None)
         return found
 
@@ -388,8 +381,15 @@ def _is_later(one: Attachment, replaced: Attachment) -> bool:
     return (one.life, one.pid) != (replaced.life, replaced.pid)
 
 
+def _own_words(said: ring.CommandSlot, life: int) -> ring.CommandSlot:
+    """What a ring of this life says already; words that were meant for another one are dropped."""
+    is_meant = said.life in (0, life)
+    return replace(said, life=life) if is_meant else ring.CommandSlot(life=life)
+
+
 def _merged(own: ring.CommandSlot, told: ring.CommandSlot) -> ring.CommandSlot:
     """What a ring just opened must say: its own words, and what was told since."""
+    own = _own_words(own, told.life)
     newest = told if told.plan_generation else own
     dead = own.dead_ranks | told.dead_ranks
     return replace(newest, dead_ranks=dead, probe=max(own.probe, told.probe))

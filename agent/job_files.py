@@ -6,15 +6,19 @@ it left (docs/adr/0017). Plans are ours.
 
 import contextlib
 import os
-import tempfile
+import secrets
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pacekeeper.agent.ring_directory import opened
 from pacekeeper.agent.ring_reader import RingReader
 from pacekeeper.core import ring
 from pacekeeper.core.records import EXIT_UNSEEN, RankExitRecord
 from pacekeeper.core.topology import Attachment
+
+MAX_LAYOUT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +50,10 @@ class Job:
     in_force: int = 0
     news_s: float = 0.0
     read: dict[str, ReadRing] = field(default_factory=dict)
-    stamps_ns: tuple[int, int] = (0, 0)  # of the directory, at the last two looks
+    stamps_ns: tuple[int | None, int | None] = (
+        None,
+        None,
+    )  # of the directory, at the last two looks
 
     @property
     def present_ranks(self) -> list[RingReader]:
@@ -121,7 +128,7 @@ class Job:
 def list_files(directory: Path) -> dict[str, os.stat_result]:
     """Rings, layouts and plans by name. Raises OSError where the directory can not be read."""
     found = {}
-    with os.scandir(directory) as entries:
+    with opened(directory) as at, os.scandir(at) as entries:
         for entry in entries:
             if entry.name.endswith((".ring", ".json")) and entry.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):
@@ -129,23 +136,52 @@ def list_files(directory: Path) -> dict[str, os.stat_result]:
     return found
 
 
+def read_layout(path: Path) -> bytes:
+    """A layout's bytes. Raises OSError, or ValueError for what can not be a layout's file."""
+    # As with rings: neither a link nor a pipe of another's making is followed or waited for.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with opened(path.parent) as at:
+
+        def open_here(name: str, _: int) -> int:
+            return os.open(name, flags, dir_fd=at)
+
+        with open(path.name, "rb", opener=open_here) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise ValueError("not a regular file")
+            if status.st_size > MAX_LAYOUT_BYTES:
+                raise ValueError(f"{status.st_size} bytes are no layout")
+            return file.read(MAX_LAYOUT_BYTES)
+
+
 def remove_plans(directory: Path, names: Iterable[str], before: int) -> None:
     """Delete plan files of generations below `before`. Raises OSError for the first that stays."""
-    for name in names:
-        generation = ring.parse_plan_file_name(name)
-        if generation is not None and generation < before:
-            (directory / name).unlink(missing_ok=True)
+    past = [name for name in names if _is_plan_before(name, before)]
+    if not past:
+        return
+    with opened(directory) as at:
+        for name in past:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=at)
+
+
+def _is_plan_before(name: str, before: int) -> bool:
+    generation = ring.parse_plan_file_name(name)
+    return generation is not None and generation < before
 
 
 def write_whole(target: Path, data: bytes) -> None:
-    """A file that appears whole or not at all, readable for ranks of any user."""
-    descriptor, fresh = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), 0o644)
-        os.rename(fresh, target)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(fresh)
-        raise
+    """A file that appears whole or not at all, readable for ranks of any user. Raises OSError."""
+    fresh = f".{target.name}.{secrets.token_hex(4)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with opened(target.parent) as at:
+        descriptor = os.open(fresh, flags, mode=0o600, dir_fd=at)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                os.fchmod(descriptor, 0o644)
+            os.rename(fresh, target.name, src_dir_fd=at, dst_dir_fd=at)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(fresh, dir_fd=at)
+            raise

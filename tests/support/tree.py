@@ -52,6 +52,7 @@ SHELLS = {
         "metrics",
         "nvml",
         "recording",
+        "ring_directory",
         "ring_reader",
         "runtime",
         "spool",

@@ -252,11 +252,11 @@ class TestPlans:
         assert intake.offer_plan(plan(2))
         launch.ranks[0].write(runs(3))
 
-        def refuse(path: Path, missing_ok: bool = False) -> None:
+        def refuse(name: str, *, dir_fd: int) -> None:
             raise PermissionError(1, "Operation not permitted")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", refuse)
+            patch.setattr(os, "unlink", refuse)
             intake.look(1.0)
         assert intake.unwritable == {"job/plans": "Operation not permitted"}
         intake.look(2.0)

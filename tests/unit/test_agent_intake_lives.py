@@ -46,7 +46,7 @@ def test_lives_are_told_apart_by_number_whatever_their_pids(intake: Intake, tmp_
     assert (before.life, before.records, before.attached) == (7, (step(5),), ())
     assert (after.life, after.records) == (8, (step(0),))
     assert (after.attached, after.layouts) == ((attachment(0, life=8),), ((1, b"new"),))
-    assert new.command() == ring.CommandSlot(), "the dead of an earlier life are no one's dead"
+    assert new.command() == ring.CommandSlot(life=8), "the dead of a life before are no one's"
     (again,) = intake.everything_again()
     assert (again.life, again.attached, again.layouts) == (8, after.attached, after.layouts)
 
@@ -57,7 +57,8 @@ def test_commands_reach_the_life_they_are_meant_for_only(intake: Intake, tmp_pat
     intake.look(0.0)
     assert not intake.offer_plan(replace(PLAN, life=7))
     intake.notify_deaths("job", frozenset({2}), 7)
-    assert (ours.command(), left_behind.command()) == (ring.CommandSlot(), ring.CommandSlot())
+    assert ours.command() == ring.CommandSlot(life=8)
+    assert left_behind.command() == ring.CommandSlot()
     assert intake.offer_plan(PLAN)
     intake.notify_deaths("job", frozenset({3}), 8)
     assert ours.command().plan_generation == 2
@@ -90,3 +91,28 @@ def test_a_trainer_without_numbers_may_follow_a_launch(intake: Intake, tmp_path:
     intake.look(1.0)
     (again,) = intake.everything_again()
     assert (again.life, [a.pid for a in again.attached]) == (0, [200])
+
+
+def test_the_life_that_is_spoken_to_stands_in_the_slot(intake: Intake, tmp_path: Path) -> None:
+    first = Ring.create(tmp_path, attachment(0, life=8))
+    intake.look(0.0)
+    intake.notify_deaths("job", frozenset({3}), 8)
+    assert first.command().life == 8
+    late = Ring.create(tmp_path, attachment(1, life=8))
+    again = Intake(directory=tmp_path)  # finds what the agent before it said
+    again.look(1.0)
+    again.notify_deaths("job", frozenset({2}), 8)
+    assert first.command() == ring.CommandSlot(life=8, dead_ranks=frozenset({2, 3}))
+    assert late.command() == ring.CommandSlot(life=8, dead_ranks=frozenset({2}))
+
+
+def test_what_a_ring_says_to_another_life_is_not_said_on(intake: Intake, tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, attachment(0, life=8))
+    assert ours.path is not None
+    stale = ring.CommandSlot(dead_ranks=frozenset({1}), life=7)
+    with ours.path.open("r+b") as file:
+        file.seek(ring.COMMAND_OFFSET)
+        file.write(ring.encode_command(1, stale))
+    intake.look(0.0)
+    intake.notify_deaths("job", frozenset({3}), 8)
+    assert ours.command().dead_ranks == {3}
