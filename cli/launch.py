@@ -23,6 +23,9 @@ from pacekeeper.core.errors import ConfigError
 @click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
 @click.option("--steps", type=int)
 @click.option("--seed", type=int)
+@click.option("--checkpoint-dir", help="Seen by all nodes; one directory below it per job.")
+@click.option("--checkpoint-every", type=int, help="Steps between two checkpoints.")
+@click.option("--resume", help="auto, never, or the path of a checkpoint.")
 @click.option("--clock", type=click.Choice(["auto", "device", "cpu", "emulated"]))
 @click.pass_context
 def command(
@@ -38,6 +41,9 @@ def command(
     faults_dir: str,
     steps: int | None,
     seed: int | None,
+    checkpoint_dir: str | None,
+    checkpoint_every: int | None,
+    resume: str | None,
     clock: str | None,
 ) -> None:
     """Start and watch this node's ranks of a training job.
@@ -45,7 +51,17 @@ def command(
     Run it on every node with its --node-rank. When a rank dies the others go on; the command ends
     with 0 as soon as this node's surviving ranks have finished.
     """
-    config = settings(TrainConfig, config_file, job=job, steps=steps, seed=seed, clock=clock)
+    config = settings(
+        TrainConfig,
+        config_file,
+        job=job,
+        steps=steps,
+        seed=seed,
+        clock=clock,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_period_steps=checkpoint_every,
+        resume=resume,
+    )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
     )

@@ -6,6 +6,7 @@ One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[po
 
 from dataclasses import dataclass, field
 
+from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
 
 GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
@@ -223,6 +224,16 @@ class TrainConfig:
     # none): one small exchange, and a checksum of everything a rank holds. A difference ends the
     # job.
     replica_check_period_steps: int = 0
+    # Directory that all nodes see (or a URL that fsspec knows); checkpoints lie below it in one
+    # directory per job. Empty: none are written.
+    checkpoint_dir: str = ""
+    # Steps between two checkpoints. Raising it saves storage and redoes more after a loss.
+    checkpoint_period_steps: int = 100
+    # Complete checkpoints that stay. At least 2: the newest may turn out damaged.
+    checkpoints_kept: int = 3
+    # Where to begin: "auto" (the newest checkpoint below checkpoint_dir, else step 0), "never"
+    # (step 0), or the path of one checkpoint.
+    resume: str = "auto"
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
@@ -240,8 +251,10 @@ class TrainConfig:
             "row_tokens",
             "num_microbatches",
             "expert_hidden_size",
+            "checkpoint_period_steps",
         )
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
+        _at_least(self, 2, "checkpoints_kept")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
         _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
         if self.experts_per_token > self.num_experts:
@@ -259,3 +272,10 @@ class TrainConfig:
             )
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: expected 'float32' or 'float64', got {self.dtype!r}")
+        name = self.resume.rpartition("/")[2]
+        if self.resume not in ("auto", "never") and CheckpointId.of_name(name) is None:
+            raise ValueError(
+                f"resume: expected 'auto', 'never' or the path of a checkpoint (its directory's "
+                f"name is like {CheckpointId(life=0, generation=1, step=100).name}), "
+                f"got {self.resume!r}"
+            )

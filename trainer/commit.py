@@ -30,7 +30,8 @@ class Vote:
 
     `ready_generation` is the newest plan this rank has read and checked (0: none), `ready_crc`
     names its content; `ready_probe` is the newest probe it was asked for and has not run (0: none).
-    Losses and tokens are of this rank's part of the batch.
+    Losses and tokens are of this rank's part of the batch. `is_storing`: it still writes its part
+    of a checkpoint.
     """
 
     ticket: int
@@ -42,6 +43,7 @@ class Vote:
     loss_sum: float = 0.0
     tokens: int = 0
     ready_probe: int = 0
+    is_storing: bool = False
 
     def encode(self) -> list[float]:
         return [
@@ -54,6 +56,7 @@ class Vote:
             self.loss_sum,
             self.tokens,
             self.ready_probe,
+            self.is_storing,
         ]
 
     @classmethod
@@ -68,6 +71,7 @@ class Vote:
             loss_sum=float(values[6]),
             tokens=int(values[7]),
             ready_probe=int(values[8]),
+            is_storing=bool(values[9]),
         )
 
 
@@ -90,6 +94,11 @@ class Ballot:
     def is_stopping(self) -> bool:
         """Somebody was asked to end: all end after this step."""
         return any(vote.is_stopping for vote in self.votes)
+
+    @property
+    def is_storing(self) -> bool:
+        """Somebody still writes a checkpoint: all leave out the next one, or none does."""
+        return any(vote.is_storing for vote in self.votes)
 
     @property
     def agreed_generation(self) -> int | None:

@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sysconfig
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -110,6 +111,13 @@ class Corpus:
             rows_per_step=config.rows_per_step,
             seed=config.seed,
         )
+
+    def crc(self) -> int:
+        """A name of the text and its packing: what a step is made of, given seed and batch."""
+        crc = 0
+        for row in self.rows:
+            crc = zlib.crc32(b"\0".join(row), crc)
+        return crc
 
     def row(self, step: int, index: int) -> tuple[bytes, ...]:
         """The documents of row `index` of the global batch of `step`."""

@@ -99,7 +99,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     gc.freeze()
     gc.disable()
     lost = _begin(rank, stores, agreement)
-    is_over = False
+    is_over = lost is None and rank.step >= spec.config.steps
     while True:
         if lost is not None:
             if is_over and agreement.has_finished_member(rank.group):
@@ -110,6 +110,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
                 break
             is_over = rank.step >= spec.config.steps
         if is_over:
+            rank.save(is_storing=False, is_last=True)
             # Nobody leaves before all have committed the last step.
             _, lost = _attempt(lambda: rank.fabric.exchange([1.0]))
             if lost is None:
@@ -125,6 +126,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
             gc.collect()
         if rank.spec.rank == rank.layout.ranks[0] and rank.step % _LOG_PERIOD_STEPS == 0:
             _log.info("step=%d loss=%.4f", rank.step, rank.last_loss)
+    rank.checkpoints.close()
     agreement.finish(rank.group)
     rank.hooks.detach()
     rank.fabric.close()
@@ -137,6 +139,7 @@ def _advance(rank: Rank) -> bool:
     period = rank.spec.config.replica_check_period_steps
     if period and rank.step % period == 0:
         rank.check_replicas()
+    rank.save(is_storing=ballot.is_storing)
     generation = ballot.agreed_generation
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True
@@ -162,8 +165,15 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Loss | None]:
 
 
 def _begin(rank: Rank, stores: Stores, agreement: Agreement) -> Loss | None:
-    """Form generation 1; the loss where somebody died before it stood."""
-    _, lost = _attempt(lambda: _join(rank, stores, agreement, rank.group))
+    """Form generation 1 and resume; the loss where somebody died before it stood."""
+
+    def resume() -> None:
+        _join(rank, stores, agreement, rank.group)
+        paths = rank.checkpoints.agree_on_start(rank.fabric)
+        if paths:
+            rank.do_restore(paths, rank.layout)
+
+    _, lost = _attempt(resume)
     if lost is None:
         rank.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
     return lost

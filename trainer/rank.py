@@ -4,22 +4,20 @@ Both have the same shape: do the part, reach VOTE, vote, commit. `pending` is wh
 do; after a failure the survivors' verdict may ask for exactly that.
 """
 
-import contextlib
-import json
-import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TextIO
 
 import torch
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
+from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer import hooks, mover, probe, replica_check
+from pacekeeper.trainer.checkpoint import Checkpoints, Position, Restored
 from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
@@ -37,16 +35,16 @@ from pacekeeper.trainer.rules import (
     load_period_steps,
     model_shape,
 )
+from pacekeeper.trainer.step_log import StepLog
 from pacekeeper.trainer.work import WorkMeter
 
 NO_LOSS = float("nan")
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSpec:
     """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
-    address of each node's store.
+    address of each node's store; `first_life` that of the launch which began the job (0: this one).
     """
 
     config: TrainConfig
@@ -58,6 +56,7 @@ class RankSpec:
     run_dir: str
     faults_dir: str = ""
     life: int = 0
+    first_life: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +86,7 @@ class Rank:
     is_redone: bool = False
     has_begun: bool = False  # the open step, at least once
     is_stopping: bool = False
+    has_entered: bool = False  # a first group stood; what was to be resumed, was
     plan: Plan | None = None
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
@@ -126,7 +126,17 @@ class Rank:
             life=spec.life,
             can_probe=True,
         )
-        self.log = _open_log(spec)
+        self.log = StepLog(spec.run_dir, spec.rank)
+        self.checkpoints = Checkpoints(
+            config,
+            rank=spec.rank,
+            life=spec.life,
+            first_life=spec.first_life or spec.life,
+            identity=identity_of(config, self.corpus.crc()),
+            model=self.model,
+            optimizer=self.optimizer,
+            note=self.log.write,
+        )
 
     @property
     def progress(self) -> Progress:
@@ -152,7 +162,7 @@ class Rank:
         """Train under `self.layout` in the joined group from the current step on; say so."""
         self.model.set_layout(self.layout, self.fabric, self.spec.node_of)
         self.sync = ReplicaSync(self.layout, self.fabric)
-        self.plan = None
+        self.plan, self.has_entered = None, True
         self.group = self.group.standing()
         generation = self.layout.generation
         node_of = self.spec.node_of
@@ -168,7 +178,7 @@ class Rank:
             is_regroup=is_regroup,
         )
         event = "regroup" if is_regroup else "plan"
-        self._write_log(
+        self.log.write(
             {"event": event, "generation": generation, "step": self.step, "took_s": took_s}
         )
 
@@ -204,6 +214,26 @@ class Rank:
         self.commit(loss=self.last_loss)
         return staged.moved_bytes
 
+    def do_restore(self, paths: Sequence[str], layout: Layout) -> int:
+        """Go back to the first of these checkpoints that all can read, under `layout`; bytes read.
+
+        Raises PeerLost, and DataError where there is none.
+        """
+        self.phase = Phase.PRE
+        found = self.checkpoints.stage(paths, layout, self.fabric)
+        self.pending, self.pending_layout = partial(self._go_back, found), layout
+        self.phase = Phase.VOTE
+        self._vote(is_finite=True)
+        self.commit(loss=self.last_loss)
+        return found.size_bytes
+
+    def save(self, *, is_storing: bool, is_last: bool = False) -> None:
+        """Save a checkpoint where one is due."""
+        at = Position(
+            layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
+        )
+        self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last)
+
     def do_probe(self, number: int) -> None:
         """Run the probe with the present members, once. No ticket: it changes nothing."""
         self.hooks.probe_began(number)
@@ -214,7 +244,7 @@ class Rank:
     def check_replicas(self) -> None:
         """Are all copies the same, after the last step? Raises CorruptStateError, PeerLost."""
         replica_check.check(self.model, self.optimizer, self.layout, self.fabric, self.step - 1)
-        self._write_log({"event": "checked", "step": self.step - 1})
+        self.log.write({"event": "checked", "step": self.step - 1})
 
     def commit(self, *, loss: float, is_applied: bool = True) -> None:
         """Do what is pending, or skip it; the ticket is over. A step counts and is reported."""
@@ -222,7 +252,7 @@ class Rank:
         if is_applied:
             self.pending()
         else:  # somebody's gradient is not finite: nobody updates, the step still counts
-            self._write_log({"event": "skipped", "step": self.step})
+            self.log.write({"event": "skipped", "step": self.step})
         self.was_applied = is_applied
         is_step = self.pending_layout is None
         if self.pending_layout is not None:
@@ -293,6 +323,7 @@ class Rank:
             loss_sum=loss,
             tokens=tokens,
             ready_probe=self.hooks.probe_asked(),
+            is_storing=self.checkpoints.is_storing,
         )
         votes = self.fabric.exchange(mine.encode()).tolist()
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))
@@ -320,6 +351,12 @@ class Rank:
     def _gradients_are_finite(self) -> bool:
         total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)
         return total - total == 0.0
+
+    def _go_back(self, found: Restored) -> None:
+        self.checkpoints.put_in_force(found)
+        self.step, self.has_begun = found.manifest.id.step, False
+        loss = found.manifest.last_loss
+        self.last_loss = NO_LOSS if loss is None else loss
 
     def _apply_update(self) -> None:
         rate = learning_rate(self.spec.config, self.step)
@@ -355,29 +392,6 @@ class Rank:
                 "overrun_s": self.clock.overrun_s,
                 "compute_s": self.compute_s,
             }
-        self._write_log(line)
+        self.log.write(line)
         self.has_begun = False
         self.step += 1
-
-    def _write_log(self, line: dict[str, object]) -> None:
-        """For people and tests only: a full disk must not end a step that all have committed."""
-        if self.log.closed:
-            return
-        try:
-            self.log.write(json.dumps(line) + "\n")
-            self.log.flush()
-        except OSError as error:
-            _log.warning("rank=%d step log given up: %s", self.spec.rank, error.strerror)
-            with contextlib.suppress(OSError):
-                self.log.close()
-
-
-def _open_log(spec: RankSpec) -> TextIO:
-    path = Path(spec.run_dir) / f"steps-{spec.rank}.jsonl"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("w")
-    except OSError as error:
-        raise HostError(
-            f"can not write {path}: {error.strerror}", remedy="choose another --run-dir"
-        ) from None

@@ -1,0 +1,93 @@
+"""Checkpoints of whole jobs: killed to the last process and launched again, in any size.
+
+The undisturbed run is one process that holds everything; float64, so that 1e-9 can be asked for.
+"""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.manifest import CheckpointId
+from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
+from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.solo import train_alone
+from support.fleet import SMALL, Fleet
+
+
+@cache
+def undisturbed() -> tuple[float, ...]:
+    return tuple(loss for _, loss, _ in train_alone(SMALL))
+
+
+def saving(directory: Path, **values: Any) -> TrainConfig:
+    return replace(
+        SMALL, checkpoint_dir=str(directory / "kept"), checkpoint_period_steps=4, **values
+    )
+
+
+def saved(config: TrainConfig) -> list[CheckpointId]:
+    """Complete checkpoints, newest first."""
+    return complete_ids(open_storage(f"{config.checkpoint_dir}/{config.job}"))
+
+
+def assert_losses(fleet: Fleet, ranks: tuple[int, ...], first: int) -> None:
+    """Steps from `first` on; of those that were done twice, the later time counts."""
+    wanted = dict(enumerate(undisturbed()))
+    for rank in ranks:
+        found = {line["step"]: line["loss"] for line in fleet.steps(rank)}
+        assert sorted(found) == list(range(first, SMALL.steps)), rank
+        for step, loss in found.items():
+            assert loss == pytest.approx(wanted[step], rel=1e-9), (rank, step)
+
+
+def kill_all(fleet: Fleet) -> None:
+    """Every process of the job, launchers first."""
+    pids = [fleet.pid(rank) for rank in fleet.ranks]
+    for launcher in fleet.launchers:
+        launcher.kill()
+    fleet.await_(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_a_job_that_was_killed_entirely_goes_on_in_any_size(tmp_path: Path) -> None:
+    """Four ranks on two nodes; then three on one: another layout, the same losses."""
+    config = saving(tmp_path)
+    (tmp_path / "a").mkdir()
+    with Fleet(directory=tmp_path / "a", config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        fleet.await_(lambda: bool(saved(config)))
+        fleet.await_step(9, 0)
+        kill_all(fleet)
+    newest = saved(config)[0]
+    storage = open_storage(f"{config.checkpoint_dir}/{config.job}")
+    assert list(damages(storage, read_manifest(storage, newest))) == []
+    (tmp_path / "b").mkdir()
+    with Fleet(directory=tmp_path / "b", config=config, ranks_per_node=3) as fleet:
+        assert fleet.codes() == [0]
+        assert_losses(fleet, (0, 1, 2), newest.step)
+        assert f"step={newest.step} restored from" in fleet.launchers[0].output()
+    last = saved(config)
+    assert last[0].step == SMALL.steps and last[0].life > newest.life
+    assert len(last) == config.checkpoints_kept
+
+
+def test_a_finished_job_that_is_launched_again_has_nothing_to_do(tmp_path: Path) -> None:
+    config = saving(tmp_path, steps=4)
+    for _ in range(2):
+        with Fleet(directory=tmp_path, config=config, ranks_per_node=2) as fleet:
+            assert fleet.codes() == [0]
+            num_steps = len(fleet.steps(0))
+    assert num_steps == 0
+
+
+def test_a_disk_that_refuses_does_not_stop_training(tmp_path: Path) -> None:
+    config = saving(tmp_path)
+    Path(config.checkpoint_dir).write_text("a file where a directory should be")
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=2) as fleet:
+        assert fleet.codes() == [0]
+        assert_losses(fleet, (0, 1), 0)
+        outcomes = {event["outcome"] for event in fleet.events(0, "checkpoint")}
+        assert outcomes == {"failed"}
+        assert "is not written, training goes on" in fleet.launchers[0].output()

@@ -1,0 +1,115 @@
+"""Whatever happens to its files: damage is named, what is restored is what was saved."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.layout import Block, BlockKind
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, encode_manifest
+from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
+from pacekeeper.trainer.checkpoint_files import open_storage
+from support.checkpoints import Lone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """Two checkpoints, of steps 1 and 2, and the states they hold."""
+
+    lone: Lone
+    pristine: Path
+    states: dict[int, dict[str, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    lone = Lone(tmp_path_factory.mktemp("checkpoints"))
+    states = {}
+    for step in (1, 2):
+        lone.train()
+        lone.save()
+        states[step] = lone.state()
+    pristine = tmp_path_factory.mktemp("pristine") / "copy"
+    shutil.copytree(lone.root, pristine)
+    yield Bench(lone=lone, pristine=pristine, states=states)
+
+
+def spoil(path: Path, data: st.DataObject) -> bool:
+    """Do one bad thing to a file; False where it stays as it was."""
+    before = path.read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1), label="at")
+    match data.draw(st.sampled_from(["flip", "cut", "grow", "zeros", "gone"]), label="how"):
+        case "flip":
+            bit = 1 << data.draw(st.integers(0, 7))
+            path.write_bytes(before[:at] + bytes([before[at] ^ bit]) + before[at + 1 :])
+        case "cut":
+            path.write_bytes(before[:at])
+        case "grow":
+            path.write_bytes(before + b"\0" * (at + 1))
+        case "zeros":  # as after a crash of a file system that delays its data
+            path.write_bytes(before[:at] + b"\0" * (len(before) - at))
+        case _:
+            path.unlink()
+            return True
+    return path.read_bytes() != before
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.data())
+def test_damage_is_named_and_never_taken(bench: Bench, data: st.DataObject) -> None:
+    lone = bench.lone
+    shutil.rmtree(lone.root)
+    shutil.copytree(bench.pristine, lone.root)
+    storage = open_storage(str(lone.root))
+    newest = CheckpointId(life=1, generation=1, step=2)
+    name = data.draw(st.sampled_from([MANIFEST_FILE, "rank-0.safetensors", "part-0.json"]))
+    is_spoilt = spoil(lone.root / newest.name / name, data)
+    lone.go_back()
+    found = lone.state()
+    wanted = bench.states[lone.step]
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[n], wanted[n]) for n in wanted)
+    try:
+        named = list(damages(storage, read_manifest(storage, newest)))
+    except DataError as error:
+        named = [error.what]
+    assert bool(named) == (lone.step == 1), "found by verify where it is found by restoring"
+    if is_spoilt and name == "rank-0.safetensors":
+        assert lone.step == 1 and all(newest.name in line for line in named)
+    if name == "part-0.json":
+        assert lone.step == 2, "parts have served when the manifest stands"
+    if not (lone.root / newest.name / MANIFEST_FILE).exists():
+        assert complete_ids(storage) == [CheckpointId(life=1, generation=1, step=1)]
+
+
+def test_swapped_experts_are_told_by_their_names(bench: Bench) -> None:
+    """A manifest that assigns the bytes of one expert to another, with all digests right."""
+    lone = bench.lone
+    shutil.rmtree(lone.root)
+    shutil.copytree(bench.pristine, lone.root)
+    storage = open_storage(str(lone.root))
+    newest = CheckpointId(life=1, generation=1, step=2)
+    manifest = read_manifest(storage, newest)
+    other = {0: 1, 1: 0}
+    at = {entry.block: entry for entry in manifest.blocks}
+    blocks = tuple(
+        replace(at[Block(BlockKind.EXPERT, 0, other[entry.block.index])], block=entry.block)
+        if entry.block.kind is BlockKind.EXPERT
+        else entry
+        for entry in manifest.blocks
+    )
+    storage.publish(
+        f"{newest.name}/{MANIFEST_FILE}", encode_manifest(replace(manifest, blocks=blocks))
+    )
+    swapped = list(damages(storage, read_manifest(storage, newest)))
+    assert len(swapped) == 2 and "expert.0.0: there lie ['expert.0.1/" in swapped[0]
+    lone.go_back()
+    assert lone.step == 1

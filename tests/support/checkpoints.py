@@ -1,0 +1,145 @@
+"""Checkpoints for tests: manifests of any layout, and real ones of a small model on one rank."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hypothesis import strategies as st
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.manifest import BlockEntry, CheckpointId, FileEntry, Manifest
+from pacekeeper.core.run_identity import identity_of
+from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.fabric import LocalFabric
+from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.mover import ordered_parameters
+from pacekeeper.trainer.work import WorkMeter
+from support.layouts import layouts
+
+TINY = TrainConfig(
+    job="tiny",
+    num_layers=1,
+    hidden_size=8,
+    num_heads=2,
+    expert_hidden_size=8,
+    num_experts=2,
+    rows_per_step=2,
+    row_tokens=32,
+    dtype="float64",
+    checkpoint_period_steps=1,
+    checkpoints_kept=2,
+)
+
+
+def digest(text: object) -> str:
+    return hashlib.sha256(str(text).encode()).hexdigest()
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    """Of any layout; its blocks lie on up to three files, in any number per file."""
+    layout = draw(layouts(generation=draw(st.integers(1, 20_000))))
+    blocks = list(layout.blocks())
+    on = [draw(st.integers(0, 2)) for _ in blocks]
+    entries, files = [], []
+    for file in sorted(set(on)):
+        at = draw(st.integers(1, 200))
+        for block, place in zip(blocks, on, strict=True):
+            if place == file:
+                size = draw(st.integers(0, 99))
+                entries.append(
+                    BlockEntry(
+                        block=block,
+                        file=f"rank-{file}",
+                        first_byte=at,
+                        size_bytes=size,
+                        sha256=digest(block),
+                    )
+                )
+                at += size
+        files.append(FileEntry(name=f"rank-{file}", size_bytes=at, header_sha256=digest(file)))
+    return Manifest(
+        job="any",
+        id=CheckpointId(
+            life=draw(st.integers(0, 1 << 50)),
+            generation=layout.generation,
+            step=draw(st.integers(0, 1 << 40)),
+        ),
+        ticket=draw(st.integers(0, 1 << 40)),
+        num_updates=draw(st.integers(0, 1 << 40)),
+        last_loss=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
+        identity=identity_of(TrainConfig(), draw(st.integers(0, 1 << 32))),
+        layout=layout,
+        files=tuple(files),
+        blocks=tuple(sorted(entries, key=lambda entry: blocks.index(entry.block))),
+    )
+
+
+class Lone:
+    """One rank that trains and saves; `life` numbers its launches."""
+
+    def __init__(
+        self, directory: Path, config: TrainConfig = TINY, *, life: int = 1, first_life: int = 0
+    ) -> None:
+        self.config = replace(config, checkpoint_dir=config.checkpoint_dir or str(directory))
+        self.fabric = LocalFabric()
+        self.layout = even_layout(
+            ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1
+        )
+        self.corpus = Corpus.from_stdlib(config)
+        self.model = MoETransformer(self.config, self.layout, 0)
+        self.model.set_layout(self.layout, self.fabric)
+        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model), lr=1e-2)
+        self.checkpoints = Checkpoints(
+            self.config,
+            rank=0,
+            life=life,
+            first_life=first_life or life,
+            identity=identity_of(self.config, self.corpus.crc()),
+            model=self.model,
+            optimizer=self.optimizer,
+        )
+        self.step = 0
+
+    @property
+    def root(self) -> Path:
+        return Path(self.config.checkpoint_dir, self.config.job)
+
+    def train(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.optimizer.zero_grad()
+            rows = range(self.config.rows_per_step)
+            output = self.model(self.corpus.batch(self.step, rows), self.fabric, WorkMeter())
+            output.loss_sum.backward()
+            self.optimizer.step()
+            self.step += 1
+
+    def save(self) -> None:
+        """A checkpoint of now, written to its end."""
+        at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=1.5)
+        self.checkpoints.save_if_due(at, is_storing=False)
+        self.checkpoints.close()
+
+    def go_back(self, paths: tuple[str, ...] | None = None) -> None:
+        """To the newest, or the first of `paths`, that can be read."""
+        wanted = self.checkpoints.candidates() if paths is None else paths
+        found = self.checkpoints.stage(wanted, self.layout, self.fabric)
+        self.checkpoints.put_in_force(found)
+        self.model.set_layout(self.layout, self.fabric)
+        self.step = found.manifest.id.step
+
+    def names(self) -> list[str]:
+        """Directories of checkpoints, newest last."""
+        return sorted(path.name for path in self.root.iterdir())
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """All that training goes on from."""
+        found: dict[str, torch.Tensor] = {}
+        for i, parameter in enumerate(ordered_parameters(self.model)):
+            found[f"{i}"] = parameter.detach().clone()
+            for name, value in self.optimizer.state.get(parameter, {}).items():
+                found[f"{i}.{name}"] = value.clone()
+        return found

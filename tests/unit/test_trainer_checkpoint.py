@@ -1,0 +1,259 @@
+"""Checkpoints of one rank: exact, one at a time, kept in number, skipped or failed with a word."""
+
+import logging
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.layout import Block, BlockKind
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId
+from pacekeeper.trainer import checkpoint_saver
+from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
+from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
+from pacekeeper.trainer.checkpoint_saver import Outcome
+from support.checkpoints import TINY, Lone
+
+
+def test_what_is_restored_is_bit_by_bit_what_was_saved_and_trains_on_alike(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.train(2)
+    lone.save()
+    saved = lone.state()
+    lone.train(2)
+    later = lone.state()
+    other = Lone(tmp_path)
+    other.go_back()
+    assert other.step == 2
+    found = other.state()
+    assert found.keys() == saved.keys()
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    other.train(2)
+    assert all(torch.equal(other.state()[name], later[name]) for name in later)
+
+
+def test_before_the_first_update_there_are_no_moments_to_restore(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.save()
+    fresh = lone.state()
+    lone.train(1)
+    lone.go_back()
+    assert lone.state().keys() == fresh.keys()
+
+
+def test_a_manifest_says_what_lies_where_and_all_is_whole(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.train(3)
+    lone.save()
+    storage = open_storage(str(lone.root))
+    manifest = read_manifest(storage, CheckpointId(life=1, generation=1, step=3))
+    assert (manifest.job, manifest.num_updates, manifest.last_loss) == ("tiny", 3, 1.5)
+    assert list(damages(storage, manifest)) == []
+    expert = 3 * 8 * 2 * 8 * 8  # weights and two moments, float64, two matrices
+    sizes = {entry.block: entry.size_bytes for entry in manifest.blocks}
+    assert sizes[Block(BlockKind.EXPERT, 0, 1)] == expert
+
+
+def test_the_newest_complete_ones_stay_and_what_was_broken_off_goes(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    for _ in range(4):
+        lone.train()
+        lone.save()
+        if lone.step == 2:
+            (lone.root / CheckpointId(life=1, generation=1, step=2).name / MANIFEST_FILE).unlink()
+    assert [CheckpointId.of_name(name).step for name in lone.names()] == [3, 4]  # type: ignore[union-attr]
+
+
+def test_strangers_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    (lone.root / "notes").mkdir(parents=True)
+    for _ in range(3):
+        lone.train()
+        lone.save()
+    assert "notes" in lone.names() and len(lone.names()) == 3
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = Lone(tmp_path)
+    lone.train()
+    lone.save()
+    saved = lone.state()
+    lone.train()
+    lone.save()
+    file = lone.root / lone.names()[-1] / "rank-0.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 4
+    file.write_bytes(data)
+    lone.go_back()
+    assert lone.step == 1
+    assert all(torch.equal(lone.state()[name], saved[name]) for name in saved)
+    assert "its bytes are not those that were saved" in caplog.text
+
+
+def test_where_none_is_whole_that_is_said_with_the_way_out(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.save()
+    shutil.rmtree(lone.root / lone.names()[0])
+    with pytest.raises(DataError, match=r"can be read by all ranks: .*No such file.*--resume"):
+        lone.go_back((str(lone.root / CheckpointId(life=1, generation=1, step=0).name),))
+
+
+def test_of_another_model_nothing_is_taken(tmp_path: Path) -> None:
+    Lone(tmp_path).save()
+    other = Lone(tmp_path, replace(TINY, expert_hidden_size=16))
+    with pytest.raises(DataError, match="another model: expert_hidden_size: 8 there, 16 here"):
+        other.go_back()
+
+
+def test_another_course_is_taken_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Lone(tmp_path).save()
+    Lone(tmp_path, replace(TINY, learning_rate=0.5)).go_back()
+    assert "not be the run that was saved: learning_rate: 0.003 there, 0.5 here" in caplog.text
+
+
+def test_a_slow_disk_skips_a_checkpoint_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = Lone(tmp_path)
+    at = Position(layout=lone.layout, step=1, ticket=1, last_loss=1.0)
+    news = lone.checkpoints.save_if_due(at, is_storing=True)
+    assert [one.outcome for one in news] == [Outcome.SKIPPED]
+    assert not lone.root.exists()
+    assert lone.checkpoints.counts[Outcome.SKIPPED] == 1
+    assert "step=1 checkpoint skipped: the one before is still being written" in caplog.text
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = Lone(tmp_path)
+    gate, write = threading.Event(), LocalStorage.write
+
+    def slow(self: LocalStorage, path: str, parts: object) -> None:
+        assert gate.wait(60.0)
+        write(self, path, parts)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(LocalStorage, "write", slow)
+    at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
+    assert lone.checkpoints.save_if_due(at, is_storing=False) == []
+    saved = lone.state()
+    assert lone.checkpoints.is_storing
+    lone.train(2)  # the copy is another one
+    gate.set()
+    lone.checkpoints.close()
+    lone.go_back()
+    assert all(torch.equal(lone.state()[name], saved[name]) for name in saved)
+
+
+def test_a_disk_that_refuses_is_a_warning_and_the_one_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = Lone(tmp_path)
+    lone.save()
+
+    def full(self: LocalStorage, path: str, parts: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "write", full)
+        lone.train()
+        lone.save()
+    assert "No space left on device; the one before stays" in caplog.text
+    lone.train()
+    lone.save()
+    assert (
+        lone.checkpoints.save_if_due(
+            Position(layout=lone.layout, step=2, ticket=2, last_loss=1.0), is_storing=False
+        )
+        == []
+    ), "a step is saved once"
+    assert lone.checkpoints.counts == {
+        Outcome.COMPLETE: 2,
+        Outcome.WRITTEN: 0,
+        Outcome.SKIPPED: 0,
+        Outcome.FAILED: 1,
+    }
+    assert [CheckpointId.of_name(name).step for name in lone.names()] == [0, 2]  # type: ignore[union-attr]
+
+
+def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> None:
+    """Two writers of a checkpoint, in any order: it counts when both parts are there."""
+    lone = Lone(tmp_path)
+    at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
+    whole = lone.checkpoints._snapshot(at, False)
+    cut = list(whole.blocks.items())
+    halves = [dict(cut[:3]), dict(cut[3:])]
+    storage = open_storage(str(lone.root))
+    outcomes = []
+    for rank in (1, 0):
+        saver = checkpoint_saver.Saver(storage, rank=rank, keep=2)
+        saver.save(
+            replace(whole, blocks=halves[rank], writers=frozenset({0, 1}), is_sweeper=rank == 0)
+        )
+        assert saver.wait()
+        outcomes += [news.outcome for news in saver.take_news()]
+        assert (MANIFEST_FILE in storage.names(whole.id.name)) == (rank == 0)
+    assert outcomes == [Outcome.WRITTEN, Outcome.COMPLETE]
+    lone.go_back()
+
+
+@pytest.mark.parametrize(
+    ("resume", "life", "first_life", "steps"),
+    [
+        ("auto", 9, 9, [2, 1]),
+        ("never", 9, 9, []),
+        ("never", 2, 2, [2]),
+        ("never", 3, 2, [2]),  # its launchers started it again
+    ],
+)
+def test_which_checkpoints_may_be_gone_back_to(
+    tmp_path: Path, resume: str, life: int, first_life: int, steps: list[int]
+) -> None:
+    for number in (1, 2):
+        lone = Lone(tmp_path, life=number)
+        lone.train(number)
+        lone.save()
+    other = Lone(tmp_path, replace(TINY, resume=resume), life=life, first_life=first_life)
+    paths = other.checkpoints.candidates()
+    assert [CheckpointId.of_name(Path(p).name).step for p in paths] == steps  # type: ignore[union-attr]
+    assert other.checkpoints.agree_on_start(other.fabric) == paths
+
+
+def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.train()
+    lone.save()
+    path = str(lone.root / lone.names()[0])
+    other = Lone(tmp_path, replace(TINY, checkpoint_dir=str(tmp_path / "b"), resume=path), life=2)
+    assert other.checkpoints.agree_on_start(other.fabric) == (path,)
+    other.go_back()
+    assert other.step == 1
+    silent = Checkpoints(
+        replace(TINY, resume=path), rank=0, life=1, first_life=1, identity={}, model=other.model,
+        optimizer=other.optimizer,
+    )  # fmt: skip
+    assert silent.candidates() == (path,) and not silent.is_storing
+    at = Position(layout=other.layout, step=0, ticket=0, last_loss=1.0)
+    assert silent.save_if_due(at, is_storing=False, is_last=True) == []
+
+
+def test_the_last_one_is_saved_at_any_step_and_after_a_regroup_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lone = Lone(tmp_path, replace(TINY, checkpoint_period_steps=100))
+    lone.train()
+    for generation in (1, 1, 2):
+        layout = replace(lone.layout, generation=generation)
+        at = Position(layout=layout, step=1, ticket=1, last_loss=1.0)
+        lone.checkpoints.save_if_due(at, is_storing=True, is_last=True)
+        lone.checkpoints.close()
+    assert [CheckpointId.of_name(name).generation for name in lone.names()] == [1, 2]  # type: ignore[union-attr]
+    assert caplog.text.count("complete after") == 2

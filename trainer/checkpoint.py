@@ -1,0 +1,274 @@
+"""Checkpoints of one rank: when one is saved, which ones may be gone back to, and going back.
+
+All ranks save, skip and go back alike: what they could see differently travels in a vote first.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from math import isnan
+
+import torch
+
+from pacekeeper.core.block_writers import writers
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import DataError, HostError
+from pacekeeper.core.layout import Block, BlockKind, Layout
+from pacekeeper.core.manifest import CheckpointId, Identity, Manifest
+from pacekeeper.core.run_identity import other_course, other_model
+from pacekeeper.trainer import checkpoint_catalog
+from pacekeeper.trainer.checkpoint_catalog import BlockReader, read_manifest
+from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
+from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
+from pacekeeper.trainer.checkpoint_state import (
+    BlockState,
+    block_bytes,
+    num_updates,
+    put_in,
+    read_block,
+    to_tensors,
+)
+from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.model import MoETransformer
+
+MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
+_RESUME_REMEDY = (
+    "`pacekeeper checkpoint verify` names the damage; --resume PATH takes one by name, "
+    "--resume never begins at step 0"
+)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a rank stands between two steps."""
+
+    layout: Layout
+    step: int
+    ticket: int
+    last_loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What this rank needs of a checkpoint for `layout`, read and checked, not in force."""
+
+    manifest: Manifest
+    layout: Layout
+    state: Mapping[Block, BlockState]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for tensors in self.state.values() for t in tensors.values())
+
+
+class Checkpoints:
+    """One rank's; use from the training thread. `first_life`: of the job's first launch; `note` is
+    told what became of each checkpoint.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        rank: int,
+        life: int,
+        first_life: int,
+        identity: Identity,
+        model: MoETransformer,
+        optimizer: torch.optim.Optimizer,
+        note: Callable[[dict[str, object]], None] = lambda _: None,
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        self.life = life
+        self.first_life = first_life
+        self.identity = identity
+        self.model = model
+        self.optimizer = optimizer
+        self.note = note
+        self.counts = dict.fromkeys(Outcome, 0)
+        self._saver: Saver | None = None
+        self._storage: Storage | None = None
+        self._last: tuple[int, int] | None = None  # generation and step of the last one begun
+        if config.checkpoint_dir:
+            self._storage = open_storage(below(config.checkpoint_dir, config.job))
+            self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
+
+    @property
+    def is_storing(self) -> bool:
+        """Is a checkpoint of this rank still being written?"""
+        return self._saver is not None and self._saver.is_storing
+
+    def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
+        """Begin to save where it is time to; what became of earlier ones.
+
+        `is_storing`: some rank said in the last vote that it still writes; then all skip this one.
+        The last one of a run waits for the one before instead.
+        """
+        if self._saver is None:
+            return []
+        news: list[News] = []
+        is_time = at.step % self.config.checkpoint_period_steps == 0
+        if (is_time or is_last) and self._last != (at.layout.generation, at.step):
+            if is_storing and not is_last:
+                why = "the one before is still being written"
+                _log.warning("step=%d checkpoint skipped: %s", at.step, why)
+                news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=why))
+            elif self._saver.wait(self._patience_s if is_last else 0.0):
+                self._last = (at.layout.generation, at.step)
+                self._saver.save(self._snapshot(at, is_last))
+        return self._counted(self._saver.take_news() + news)
+
+    def close(self) -> list[News]:
+        """Wait for what is being written; say so where it does not come to an end."""
+        if self._saver is None:
+            return []
+        if not self._saver.wait(self._patience_s):
+            _log.warning("the last checkpoint is given up after %.0f s", self._patience_s)
+        return self._counted(self._saver.take_news())
+
+    @property
+    def _patience_s(self) -> float:
+        """At the end of the run: the others wait for this rank, and not for ever."""
+        return self.config.peer_timeout_s / 2
+
+    def _counted(self, news: list[News]) -> list[News]:
+        for one in news:
+            self.counts[one.outcome] += 1
+            self.note({"event": "checkpoint", **asdict(one)})
+        return news
+
+    def candidates(self) -> tuple[str, ...]:
+        """Paths of what may be gone back to, newest first.
+
+        Those of older launches only if this one was to resume from the newest of all. Raises
+        HostError where the storage does not say what it has: nothing is no answer then.
+        """
+        found: list[str] = []
+        resume = self.config.resume
+        if self._storage is not None:
+            try:
+                there = checkpoint_catalog.complete_ids(self._storage)
+            except OSError as error:
+                raise HostError(
+                    f"can not look for checkpoints in {self._storage.root}: {error.strerror}",
+                    remedy="--resume never begins at step 0",
+                ) from None
+            found = [
+                below(self._storage.root, one.name)
+                for one in there
+                if resume == "auto" or one.life >= self.first_life
+            ][:MAX_CANDIDATES]
+        return tuple(found) + ((resume,) if resume not in ("auto", "never") else ())
+
+    def agree_on_start(self, fabric: Collectives) -> tuple[str, ...]:
+        """What the lowest rank would resume from; empty: nothing. Raises PeerLost.
+
+        A message is numbers: the ids stand for the paths.
+        """
+        if self._storage is None and self.config.resume in ("auto", "never"):
+            return ()
+        mine = [CheckpointId.of_name(path.rpartition("/")[2]) for path in self.candidates()]
+        ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
+        values = [x for one in ids for x in (one.life, one.generation, one.step)]
+        padding = [0] * (3 * MAX_CANDIDATES - len(values))
+        told = [int(x) for x in fabric.exchange([len(ids), *values, *padding])[0].tolist()]
+        chosen = [
+            CheckpointId(life=told[i], generation=told[i + 1], step=told[i + 2])
+            for i in range(1, 1 + 3 * told[0], 3)
+        ]
+        return tuple(self._path_of(one) for one in chosen)
+
+    def _path_of(self, one: CheckpointId) -> str:
+        named = self.config.resume
+        if self._storage is None or named.rpartition("/")[2] == one.name:
+            return named
+        return below(self._storage.root, one.name)
+
+    def stage(self, paths: Sequence[str], layout: Layout, fabric: Collectives) -> Restored:
+        """The first of `paths` that all ranks can read. Raises PeerLost.
+
+        Raises DataError where there is none.
+        """
+        if self._saver is not None:
+            self._saver.wait()  # it may be the newest
+        why = "another rank could not read it"
+        for path in paths:
+            found: Restored | None = None
+            began_s = time.monotonic()
+            try:
+                found = self._read(path, layout)
+            except DataError as error:
+                why = error.what
+                _log.warning("checkpoint=%s is not used: %s", path, why)
+            votes = fabric.exchange([float(found is not None)])
+            if found is not None and bool((votes > 0.0).all()):
+                _log.info(
+                    "step=%d restored from %s in %.3f s",
+                    found.manifest.id.step,
+                    path,
+                    time.monotonic() - began_s,
+                )
+                return found
+        raise DataError(
+            f"no checkpoint of {list(paths)} can be read by all ranks: {why}",
+            remedy=_RESUME_REMEDY,
+        )
+
+    def put_in_force(self, found: Restored) -> None:
+        """Model and optimizer become what was saved."""
+        experts = [
+            found.layout.experts_on(self.rank, layer) for layer in range(found.layout.num_layers)
+        ]
+        put_in(self.model, self.optimizer, experts, found.state, found.manifest.num_updates)
+        self._last = None
+
+    def _read(self, path: str, layout: Layout) -> Restored:
+        root, _, name = path.rpartition("/")
+        one = CheckpointId.of_name(name)
+        if one is None:
+            raise DataError(f"{path}: not the name of a checkpoint")
+        storage = self._storage
+        if storage is None or storage.root != root:
+            storage = open_storage(root)
+        manifest = read_manifest(storage, one)
+        others = other_model(manifest.identity, self.identity)
+        if others or set(manifest.layout.blocks()) != set(layout.blocks()):
+            raise DataError(f"{path} is of another model: {'; '.join(others)}")
+        changed = other_course(manifest.identity, self.identity)
+        if changed and self.rank == layout.ranks[0]:
+            _log.warning("this will not be the run that was saved: %s", "; ".join(changed))
+        reader = BlockReader(storage=storage, manifest=manifest)
+        state = {
+            entry.block: to_tensors(self.model, entry.block, reader.read(entry))
+            for entry in manifest.blocks
+            if entry.block.kind is not BlockKind.EXPERT or self.rank in layout.holders(entry.block)
+        }
+        return Restored(manifest=manifest, layout=layout, state=state)
+
+    def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
+        sizes = block_bytes(self.model, at.layout)
+        writer_of = writers(at.layout, sizes)
+        own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
+        mine = [block for block, rank in writer_of.items() if rank == self.rank]
+        return Snapshot(
+            id=own,
+            layout=at.layout,
+            blocks={block: read_block(self.model, self.optimizer, block) for block in mine},
+            writers=frozenset(writer_of.values()),
+            # At the end others may still be writing what would be swept.
+            is_sweeper=not is_last and self.rank == min(writer_of.values()),
+            manifest=partial(
+                Manifest,
+                job=self.config.job,
+                id=own,
+                ticket=at.ticket,
+                num_updates=num_updates(self.model, self.optimizer),
+                last_loss=None if isnan(at.last_loss) else at.last_loss,
+                identity=self.identity,
+                layout=at.layout,
+            ),
+        )

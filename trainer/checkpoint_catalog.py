@@ -1,0 +1,149 @@
+"""Which checkpoints a job has, which of them are whole, and which may go. No torch.
+
+A checkpoint counts from the moment its manifest is seen. A part is read back only if its bytes have
+the digest in the manifest: a torn, flipped, swapped or missing one is named, never taken.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.manifest import (
+    MANIFEST_FILE,
+    BlockEntry,
+    CheckpointId,
+    FileEntry,
+    Manifest,
+    block_name,
+    decode_manifest,
+)
+from pacekeeper.core.tensor_file import LENGTH_BYTES, PlacedTensor, decode_header, header_bytes
+from pacekeeper.trainer.checkpoint_files import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawTensor:
+    """A tensor's checked bytes; `dtype` as safetensors names it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def ids(storage: Storage) -> list[CheckpointId]:
+    """Of all directories that are, were to become or were a checkpoint, newest first."""
+    found = (CheckpointId.of_name(name) for name in storage.names(""))
+    return sorted((one for one in found if one is not None), reverse=True)
+
+
+def complete_ids(storage: Storage) -> list[CheckpointId]:
+    """Of those with a manifest, newest first. Raises OSError."""
+    return [one for one in ids(storage) if MANIFEST_FILE in storage.names(one.name)]
+
+
+def read_manifest(storage: Storage, one: CheckpointId) -> Manifest:
+    """Raises DataError where it can not be read or is not what it should be."""
+    path = f"{one.name}/{MANIFEST_FILE}"
+    try:
+        manifest = decode_manifest(storage.read(path))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{storage.root}/{path}: {_why(error)}") from None
+    if manifest.id != one:
+        raise DataError(f"{storage.root}/{path} is of {manifest.id.name}")
+    return manifest
+
+
+@dataclass(slots=True, kw_only=True)
+class BlockReader:
+    """Reads blocks of one checkpoint; each file's header once."""
+
+    storage: Storage
+    manifest: Manifest
+    _headers: dict[str, tuple[PlacedTensor, ...]] = field(default_factory=dict)
+
+    def read(self, entry: BlockEntry) -> dict[str, RawTensor]:
+        """A block's tensors, by their names within it.
+
+        Raises DataError that names file and block where they are not what was saved.
+        """
+        name = block_name(entry.block)
+        where = f"{self._path(entry.file)}: {name}"
+        end = entry.first_byte + entry.size_bytes
+        inside = [t for t in self._header(entry.file) if entry.first_byte <= t.first_byte < end]
+        try:
+            path = f"{self.manifest.id.name}/{entry.file}"
+            data = self.storage.read(path, entry.first_byte, entry.size_bytes)
+        except OSError as error:
+            raise DataError(f"{where}: {_why(error)}") from None
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise DataError(f"{where}: its bytes are not those that were saved")
+        strangers = [t.spec.name for t in inside if not t.spec.name.startswith(f"{name}/")]
+        if strangers:
+            raise DataError(f"{where}: there lie {strangers} instead")
+        return {
+            tensor.spec.name.removeprefix(f"{name}/"): RawTensor(
+                dtype=tensor.spec.dtype,
+                shape=tensor.spec.shape,
+                data=data[
+                    tensor.first_byte - entry.first_byte : tensor.end_byte - entry.first_byte
+                ],
+            )
+            for tensor in inside
+        }
+
+    def _path(self, name: str) -> str:
+        return f"{self.storage.root}/{self.manifest.id.name}/{name}"
+
+    def _header(self, name: str) -> tuple[PlacedTensor, ...]:
+        if name not in self._headers:
+            (file,) = (file for file in self.manifest.files if file.name == name)
+            self._headers[name] = self._read_header(file)
+        return self._headers[name]
+
+    def _read_header(self, file: FileEntry) -> tuple[PlacedTensor, ...]:
+        path = f"{self.manifest.id.name}/{file.name}"
+        try:
+            found = self.storage.size_bytes(path)
+            if found != file.size_bytes:
+                raise ValueError(f"it has {found} bytes instead of {file.size_bytes}")
+            size = header_bytes(self.storage.read(path, 0, LENGTH_BYTES), found)
+            data = self.storage.read(path, 0, size)
+            if hashlib.sha256(data).hexdigest() != file.header_sha256:
+                raise ValueError("its header is not the one that was saved")
+            return decode_header(data, found)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{self._path(file.name)}: {_why(error)}") from None
+
+
+def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
+    """Reads everything; what is wrong, one line each. Nothing: it is whole."""
+    reader = BlockReader(storage=storage, manifest=manifest)
+    said: set[str] = set()  # a file that is gone is said once, not for each of its blocks
+    for entry in manifest.blocks:
+        try:
+            reader.read(entry)
+        except DataError as error:
+            if error.what not in said:
+                said.add(error.what)
+                yield error.what
+
+
+def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
+    """Delete what `newest`, complete or being written, makes useless; the names of what went.
+
+    `keep` complete ones stay. Of those without a manifest the older ones go: nobody writes there
+    any more. Raises OSError.
+    """
+    complete = complete_ids(storage)
+    old = [one for one in complete[keep:] if one < newest]
+    broken = [one for one in ids(storage) if one < newest and one not in complete]
+    for one in (*old, *broken):
+        storage.remove(one.name)
+    return [one.name for one in (*old, *broken)]
+
+
+def _why(error: OSError | ValueError) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return str(error)

@@ -1,0 +1,159 @@
+"""Where checkpoints lie: a directory all nodes see, or a URL of fsspec; what is written is durable.
+
+Errors are OSError, as the system names them. Nothing here knows what the bytes mean.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.manifest import MANIFEST_FILE
+
+Bytes = bytes | memoryview
+
+
+class Storage(Protocol):
+    """Files by paths below one root, with "/" between names."""
+
+    root: str
+
+    def write(self, path: str, parts: Iterable[Bytes]) -> None:
+        """A new file; durable when this returns, visible at any time before."""
+
+    def publish(self, path: str, data: bytes) -> None:
+        """A small file that is seen whole or not at all; durable when this returns."""
+
+    def read(self, path: str, first: int = 0, size: int | None = None) -> bytes:
+        """`size` bytes from `first`, fewer at the file's end; None: all that follow."""
+
+    def size_bytes(self, path: str) -> int:
+        """Of a file."""
+
+    def names(self, path: str) -> list[str]:
+        """What lies in a directory, in order; empty where there is none."""
+
+    def remove(self, path: str) -> None:
+        """A checkpoint's directory, its manifest first: what is half gone is never taken."""
+
+
+class LocalStorage:
+    """A directory of a file system."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+
+    def write(self, path: str, parts: Iterable[Bytes]) -> None:
+        target = Path(self.root, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            for part in parts:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def publish(self, path: str, data: bytes) -> None:
+        unseen = f"{path}.{uuid4().hex}"  # ranks of two nodes may have one pid
+        try:
+            self.write(unseen, [data])
+            os.replace(Path(self.root, unseen), Path(self.root, path))
+        except OSError:
+            with contextlib.suppress(OSError):
+                Path(self.root, unseen).unlink()
+            raise
+        folder = Path(self.root, path).parent
+        for directory in (folder, folder.parent):
+            _make_durable(directory)
+
+    def read(self, path: str, first: int = 0, size: int | None = None) -> bytes:
+        with Path(self.root, path).open("rb") as file:
+            file.seek(first)
+            return file.read(-1 if size is None else size)
+
+    def size_bytes(self, path: str) -> int:
+        return Path(self.root, path).stat().st_size
+
+    def names(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(Path(self.root, path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove(self, path: str) -> None:
+        folder = Path(self.root, path)
+        for name in sorted(self.names(path), key=lambda name: name != MANIFEST_FILE):
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            folder.rmdir()
+
+
+class RemoteStorage:
+    """What fsspec reaches by a URL. There a file is seen when it was written to its end."""
+
+    def __init__(self, root: str) -> None:
+        try:
+            import fsspec
+        except ModuleNotFoundError:
+            raise HostError(
+                f"{root}: fsspec is not installed here", remedy="install it, or name a directory"
+            ) from None
+        try:
+            self._system, self._base = fsspec.core.url_to_fs(root)
+        except (ValueError, ImportError) as error:
+            raise HostError(f"{root}: {error}", remedy="name a directory") from None
+        self.root = root
+
+    def write(self, path: str, parts: Iterable[Bytes]) -> None:
+        self._system.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
+        with self._system.open(self._at(path), "wb") as file:
+            for part in parts:
+                file.write(part)
+
+    def publish(self, path: str, data: bytes) -> None:
+        self.write(path, [data])
+
+    def read(self, path: str, first: int = 0, size: int | None = None) -> bytes:
+        end = None if size is None else first + size
+        data: bytes = self._system.cat_file(self._at(path), start=first, end=end)
+        return data
+
+    def size_bytes(self, path: str) -> int:
+        return int(self._system.size(self._at(path)))
+
+    def names(self, path: str) -> list[str]:
+        with contextlib.suppress(FileNotFoundError):
+            found: list[Any] = self._system.ls(self._at(path), detail=False)
+            return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+        return []
+
+    def remove(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(self._at(f"{path}/{MANIFEST_FILE}"))
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm(self._at(path), recursive=True)
+
+    def _at(self, path: str) -> str:
+        return f"{self._base}/{path}".rstrip("/")
+
+
+def open_storage(root: str) -> Storage:
+    """The storage at a directory or URL. Raises HostError where no such URL can be reached here."""
+    return RemoteStorage(root) if "://" in root else LocalStorage(root)
+
+
+def below(root: str, name: str) -> str:
+    """The root of what is called `name` in `root`."""
+    return f"{root.rstrip('/')}/{name}"
+
+
+def _make_durable(directory: Path) -> None:
+    """The names in it, too. Some network file systems refuse that: there they are at once."""
+    with contextlib.suppress(OSError):
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

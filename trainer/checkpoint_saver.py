@@ -1,0 +1,200 @@
+"""One rank's part of a checkpoint, written beside the training, one at a time.
+
+Whoever ends its part last sees all parts and publishes the manifest: nobody waits for anybody, so
+nobody can hang. What fails is said and counted; training goes on.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from queue import Empty, SimpleQueue
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.layout import Block, Layout
+from pacekeeper.core.manifest import (
+    MANIFEST_FILE,
+    BlockEntry,
+    CheckpointId,
+    FileEntry,
+    Manifest,
+    Part,
+    block_name,
+    decode_part,
+    encode_manifest,
+    encode_part,
+    gather,
+    part_name,
+)
+from pacekeeper.core.tensor_file import TensorSpec, encode_header
+from pacekeeper.trainer.checkpoint_catalog import sweep
+from pacekeeper.trainer.checkpoint_files import Storage
+from pacekeeper.trainer.checkpoint_state import DTYPE_NAMES
+
+_log = logging.getLogger(__name__)
+
+
+class Outcome(StrEnum):
+    """What became of a rank's part of a checkpoint."""
+
+    COMPLETE = "complete"  # it was the last one: the checkpoint counts from now on
+    WRITTEN = "written"  # others are still at it
+    SKIPPED = "skipped"  # some rank was still writing the one before
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """One of them. `size_bytes`: of this rank's file; 0 where none was written."""
+
+    step: int
+    outcome: Outcome
+    took_s: float = 0.0
+    size_bytes: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Copies in host memory of what one rank is to write; `blocks` may be empty.
+
+    `writers`: the ranks that write something; `manifest` makes the checkpoint's from files and
+    blocks, the same on all ranks. `is_sweeper`: this rank removes what older attempts left.
+    """
+
+    id: CheckpointId
+    layout: Layout
+    blocks: Mapping[Block, Mapping[str, Tensor]]
+    writers: frozenset[int]
+    manifest: Callable[..., Manifest]
+    is_sweeper: bool
+
+
+class Saver:
+    """Writes snapshots in a thread of its own. `keep`: complete checkpoints that stay."""
+
+    def __init__(self, storage: Storage, *, rank: int, keep: int) -> None:
+        self._storage = storage
+        self._rank = rank
+        self._keep = keep
+        self._thread: threading.Thread | None = None
+        self._news: SimpleQueue[News] = SimpleQueue()
+
+    @property
+    def is_storing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Begin to write it; the one before must be over."""
+        assert not self.is_storing, "one at a time"
+        self._thread = threading.Thread(
+            target=self._store, args=(snapshot,), daemon=True, name="checkpoint"
+        )
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until nothing is being written; False where that takes longer."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.is_storing
+
+    def take_news(self) -> list[News]:
+        """What happened since this was asked last."""
+        found: list[News] = []
+        try:
+            while True:
+                found.append(self._news.get_nowait())
+        except Empty:
+            return found
+
+    def _store(self, snapshot: Snapshot) -> None:
+        began_s = time.monotonic()
+        outcome, size, why = Outcome.FAILED, 0, "a bug"
+        try:
+            if snapshot.is_sweeper:
+                sweep(self._storage, snapshot.id, self._keep)
+            if snapshot.blocks:
+                size = self._write_part(snapshot)
+            is_complete = self._publish(snapshot)
+            outcome, why = (Outcome.COMPLETE if is_complete else Outcome.WRITTEN), ""
+            if is_complete:
+                sweep(self._storage, snapshot.id, self._keep)
+        except (OSError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            _log.warning(
+                "checkpoint=%s is not written, training goes on: %s: %s; the one before stays",
+                snapshot.id.name,
+                self._storage.root,
+                why,
+            )
+        finally:
+            took_s = time.monotonic() - began_s
+            self._news.put(
+                News(
+                    step=snapshot.id.step, outcome=outcome, took_s=took_s, size_bytes=size, why=why
+                )
+            )
+        if outcome is Outcome.COMPLETE:
+            _log.info("checkpoint=%s complete after %.3f s", snapshot.id.name, took_s)
+
+    def _write_part(self, snapshot: Snapshot) -> int:
+        """One file with all blocks, then what lies where in it; bytes of the file."""
+        name = f"rank-{self._rank}.safetensors"
+        header = encode_header(_specs(snapshot.blocks), {"checkpoint": snapshot.id.name})
+        at, entries = len(header), []
+        for block, tensors in snapshot.blocks.items():
+            digest, size = hashlib.sha256(), 0
+            for tensor in tensors.values():
+                digest.update(_bytes(tensor))
+                size += tensor.nbytes
+            entries.append(
+                BlockEntry(
+                    block=block,
+                    file=name,
+                    first_byte=at,
+                    size_bytes=size,
+                    sha256=digest.hexdigest(),
+                )
+            )
+            at += size
+        data = [_bytes(t) for tensors in snapshot.blocks.values() for t in tensors.values()]
+        self._storage.write(f"{snapshot.id.name}/{name}", [header, *data])
+        file = FileEntry(name=name, size_bytes=at, header_sha256=hashlib.sha256(header).hexdigest())
+        self._storage.publish(
+            f"{snapshot.id.name}/{part_name(self._rank)}",
+            encode_part(Part(file=file, blocks=tuple(entries))),
+        )
+        return at
+
+    def _publish(self, snapshot: Snapshot) -> bool:
+        """The manifest, if all parts are there; whoever else does it writes the same bytes."""
+        folder = snapshot.id.name
+        wanted = sorted(part_name(rank) for rank in snapshot.writers)
+        if not set(wanted) <= set(self._storage.names(folder)):
+            return False
+        parts = [decode_part(self._storage.read(f"{folder}/{name}")) for name in wanted]
+        files, blocks = gather(parts, snapshot.layout)
+        manifest = snapshot.manifest(files=files, blocks=blocks)
+        self._storage.publish(f"{folder}/{MANIFEST_FILE}", encode_manifest(manifest))
+        return True
+
+
+def _specs(blocks: Mapping[Block, Mapping[str, Tensor]]) -> list[TensorSpec]:
+    return [
+        TensorSpec(
+            name=f"{block_name(block)}/{name}",
+            dtype=DTYPE_NAMES[tensor.dtype],
+            shape=tuple(tensor.shape),
+        )
+        for block, tensors in blocks.items()
+        for name, tensor in tensors.items()
+    ]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.flatten().view(torch.uint8).numpy().data
