@@ -292,7 +292,7 @@ class Intake:
 
     def _drain(self, reader: RingReader) -> list[Record]:
         """The last records of a ring whose file is gone, and the end of its reader."""
-        records = reader.records(self.counts)
+        records = reader.rest(self.counts)
         reader.close()
         return records
 

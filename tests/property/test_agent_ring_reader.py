@@ -128,6 +128,23 @@ def test_a_record_that_was_never_finished_is_passed_on_the_second_look() -> None
         assert counts.corrupt == 1
 
 
+@pytest.mark.parametrize("late", [slice(8, 12), slice(12, ring.SLOT_BYTES), slice(40, 41)])
+def test_a_record_whose_bytes_are_seen_after_its_sequence_is_not_lost(late: slice) -> None:
+    # As a weakly ordered processor may show the stores of another one.
+    with pair() as (writer, reader):
+        writer.write(step(0))
+        writer.write(step(1))
+        place = ring.slot_offset(0)
+        slot = reader.memory[place : place + ring.SLOT_BYTES]
+        counts = Counts()
+        for index, byte in enumerate(slot[late], start=place + late.start):
+            reader.memory[index] = byte ^ 0xFF
+        assert reader.records(counts) == []
+        reader.memory[place : place + ring.SLOT_BYTES] = slot
+        assert numbers(reader.records(counts)) == [0, 1]
+        assert (counts.read, counts.lost, counts.corrupt) == (2, 0, 0)
+
+
 def test_a_torn_record_is_read_when_it_is_whole() -> None:
     with pair() as (writer, reader):
         assert writer.path is not None

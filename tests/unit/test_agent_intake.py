@@ -76,9 +76,28 @@ def test_a_corrupt_record_is_counted_and_skipped(intake: Intake, tmp_path: Path)
     with writer.path.open("r+b") as file:
         file.seek(ring.slot_offset(1) + 20)
         file.write(b"\xff\xff")
-    (reading,) = intake.look(0.0)
-    assert reading.records == (step(0), step(2))
+    assert intake.look(0.0)[0].records == (step(0),)
+    assert intake.counts.corrupt == 0, "it may only be seen late"
+    assert intake.look(1.0)[0].records == (step(2),)
     assert intake.counts.corrupt == 1
+
+
+def test_bad_records_hide_none_behind_them_where_the_file_is_gone(
+    intake: Intake, tmp_path: Path
+) -> None:
+    writer = Ring.create(tmp_path, attachment())
+    intake.look(0.0)
+    for number in range(6):
+        writer.write(step(number))
+    assert writer.path is not None
+    with writer.path.open("r+b") as file:
+        for bad in (1, 2, 4):
+            file.seek(ring.slot_offset(bad) + 20)
+            file.write(b"\xff\xff")
+    writer.path.unlink()
+    (reading,) = intake.look(1.0)
+    assert reading.records == (step(0), step(3), step(5))
+    assert (intake.counts.corrupt, intake.num_rings) == (3, 0)
 
 
 def test_what_is_no_ring_of_ours_is_reported_and_left_alone(intake: Intake, tmp_path: Path) -> None:
