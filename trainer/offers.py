@@ -56,8 +56,10 @@ class Offers:
 
 def _is_same_plan(command: CommandSlot, other: CommandSlot | None) -> bool:
     """Deaths may be said in between; a plan is its generation, its base and its digest."""
-    return other is not None and (
-        command.plan_generation,
-        command.base_generation,
-        command.plan_sha256,
-    ) == (other.plan_generation, other.base_generation, other.plan_sha256)
+    if other is None or other is command:
+        return other is not None
+    return (command.plan_generation, command.base_generation, command.plan_sha256) == (
+        other.plan_generation,
+        other.base_generation,
+        other.plan_sha256,
+    )

@@ -1,7 +1,8 @@
 """One rank's ring: a file on tmpfs that the rank writes and the node's agent reads.
 
 Never blocks, never raises into training, makes no system call for a record, needs no agent alive.
-Anything that goes wrong is counted; after MAX_ERRORS the ring disarms itself for good.
+Anything that goes wrong is counted; after MAX_ERRORS the ring disarms itself for good: it writes no
+more, and still hears what the agent says.
 """
 
 import contextlib
@@ -17,11 +18,20 @@ from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.record_codec import pack
 from pacekeeper.core.records import Record
-from pacekeeper.core.ring import SLOT_BYTES, SLOT_COUNT, SLOT_REST, SLOTS_OFFSET, slot_crc
+from pacekeeper.core.ring import (
+    COMMAND_BYTES,
+    COMMAND_OFFSET,
+    SLOT_BYTES,
+    SLOT_COUNT,
+    SLOT_REST,
+    SLOTS_OFFSET,
+    slot_crc,
+)
 from pacekeeper.core.topology import Attachment
 
 MAX_ERRORS = 3
 _BEING_WRITTEN = bytes(8)
+_COMMAND_REST = COMMAND_OFFSET + len(_BEING_WRITTEN)
 _put_rest = SLOT_REST.pack_into
 _rings: "weakref.WeakSet[Ring]" = weakref.WeakSet()  # of this process
 _log = logging.getLogger(__name__)
@@ -73,9 +83,12 @@ class Ring:
         self.num_errors = 0
         self.num_plans_missing = 0  # looked for, and no such file
         self.num_plans_wrong = 0  # the file does not fit its digest
-        self._memory = memory
+        self._misfit: tuple[object, ...] = ()  # a plan's file that did not: hashed once
+        self._complained: tuple[int, bytes] | None = None  # of this plan
+        self._memory = memory  # None: closed, or a parent's
+        self._slots = memory  # where records go; None: disarmed
         self._index = 0
-        self._command_sequence = 0
+        self._heard = _BEING_WRITTEN  # sequence of the command that was taken in
         self._command = ring.CommandSlot()
         _rings.add(self)
 
@@ -118,7 +131,7 @@ class Ring:
 
     @property
     def is_armed(self) -> bool:
-        return self._memory is not None
+        return self._slots is not None
 
     def write(self, record: Record) -> None:
         """Put one record into the next slot, over the oldest one."""
@@ -129,8 +142,8 @@ class Ring:
 
     def write_payload(self, payload: bytes) -> None:
         """The same for a record that is packed already. Few calls: after a wait each is cold."""
-        memory = self._memory
-        if memory is None:
+        slots = self._slots
+        if slots is None:
             return
         try:
             index = self._index
@@ -138,9 +151,9 @@ class Ring:
             offset = SLOTS_OFFSET + index % SLOT_COUNT * SLOT_BYTES
             # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
             # slices: eight bytes in one store, where a struct of fixed byte order takes eight.
-            memory[offset : offset + 8] = _BEING_WRITTEN
-            _put_rest(memory, offset + 8, slot_crc(sequence, payload), payload)
-            memory[offset : offset + 8] = sequence
+            slots[offset : offset + 8] = _BEING_WRITTEN
+            _put_rest(slots, offset + 8, slot_crc(sequence, payload), payload)
+            slots[offset : offset + 8] = sequence
             self._index = index + 1
         except Exception as error:  # training is never stopped by us
             self.count_error(error)
@@ -153,24 +166,28 @@ class Ring:
         memory = self._memory
         if memory is None:
             return self._command
-        start = ring.COMMAND_OFFSET
         try:
-            (sequence,) = ring.SEQUENCE.unpack_from(memory, start)
-            if sequence == 0:
-                # Being written, or its writer died in the middle: its next life counts anew, so
-                # that whatever number comes next is news.
-                self._command_sequence = 0
-            elif sequence != self._command_sequence:
-                whole = ring.decode_command(memory[start : start + ring.COMMAND_BYTES])
-                if whole[0] != 0:  # 0: the next write began between the look and the copy
-                    self._command_sequence, said = whole
-                    is_ours = said.life == self.life or not (said.life and self.life)
-                    self._command = said if is_ours else ring.CommandSlot()
+            sequence = memory[COMMAND_OFFSET:_COMMAND_REST]
+            if sequence != self._heard:
+                self._hear(memory, sequence)
         except ring.TornError:
             pass  # the agent is writing: the next look sees it
         except Exception as error:
             self.count_error(error)
         return self._command
+
+    def _hear(self, memory: mmap.mmap, sequence: bytes) -> None:
+        """Take the command in that stands there now. Raises TornError while it is written."""
+        if sequence == _BEING_WRITTEN:
+            # Or its writer died in the middle: its next life counts anew, so that whatever number
+            # comes next is news.
+            self._heard = sequence
+            return
+        number, said = ring.decode_command(memory[COMMAND_OFFSET : COMMAND_OFFSET + COMMAND_BYTES])
+        if number != 0:  # 0: the next write began between the look and the copy
+            self._heard = number.to_bytes(8, "little")
+            is_ours = said.life == self.life or not (said.life and self.life)
+            self._command = said if is_ours else ring.CommandSlot()
 
     def heartbeat_mono_s(self) -> float:
         """When the agent last looked (this node's monotonic clock); 0.0 for never."""
@@ -180,18 +197,38 @@ class Ring:
         return beat
 
     def read_plan(self, generation: int, sha256: bytes) -> bytes | None:
-        """The plan's bytes if its file is there and fits the digest, else None (look again)."""
+        """The plan's bytes if its file is there and fits the digest, else None (look again).
+
+        A file that did not fit is read again only when it has changed. Each such plan is one
+        warning.
+        """
         if self.path is None:
             return None
+        path = self.path.with_name(ring.plan_file_name(generation))
         try:
-            data = self.path.with_name(ring.plan_file_name(generation)).read_bytes()
-        except OSError:
+            status = path.stat()
+            looked_at = (
+                *(generation, sha256, status.st_ino, status.st_size),
+                *(status.st_mtime_ns, status.st_ctime_ns),
+            )
+            if looked_at == self._misfit:
+                return None
+            data = path.read_bytes()
+        except OSError as error:
             self.num_plans_missing += 1
+            self._complain(generation, sha256, str(error))
             return None
         if hashlib.sha256(data).digest() != sha256:
             self.num_plans_wrong += 1
+            self._misfit = looked_at
+            self._complain(generation, sha256, f"{path} does not fit its digest")
             return None
         return data
+
+    def _complain(self, generation: int, sha256: bytes, trouble: str) -> None:
+        if self._complained != (generation, sha256):
+            self._complained = (generation, sha256)
+            _log.warning("plan=%d is offered and can not be read: %s", generation, trouble)
 
     def write_layout(self, generation: int, layout_json: bytes) -> None:
         """Tell the node's agent which layout runs: a file beside the ring, whole or not at all."""
@@ -211,20 +248,20 @@ class Ring:
         """Stop writing. The file stays for the agent to read to its end."""
         if self._memory is not None:
             self._memory.close()
-        self._memory = None
+        self._memory = self._slots = None
 
     def let_go(self) -> None:
         """In a forked child, say: the ring is its parent's."""
-        self._memory = None
+        self._memory = self._slots = None
         self.reason = "a forked child does not write its parent's ring"
 
     def count_error(self, error: Exception) -> None:
-        """Something of ours went wrong: say so once, disarm when it keeps going wrong."""
+        """Something of ours went wrong: say so once, stop writing when it keeps going wrong."""
         self.num_errors += 1
         if self.num_errors == 1:
             _log.warning("ring=%s lost a record: %s: %s", self.path, type(error).__name__, error)
         elif self.num_errors == MAX_ERRORS:
-            self._memory = None
+            self._slots = None
             self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
             _log.warning("ring=%s %s; training goes on unwatched", self.path, self.reason)
 

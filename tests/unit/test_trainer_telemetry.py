@@ -1,5 +1,6 @@
 """A rank's ring never stops training, whatever happens to it."""
 
+import errno
 import hashlib
 import mmap
 import os
@@ -76,6 +77,33 @@ def test_a_ring_that_keeps_failing_disarms_itself(tmp_path: Path) -> None:
     assert "disarmed" in ours.reason
 
 
+def test_a_ring_that_disarmed_itself_still_hears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    with monkeypatch.context() as patched:
+
+        def write_bytes(path: Path, data: bytes) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        patched.setattr(Path, "write_bytes", write_bytes)
+        for generation in range(MAX_ERRORS):
+            ours.write_layout(generation, b"layout")
+    assert not ours.is_armed
+    ours.write(step(0))
+    assert ours.path is not None and read(ours.path, 0) is None
+    for sequence, dead in enumerate((1, 2), start=1):
+        said = ring.CommandSlot(plan_generation=2, probe=sequence, dead_ranks=frozenset({dead}))
+        put_command(ours, ring.encode_command(sequence, said))
+        assert ours.command() == said
+    ours.path.with_name(ring.plan_file_name(2)).write_bytes(b"plan")
+    assert ours.read_plan(2, hashlib.sha256(b"plan").digest()) == b"plan"
+    with ours.path.open("r+b") as file:
+        file.seek(ring.HEARTBEAT_OFFSET)
+        file.write(ring.HEARTBEAT.pack(100.0))
+    assert ours.heartbeat_mono_s() == 100.0
+
+
 def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
     child = os.fork()
@@ -126,7 +154,7 @@ def test_a_slot_is_closed_before_and_opened_after_its_content_changes(tmp_path: 
             stores.append((place.start, bytes(data)))
             rests.append(bytes(self[start + 8 : start + len(slot)]))
 
-    ours._memory = cast(mmap.mmap, Watched(ring.FILE_BYTES))
+    ours._slots = cast(mmap.mmap, Watched(ring.FILE_BYTES))
     ours.write(step(0))
     assert stores == [(start, bytes(8)), (start, slot[:8])]
     assert rests == [bytes(len(slot) - 8), slot[8:]]
@@ -233,6 +261,38 @@ def test_a_missing_and_a_wrong_plan_are_counted_apart(tmp_path: Path) -> None:
     assert ours.read_plan(4, bytes(32)) is None
     assert (ours.num_plans_missing, ours.num_plans_wrong) == (1, 1)
     assert ours.num_errors == 0, "a plan that is not there yet is no error of ours"
+
+
+def test_a_plan_that_never_fits_is_hashed_once_and_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    assert ours.path is not None
+    target = ours.path.with_name(ring.plan_file_name(4))
+    digest, reads = hashlib.sha256(b"plan").digest(), []
+    read_bytes = Path.read_bytes
+
+    def counted(path: Path) -> bytes:
+        reads.append(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    for _ in range(3):
+        assert ours.read_plan(4, digest) is None  # not there
+    for data in (b"nalp", b"palm"):  # of the plan's length, and others again in their own turn
+        fresh = target.with_name("fresh")
+        fresh.write_bytes(data)
+        fresh.rename(target)
+        for _ in range(5):
+            assert ours.read_plan(4, digest) is None
+    assert (ours.num_plans_missing, ours.num_plans_wrong, len(reads)) == (3, 2, 2)
+    assert [r.getMessage().partition(":")[0] for r in caplog.records] == [
+        "plan=4 is offered and can not be read"
+    ]
+    assert ours.read_plan(5, digest) is None
+    assert len(caplog.records) == 2, "another plan, another word"
+    target.write_bytes(b"plan")
+    assert ours.read_plan(4, digest) == b"plan"
 
 
 def test_a_layout_appears_whole_or_not_at_all(
