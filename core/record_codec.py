@@ -164,7 +164,7 @@ def pack_step(
         rank,
         step,
         generation,
-        is_redone,
+        1 if is_redone else 0,  # whatever kind of truth it is
         tokens,
         duration_s,
         _NAN if loss is None else loss,
@@ -210,7 +210,7 @@ def pack_plan_applied(
         step,
         generation,
         previous_generation,
-        is_regroup,
+        1 if is_regroup else 0,
         layout_crc,
         moved_bytes,
         duration_s,

@@ -30,8 +30,8 @@ class Vote:
 
     `ready_generation` is the newest plan this rank has read and checked (0: none), `ready_crc`
     names its content; `ready_probe` is the newest probe it was asked for and has not run (0: none).
-    Losses and tokens are of this rank's part of the batch. `is_storing`: it still writes its part
-    of a checkpoint.
+    The loss is of this rank's part of the batch. `is_storing`: it still writes its part of a
+    checkpoint.
     """
 
     ticket: int
@@ -41,7 +41,6 @@ class Vote:
     ready_generation: int
     ready_crc: int
     loss_sum: float = 0.0
-    tokens: int = 0
     ready_probe: int = 0
     is_storing: bool = False
 
@@ -54,7 +53,6 @@ class Vote:
             self.ready_generation,
             self.ready_crc,
             self.loss_sum,
-            self.tokens,
             self.ready_probe,
             self.is_storing,
         ]
@@ -69,9 +67,8 @@ class Vote:
             ready_generation=int(values[4]),
             ready_crc=int(values[5]),
             loss_sum=float(values[6]),
-            tokens=int(values[7]),
-            ready_probe=int(values[8]),
-            is_storing=bool(values[9]),
+            ready_probe=int(values[7]),
+            is_storing=bool(values[8]),
         )
 
 

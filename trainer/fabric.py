@@ -252,8 +252,11 @@ class Fabric:
                     work.wait(self._tick)
                     return
                 except RuntimeError as error:
+                    if work.is_completed():  # meanwhile: whether well or not, it says so at once
+                        work.wait(self._tick)
+                        return
                     # A timed-out wait does no harm; whatever else is a broken group.
-                    if work.is_completed() or "timed out" not in str(error).lower():
+                    if "timed out" not in str(error).lower():
                         raise
                 if self._is_aborted():
                     raise PeerLost(f"a member of generation {self.generation} is dead") from None

@@ -83,9 +83,12 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     `on_step` is called after each committed step (tests). Raises LostStateError where an expert has
     no living host, Fenced where the others went on without this rank, NoQuorumError where they may.
     """
-    rank = Rank(spec=spec)
-    signal.signal(signal.SIGTERM, lambda *_: setattr(rank, "is_stopping", True))
+    # First of all: a wish to end that comes while the model is made is followed after a step.
+    wishes: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: wishes.append(number))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    rank = Rank(spec=spec, is_asked_to_stop=lambda: bool(wishes))
     stores = Stores(spec.stores)
     agreement = Agreement(
         stores=stores,

@@ -64,7 +64,6 @@ class Plan:
     """A layout this rank has read and checked, and the name of its content."""
 
     layout: Layout
-    base_generation: int
     crc: int
     source: bytes
 
@@ -85,8 +84,8 @@ class Rank:
     was_applied: bool = True  # the last commit changed the weights
     is_redone: bool = False
     has_begun: bool = False  # the open step, at least once
-    is_stopping: bool = False
     has_entered: bool = False  # a first group stood; what was to be resumed, was
+    is_asked_to_stop: Callable[[], bool] = lambda: False
     plan: Plan | None = None
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
@@ -192,12 +191,12 @@ class Rank:
         self.meter.reset()
         self._take_transfers()  # of a step that was not ended
         self.optimizer.zero_grad()
-        loss_sum, tokens = self._forward_backward()
+        loss_sum = self._forward_backward()
         self.sync.synchronise(self.model)
         self._look_for_plan()
         self.pending, self.pending_layout = self._apply_update, None
         self.phase = Phase.VOTE
-        ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum, tokens=tokens)
+        ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum)
         targets = self.corpus.target_tokens(self.step)
         loss = sum(vote.loss_sum for vote in ballot.votes) / targets
         self.commit(loss=loss, is_applied=ballot.is_applied)
@@ -268,12 +267,12 @@ class Rank:
         self.pending = self.pending_layout = None
         self.phase = Phase.PRE
 
-    def _forward_backward(self) -> tuple[float, int]:
-        """Gradients of this rank's rows; (loss sum, tokens) of its part of the global batch."""
+    def _forward_backward(self) -> float:
+        """Gradients of this rank's rows; the loss summed over the targets in them."""
         config = self.spec.config
         rows = self._own_rows()
         targets = self.corpus.target_tokens(self.step)
-        loss_sum, tokens, self.compute_s = 0.0, 0, 0.0
+        loss_sum = self.compute_s = 0.0
         counts = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
         for part in apportion_rows(rows, config.num_microbatches):
             batch = self.corpus.batch(self.step, part).to(self.device)
@@ -296,12 +295,11 @@ class Rank:
                 num_documents=batch.num_documents,
             )
             loss_sum += float(output.loss_sum.detach())
-            tokens += batch.num_tokens
             counts += output.expert_counts.cpu()
         if self.step % load_period_steps(config) == 0:
             for layer, layer_counts in enumerate(counts.tolist()):
                 self.hooks.expert_loads(layer, layer_counts)
-        return loss_sum, tokens
+        return loss_sum
 
     def _own_rows(self) -> range:
         """This rank's rows of the global batch: ranks take them in order, by their shares."""
@@ -312,16 +310,15 @@ class Rank:
             first += count
         raise AssertionError("every rank of a data-parallel job has a batch share")
 
-    def _vote(self, *, is_finite: bool, loss: float = 0.0, tokens: int = 0) -> Ballot:
+    def _vote(self, *, is_finite: bool, loss: float = 0.0) -> Ballot:
         mine = Vote(
             ticket=self.ticket,
             generation=self.layout.generation,
             is_finite=is_finite,
-            is_stopping=self.is_stopping,
+            is_stopping=self.is_asked_to_stop(),
             ready_generation=0 if self.plan is None else self.plan.layout.generation,
             ready_crc=0 if self.plan is None else self.plan.crc,
             loss_sum=loss,
-            tokens=tokens,
             ready_probe=self.hooks.probe_asked(),
             is_storing=self.checkpoints.is_storing,
         )
@@ -343,7 +340,6 @@ class Rank:
             return
         self.plan = Plan(
             layout=layout,
-            base_generation=offer.base_generation,
             crc=layout_crc(layout),
             source=offer.layout_json,
         )

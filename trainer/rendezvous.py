@@ -1,17 +1,28 @@
-"""How the launchers of a job meet: in node 0's store, which each of them knows by its address."""
+"""How the launchers of a job meet: in node 0's store, which each of them knows by its address.
 
+Nobody is let in who would train something else: the launchers compare what they were told (the
+terms), and each takes a place that nobody holds.
+"""
+
+import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch._C._distributed_c10d import Store
 from torch.distributed import DistError
 
-from pacekeeper.core.errors import UnreachableError
+from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.trainer.stores import connect_store
 
 RENDEZVOUS_TIMEOUT_S = 60.0
 _LIFE_KEY = "life"
 _CLOCK_KEY = "clock"
+_TERMS_KEY = "terms"  # the last one that node 0 sets before its own place
 _NAMED_NODES = 8  # of those that did not come
+
+Terms = Mapping[str, object]
+"""What must be the same on all nodes, by its name; `job` is among it. JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +37,16 @@ class Meeting:
     clock: str
 
 
-def meet(rendezvous: str, *, node_rank: int, num_nodes: int, own: str, clock: str) -> Meeting:
+def meet(
+    rendezvous: str, *, node_rank: int, num_nodes: int, own: str, clock: str, terms: Terms
+) -> Meeting:
     """Meet at `rendezvous` with the address of one's `own` store.
 
-    Raises UnreachableError where a node does not come, or node 0 goes while it is waited.
+    Raises ConfigError where another job meets there, on other terms, or another launcher has this
+    place; UnreachableError where a node does not come, or node 0 goes while it is waited.
     """
     try:
-        return _meet(rendezvous, node_rank, num_nodes, own, clock)
+        return _meet(rendezvous, node_rank, num_nodes, own, clock, terms)
     except DistError as error:
         raise UnreachableError(
             f"node 0 left the rendezvous {rendezvous}: {str(error).splitlines()[0]}",
@@ -40,7 +54,9 @@ def meet(rendezvous: str, *, node_rank: int, num_nodes: int, own: str, clock: st
         ) from None
 
 
-def _meet(rendezvous: str, node_rank: int, num_nodes: int, own: str, clock: str) -> Meeting:
+def _meet(
+    rendezvous: str, node_rank: int, num_nodes: int, own: str, clock: str, terms: Terms
+) -> Meeting:
     give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
@@ -50,24 +66,59 @@ def _meet(rendezvous: str, node_rank: int, num_nodes: int, own: str, clock: str)
             if time.monotonic() > give_up_s:
                 raise
             time.sleep(0.2)
+    places = [f"store/{node}" for node in range(num_nodes)]
+
+    def wait_for(keys: list[str]) -> None:
+        while not store.check(keys):
+            if time.monotonic() > give_up_s:
+                others = (node for node in range(num_nodes) if node != node_rank)
+                missing = [node for node in others if not store.check([places[node]])]
+                raise UnreachableError(
+                    f"{_named(missing)} did not come to {rendezvous}",
+                    remedy=f"start pacekeeper launch on all {num_nodes} nodes",
+                )
+            time.sleep(0.05)
+
+    told = json.dumps(dict(terms))
     if node_rank == 0:
         store.set(_LIFE_KEY, str(time.time_ns() // 1_000_000))
         store.set(_CLOCK_KEY, clock)
-    store.set(f"store/{node_rank}", own)
-    keys = [f"store/{node}" for node in range(num_nodes)]
-    while not store.check(keys):
-        if time.monotonic() > give_up_s:
-            missing = [node for node, key in enumerate(keys) if not store.check([key])]
-            raise UnreachableError(
-                f"{_named(missing)} did not come to {rendezvous}",
-                remedy=f"start pacekeeper launch on all {num_nodes} nodes",
-            )
-        time.sleep(0.05)
+        store.set(_TERMS_KEY, told)
+    wait_for([_TERMS_KEY])
+    _check_terms(rendezvous, json.loads(store.get(_TERMS_KEY)), json.loads(told))
+    _take_place(store, node_rank, own)
+    wait_for(places)
     return Meeting(
-        addresses=tuple(store.get(key).decode() for key in keys),
+        addresses=tuple(store.get(place).decode() for place in places),
         life=int(store.get(_LIFE_KEY)),
         clock=store.get(_CLOCK_KEY).decode(),
     )
+
+
+def _check_terms(rendezvous: str, theirs: Terms, ours: Terms) -> None:
+    """Raises ConfigError where they differ."""
+    if theirs["job"] != ours["job"]:
+        raise ConfigError(
+            f"job {theirs['job']!r} meets at {rendezvous}, not {ours['job']!r}",
+            remedy="each job needs a --rendezvous of its own: another port of its node 0",
+        )
+    for name in (*theirs, *ours):
+        if theirs.get(name) != ours.get(name):
+            raise ConfigError(
+                f"{name}: node 0 has {theirs.get(name)!r}, this node {ours.get(name)!r}",
+                remedy="all launchers of a job need the same settings",
+            )
+
+
+def _take_place(store: Store, node_rank: int, own: str) -> None:
+    """Raises ConfigError where another launcher has it, living or dead."""
+    holder = store.compare_set(f"store/{node_rank}", "", own).decode()
+    if holder != own:
+        raise ConfigError(
+            f"node-rank {node_rank}: taken by the launcher at {holder}",
+            remedy="each node needs a --node-rank of its own; a running job takes nobody back "
+            "under a number that it has given",
+        )
 
 
 def _named(nodes: list[int]) -> str:

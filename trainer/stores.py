@@ -256,6 +256,8 @@ class Stores:
 # A rank appends "RANK@GROUP," when it has done all its steps.
 DEATHS_KEY = "deaths"
 FINISHED_KEY = "finished"
+# Set by any launcher that was asked to end the job: the others ask their own ranks, too.
+STOP_KEY = "stop"
 
 
 def notice(rank: int, group: str) -> str:

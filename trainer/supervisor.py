@@ -7,10 +7,11 @@ told to all stores and, through a ring of its own, to the agent; who was declare
 import logging
 import multiprocessing
 import os
+import platform
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
@@ -30,6 +31,7 @@ from pacekeeper.trainer.rendezvous import meet
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     FINISHED_KEY,
+    STOP_KEY,
     Stores,
     fence_key,
     group_key,
@@ -41,7 +43,8 @@ from pacekeeper.trainer.stores import (
 from pacekeeper.trainer.telemetry import Ring, claim_directory
 
 POLL_S = 0.05
-GRACE_S = 10.0  # from the request to stop to the kill
+GRACE_S = 10.0  # beyond the longest that a step's collective may wait for a member
+SAME_WISH_S = 1.0
 AGENT_SILENCE_S = 10.0  # an agent looks many times a second
 _log = logging.getLogger(__name__)
 
@@ -81,13 +84,28 @@ class NodeSpec:
     def world_size(self) -> int:
         return self.num_nodes * self.ranks_per_node
 
+    @property
+    def terms(self) -> dict[str, object]:
+        """What all launchers of the job must have been told alike.
+
+        The text to train on is the standard library of the Python at hand.
+        """
+        settings = asdict(self.config)
+        del settings["clock"]  # node 0's holds for all
+        return settings | {
+            "num-nodes": self.num_nodes,
+            "ranks-per-node": self.ranks_per_node,
+            "Python": platform.python_version(),
+        }
+
 
 def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCode:
     """Run this node's part of the job to its end; `body` is what its rank processes run.
 
     OK where at least one rank finished (others may have died on the way) or all ended on request;
-    the worst rank's code otherwise. Raises ConfigError (no HOST:PORT), HostError (port taken, too
-    many ranks for this machine, no such device) and UnreachableError (no rendezvous).
+    the worst rank's code otherwise. Raises ConfigError (no HOST:PORT, another job meets there or on
+    other terms), HostError (port or ring directory taken, too many ranks for this machine, no such
+    device) and UnreachableError (no rendezvous).
     """
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
     wanted, devices = spec.config.clock, num_devices()
@@ -96,25 +114,31 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
     if spec.node_rank > 0:
         host, port = own_host_towards(spec.rendezvous), 0
     server = host_store(host, port)
-    met = meet(
-        spec.rendezvous,
-        node_rank=spec.node_rank,
-        num_nodes=spec.num_nodes,
-        own=f"{host}:{server.port}",
-        clock=clock,
-    )
-    if wanted == "auto":  # one clock for all nodes: that of node 0
-        clock = choose_clock(met.clock, devices)
-    say_clock(clock, wanted, devices, len(spec.ranks))
-    spec = replace(spec, config=replace(spec.config, clock=clock))
-    supervisor = Supervisor(spec, met.addresses, met.life, body)
-    _on_stop(supervisor.ask_to_stop)
+    # Whatever can fail here fails before the others count on this node.
+    claim = claim_directory(Path(spec.ring_dir), spec.config.job)
     try:
-        supervisor.start()
-        return supervisor.watch()
+        met = meet(
+            spec.rendezvous,
+            node_rank=spec.node_rank,
+            num_nodes=spec.num_nodes,
+            own=f"{host}:{server.port}",
+            clock=clock,
+            terms=spec.terms,
+        )
+        if wanted == "auto":  # one clock for all nodes: that of node 0
+            clock = choose_clock(met.clock, devices)
+        say_clock(clock, wanted, devices, len(spec.ranks))
+        spec = replace(spec, config=replace(spec.config, clock=clock))
+        supervisor = Supervisor(spec, met.addresses, met.life, body)
+        _on_stop(supervisor.ask_to_stop)
+        try:
+            supervisor.start()
+            return supervisor.watch()
+        finally:
+            supervisor.kill_all()
     finally:
-        supervisor.kill_all()
-        supervisor.close()
+        if claim >= 0:  # the directory's files stay for the agent to read to their end
+            os.close(claim)
 
 
 class Supervisor:
@@ -138,9 +162,9 @@ class Supervisor:
         self.stop_asked_s = 0.0
         self.over_s = 0.0  # since when some rank of the job has ended as all will
         self.is_told = False
+        self.is_impatient = False  # asked to stop a second time
         self.is_watched = True  # until an agent fails to come, or to come again
         self._born_s = time.monotonic()
-        self._claim = claim_directory(Path(spec.ring_dir), spec.config.job)
         self.ring = Ring.create(
             Path(spec.ring_dir),
             Attachment(
@@ -192,27 +216,41 @@ class Supervisor:
             self._fence()
             self._end_the_late(time.monotonic())
             self._look_for_agent(time.monotonic())
-            if self.stop_asked_s and not self.is_told:
-                self._tell_to_stop()
-            if self.stop_asked_s and time.monotonic() - self.stop_asked_s > GRACE_S:
-                self.kill_all()
+            self._follow_stop(time.monotonic())
         return self._verdict()
 
     def ask_to_stop(self) -> None:
-        """Let the ranks end at their next step boundary; after GRACE_S they are killed."""
-        self.stop_asked_s = self.stop_asked_s or time.monotonic()
+        """Let the whole job end at a step boundary; asked again, kill this node's ranks now.
+
+        One request may come twice at once: to the process and to its group.
+        """
+        now_s = time.monotonic()
+        self.stop_asked_s = self.stop_asked_s or now_s
+        self.is_impatient = now_s - self.stop_asked_s > SAME_WISH_S
+
+    def _follow_stop(self, now_s: float) -> None:
+        """The wish is in all stores before anybody is killed for being slow to follow it.
+
+        Else the ranks that knew of it are gone, and the others take them for dead and go on.
+        """
+        if not self.stop_asked_s:
+            if self.stores.read(self.spec.node_rank, STOP_KEY) is None:
+                return
+            _log.info("another launcher asks the job to end")
+            self.stop_asked_s = now_s
+        if not self.is_told:
+            self.is_told = True
+            self.stores.append_everywhere(STOP_KEY, f"{self.spec.node_rank},")
+            self._tell_to_stop()
+        grace_s = GRACE_S + self.spec.config.peer_timeout_s
+        if self.is_impatient or now_s - self.stop_asked_s > grace_s:
+            self.kill_all()
 
     def kill_all(self) -> None:
         """SIGKILL whatever still runs."""
         for process in self.processes.values():
             if process.is_alive():
                 process.kill()
-
-    def close(self) -> None:
-        """Give the job's directory back; its files stay for the agent to read to their end."""
-        if self._claim >= 0:
-            os.close(self._claim)
-            self._claim = -1
 
     def _look_for_agent(self, now_s: float) -> None:
         """Say when nobody reads this node's rings, and when somebody does again."""
@@ -231,7 +269,6 @@ class Supervisor:
             )
 
     def _tell_to_stop(self) -> None:
-        self.is_told = True
         for rank, process in self.processes.items():
             if rank not in self.codes:
                 process.terminate()
@@ -318,8 +355,7 @@ def _rank_server() -> ForkServerContext:
 
 
 def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:
-    """A rank's process: it inherits its server's deafness, and must hear."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    """A rank's process. It inherits its server's deafness: `train` opens its ears."""
     body(spec)
 
 

@@ -9,6 +9,7 @@ import torch
 from pacekeeper.trainer.fabric import LocalFabric
 from support.gloo_ranks import (
     Notes,
+    end_with_the_tick,
     exchange_uneven,
     keep_a_stranger,
     lose_a_peer,
@@ -49,6 +50,12 @@ def test_nobody_waits_for_the_dead_or_for_ever(tmp_path: Path) -> None:
         assert seen[rank]["3"] == [False, False]
         assert seen[rank]["4"] == [False, True]
     assert any(seen[rank]["2"][1] for rank in (2, 5))
+
+
+def test_a_collective_that_ends_as_its_tick_does_is_no_broken_group(tmp_path: Path) -> None:
+    seen = run_ranks(end_with_the_tick, tmp_path, (0, 1))
+    assert seen[0]["votes"] == seen[1]["votes"] == [[0.0], [1.0]]
+    assert seen[1]["is_lost"], "and one that ended badly still is"
 
 
 @pytest.mark.parametrize("is_late", [False, True])

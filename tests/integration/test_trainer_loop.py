@@ -306,6 +306,17 @@ def test_a_request_to_end_is_followed_by_the_whole_job_at_one_step(tmp_path: Pat
         assert len({fleet.steps(rank)[-1]["step"] for rank in range(4)}) == 1
 
 
+def test_a_request_to_end_that_comes_while_ranks_start_is_followed_after_a_step(
+    tmp_path: Path,
+) -> None:
+    config = replace(SMALL, steps=100_000)
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        fleet.await_(lambda: "rank=3 pid=" in fleet.launchers[1].output())
+        fleet.launchers[1].terminate()
+        assert fleet.codes() == [0, 0]
+        assert [len(fleet.steps(rank)) for rank in range(4)] == [1, 1, 1, 1]
+
+
 def test_a_request_to_end_that_goes_to_every_process_is_followed_in_order(tmp_path: Path) -> None:
     # As `kill -- -GROUP`, `timeout`, systemd and Slurm send it: ranks and their server get it, too.
     config = replace(SMALL, steps=100_000)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -230,3 +231,38 @@ def _await(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < give_up_s
         time.sleep(0.005)
+
+
+class _Tardy:
+    """A collective that ends in the very moment in which the wait for it gives up."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+        self._is_late = False
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def wait(self, timeout: timedelta) -> bool:
+        if self._is_late:
+            return self._work.wait(timeout)
+        self._is_late = True
+        _await(self._work.is_completed)
+        raise RuntimeError("Operation timed out!")
+
+
+def end_with_the_tick(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """Each exchange is complete just after its first tick was over; at last the peer breaks off."""
+    fabric = form(directory, 1, rank, ranks)
+    exchange_rows = dist.all_to_all_single
+    dist.all_to_all_single = lambda *a, **k: _Tardy(exchange_rows(*a, **k))
+    votes = fabric.exchange([rank])
+    fabric.exchange([1.0])
+    if rank == ranks[0]:
+        fabric.close()
+        return {"votes": votes.tolist(), "is_lost": None}
+    try:
+        while True:
+            fabric.exchange([1.0])
+    except PeerLost as error:
+        return {"votes": votes.tolist(), "is_lost": not error.is_silence}

@@ -3,7 +3,10 @@
 import logging
 import signal
 import time
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import cast
 
 import pytest
 from torch.distributed import DistNetworkError
@@ -16,7 +19,7 @@ from pacekeeper.trainer import rendezvous, supervisor
 from pacekeeper.trainer.limits import NodeLimits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import FIRST_GROUP
-from pacekeeper.trainer.stores import group_key, host_store
+from pacekeeper.trainer.stores import STOP_KEY, group_key, host_store
 from pacekeeper.trainer.supervisor import NodeSpec, Supervisor, supervise
 
 
@@ -157,3 +160,66 @@ def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
     node._look_for_agent(born_s + 31.0)
     said = [record.getMessage().partition(" the rings")[0] for record in caplog.records]
     assert said == ["no agent has read", "an agent reads", "no agent has read"]
+
+
+class Slow:
+    """A rank's process that does not end when it is asked to."""
+
+    def __init__(self) -> None:
+        self.asked = self.killed = 0
+
+    def terminate(self) -> None:
+        self.asked += 1
+
+    def kill(self) -> None:
+        self.killed += 1
+
+    def is_alive(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> Iterator[tuple[Supervisor, Slow]]:
+    """The launcher of node 0 with its own store and a rank in a long step."""
+    server = host_store("127.0.0.1", 0)
+    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main)
+    rank = Slow()
+    node.processes[0] = cast(ForkServerProcess, rank)
+    yield node, rank
+    del server
+
+
+def test_a_wish_to_end_is_told_to_all_before_anybody_is_killed(
+    slow: tuple[Supervisor, Slow],
+) -> None:
+    node, rank = slow
+    node.ask_to_stop()
+    now_s, patience_s = node.stop_asked_s, node.spec.config.peer_timeout_s + supervisor.GRACE_S
+    for later_s in (0.0, 1.0, patience_s - 0.1):
+        node._follow_stop(now_s + later_s)
+    assert (rank.asked, rank.killed) == (1, 0), "a step may take as long as its collectives may"
+    assert node.stores.read(0, STOP_KEY) == "0,"
+    node._follow_stop(now_s + patience_s + 0.1)
+    assert rank.killed == 1
+
+
+def test_what_another_launcher_was_asked_is_followed_here(slow: tuple[Supervisor, Slow]) -> None:
+    node, rank = slow
+    node._follow_stop(5.0)
+    assert (rank.asked, node.stop_asked_s) == (0, 0.0)
+    node.stores.append(0, STOP_KEY, "1,")
+    node._follow_stop(6.0)
+    node._follow_stop(7.0)
+    assert (rank.asked, rank.killed, node.stop_asked_s) == (1, 0, 6.0)
+
+
+def test_asked_a_second_time_it_waits_for_nobody(slow: tuple[Supervisor, Slow]) -> None:
+    node, rank = slow
+    node.ask_to_stop()
+    node.ask_to_stop()  # as `timeout` sends it: to the process and to its group
+    node._follow_stop(node.stop_asked_s)
+    assert (rank.asked, rank.killed) == (1, 0)
+    node.stop_asked_s -= 2.0
+    node.ask_to_stop()
+    node._follow_stop(node.stop_asked_s)
+    assert (rank.asked, rank.killed) == (1, 1)

@@ -1,0 +1,102 @@
+"""Launchers meet only with those that would train the same, each in a place of its own."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import ConfigError, UnreachableError
+from pacekeeper.trainer import rendezvous
+from pacekeeper.trainer.rendezvous import Meeting, Terms, meet
+from pacekeeper.trainer.stores import connect_store, host_store
+from pacekeeper.trainer.supervisor import NodeSpec
+
+TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a store that node 0 hosts; nobody waits long in it."""
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 20.0)
+    server = host_store("127.0.0.1", 0)
+    yield f"127.0.0.1:{server.port}"
+    del server
+
+
+def come(address: str, node_rank: int, terms: Terms = TERMS, own: str | None = None) -> Meeting:
+    return meet(
+        address,
+        node_rank=node_rank,
+        num_nodes=2,
+        own=own or f"127.0.0.{node_rank + 1}:5",
+        clock="emulated",
+        terms=terms,
+    )
+
+
+def test_launchers_on_the_same_terms_know_each_other_and_the_life(address: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first: Future[Meeting] = pool.submit(come, address, 0)
+        second = come(address, 1)
+        assert first.result() == second
+    assert second.addresses == ("127.0.0.1:5", "127.0.0.2:5")
+    assert second.life > 0
+
+
+@pytest.mark.parametrize(
+    ("terms", "message"),
+    [
+        (dict(TERMS, job="b"), "job 'a' meets at .*, not 'b'; each job needs a --rendezvous"),
+        (dict(TERMS, seed=2), "seed: node 0 has 1, this node 2; all launchers"),
+        (dict(TERMS, extra=3), "extra: node 0 has None, this node 3"),
+        ({"job": "a", "num-nodes": 2}, "seed: node 0 has 1, this node None"),
+    ],
+)
+def test_who_would_train_something_else_is_refused_and_takes_no_place(
+    address: str, terms: Terms, message: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first: Future[Meeting] = pool.submit(come, address, 0)
+        with pytest.raises(ConfigError, match=message):
+            come(address, 1, terms)
+        assert not connect_store(address).check(["store/1"])
+        come(address, 1)
+        first.result()
+
+
+def test_a_second_launcher_does_not_take_the_place_of_the_first(address: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        first: Future[Meeting] = pool.submit(come, address, 0)
+        met = come(address, 1)
+        with pytest.raises(ConfigError, match=r"node-rank 1: taken by .* 127\.0\.0\.2:5"):
+            come(address, 1, own="127.0.0.9:9")
+        assert first.result() == met
+        assert connect_store(address).get("store/1") == b"127.0.0.2:5"
+
+
+def test_where_no_job_is_nobody_is_waited_for_for_ever(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 0.2)
+    with pytest.raises(UnreachableError, match=r"nodes \[0\] did not come"):
+        come(address, 1)
+
+
+def test_the_terms_are_all_that_decides_what_is_trained() -> None:
+    def terms(config: TrainConfig, ranks_per_node: int = 2) -> Terms:
+        return NodeSpec(
+            config=config,
+            node_rank=0,
+            num_nodes=2,
+            ranks_per_node=ranks_per_node,
+            rendezvous="127.0.0.1:0",
+            ring_dir="here",
+            run_dir="there",
+        ).terms
+
+    base = TrainConfig(job="a")
+    assert terms(replace(base, clock="cpu")) == terms(replace(base, clock="emulated"))
+    others = [terms(replace(base, seed=1)), terms(replace(base, steps=9)), terms(base, 3)]
+    assert all(other != terms(base) for other in others)
