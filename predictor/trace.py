@@ -151,6 +151,14 @@ class ThreadTable:
     ended_s: Array
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayoutTable:
+    """Under which layout (generation) each step ran, steps ascending, one row each."""
+
+    step: Positions
+    generation: Positions
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSamples:
     """What was sampled on one node, oldest first, on its own clock; `pids`: the job's processes."""
@@ -168,7 +176,8 @@ class Trace:
     `expert_compute`: times of the expert layers, with the waiting for their slowest host, where
     they are not part of `compute`; its model_chunk is the layer, counted within the stage.
     `groups`: the ranks of each communication group; with `expert_compute`, those that share
-    experts. `resolution_s`: of the recording clock, 0 where it is fine.
+    experts. `resolution_s`: of the recording clock, 0 where it is fine. `layouts`: None where
+    nothing tells that work was ever spread anew.
     """
 
     name: str
@@ -179,6 +188,7 @@ class Trace:
     transfers: TransferTable | None = None
     waits: WaitTable | None = None
     steps: StepTable | None = None
+    layouts: LayoutTable | None = None
     expert_loads: ExpertLoadTable | None = None
     expert_compute: ComputeTable | None = None
     threads: ThreadTable | None = None

@@ -6,7 +6,7 @@ peers of the same stage. How far each is to be believed is fitted to changes wit
 steps where only sums are told): a fault does not change there, so it can not teach the model.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,7 +31,8 @@ class TraceTimes:
     A time is one (step, micro-batch), a column one (rank, chunk, model chunk); `step_of`: position
     in `steps` of each time; `rank_of`: position in `ranks` of each column; `role_of`: columns of
     one role (stage, chunk, model chunk) do the same kind of work. `work` [regressors, times,
-    columns]: log of what is known of the work.
+    columns]: log of what is known of the work. `layouts`: first and end position of the steps
+    of each layout that can be judged; the first step of a new one is a mixture and in none.
     """
 
     steps: Positions
@@ -44,6 +45,7 @@ class TraceTimes:
     role_of: Positions
     log_s: Array
     work: Array
+    layouts: tuple[tuple[int, int], ...]
 
     @property
     def is_split(self) -> bool:
@@ -58,7 +60,8 @@ class Residuals:
     `columns`: of TraceTimes, what was summed. `chunk`: the only kind of chunk in it, None: all.
     `samples` [times, ranks]: of each micro-batch; `by_step` [steps, ranks]: robust
     means of those, `counts` how many and `errors` one sigma by how far they are apart, 0 where they
-    are too few to tell. `step_of` as in TraceTimes.
+    are too few to tell; `shared`: what was taken off because peers had it, too. `step_of` as in
+    TraceTimes.
     """
 
     columns: Positions
@@ -68,6 +71,31 @@ class Residuals:
     by_step: Array
     counts: Array
     errors: Array
+    shared: Array
+
+    def within(self, first: int, end: int, stage: Positions) -> "Residuals":
+        """Of the steps at the positions first to end only, which are counted from 0 then.
+
+        0 is the middle of a stage's ranks in these steps: another layout is another mixture of
+        work, of which the model knows less. stage [ranks].
+        """
+        if (first, end) == (0, len(self.by_step)):
+            return self
+        kept = (self.step_of >= first) & (self.step_of < end)
+        by_step = self.by_step[first:end]
+        levels, middle = column_medians(by_step), np.zeros(len(stage))
+        for own in np.unique(stage):
+            known = (stage == own) & np.isfinite(levels)
+            middle[stage == own] = np.median(levels[known]) if known.any() else 0.0
+        return replace(
+            self,
+            step_of=self.step_of[kept] - first,
+            samples=self.samples[kept] - middle,
+            by_step=by_step - middle,
+            counts=self.counts[first:end],
+            errors=self.errors[first:end],
+            shared=self.shared[first:end],
+        )
 
 
 def times_of(trace: Trace) -> TraceTimes:
@@ -103,7 +131,20 @@ def times_of(trace: Trace) -> TraceTimes:
         role_of=grouped(stage[rank_of], chunk[first], model_chunk[first])[0],
         log_s=log_s,
         work=_known_work(table, usable, time, column, shape),
+        layouts=layouts_of(trace, steps),
     )
+
+
+def layouts_of(trace: Trace, steps: Positions) -> tuple[tuple[int, int], ...]:
+    """First and end position in `steps` (ascending) of each layout; its first step is in none."""
+    table = trace.layouts
+    if table is None or not len(table.step):
+        return ((0, len(steps)),)
+    at = np.maximum(np.searchsorted(table.step, steps, side="right") - 1, 0)
+    new = np.flatnonzero(np.diff(table.generation[at])) + 1
+    bounds = [0, *new.tolist(), len(steps)]
+    pieces = zip([0, *(first + 1 for first in bounds[1:-1])], bounds[1:], strict=True)
+    return tuple((first, end) for first, end in pieces if first < end)
 
 
 def residuals_of(times: TraceTimes, known: Array) -> tuple[Residuals, ...]:
@@ -146,6 +187,7 @@ def _residuals(
         by_step=by_step - shared,
         counts=counts,
         errors=errors,
+        shared=shared,
     )
 
 

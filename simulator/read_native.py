@@ -19,6 +19,7 @@ from pacekeeper.predictor.trace import (
     Chunk,
     ComputeTable,
     ExpertLoadTable,
+    LayoutTable,
     NodeSamples,
     StepTable,
     ThreadTable,
@@ -32,7 +33,7 @@ from pacekeeper.simulator.text_file import lines_of
 
 MICRO_BATCH = (
     "step", "rank", "micro_batch", "compute_s", "tokens", "sum_len_squared", "expert_rows",
-    "run_queue_s", "stall_s", "wait_s", "ended_mono_s",
+    "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "generation",
 )  # fmt: skip
 STEP = ("step", "rank", "duration_s", "tokens", "ended_mono_s")
 LOAD = ("step", "rank", "layer", "first_expert")
@@ -180,6 +181,7 @@ def _trace(gathered: _Gathered) -> Trace:
         threads=None if done is None else _threads(done, steps),
         samples=_samples(gathered),
         steps=None if steps is None else _steps(steps),
+        layouts=None if done is None else _layouts(done),
         expert_loads=_loads(_newest(gathered.loads, (*LOAD, "rows"), num_keys=4)),
         notes=tuple(gathered.notes),
     )
@@ -209,6 +211,14 @@ def _compute(done: dict[str, Array]) -> ComputeTable:
         sum_len_squared=done["sum_len_squared"],
         expert_rows=done["expert_rows"],
     )
+
+
+def _layouts(done: dict[str, Array]) -> LayoutTable:
+    """The newest generation that a rank computed each step under."""
+    step, row = np.unique(done["step"].astype(np.intp), return_inverse=True)
+    generation = np.zeros(len(step), dtype=np.intp)
+    np.maximum.at(generation, row, done["generation"].astype(np.intp))
+    return LayoutTable(step=step, generation=generation)
 
 
 def _by_step(done: dict[str, Array]) -> tuple[Positions, Positions, Positions]:

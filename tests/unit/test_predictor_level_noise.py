@@ -29,6 +29,7 @@ def residuals(by_step: Array) -> Residuals:
         by_step=by_step,
         counts=np.ones_like(by_step),
         errors=np.zeros_like(by_step),
+        shared=np.zeros_like(by_step),
     )
 
 
