@@ -6,6 +6,7 @@ from pacekeeper.predictor.imbalance import imbalances
 from pacekeeper.predictor.job_level import judge_job
 from pacekeeper.predictor.late_ranks import late_ranks
 from pacekeeper.predictor.link_faults import link_faults
+from pacekeeper.predictor.pace_faults import pace_faults
 from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.trace_causes import with_causes
@@ -27,7 +28,9 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
         slow = rank_faults(trace)
         named = {(trouble.kind, trouble.rank) for trouble in slow}
         late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
-        troubles += with_causes(trace, [*slow, *late])
+        together = pace_faults(trace)
+        troubles += [*with_causes(trace, [*slow, *late]), *together.troubles]
+        notes += together.notes
     elif trace.steps is not None:
         job = judge_job(trace, replicates=replicates, schedule=trace.steps.work_class)
         troubles += job.troubles
