@@ -25,8 +25,24 @@ class Floor:
     slots_per_rank: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """How survivors go on: on `layout`, with what they hold, or all with what a checkpoint holds.
+
+    `restore`: paths of checkpoints, of which the first that all can read is taken; empty: none.
+    """
+
+    layout: Layout
+    restore: tuple[str, ...] = ()
+
+
 def shrink(
-    layout: Layout, *, dead: Collection[int], generation: int, floor: Floor | None = None
+    layout: Layout,
+    *,
+    dead: Collection[int],
+    generation: int,
+    floor: Floor | None = None,
+    is_restored: bool = False,
 ) -> Layout:
     """`layout` without the `dead` ranks, every expert with the hosts of `floor` again (or all).
 
@@ -35,7 +51,7 @@ def shrink(
     domain, then on the least burdened ranks, and shares that level the ranks' work. Nobody gives a
     living replica up: an expert that lost nothing stands as safe as before, and its copies would
     only delay the others. Raises LostStateError where an expert has no living host or a stage no
-    whole group.
+    whole group; with `is_restored`, an expert needs none: a checkpoint fills the layout.
     """
     gone = set(dead)
     stages = []
@@ -50,7 +66,7 @@ def shrink(
     kept = {rank: share for rank, share in layout.batch_shares if rank not in gone}
     batch = {g[0].rank: kept.get(g[0].rank, 0.0) for g in stages[0].groups}
     experts = tuple(
-        _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor())
+        _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor(), is_restored)
         for stage in stages
         for layer in range(stage.first_layer, stage.end_layer)
     )
@@ -75,11 +91,12 @@ def _rehost(
     staying: tuple[int, ...],
     gone: set[int],
     floor: Floor,
+    is_restored: bool,
 ) -> tuple[ExpertHosts, ...]:
     """`staying`: the ranks that still run this layer; others may live and be a source only."""
     shares: list[dict[int, float]] = []
     for expert, hosts in enumerate(experts):
-        if all(host.rank in gone for host in hosts):
+        if not is_restored and all(host.rank in gone for host in hosts):
             raise LostStateError(
                 f"layer {layer} expert {expert}: all its hosts "
                 f"{[host.rank for host in hosts]} are dead",

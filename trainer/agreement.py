@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer.commit import Phase, Progress, resolve
 from pacekeeper.trainer.quorum import Group, Ruling, rule
 from pacekeeper.trainer.stores import (
@@ -72,11 +73,12 @@ class Verdict:
     """How the survivors go on.
 
     `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
-    applied or skipped.
+    applied or skipped. `restore`: then all go back to the first of these checkpoints that all read.
     """
 
     group: Group
     layout: Layout
+    restore: tuple[str, ...]
     commits: frozenset[int]
     last_loss: float
     was_applied: bool
@@ -156,12 +158,12 @@ class Agreement:
         *,
         group: Group,
         report: Report,
-        next_layout: Callable[[bool, frozenset[int], int], Layout],
+        next_layout: Callable[[bool, frozenset[int], int], Succession],
     ) -> Verdict:
         """Agree on what follows `group`.
 
-        `next_layout(commits, dead, new_generation)` is asked on the leader only: the layout to go
-        on with, given whether the leader itself commits. Raises LostStateError where state has no
+        `next_layout(commits, dead, new_generation)` is asked on the leader only: how to go on,
+        given whether the leader itself commits. Raises LostStateError where state has no
         living holder, Fenced where the others went on without this rank, NoQuorumError where they
         may have, AllDone.
         """
@@ -264,19 +266,20 @@ class Agreement:
         self,
         reports: dict[int, Report],
         dead: frozenset[int],
-        next_layout: Callable[[bool, frozenset[int], int], Layout],
+        next_layout: Callable[[bool, frozenset[int], int], Succession],
     ) -> str:
         commits = resolve({rank: report.progress for rank, report in reports.items()})
         furthest = max(reports.values(), key=lambda r: r.progress.ticket)
         new_generation = max(report.newest_generation for report in reports.values()) + 1
         try:
-            layout = next_layout(self.rank in commits, dead, new_generation)
+            chosen = next_layout(self.rank in commits, dead, new_generation)
         except LostStateError as error:
             return json.dumps({"lost": str(error)})
-        assert not set(layout.ranks) & dead, "who goes on was counted"
+        assert not set(chosen.layout.ranks) & dead, "who goes on was counted"
         return json.dumps(
             {
-                "layout": encode_layout(layout).decode(),
+                "layout": encode_layout(chosen.layout).decode(),
+                "restore": chosen.restore,
                 "commits": sorted(commits),
                 "last_loss": furthest.last_loss,
                 "was_applied": furthest.was_applied,
@@ -293,6 +296,7 @@ class Agreement:
         return Verdict(
             group=group.followed_by(layout.generation, layout.ranks, text),
             layout=layout,
+            restore=tuple(document["restore"]),
             commits=frozenset(document["commits"]),
             last_loss=float(document["last_loss"]),
             was_applied=bool(document["was_applied"]),

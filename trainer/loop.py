@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.shrink import shrink
+from pacekeeper.core.errors import ExitCode, LostStateError, PacekeeperError
+from pacekeeper.core.shrink import Succession, shrink
 from pacekeeper.trainer.agreement import (
     START_S,
     Agreement,
@@ -228,7 +227,7 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
                 f"ranks {list(members)} live but formed no group {attempts} times: {lost.why}",
                 remedy="can they reach each other? GLOO_SOCKET_IFNAME names the interface to use",
             )
-        move_in = partial(_move_in, rank, stores, agreement, verdict.layout)
+        move_in = partial(_move_in, rank, stores, agreement, verdict)
         moved_bytes, next_loss = _attempt(move_in)
         if next_loss is None:
             break
@@ -244,24 +243,37 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
     )
 
 
-def _move_in(rank: Rank, stores: Stores, agreement: Agreement, layout: Layout) -> int:
-    """Form the group of `layout` and go over to it; bytes sent."""
+def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict) -> int:
+    """Form the group and go over to its layout, or back to a checkpoint; bytes sent or read."""
     _join(rank, stores, agreement, rank.group)
-    return rank.do_move(layout)
+    if verdict.restore:
+        return rank.do_restore(verdict.restore, verdict.layout)
+    return rank.do_move(verdict.layout)
 
 
 def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
     group = rank.group
 
-    def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Layout:
-        layout = rank.layout
+    def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Succession:
+        layout, has_begun = rank.layout, rank.has_entered
         if commits and rank.pending_layout is not None:
-            layout = rank.pending_layout
+            layout, has_begun = rank.pending_layout, True
         # Who is no member any more died in an earlier generation that never got its move done.
         gone = set(layout.ranks) - (set(group.members) - dead)
         num_living = len(layout.ranks) - len(gone)
         floor = floor_of(rank.spec.config, num_living, rank.spec.node_of)
-        return shrink(layout, dead=gone, generation=new_generation, floor=floor)
+        go_on = partial(shrink, layout, dead=gone, generation=new_generation, floor=floor)
+        try:
+            paths = () if has_begun else rank.checkpoints.candidates()
+            if not paths:
+                return Succession(layout=go_on())
+        except LostStateError as error:
+            # The others are at a later step: so that nothing is stale, all go back.
+            paths = rank.checkpoints.candidates()
+            if not paths:
+                raise
+            _log.warning("%s: all go back to the newest checkpoint", error.what)
+        return Succession(layout=go_on(is_restored=True), restore=paths)
 
     offered = rank.hooks.ring.command().plan_generation
     report = Report(

@@ -1,8 +1,9 @@
-"""Checkpoints of whole jobs: killed to the last process and launched again, in any size.
+"""Checkpoints of whole jobs: killed to the last process and launched again, or short of an expert.
 
 The undisturbed run is one process that holds everything; float64, so that 1e-9 can be asked for.
 """
 
+import signal
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import open_storage
 from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
+from support.sabotage import Moment, Sabotage
 
 
 @cache
@@ -80,6 +83,64 @@ def test_a_finished_job_that_is_launched_again_has_nothing_to_do(tmp_path: Path)
             assert fleet.codes() == [0]
             num_steps = len(fleet.steps(0))
     assert num_steps == 0
+
+
+def test_an_expert_without_living_host_comes_from_the_newest_checkpoint(tmp_path: Path) -> None:
+    """All go back to its step, in the same processes; nothing is stale."""
+    config = saving(tmp_path, replicas=1)
+    with Fleet(directory=tmp_path, config=config) as fleet:
+        fleet.await_(lambda: bool(saved(config)))
+        pids = [fleet.pid(rank) for rank in (0, 2, 3)]
+        fleet.signal(1, signal.SIGKILL)
+        assert fleet.codes() == [0]
+        assert [fleet.pid(rank) for rank in (0, 2, 3)] == pids
+        assert_losses(fleet, (0, 2, 3), 0)
+        (event,) = fleet.events(0, "regroup")
+        assert event["step"] % 4 == 0 and event["step"] > 0
+        assert "all go back to the newest checkpoint" in fleet.launchers[0].output()
+
+
+@pytest.mark.parametrize(
+    ("moment", "doubters"),
+    [
+        (Moment.IN_RESTORE, ()),
+        (Moment.IN_MOVE_AFTER_VOTE, (0,)),  # the leader missed that the others went back
+    ],
+)
+def test_a_death_while_all_go_back(
+    tmp_path: Path, moment: Moment, doubters: tuple[int, ...]
+) -> None:
+    config = saving(tmp_path, replicas=1)
+    body = Sabotage(moment=moment, victims=(2,), doubters=doubters)
+    with Fleet(directory=tmp_path, config=config, body=body) as fleet:
+        fleet.await_(lambda: bool(saved(config)))
+        fleet.signal(1, signal.SIGKILL)
+        assert fleet.codes() == [0]
+        assert_losses(fleet, (0, 3), 0)
+        assert fleet.events(0, "regroup")[-1]["generation"] == 3
+
+
+def test_a_death_while_a_job_resumes(tmp_path: Path) -> None:
+    """Nobody has any state yet: what the dead would have held is in the checkpoint, too."""
+    config = saving(tmp_path, replicas=1, steps=8)
+    (tmp_path / "a").mkdir()
+    with Fleet(directory=tmp_path / "a", config=config, ranks_per_node=2) as fleet:
+        assert fleet.codes() == [0]
+    (tmp_path / "b").mkdir()
+    config = replace(config, steps=SMALL.steps)
+    body = Sabotage(moment=Moment.IN_RESTORE, victims=(0,))
+    with Fleet(directory=tmp_path / "b", config=config, ranks_per_node=3, body=body) as fleet:
+        assert fleet.codes() == [0]
+        assert_losses(fleet, (1, 2), 8)
+
+
+def test_without_a_checkpoint_lost_state_ends_the_job_as_before(tmp_path: Path) -> None:
+    config = saving(tmp_path, replicas=1)
+    config = replace(config, checkpoint_period_steps=1000)
+    with Fleet(directory=tmp_path, config=config) as fleet:
+        fleet.await_step(4, 0)
+        fleet.signal(1, signal.SIGKILL)
+        assert fleet.codes() == [ExitCode.LOST_STATE]
 
 
 def test_a_disk_that_refuses_does_not_stop_training(tmp_path: Path) -> None:

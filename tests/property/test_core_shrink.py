@@ -137,3 +137,24 @@ def test_what_is_known_of_a_survivors_speed_stays_known(layout: Layout) -> None:
     except LostStateError:
         return
     assert dict(left.speeds) == {rank: speed for rank, speed in layout.speeds if rank in left.ranks}
+
+
+@given(layouts(), st.integers(1, 3), st.data())
+def test_what_a_checkpoint_fills_needs_no_living_host(
+    layout: Layout, min_hosts: int, data: st.DataObject
+) -> None:
+    dead = data.draw(deaths(layout))
+    floor = Floor(hosts=min_hosts)
+    if any(
+        all(any(run.rank in dead for run in group) for group in stage.groups)
+        for stage in layout.stages
+    ):
+        with pytest.raises(LostStateError):
+            shrink(layout, dead=dead, generation=2, floor=floor, is_restored=True)
+        return
+    after = shrink(layout, dead=dead, generation=2, floor=floor, is_restored=True)
+    assert not set(after.ranks) & dead
+    for (layer, _), hosts in hosts_of(after).items():
+        assert len(hosts) >= min(min_hosts, len(after.stage_of(layer).ranks))
+    if not is_lost(layout, dead):
+        assert after == shrink(layout, dead=dead, generation=2, floor=floor)

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import agreement
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
 from pacekeeper.trainer.commit import Phase, Progress
@@ -23,10 +24,17 @@ VOTED = Progress(ticket=TICKET, phase=Phase.VOTE)
 COMMITTED = Progress(ticket=TICKET + 1, phase=Phase.PRE)
 
 
-def next_layout(commits: bool, dead: frozenset[int], generation: int, members: int = 8) -> Layout:
+def next_layout(
+    commits: bool, dead: frozenset[int], generation: int, members: int = 8
+) -> Succession:
     del commits
     living = [rank for rank in range(members) if rank not in dead]
-    return even_layout(ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation)
+    return Succession(
+        layout=even_layout(
+            ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation
+        ),
+        restore=("a/checkpoint",) if dead else (),
+    )
 
 
 def reach(
@@ -192,7 +200,7 @@ def test_lost_state_is_everybodys_verdict() -> None:
         )  # fmt: skip
         cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false]"
 
-        def lost(commits: bool, dead: frozenset[int], generation: int) -> Layout:
+        def lost(commits: bool, dead: frozenset[int], generation: int) -> Succession:
             raise LostStateError("layer 0 expert 1: all its hosts are dead")
 
         with pytest.raises(LostStateError, match="layer 0 expert 1") as caught:

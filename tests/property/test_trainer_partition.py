@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import NoQuorumError
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import agreement
 from pacekeeper.trainer.agreement import Agreement, Fenced, Report
 from pacekeeper.trainer.commit import Phase, Progress
@@ -97,10 +98,12 @@ class Job:
 
 
 def _next_layout(group: Group):  # type: ignore[no-untyped-def]
-    def layout(commits: bool, dead: frozenset[int], generation: int) -> Layout:
+    def layout(commits: bool, dead: frozenset[int], generation: int) -> Succession:
         living = [rank for rank in group.members if rank not in dead]
-        return even_layout(
-            ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation
+        return Succession(
+            layout=even_layout(
+                ranks=living, num_layers=1, num_experts=2, replicas=1, generation=generation
+            )
         )
 
     return layout

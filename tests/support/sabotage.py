@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer import agreement, fabric, loop, mover, probe, rank
+from pacekeeper.trainer import agreement, checkpoint, fabric, loop, mover, probe, rank
 from pacekeeper.trainer.fabric import PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
 
@@ -27,6 +27,7 @@ class Moment(StrEnum):
     IN_PROBE = "it has read its own clock, it has not sent its message"
     IN_FORMING = "it has read the verdict, the new group is being formed"
     IN_REGROUP_MOVE = "the new group stands, blocks are on their way"
+    IN_RESTORE = "all go back to a checkpoint, it has not read it"
     WITH_VERDICT = "it is the leader and has written the verdict, nobody else may have read it"
     AT_END = "it has seen that everybody is done"
 
@@ -78,6 +79,8 @@ class Sabotage:
                 wrap(fabric.Fabric, "_await_members", before=lambda f, *_: strike(f.generation > 1))
             case Moment.IN_REGROUP_MOVE:
                 wrap(mover, "stage", before=lambda *_: strike())
+            case Moment.IN_RESTORE:
+                wrap(checkpoint.Checkpoints, "stage", before=lambda *_: strike())
             case Moment.WITH_VERDICT:
                 wrap(agreement.Agreement, "_witness", before=lambda *_: strike())
             case Moment.AT_END:
