@@ -67,11 +67,18 @@ def as_dict(message: Any) -> dict[str, Any]:
 
 def _plain(message: Any, field: Any) -> Any:
     value = getattr(message, field.name)
-    if field.label == field.LABEL_REPEATED:
+    if _is_repeated(field):
         return [_plain_one(field, item) for item in value]
     if field.has_presence and not message.HasField(field.name):
         return None
     return _plain_one(field, value)
+
+
+def _is_repeated(field: Any) -> bool:
+    """protobuf 7 took `label` away; 5.29 has no `is_repeated` yet."""
+    if hasattr(field, "is_repeated"):
+        return bool(field.is_repeated)
+    return bool(field.label == field.LABEL_REPEATED)
 
 
 def _plain_one(field: Any, value: Any) -> Any:

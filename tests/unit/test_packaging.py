@@ -1,5 +1,6 @@
 """The wheel is built from the real folders; the links under src/ serve editable installs only."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -96,6 +97,64 @@ def test_the_seam_runs_from_the_wheel_with_the_standard_library_alone(
 
 def test_the_installed_version_is_the_projects() -> None:
     assert version("pacekeeper") == PROJECT["project"]["version"]
+
+
+def floor_of(distribution: str) -> tuple[int, ...]:
+    """The lowest version that pyproject.toml lets in."""
+    for line in PROJECT["project"]["dependencies"]:
+        found = re.match(rf"{re.escape(distribution)}>=([\d.]+)", line)
+        if found is not None:
+            return as_numbers(found[1])
+    raise AssertionError(f"{distribution}: no dependency with a floor")
+
+
+def as_numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(".")))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "files", "said"),
+    [
+        ("grpcio", "*_pb2_grpc.py", r"GRPC_GENERATED_VERSION = '([\d.]+)'"),
+        ("protobuf", "*_pb2.py", r"Protobuf Python Version: ([\d.]+)"),
+    ],
+)
+def test_no_version_is_let_in_that_is_older_than_the_generated_code_asks_for(
+    distribution: str, files: str, said: str
+) -> None:
+    generated = sorted((ROOT / "protos").glob(files))
+    assert generated
+    for path in generated:
+        needed = re.search(said, path.read_text())
+        assert needed is not None, f"{path.name} does not say its version"
+        floor = floor_of(distribution)
+        padded = floor + (0,) * (3 - len(floor))
+        assert padded >= as_numbers(needed[1]), f"{path.name} needs {distribution} {needed[1]}"
+
+
+def test_the_companions_of_grpcio_have_its_floor() -> None:
+    companions = ["grpcio-health-checking", "grpcio-reflection"]
+    assert {floor_of(name) for name in companions} == {floor_of("grpcio")}
+
+
+# What a dependency is imported as, where that is not its own name.
+IMPORTED_AS = {
+    "grpcio": "grpc",
+    "grpcio-health-checking": "grpc_health",
+    "grpcio-reflection": "grpc_reflection",
+    "nvidia-ml-py": "pynvml",
+    "prometheus-client": "prometheus_client",
+    "protobuf": "google",
+}
+
+
+def test_every_dependency_is_imported_somewhere() -> None:
+    """What nobody imports only narrows the versions that can be had."""
+    source = "\n".join((ROOT / path).read_text() for path in packaged() if path.endswith(".py"))
+    for line in PROJECT["project"]["dependencies"]:
+        name = re.split(r"[<>=]", line)[0]
+        module = IMPORTED_AS.get(name, name)
+        assert re.search(rf"^\s*(import|from) {module}\b", source, re.M), f"nobody imports {name}"
 
 
 def test_the_command_is_installed() -> None:
