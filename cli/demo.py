@@ -5,10 +5,19 @@ import random
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pacekeeper.core.errors import ConfigError
+
+# A closed terminal, a service manager, Ctrl-C: whoever ends the demo ends its fleet, too.
+ENDINGS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pacekeeper.cli.demo_measure import Schedule
 
 
 @click.command()
@@ -49,11 +58,9 @@ def command(
     """
     from rich.console import Console
 
-    from pacekeeper.cli.demo_director import JOB, Director
-    from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet
+    from pacekeeper.cli.demo_fleet import NUM_RANKS
+    from pacekeeper.cli.demo_folder import claimed
     from pacekeeper.cli.demo_measure import Schedule
-    from pacekeeper.cli.demo_report import print_outcome, write_report
-    from pacekeeper.cli.demo_view import View
 
     chosen = random.Random(seed)
     victim = chosen.randrange(NUM_RANKS) if rank is None else rank
@@ -71,15 +78,55 @@ def command(
         raise ConfigError(f"--{error}") from None
     killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
 
-    # A terminated demo ends its fleet, too: the exit runs through the `with` below.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    end_with_the_fleet()
     # Prose goes to stderr where a program reads stdout.
     console = Console(stderr=as_json)
-    folder = Path(run_dir)
+    with claimed(Path(run_dir)) as folder:
+        outcome = _play(
+            console, folder, schedule,
+            story={"victim": victim, "slowdown": slowdown, "killed": killed, "chosen": chosen},
+            clock=clock, fault=fault, seed=seed,
+        )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(outcome))
+
+
+def end_with_the_fleet() -> None:
+    """The first signal to end leaves through every `with`; later ones do not disturb that."""
+    heard = [n for n in ENDINGS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup: no SIGHUP
+
+    def end(number: int, _: object) -> None:
+        for one in heard:
+            signal.signal(one, lambda *_: None)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    for number in heard:
+        signal.signal(number, end)
+
+
+def _play(
+    console: "Console",
+    folder: Path,
+    schedule: "Schedule",
+    *,
+    story: dict[str, Any],
+    clock: str,
+    fault: str,
+    seed: int,
+) -> dict[str, Any]:
+    """Start the fleet, play the story, write the report; the outcome as plain values."""
+    from pacekeeper.cli.demo_director import JOB, Director
+    from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet
+    from pacekeeper.cli.demo_report import print_outcome, write_report
+    from pacekeeper.cli.demo_view import View
+
+    steps = schedule.steps
     with Fleet(run_dir=folder, job=JOB, steps=steps, seed=seed, clock=clock) as fleet:
         console.print("[dim]started by the commands an operator would type:[/]")
         for line in fleet.commands:
-            console.print(f"[dim]  {line}[/]", soft_wrap=True, highlight=False)
+            console.print(f"  {line}", style="dim", soft_wrap=True, highlight=False, markup=False)
         if clock == "emulated":
             console.print(
                 "[dim]clock: emulated accelerator - real arithmetic, then each rank waits until "
@@ -93,9 +140,8 @@ def command(
             title=f"pacekeeper demo: {NUM_RANKS} ranks on 2 nodes, seed {seed}",
             total_steps=steps,
         ) as view:
-            director.play(view, victim=victim, slowdown=slowdown, killed=killed, chosen=chosen)
+            director.play(view, **story)
     outcome = director.outcome(clock=clock, seed=seed)
     report = write_report(folder, outcome, director)
     print_outcome(console, outcome, report)
-    if as_json:
-        click.echo(json.dumps(outcome.to_json()))
+    return outcome.to_json()

@@ -104,6 +104,7 @@ class Director:
                     remedy=f"see the logs in {self.folder / 'logs'}",
                 )
             time.sleep(0.05)
+        self.fleet.check()  # all launchers ended since the last look: well?
         if step < self.schedule.steps:
             raise PacekeeperError(
                 f"training ended before step {step}", remedy=f"see {self.folder / 'logs'}"

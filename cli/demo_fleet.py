@@ -9,12 +9,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import HostError, PacekeeperError
+from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.ring import COMMAND_OFFSET, decode_header, ring_file_name
 
 NUM_NODES = 2
@@ -22,13 +24,49 @@ RANKS_PER_NODE = 2
 NUM_RANKS = NUM_NODES * RANKS_PER_NODE
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OWN_WORDS = "pacekeeper: "  # how every command begins the line that says why it ended
+
+
+@contextmanager
+def held_signals() -> Iterator[None]:
+    """A signal to end that comes meanwhile is heard at the end of the `with`.
+
+    Else it would come between the start of a process and our knowing of it, or between two kills,
+    and leave a process behind. What is started meanwhile hears its own signals as always.
+    """
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in ENDINGS}
+    heard = {n: h for n, h in before.items() if h not in (signal.SIG_IGN, None)}
+    for number in heard:
+        signal.signal(number, lambda heard_now, _: came.append(heard_now))
+    try:
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+        for waiting in came:
+            signal.raise_signal(waiting)
+
+
+class PartEndedError(PacekeeperError):
+    """A part of the demo ended: its own words where it had some, and its own exit code."""
+
+    def __init__(self, name: str, code: int, log: Path) -> None:
+        lines = log.read_text(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith(OWN_WORDS)]
+        why = said[-1].removeprefix(OWN_WORDS) if said else "\n" + "\n".join(lines[-8:])
+        super().__init__(f"{name} ended with code {code}: {why}", remedy=f"the whole log is {log}")
+        failures = {int(known): known for known in ExitCode if known is not ExitCode.OK}
+        self.exit_code = failures.get(code, ExitCode.INTERNAL)
 
 
 @dataclass(kw_only=True)
 class Fleet:
     """One controller, two agents, two launchers; `with Fleet(...)` leaves no process behind.
 
-    `run_dir` keeps logs, the store and the step logs; the rings lie on tmpfs where there is one.
+    `run_dir`, a claimed one (`demo_folder`), keeps logs, the store and the step logs; the rings lie
+    on tmpfs where there is one.
     `train_file`: settings of the trainer ([train] of a TOML file) beyond those named here.
     """
 
@@ -44,12 +82,6 @@ class Fleet:
     commands: list[str] = field(default_factory=list)
 
     def __enter__(self) -> "Fleet":
-        try:
-            self._clear_run_dir()
-        except OSError as error:
-            raise HostError(
-                f"run directory {self.run_dir}: {error.strerror}", remedy="choose another --run-dir"
-            ) from None
         shared_memory = Path("/dev/shm")
         on_tmpfs = shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
         self.ring_root = Path(
@@ -69,14 +101,6 @@ class Fleet:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-    def _clear_run_dir(self) -> None:
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        for name in ("faults", "train", "logs", "traces"):
-            shutil.rmtree(self.run_dir / name, ignore_errors=True)
-            (self.run_dir / name).mkdir()
-        for stale in self.run_dir.glob("controller.sqlite*"):
-            stale.unlink()
 
     def _start(self) -> None:
         self._spawn(
@@ -106,7 +130,7 @@ class Fleet:
 
     def _spawn(self, name: str, arguments: list[str]) -> None:
         self.commands.append("pacekeeper " + " ".join(a if a else '""' for a in arguments))
-        with (self.run_dir / "logs" / f"{name}.log").open("wb") as log:
+        with (self.run_dir / "logs" / f"{name}.log").open("wb") as log, held_signals():
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "pacekeeper.cli.main", *arguments],
                 stdout=log,
@@ -127,15 +151,11 @@ class Fleet:
         raise PacekeeperError("the controller did not start", remedy=f"see {log}")
 
     def check(self) -> None:
-        """Raises PacekeeperError where a process has ended that should still run."""
+        """Raises PartEndedError where a process has ended that should still run, or ended badly."""
         for name, process in self.processes.items():
             code = process.poll()
             if code is not None and not (name.startswith("launch") and code == 0):
-                log = self.run_dir / "logs" / f"{name}.log"
-                tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-                raise PacekeeperError(
-                    f"{name} ended with code {code}:\n{tail}", remedy=f"the whole log is {log}"
-                )
+                raise PartEndedError(name, code, self.run_dir / "logs" / f"{name}.log")
 
     @property
     def training_is_over(self) -> bool:
@@ -164,20 +184,23 @@ class Fleet:
 
     def stop(self) -> None:
         """End all processes: trainers first, so that nobody reports a death that is none."""
-        for prefix in ("launch", "agent", "controller"):
-            group = [p for name, p in self.processes.items() if name.startswith(prefix)]
-            for process in group:
-                if process.poll() is None:
-                    process.terminate()
-            give_up_s = time.monotonic() + STOP_TIMEOUT_S
-            for process in group:
-                try:
-                    process.wait(max(0.1, give_up_s - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-        shutil.rmtree(self.ring_root, ignore_errors=True)
+        with held_signals():
+            for prefix in ("launch", "agent", "controller"):
+                self._stop_all([p for name, p in self.processes.items() if name.startswith(prefix)])
+            shutil.rmtree(self.ring_root, ignore_errors=True)
+
+    def _stop_all(self, group: list[subprocess.Popen[bytes]]) -> None:
+        for process in group:
+            if process.poll() is None:
+                process.terminate()
+        give_up_s = time.monotonic() + STOP_TIMEOUT_S
+        for process in group:
+            try:
+                process.wait(max(0.1, give_up_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def _path(self, name: str) -> str:
         return str(self.run_dir / name)

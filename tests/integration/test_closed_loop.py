@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.cli.demo_fleet import Fleet
+from pacekeeper.cli.demo_folder import claimed
 from pacekeeper.cli.demo_recorder import read_step_log
 from pacekeeper.controller.store import Store
 from pacekeeper.core.findings import FindingKind
@@ -26,7 +27,10 @@ def set_fault(fleet: Fleet, slowdown: float) -> None:
 
 @pytest.mark.timeout(240)
 def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: Path) -> None:
-    with Fleet(run_dir=tmp_path, job="loop", steps=400, seed=3, clock="emulated") as fleet:
+    with (
+        claimed(tmp_path),
+        Fleet(run_dir=tmp_path, job="loop", steps=400, seed=3, clock="emulated") as fleet,
+    ):
         ask = Asking(fleet.address)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         set_fault(fleet, 1.6)
@@ -82,9 +86,12 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
     """One host per expert: the slow rank's experts have to get another one, and leave it again."""
     settings = tmp_path / "train.toml"
     settings.write_text("[train]\nreplicas = 1\n")
-    with Fleet(
-        run_dir=tmp_path, job="loop", steps=400, seed=3, clock="emulated", train_file=settings
-    ) as fleet:
+    with (
+        claimed(tmp_path / "run") as folder,
+        Fleet(
+            run_dir=folder, job="loop", steps=400, seed=3, clock="emulated", train_file=settings
+        ) as fleet,
+    ):
         ask = Asking(fleet.address)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         first = ask.layout()
@@ -103,7 +110,7 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         until("the layout goes home", lambda: ask.layout().experts == first.experts)
         until("the incident is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
     for rank in range(4):
-        steps = read_step_log(tmp_path / "train" / f"steps-{rank}.jsonl")
+        steps = read_step_log(folder / "train" / f"steps-{rank}.jsonl")
         assert [s.step for s in steps] == list(range(len(steps)))
         assert steps[-1].loss < steps[0].loss
 
