@@ -44,8 +44,8 @@ from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.errors import ConfigError, listen_error
+from pacekeeper.core.config import ControllerConfig, host_and_port
+from pacekeeper.core.errors import listen_error
 from pacekeeper.predictor.calibration import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
@@ -70,13 +70,11 @@ class Controller:
     """The central service of a fleet."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        """Raises ConfigError (addresses), HostError and VersionError (store)."""
+        """Raises HostError and VersionError (store)."""
         self.config = config
-        self._address = parse_address(config.listen, "listen")
+        self._address = host_and_port(config.listen)
         self._metrics_address = (
-            parse_address(config.metrics_listen, "metrics_listen")
-            if config.metrics_listen
-            else None
+            host_and_port(config.metrics_listen) if config.metrics_listen else None
         )
         self.store = Store.open(Path(config.store))
         self.metrics = ControllerMetrics()
@@ -279,18 +277,6 @@ class Controller:
         if text != self._last_failure:
             self._last_failure = text
             _log.error("%s", text, exc_info=error)
-
-
-def parse_address(text: str, key: str) -> tuple[str, int]:
-    """HOST:PORT as (host, port). Raises ConfigError naming `key`.
-
-    Checked here because gRPC takes port 443 for a missing one and wraps one that is too large.
-    """
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ConfigError(f"{key}: expected HOST:PORT with a port from 0 to 65535, got {text!r}")
-    return host, int(port)
 
 
 def _joined(host: str, port: int) -> str:

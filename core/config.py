@@ -25,12 +25,25 @@ def _at_least(owner: object, floor: float, *names: str) -> None:
             raise ValueError(f"{name}: expected at least {floor}, got {getattr(owner, name)}")
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """HOST:PORT or [HOST]:PORT as (host, port); raises ValueError for anything else.
+
+    Not left to gRPC, which takes port 443 for a missing one and wraps one that is too large.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
+    if not host or not is_port:
+        raise ValueError(f"expected HOST:PORT with a port from 0 to 65535, got {address!r}")
+    return host, int(port)
+
+
 def _address(owner: object, *names: str) -> None:
     for name in names:
-        text = getattr(owner, name)
-        host, _, port = text.rpartition(":")
-        if not (host and port.isdecimal() and int(port) <= 65535):
-            raise ValueError(f"{name}: expected HOST:PORT with a port up to 65535, got {text!r}")
+        try:
+            host_and_port(getattr(owner, name))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +192,7 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "tick_interval_s", "blind_after_s")
+        _address(self, "listen", *(["metrics_listen"] if self.metrics_listen else []))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
