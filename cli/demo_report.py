@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.cli.demo_director import Director
@@ -64,10 +65,10 @@ def print_outcome(console: Console, outcome: Outcome, report: Report) -> None:
     table.add_column(style="dim")
     table.add_column()
     for name, value in summary(outcome):
-        table.add_row(name, value)
+        table.add_row(name, escape(value))
     console.print(table)
-    console.print(f"report: {report.page}", soft_wrap=True, highlight=False)
-    console.print(f"picture: {report.picture}", soft_wrap=True, highlight=False)
+    for name, path in (("report", report.page), ("picture", report.picture)):
+        console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def summary(outcome: Outcome) -> list[tuple[str, str]]:

@@ -321,12 +321,14 @@ def _filesystem_of(path: Path) -> str:
 def _print(checks: tuple[Check, ...]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     styles = {Health.OK: "green", Health.LIMITED: "yellow", Health.BROKEN: "bold red"}
     table = Table(box=None, header_style="dim")
     for name in ("", "what", "found", "to do"):
         table.add_column(name)
     for check in checks:
-        style = styles[check.health]
-        table.add_row(f"[{style}]{check.health}[/]", check.name, check.found, check.remedy)
+        # Text: paths and what the system says are no markup.
+        words = (Text(word) for word in (check.name, check.found, check.remedy))
+        table.add_row(Text(check.health, style=styles[check.health]), *words)
     Console().print(table)

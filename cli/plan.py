@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from pacekeeper.cli.options import Finite
+
 
 @click.group()
 def command() -> None:
@@ -23,7 +25,7 @@ def command() -> None:
 @click.option("--speeds", default="", help="DEVICE=SPEED,..: those that are not 1.0.")
 @click.option("--suspects", default="", help="DEVICE=PROBABILITY,..: those more likely to fail.")
 @click.option(
-    "--failure", type=click.FloatRange(0.0, 1.0), default=0.01, show_default=True,
+    "--failure", type=Finite(0.0, 1.0), default=0.01, show_default=True,
     help="Probability that a device fails before the next plan.",
 )  # fmt: skip
 @click.option("--racks", type=click.IntRange(1), help="Nodes per rack; not given: each its own.")
@@ -34,7 +36,7 @@ def command() -> None:
     "--min-racks", type=click.IntRange(1), default=1, show_default=True, help="Per expert."
 )
 @click.option(
-    "--drift", type=click.FloatRange(0.0), default=0.1, show_default=True,
+    "--drift", type=Finite(0.0), default=0.1, show_default=True,
     help="Change of loads to keep room for, relative to one device's fair work.",
 )  # fmt: skip
 @click.option("--current", type=Path, help="An earlier plan (--json) to start from.")

@@ -3,8 +3,14 @@
 import json
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 from pacekeeper.core.errors import ConfigError, DataError
+
+# What json and numpy raise at what is damaged, empty, endlessly nested, or says it is huge.
+UNREADABLE = (
+    ValueError, RecursionError, OverflowError, EOFError, BadZipFile, MemoryError,
+)  # fmt: skip
 
 
 def read_loads(path: Path) -> list[list[float]]:
@@ -15,9 +21,7 @@ def read_loads(path: Path) -> list[list[float]]:
     try:
         match path.suffix:
             case ".npy":
-                import numpy as np
-
-                rows: Any = np.load(path, allow_pickle=False).tolist()
+                rows: Any = _npy(path)
             case ".csv":
                 lines = path.read_text().splitlines()
                 rows = [[float(x) for x in line.split(",")] for line in lines if line.strip()]
@@ -25,13 +29,12 @@ def read_loads(path: Path) -> list[list[float]]:
                 rows = json.loads(path.read_text())
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: {error}", remedy="expected .json, .csv or .npy") from None
+    except UNREADABLE as error:
+        raise DataError(f"{path}: {_why(error)}", remedy="expected .json, .csv or .npy") from None
     if not isinstance(rows, list) or not rows:
         raise DataError(f"{path}: expected one list of loads per layer")
     if not isinstance(rows[0], list):
         rows = [rows]  # one layer
-    found: list[list[float]] = rows
     sizes = {len(row) if isinstance(row, list) else 0 for row in rows}
     numbers = (x for row in rows for x in row) if len(sizes) == 1 else ()
     if (
@@ -40,7 +43,24 @@ def read_loads(path: Path) -> list[list[float]]:
         or any(isinstance(x, bool) or not isinstance(x, int | float) for x in numbers)
     ):
         raise DataError(f"{path}: expected as many numbers in every layer")
-    return found
+    try:
+        return [[float(x) for x in row] for row in rows]
+    except OverflowError:
+        raise DataError(f"{path}: expected loads below 1e308") from None
+
+
+def _npy(path: Path) -> Any:
+    """The rows of a .npy file. Raises OSError or one of UNREADABLE."""
+    import numpy as np
+
+    array = np.load(path, allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError("several arrays (.npz)")
+    return array.tolist()
+
+
+def _why(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
 def read_hosts(path: Path) -> list[list[list[int]]]:
@@ -55,8 +75,8 @@ def read_hosts(path: Path) -> list[list[list[int]]]:
         ]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        why = f"{path}: no plan ({type(error).__name__}: {error})"
+    except (*UNREADABLE, KeyError, TypeError) as error:
+        why = f"{path}: no plan ({type(error).__name__}: {_why(error)})"
         raise DataError(why, remedy="give what --json printed") from None
 
 

@@ -43,13 +43,14 @@ def as_document(plan: ExpertPlan) -> dict[str, Any]:
 def show(plan: ExpertPlan, cluster: Cluster) -> None:
     """For people, on standard output."""
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     proof = plan.proof
     worst = max(proof.layers, key=lambda layer: layer.gap)
     over = worst.value / worst.fluid if worst.fluid > 0.0 else 1.0
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"[bold]{proof.reason}[/]")
+    console.print(f"[bold]{escape(proof.reason)}[/]")
     console.print(
         f"fullest device of the worst layer: {over:.4f} of the fluid limit;"
         f" at most {proof.gap:.2%} above what any placement in these slots can reach"

@@ -121,7 +121,7 @@ def _rank_table(job: Any) -> Any:
         table.add_row(
             str(rank.rank),
             escape(rank.node),
-            rank.state,
+            escape(rank.state),
             f"x{rank.slowdown:.2f}" if is_measured else "measuring",
             f"{rank.observed_s * 1e3:.0f}" if rank.HasField("observed_s") else "",
             f"{rank.expected_s * 1e3:.0f}" if rank.HasField("expected_s") else "",

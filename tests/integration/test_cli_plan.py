@@ -90,3 +90,24 @@ def test_what_is_wrong_is_said_in_one_line(
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert says in done.stderr.strip().splitlines()[-1]
+
+
+def refused(*arguments: str) -> tuple[int, str]:
+    """Exit code and last line of a plan that is refused, which must not be a traceback."""
+    done = pacekeeper("plan", "placement", "--nodes", "2", "--slots", "8", *arguments)
+    assert done.returncode != 0 and "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("option", ["--drift", "--failure"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_number_that_is_none_is_refused(loads: Path, option: str, value: str) -> None:
+    code, line = refused("--loads", str(loads), option, value)
+    assert code == ExitCode.USAGE
+    assert option in line
+
+
+@pytest.mark.parametrize("option", ["--speeds", "--suspects"])
+def test_a_device_s_value_that_is_no_number_is_refused(loads: Path, option: str) -> None:
+    code, _ = refused("--loads", str(loads), option, "0=nan")
+    assert code == ExitCode.CONFIG

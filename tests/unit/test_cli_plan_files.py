@@ -1,0 +1,69 @@
+"""Whatever stands in a file for `plan`: it is read, or one line says what is wrong."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pacekeeper.cli.plan_files import read_hosts, read_loads
+from pacekeeper.core.errors import DataError
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000, 100000000), }"
+
+
+def test_numbers_of_all_files_are_floats(tmp_path: Path) -> None:
+    for name, text in (("a.json", "[[1, 2.5]]"), ("a.csv", "1,2.5\n")):
+        (tmp_path / name).write_text(text)
+        assert read_loads(tmp_path / name) == [[1.0, 2.5]]
+    np.save(tmp_path / "a.npy", np.array([[1, 2]]))
+    assert read_loads(tmp_path / "a.npy") == [[1.0, 2.0]]
+    assert all(type(x) is float for x in read_loads(tmp_path / "a.npy")[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("deep.json", DEEP.encode(), "nested too deeply"),
+        ("huge.json", b"[[1" + b"0" * 400 + b", 2]]", "below 1e308"),
+        ("text.json", b"loads", "expected .json, .csv or .npy"),
+        ("empty.npy", b"", "expected .json, .csv or .npy"),
+        ("zip.npy", b"PK\x03\x04abc", "expected .json, .csv or .npy"),
+        (
+            "huge.npy",
+            b"\x93NUMPY\x01\x00\x76\x00" + HUGE.ljust(117) + b"\n",
+            "expected .json, .csv or .npy",
+        ),
+        ("mixed.json", b"[[1, true]]", "as many numbers in every layer"),
+    ],
+)
+def test_loads_that_are_none_are_told_in_one_line(
+    name: str, content: bytes, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words) as found:
+        read_loads(tmp_path / name)
+    assert name in str(found.value) and "\n" not in str(found.value)
+
+
+def test_an_archive_of_several_arrays_is_not_loads(tmp_path: Path) -> None:
+    with (tmp_path / "several.npy").open("wb") as file:
+        np.savez(file, a=np.ones(3), b=np.ones(3))
+    with pytest.raises(DataError, match="several arrays"):
+        read_loads(tmp_path / "several.npy")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(DEEP, id="deep"),
+        pytest.param(json.dumps({"hosts": [[[{"device": float("inf")}]]]}), id="infinite"),
+        pytest.param("[]", id="no plan"),
+        pytest.param('{"hosts": 1}', id="no list"),
+    ],
+)
+def test_an_earlier_plan_that_is_none_is_told_in_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(DataError, match=r"plan\.json: no plan"):
+        read_hosts(tmp_path / "plan.json")
