@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pacekeeper.simulator.traces import Format, one_of, open_runs
+from pacekeeper.simulator.formats import Format
 
 
 @click.command()
@@ -46,6 +46,7 @@ def command(
     each is judged, or the one of --run.
     """
     from pacekeeper.predictor.replay import judge
+    from pacekeeper.simulator.traces import one_of, open_runs
 
     wanted = None if form == "auto" else Format(form)
     runs = open_runs(path, wanted)

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.trace_file import FORMAT as NATIVE_FORMAT
 from pacekeeper.predictor.trace import Trace
+from pacekeeper.simulator.formats import Format
 from pacekeeper.simulator.read_bytedance import NEEDED as BYTEDANCE_COLUMNS
 from pacekeeper.simulator.read_bytedance import read_bytedance
 from pacekeeper.simulator.read_kineto import read_kineto
@@ -25,19 +25,6 @@ MANY_LINES = 100_000  # looked at for a log's first iteration: launchers talk a 
 MAX_FILES = 20_000
 KINETO_WORDS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 ITERATION_WORDS = "elapsed time per iteration"
-
-
-class Format(StrEnum):
-    """The formats that `pacekeeper replay` reads."""
-
-    NATIVE = "native"
-    BYTEDANCE = "bytedance"
-    PERSEUS = "perseus"
-    SMARTMOE = "smartmoe"
-    KINETO = "kineto"
-    MEGATRON_LOG = "megatron-log"
-    NCCL_INSPECTOR = "nccl-inspector"
-    STEPS = "steps"
 
 
 _Runs = tuple[Trace, ...]

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import click
 import pytest
 import torch
 
+from pacekeeper.cli.main import main
 from pacekeeper.core import ring
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import StepRecord
@@ -50,6 +52,14 @@ def test_a_wrong_type_names_what_was_expected(part: str, tmp_path: Path) -> None
     config.write_text("[train]\nsteps='many'\n")
     done = pacekeeper(part, "--config", str(config))
     assert_refused(done, ExitCode.CONFIG, "[train] steps", "expected int, got str 'many'")
+
+
+@pytest.mark.parametrize("key", ["listen", "metrics_listen"])
+def test_an_address_in_a_file_that_is_none_names_file_and_table(key: str, tmp_path: Path) -> None:
+    config = tmp_path / "my.toml"
+    config.write_text(f"[controller]\n{key} = '7443'\n")
+    done = pacekeeper("controller", "--config", str(config))
+    assert_refused(done, ExitCode.CONFIG, "my.toml", f"[controller] {key}: expected HOST:PORT")
 
 
 @pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
@@ -227,6 +237,9 @@ def test_no_controller_is_said_with_its_address(command: str) -> None:
         (("agent", "--metrics-listen", "all"), "metrics_listen: expected HOST:PORT"),
         (("status", "--controller", ""), "controller: expected HOST:PORT"),
         (("incidents", "--controller", "here:port"), "controller: expected HOST:PORT"),
+        (("controller", "--listen", "7443"), "command line listen: expected HOST:PORT"),
+        (("controller", "--metrics-listen", "a"), "command line metrics_listen: expected HOST"),
+        (("demo", "--slowdown", "nan"), "expected 1.1 to 10"),
     ],
 )
 def test_an_impossible_option_names_what_was_expected(
@@ -239,13 +252,23 @@ def test_an_unknown_command_is_a_usage_error() -> None:
     assert pacekeeper("dance").returncode == ExitCode.USAGE
 
 
-@pytest.mark.parametrize(
-    "part", ["demo", "agent", "controller", "launch", "train", "status", "incidents", "doctor"]
-)
-def test_help_loads_nothing_heavy(part: str) -> None:
+def every_command() -> list[tuple[str, ...]]:
+    """The words of each command and of each command below it, from the table itself."""
+    found: list[tuple[str, ...]] = []
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        found.append((name,))
+        if isinstance(command, click.Group):
+            found += [(name, below) for below in command.list_commands(context)]
+    return found
+
+
+@pytest.mark.parametrize("words", every_command(), ids=" ".join)
+def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     code = (
         "import sys; from pacekeeper.cli.main import main\n"
-        f"try: main(['{part}', '--help'], standalone_mode=True)\n"
+        f"try: main({[*words, '--help']}, standalone_mode=True)\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'scipy', 'grpc', 'matplotlib', 'numpy'} & set(sys.modules)\n"
         "print(sorted(heavy))"
@@ -276,6 +299,12 @@ def test_doctor_says_when_a_part_can_not_run(tmp_path: Path) -> None:
     done = pacekeeper("doctor", "--ring-dir", str(tmp_path / "file" / "x"))
     assert done.returncode == ExitCode.HOST
     assert "broken" in done.stdout
+
+
+def test_doctor_shows_brackets_in_a_path_as_they_are() -> None:
+    done = pacekeeper("doctor", "--ring-dir", "[/x]/[bold]")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert "[/x]/[bold] on" in done.stdout
 
 
 def test_doctor_counts_whole_rings(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import MicroBatchRecord, StepRecord
 from pacekeeper.core.trace_file import TraceHeader, header_line, record_line
-from pacekeeper.simulator.traces import Format
+from pacekeeper.simulator.formats import Format
 from support.commands import pacekeeper
 from support.tree import ROOT
 

@@ -7,8 +7,9 @@ import pytest
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import Chunk, Worker
+from pacekeeper.simulator.formats import Format
 from pacekeeper.simulator.read_smartmoe import read_smartmoe
-from pacekeeper.simulator.traces import Format, detect
+from pacekeeper.simulator.traces import detect
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
