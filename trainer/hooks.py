@@ -9,11 +9,9 @@ import logging
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
@@ -25,25 +23,20 @@ from pacekeeper.core.record_codec import (
 )
 from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord, ProbeRecord
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.trainer.blocks import MicroBatchTimer, StepResult, Waiting, Work
 from pacekeeper.trainer.offers import Offers, PlanOffer
 from pacekeeper.trainer.telemetry import Ring
-from pacekeeper.trainer.timing import ComputeTime, SegmentClock, WallClock
+from pacekeeper.trainer.timing import (
+    MAX_LATE,
+    ComputeTime,
+    DeviceEventClock,
+    SegmentClock,
+    WallClock,
+)
 
 RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
 LIFE_VARIABLE = "PACEKEEPER_LIFE"
 _log = logging.getLogger(__name__)
-T = TypeVar("T")
-# Of a micro-batch: step, number, generation, tokens, tokens^2, expert rows, active experts, rows
-# over the knots, documents, tensor share.
-_Work = tuple[int, int, int, int, int, int, int, Sequence[int], int, float]
-
-
-@dataclass(slots=True)
-class StepResult:
-    """What a step came to: tokens and loss of the global batch, 0 and None where nobody says."""
-
-    tokens: int = 0
-    loss: float | None = None
 
 
 def attach(
@@ -96,12 +89,13 @@ class Hooks:
         self.ring = ring
         self.rank = rank
         self.generation = 0
-        self._timer = timer
+        self.timer = timer
         self._step = 0
         self._began_s = 0.0
         self._micro_batch = 0
-        # Of a clock that tells late: the micro-batch whose time is not known yet.
-        self._late: _Work | None = None
+        # Of a clock that tells late, (step, number, generation, work) of the newest micro-batches.
+        self._late: deque[tuple[int, int, int, Work]] = deque(maxlen=MAX_LATE + 1)
+        self._waiting = Waiting(timer, ring)
         self._offers = Offers(ring)
         self._probed = 0  # number of the newest probe that this rank has begun
 
@@ -129,53 +123,46 @@ class Hooks:
         `tensor_share`: the part of attention and dense layers that this rank holds.
         """
         try:
-            if compute is not None and not compute.is_of_previous:
-                # As `_write` does, but for the price of one more call: this one is in every step.
+            lag = -1
+            if compute is not None:
+                # At once: a look-up per field would cost several times that.
+                compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_s, lag, more = compute
+            if lag == 0:
+                # As `_tell_late` does, but for the price of one more call: this one is in every
+                # step.
                 self.ring.write_payload(
                     pack_micro_batch(
-                        self.rank, self._step, self._micro_batch, self.generation,
-                        compute.compute_s, tokens, sum_len_squared, expert_rows,
-                        num_active_experts, compute.cpu_s, compute.run_queue_s, compute.stall_s,
-                        compute.wait_s, compute.ended_mono_s, num_documents, tensor_share,
+                        self.rank, self._step, self._micro_batch, self.generation, compute_s,
+                        tokens, sum_len_squared, expert_rows, num_active_experts, cpu_s,
+                        run_queue_s, stall_s, wait_s, ended_s, num_documents, tensor_share,
                         rows_over,
                     )
                 )  # fmt: skip
             else:
-                late, self._late = (
-                    self._late,
-                    (
-                        self._step, self._micro_batch, self.generation, tokens, sum_len_squared,
-                        expert_rows, num_active_experts, rows_over, num_documents, tensor_share,
-                    ),
+                work = (
+                    tokens, sum_len_squared, expert_rows, num_active_experts, rows_over,
+                    num_documents, tensor_share,
                 )  # fmt: skip
-                if compute is not None and late is not None:
-                    self._write(compute, *late)
+                self._late.append((self._step, self._micro_batch, self.generation, work))
+                if compute is not None:
+                    self._tell_late((compute, *more))
         except Exception as error:
             self.ring.count_error(error)
         self._micro_batch += 1
 
-    def _write(
-        self,
-        compute: ComputeTime,
-        step: int,
-        micro_batch: int,
-        generation: int,
-        tokens: int,
-        sum_len_squared: int,
-        expert_rows: int,
-        num_active_experts: int,
-        rows_over: Sequence[int],
-        num_documents: int,
-        tensor_share: float,
-    ) -> None:
-        self.ring.write_payload(
-            pack_micro_batch(
-                self.rank, step, micro_batch, generation, compute.compute_s, tokens,
-                sum_len_squared, expert_rows, num_active_experts, compute.cpu_s,
-                compute.run_queue_s, compute.stall_s, compute.wait_s, compute.ended_mono_s,
-                num_documents, tensor_share, rows_over,
-            )
-        )  # fmt: skip
+    def _tell_late(self, known: Iterable[ComputeTime]) -> None:
+        """Each with the work of the micro-batch it is of; none where that is forgotten."""
+        for compute in known:
+            if compute.lag < len(self._late):
+                step, number, generation, work = self._late[-1 - compute.lag]
+                tokens, squared, rows, active, over, documents, share = work
+                self.ring.write_payload(
+                    pack_micro_batch(
+                        self.rank, step, number, generation, compute.compute_s, tokens, squared,
+                        rows, active, compute.cpu_s, compute.run_queue_s, compute.stall_s,
+                        compute.wait_s, compute.ended_mono_s, documents, share, over,
+                    )
+                )  # fmt: skip
 
     def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
         """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
@@ -299,20 +286,20 @@ class Hooks:
 
     def detach(self) -> None:
         """The rank is done. Its ring stays for the agent to read to its end."""
+        try:
+            if isinstance(self.timer, DeviceEventClock):
+                self._tell_late(self.timer.known())
+        except Exception as error:
+            self.ring.count_error(error)
         self.ring.close()
 
-    @contextmanager
-    def step(self, step: int, *, tokens: int = 0) -> Iterator[StepResult]:
+    def step(self, step: int, *, tokens: int = 0) -> StepResult:
         """A step as a `with` block: `step_began` and, unless it raises, `step_ended`.
 
         What is known only inside, such as the loss, goes into the result it hands out.
         """
-        self.step_began(step)
-        result = StepResult(tokens=tokens)
-        yield result
-        self.step_ended(tokens=result.tokens, loss=result.loss)
+        return StepResult(self, step, tokens)
 
-    @contextmanager
     def micro_batch_timer(
         self,
         *,
@@ -323,37 +310,19 @@ class Hooks:
         rows_over: Sequence[int] = NO_ROWS_OVER,
         num_documents: int = 0,
         tensor_share: float = 1.0,
-    ) -> Iterator[None]:
+    ) -> MicroBatchTimer:
         """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
-        self._ask(self._timer.begin)
-        yield
-        self.micro_batch(
-            compute=self._ask(self._timer.end),
-            tokens=tokens,
-            sum_len_squared=sum_len_squared,
-            expert_rows=expert_rows,
-            num_active_experts=num_active_experts,
-            rows_over=rows_over,
-            num_documents=num_documents,
-            tensor_share=tensor_share,
-        )
+        return MicroBatchTimer(
+            self,
+            (
+                tokens, sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
+                tensor_share,
+            ),
+        )  # fmt: skip
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def waiting(self) -> Waiting:
         """Around anything that waits for other ranks, inside `micro_batch_timer`."""
-        self._ask(self._timer.pause)
-        try:
-            yield
-        finally:
-            self._ask(self._timer.resume)
-
-    def _ask(self, timer_call: Callable[[], T]) -> T | None:
-        """A timer may be a device's or a trainer's own: its failures are no one else's."""
-        try:
-            return timer_call()
-        except Exception as error:
-            self.ring.count_error(error)
-            return None
+        return self._waiting
 
 
 def _life_of_environment() -> int:

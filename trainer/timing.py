@@ -5,18 +5,26 @@ All clocks give the same value; which one is used is declared in the rank's atta
 """
 
 import contextlib
+import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+MAX_LATE = 64  # micro-batches that a device may be behind: more kernels than it queues
 SCHEDSTAT = "/proc/thread-self/schedstat"
+_Ended = tuple[int, list[tuple[Any, Any]], float]  # number, events of its segments, host's time
+_made = tuple.__new__  # of a named tuple: its own constructor is one more frame of Python
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComputeTime:
-    """Compute of one micro-batch in seconds; None: this clock can not tell."""
+class ComputeTime(NamedTuple):
+    """Compute of one micro-batch in seconds; None: this clock can not tell.
+
+    A named tuple and not a frozen dataclass: one is made in every micro-batch, for a third of that.
+    """
 
     compute_s: float
     cpu_s: float | None = None
@@ -24,7 +32,13 @@ class ComputeTime:
     stall_s: float | None = None  # wall - CPU - run queue: frozen, stopped, swapped
     wait_s: float | None = None  # paused: inside collectives
     ended_mono_s: float = 0.0
-    is_of_previous: bool = False  # the time of the micro-batch before this one
+    lag: int = 0  # the time of the micro-batch so many before the one that ends now
+    more: tuple["ComputeTime", ...] = ()  # later ones that became known with it, in order
+
+    @property
+    def is_of_previous(self) -> bool:
+        """Is it of another micro-batch than the one that ends now?"""
+        return self.lag > 0
 
 
 class SegmentClock(Protocol):
@@ -65,17 +79,19 @@ class WallClock:
         self._wait_s += self._began_s - self._paused_s
 
     def end(self) -> ComputeTime | None:
-        self._compute_s += time.perf_counter() - self._began_s
-        return ComputeTime(
-            compute_s=self._compute_s, wait_s=self._wait_s, ended_mono_s=time.monotonic()
+        compute_s = self._compute_s + time.perf_counter() - self._began_s
+        return _made(
+            ComputeTime, (compute_s, None, None, None, self._wait_s, time.monotonic(), 0, ())
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(NamedTuple):
     wall_s: float
     cpu_s: float
     run_queue_s: float | None
+
+
+_NEVER = _Reading(0.0, 0.0, None)
 
 
 @dataclass(slots=True)
@@ -90,7 +106,7 @@ class CpuClock:
 
     burn: Callable[[float], None] | None = None
     _schedstat: int = field(default=-1)
-    _start: _Reading = _Reading(0.0, 0.0, None)
+    _start: _Reading = _NEVER
     _paused_s: float = 0.0
     _wait_s: float = 0.0
     _wall_s: float = 0.0
@@ -157,20 +173,22 @@ class CpuClock:
 
 @dataclass(slots=True)
 class DeviceEventClock:
-    """Times of device events (CUDA), read one micro-batch late: it never synchronises.
+    """Times of device events (CUDA), read when the device is through: it never synchronises.
 
     `new_event` makes an event with `record()`, `query()` and `elapsed_time(other) -> ms`, such as
-    `lambda: torch.cuda.Event(enable_timing=True)`. `end()` gives the previous micro-batch's time,
-    or None where the device has not finished it yet. `burn` is called with the event at which a
-    segment began, just before its end is marked (fault injection).
+    `lambda: torch.cuda.Event(enable_timing=True)`. `end()` gives the earlier micro-batches that the
+    device has finished since, oldest first, or None; the host may be MAX_LATE of them ahead, and
+    what is older than that is lost: counted in `num_lost`, said once. `burn` is called with the
+    event at which a segment began, just before its end is marked (fault injection).
     """
 
     new_event: Callable[[], Any]
     burn: Callable[[Any], None] | None = None
+    num_lost: int = 0
     _open: list[tuple[Any, Any]] = field(default_factory=list)
     _began: Any = None
-    _previous: list[tuple[Any, Any]] = field(default_factory=list)
-    _previous_ended_s: float = 0.0
+    _ended: deque[_Ended] = field(default_factory=deque)
+    _number: int = 0  # of the newest micro-batch that ended
 
     def begin(self) -> None:
         self._open = []
@@ -183,13 +201,32 @@ class DeviceEventClock:
         self._began = self._mark()
 
     def end(self) -> ComputeTime | None:
+        self._number += 1
         self._close_segment()
-        finished, ended_s = self._previous, self._previous_ended_s
-        self._previous, self._previous_ended_s = self._open, time.monotonic()
-        if not finished or not finished[-1][1].query():
-            return None
-        spent_ms = sum(began.elapsed_time(ended) for began, ended in finished)
-        return ComputeTime(compute_s=spent_ms * 1e-3, ended_mono_s=ended_s, is_of_previous=True)
+        known = self.known()
+        self._ended.append((self._number, self._open, time.monotonic()))
+        if len(self._ended) > MAX_LATE:
+            self._ended.popleft()
+            self.num_lost += 1
+            if self.num_lost == 1:
+                _log.warning("the device is over %d micro-batches behind: times are lost", MAX_LATE)
+        return known[0]._replace(more=tuple(known[1:])) if known else None
+
+    def known(self) -> list[ComputeTime]:
+        """Of the micro-batches not told yet, those that the device has finished; oldest first."""
+        found: list[ComputeTime] = []
+        while self._ended:
+            number, segments, ended_s = self._ended[0]
+            if not segments[-1][1].query():
+                break  # nor are those after it: a stream is worked off in order
+            self._ended.popleft()
+            spent_ms = sum(began.elapsed_time(ended) for began, ended in segments)
+            found.append(
+                ComputeTime(
+                    compute_s=spent_ms * 1e-3, ended_mono_s=ended_s, lag=self._number - number
+                )
+            )
+        return found
 
     def _close_segment(self) -> None:
         if self.burn is not None:

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,7 +25,7 @@ from pacekeeper.trainer.faults import (
     even_step_work,
     stop_duty_cycle,
 )
-from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, WallClock
+from pacekeeper.trainer.timing import CpuClock, WallClock
 from pacekeeper.trainer.work import Work, WorkMeter
 
 DEVICE = DeviceModel(flops_per_s=1e3, bytes_per_s=1e3, kernel_s=1e-3)
@@ -203,50 +202,6 @@ def test_burning_is_real_extra_compute() -> None:
     measured = clock.end()
     assert measured is not None and measured.cpu_s is not None
     assert measured.cpu_s >= 0.029
-
-
-class FakeEvent:
-    """Stands for a device event: finished when told, 3 ms between any two."""
-
-    finished = True
-
-    def record(self) -> None:
-        pass
-
-    def query(self) -> bool:
-        return FakeEvent.finished
-
-    def elapsed_time(self, other: Any) -> float:
-        return 3.0
-
-
-def test_device_events_are_read_one_micro_batch_late_and_never_waited_for() -> None:
-    clock = DeviceEventClock(FakeEvent)
-    answers = []
-    for finished in (True, True, False, True):
-        FakeEvent.finished = finished
-        clock.begin()
-        clock.pause()
-        clock.resume()
-        answers.append(clock.end())
-    first, second, third, fourth = answers
-    assert first is None and third is None
-    assert second is not None and second.is_of_previous
-    assert second.compute_s == pytest.approx(0.006)
-    assert fourth is not None
-
-
-def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
-    FakeEvent.finished = True
-    burnt: list[FakeEvent] = []
-    clock = DeviceEventClock(FakeEvent, burn=burnt.append)
-    clock.begin()
-    clock.pause()
-    clock.resume()
-    clock.end()
-    (first, ended), (second, _) = clock._previous
-    assert burnt == [first, second], "told where its segment began, before the end is marked"
-    assert ended not in burnt
 
 
 def test_the_injector_obeys_its_file_and_writes_the_truth(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""The `with` blocks of the seam: a step, a micro-batch, a wait for others.
+
+Standard library only: part of the seam. Classes and not generators: `contextlib` runs some hundred
+lines of Python around each, and after a trainer's own work every line is cold. What a timer raises
+- it may be a device's or the trainer's own - is counted by the ring and stops nobody.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.trainer.timing import ComputeTime, SegmentClock
+
+# Of a micro-batch: tokens, tokens^2, expert rows, active experts, rows over the knots, documents,
+# tensor share.
+Work = tuple[int, int, int, int, Sequence[int], int, float]
+
+
+class Moments(Protocol):
+    """What a block tells of its beginning and its end: `hooks.Hooks`."""
+
+    ring: Ring
+    timer: SegmentClock
+
+    def step_began(self, step: int) -> None:
+        """Moment 2."""
+
+    def micro_batch(
+        self,
+        *,
+        compute: ComputeTime | None,
+        tokens: int,
+        sum_len_squared: int,
+        expert_rows: int,
+        num_active_experts: int,
+        rows_over: Sequence[int],
+        num_documents: int,
+        tensor_share: float,
+    ) -> None:
+        """Moment 3."""
+
+    def step_ended(self, *, tokens: int, loss: float | None = None) -> None:
+        """Moment 4."""
+
+
+class StepResult:
+    """What a step came to: tokens and loss of the global batch, 0 and None where nobody says."""
+
+    __slots__ = ("_moments", "_step", "loss", "tokens")
+
+    def __init__(self, moments: Moments, step: int, tokens: int) -> None:
+        self._moments = moments
+        self._step = step
+        self.tokens = tokens
+        self.loss: float | None = None
+
+    def __enter__(self) -> "StepResult":
+        self._moments.step_began(self._step)
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            self._moments.step_ended(tokens=self.tokens, loss=self.loss)
+
+
+class MicroBatchTimer:
+    """Measures what runs in it. A micro-batch that raises is not told."""
+
+    __slots__ = ("_moments", "_work")
+
+    def __init__(self, moments: Moments, work: Work) -> None:
+        self._moments = moments
+        self._work = work
+
+    def __enter__(self) -> None:
+        try:
+            self._moments.timer.begin()
+        except Exception as error:
+            self._moments.ring.count_error(error)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is None:
+            moments, compute = self._moments, None
+            try:
+                compute = moments.timer.end()
+            except Exception as trouble:
+                moments.ring.count_error(trouble)
+            tokens, squared, rows, active, over, documents, share = self._work
+            moments.micro_batch(
+                compute=compute,
+                tokens=tokens,
+                sum_len_squared=squared,
+                expert_rows=rows,
+                num_active_experts=active,
+                rows_over=over,
+                num_documents=documents,
+                tensor_share=share,
+            )
+
+
+class Waiting:
+    """What runs in it does not count as compute. It holds nothing, so one is enough."""
+
+    __slots__ = ("_ring", "_timer")
+
+    def __init__(self, timer: SegmentClock, ring: Ring) -> None:
+        self._timer = timer
+        self._ring = ring
+
+    def __enter__(self) -> None:
+        try:
+            self._timer.pause()
+        except Exception as error:
+            self._ring.count_error(error)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self._timer.resume()
+        except Exception as trouble:
+            self._ring.count_error(trouble)
