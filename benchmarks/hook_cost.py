@@ -1,10 +1,13 @@
 """What a hook costs the training thread: the bar is 20 us at the 99th percentile, for each hook.
 
-`python -m benchmarks.hook_cost`; under a minute. Calls are spaced as in training: between two
-steps the thread sleeps and copies memory, so that caches are cold (`--neighbour-bytes 0`: it only
-sleeps). Percentiles are of wall time, with the clock reads around the call (about 0.1 us) and with
-whatever else runs here: read them beside the load, which is printed. On a node with several busy
-processes per core the barest write to a mapped page takes more than 20 us at times.
+`python -m benchmarks.hook_cost`; about two minutes. Each call is timed as a trainer makes it, after
+its own compute: the thread has copied memory and slept, so that caches are cold
+(`--neighbour-bytes 0`: it only sleeps). The `with` blocks of the README are timed where they are
+entered and where they are left. The loads of a layer of many experts are a record per
+16 of them, and are stated per record. Percentiles are of wall time, with the clock reads around the
+call (about 0.1 us) and with whatever else runs here: read them beside the load, which is printed.
+On a node with several busy processes per core the barest write to a mapped page takes more than
+20 us at times.
 """
 
 import argparse
@@ -17,7 +20,8 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -35,21 +39,27 @@ from pacekeeper.trainer.timing import ComputeTime
 
 BAR_US = 20.0
 NUM_EXPERTS = LOADS_PER_RECORD  # of one layer: what one record holds
+MANY_EXPERTS = 256  # of one layer of a large model
+MANY_RECORDS = MANY_EXPERTS // LOADS_PER_RECORD
+MANY_LOADS = f"expert_loads of {MANY_EXPERTS}, per record"
 GAP_S = 0.0005
-NEIGHBOUR_BYTES = 1 << 20  # copied between two steps: with its source, more than a core's L2
+NEIGHBOUR_BYTES = 1 << 20  # copied between two calls: with its source, more than a core's L2
 JOB = "cost"
 LAYOUT = encode_layout(
     even_layout(ranks=range(4), num_layers=4, num_experts=NUM_EXPERTS, replicas=2)
 )
+Call = tuple[str, Callable[[], object]]
 
 
-def one_step(pace: hooks.Hooks, step: int) -> tuple[tuple[str, Callable[[], object]], ...]:
-    """The hook calls of one step of a trainer, in order.
+def one_step(pace: hooks.Hooks, step: int) -> Iterator[Call]:
+    """The hook calls of one step of a trainer, in order: in `with` blocks, then one by one.
 
-    What they report is made anew, just before, as a trainer's clock and router make it.
+    What each reports is made anew, just before it, as a trainer's clock and router make it.
     """
-    loads = [step % 97 * number for number in range(NUM_EXPERTS)]
-    tokens, over = 1280 + step % 97, rows_over(loads)
+    yield from in_blocks(pace, step)
+    yield "step_began", lambda: pace.step_began(step)
+    tokens = 1280 + step % 97
+    over = rows_over([step % 97 * number for number in range(NUM_EXPERTS)])
     compute = ComputeTime(
         compute_s=0.25 + step * 1e-6,
         cpu_s=0.2 + step * 1e-6,
@@ -58,41 +68,71 @@ def one_step(pace: hooks.Hooks, step: int) -> tuple[tuple[str, Callable[[], obje
         wait_s=0.1,
         ended_mono_s=time.monotonic(),
     )
-    return (
-        ("step_began", lambda: pace.step_began(step)),
-        (
-            "micro_batch",
-            lambda: pace.micro_batch(
-                compute=compute,
-                tokens=tokens,
-                sum_len_squared=tokens * 40,
-                expert_rows=tokens * 8,
-                num_active_experts=16,
-                rows_over=over,
-                num_documents=12,
-            ),
+    yield (
+        "micro_batch",
+        lambda: pace.micro_batch(
+            compute=compute,
+            tokens=tokens,
+            sum_len_squared=tokens * 40,
+            expert_rows=tokens * 8,
+            num_active_experts=16,
+            rows_over=over,
+            num_documents=12,
         ),
-        ("expert_loads", lambda: pace.expert_loads(0, loads)),
-        ("step_ended", lambda: pace.step_ended(tokens=5120, loss=2.5)),
-        ("plan_offered", pace.plan_offered),
-        ("dead_ranks", pace.dead_ranks),
-        ("plan_applied", lambda: pace.plan_applied(step=step, generation=1, layout_crc=1)),
     )
+    loads = [step % 97 * number for number in range(NUM_EXPERTS)]
+    yield "expert_loads", lambda: pace.expert_loads(0, loads)
+    many_loads = [step % 97 * number for number in range(MANY_EXPERTS)]
+    yield MANY_LOADS, lambda: pace.expert_loads(1, many_loads)
+    yield "step_ended", lambda: pace.step_ended(tokens=5120, loss=2.5)
+    yield "plan_offered", pace.plan_offered
+    yield "dead_ranks", pace.dead_ranks
+    yield "plan_applied", lambda: pace.plan_applied(step=step, generation=1, layout_crc=1)
+
+
+def in_blocks(pace: hooks.Hooks, step: int) -> Iterator[Call]:
+    """The `with` lines of the README: what each does where it is entered and where it is left."""
+    entered: list[AbstractContextManager[object]] = []
+
+    def enter(block: AbstractContextManager[object]) -> None:
+        block.__enter__()
+        entered.append(block)
+
+    def leave() -> None:
+        entered.pop().__exit__(None, None, None)
+
+    yield "with step: in", lambda: enter(pace.step(step))
+    tokens = 1280 + step % 97
+    yield "with micro_batch_timer: in", lambda: enter(pace.micro_batch_timer(tokens=tokens))
+    yield "with waiting: in", lambda: enter(pace.waiting())
+    yield "with waiting: out", leave
+    yield "with micro_batch_timer: out", leave
+    yield "with step: out", leave
 
 
 def measure(pace: hooks.Hooks, num_steps: int, neighbour_bytes: int) -> dict[str, list[int]]:
-    """Nanoseconds of every call, by hook."""
+    """Nanoseconds of every call, by hook; of many loads, of one of its records."""
     # Written before it is needed: memory that grew with every call would fault inside some of them.
-    spent_ns = {name: array("q", [0]) * num_steps for name, _ in one_step(pace, 0)}
+    spent_ns = {name: array("q", [0]) * num_steps for name in run_once(pace)}
     elsewhere, source = bytearray(neighbour_bytes), bytes(neighbour_bytes)
     for step in range(num_steps):
         for name, call in one_step(pace, step):
             began_ns = time.perf_counter_ns()
             call()
             spent_ns[name][step] = time.perf_counter_ns() - began_ns
-        elsewhere[:] = source  # the trainer's own data pushes ours out of the cache
-        time.sleep(GAP_S)
-    return {name: spent.tolist() for name, spent in spent_ns.items()}
+            elsewhere[:] = source  # the trainer's own data pushes ours out of the cache
+            time.sleep(GAP_S)
+    told = {name: spent.tolist() for name, spent in spent_ns.items()}
+    return {**told, MANY_LOADS: [spent // MANY_RECORDS for spent in told[MANY_LOADS]]}
+
+
+def run_once(pace: hooks.Hooks) -> list[str]:
+    """Call every hook once; their names, in order."""
+    names = []
+    for name, call in one_step(pace, 0):
+        call()
+        names.append(name)
+    return names
 
 
 def summarise(spent_ns: list[int]) -> dict[str, float]:
@@ -156,7 +196,7 @@ def attach(directory: Path) -> hooks.Hooks:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
-    parser.add_argument("--steps", type=int, default=10_000, help="calls of each hook per scenario")
+    parser.add_argument("--steps", type=int, default=2_000, help="calls of each hook per scenario")
     parser.add_argument("--neighbour-bytes", type=int, default=NEIGHBOUR_BYTES)
     parser.add_argument("--read", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
