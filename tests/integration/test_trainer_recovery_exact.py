@@ -44,7 +44,7 @@ def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> Non
 
 
 @pytest.mark.parametrize(
-    "moment", [Moment.IN_FORMING, Moment.IN_REGROUP_MOVE, Moment.IN_MOVE_BEFORE_VOTE]
+    "moment", [Moment.IN_FORMING, Moment.IN_CONNECTING, Moment.IN_MOVE_BEFORE_VOTE]
 )
 def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment: Moment) -> None:
     config = replace(SMALL, replicas=3, peer_timeout_s=4.0)

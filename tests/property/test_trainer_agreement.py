@@ -15,7 +15,7 @@ from pacekeeper.trainer import agreement
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
 from pacekeeper.trainer.commit import Phase, Progress
 from pacekeeper.trainer.quorum import Group, rule
-from pacekeeper.trainer.stores import DEATHS_KEY, fence_key, parse_notices
+from pacekeeper.trainer.stores import DEATHS_KEY, FINISHED_KEY, fence_key, parse_notices
 from support.fake_stores import FakeCluster, Killed
 
 TICKET = 7
@@ -238,6 +238,36 @@ def test_an_end_that_a_member_has_seen_ends_the_search() -> None:
             report=Report(progress=OPEN, newest_generation=1, last_loss=0.0),
             next_layout=next_layout,
         )
+
+
+def test_the_first_member_tells_the_launchers_of_all_nodes_that_the_job_is_over() -> None:
+    """They end what is frozen; the others tell those that members ask."""
+    cluster = FakeCluster(num_nodes=5, ranks_per_node=1, deaths={})
+    group = Group.first(1, tuple(range(5)))
+
+    def told_by(rank: int) -> list[int]:
+        mine = Agreement(
+            stores=cluster.stores_of(rank), rank=rank, node_of=cluster.node_of, timeout_s=9.0,
+            known_dead=frozenset,
+        )  # fmt: skip
+        mine.finish(group)
+        return [n for n, d in enumerate(cluster.data) if f"{rank}@" in d.get(FINISHED_KEY, "")]
+
+    assert told_by(4) == [0, 1, 2]
+    assert told_by(0) == [0, 1, 2, 3, 4]
+
+
+@given(st.floats(0.1, 1000.0))
+def test_all_waits_for_a_frozen_rank_fit_into_what_is_stated(timeout_s: float) -> None:
+    cluster = FakeCluster(num_nodes=1, ranks_per_node=1, deaths={})
+    mine = Agreement(
+        stores=cluster.stores_of(0), rank=0, node_of=cluster.node_of, timeout_s=timeout_s,
+        known_dead=frozenset,
+    )  # fmt: skip
+    left_s = timeout_s - mine.wait_s - mine.grace_s
+    assert left_s == pytest.approx(min(agreement.GOING_ON_S, timeout_s / 8))
+    assert mine.wait_s >= 0.6 * timeout_s
+    assert mine.patience_s == pytest.approx(timeout_s - left_s)
 
 
 def test_a_generation_that_one_has_left_can_not_be_formed() -> None:

@@ -110,7 +110,7 @@ class _Drawing:
             kinds += [self._two, self._chase, self._freeze_and_kill_another]
             kinds += [] if self.sabotage or self.has_lost_node else [self._moment] * 3
         if self._nodes() and self.sabotage is None:
-            kinds += [self._node]
+            kinds += [self._node] * 2
         return self.draw.choice(kinds)()
 
     def _victim(self) -> tuple[int]:
@@ -173,7 +173,12 @@ class _Drawing:
     def _moment(self) -> tuple[Fault, ...]:
         """A rank is struck inside a move, or inside the recovery from another's death."""
         in_move = [Moment.IN_MOVE_BEFORE_VOTE, Moment.IN_MOVE_AFTER_VOTE]
-        in_recovery = [Moment.IN_FORMING, Moment.IN_REGROUP_MOVE, Moment.WITH_VERDICT]
+        in_recovery = [
+            Moment.IN_FORMING,
+            Moment.IN_CONNECTING,
+            Moment.IN_REGROUP_MOVE,
+            Moment.WITH_VERDICT,
+        ]
         moment = self.draw.choice(in_move + in_recovery)
         role = self.draw.choice(["victims", "victims", "frozen"])
         self.sabotage = Sabotage(moment=moment, **{role: self._victim()})  # type: ignore[arg-type]

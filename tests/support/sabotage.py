@@ -26,6 +26,7 @@ class Moment(StrEnum):
     IN_MOVE_AFTER_VOTE = "it has voted and seen all votes, it has not committed the move"
     IN_PROBE = "it has read its own clock, it has not sent its message"
     IN_FORMING = "it has read the verdict, the new group is being formed"
+    IN_CONNECTING = "all have come to form the new group, it has not connected"
     IN_REGROUP_MOVE = "the new group stands, blocks are on their way"
     IN_RESTORE = "all go back to a checkpoint, it has not read it"
     WITH_VERDICT = "it is the leader and has written the verdict, nobody else may have read it"
@@ -77,6 +78,8 @@ class Sabotage:
                 wrap(probe, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
                 wrap(fabric.Fabric, "_await_members", before=lambda f, *_: strike(f.generation > 1))
+            case Moment.IN_CONNECTING:
+                wrap(fabric.Fabric, "_await_members", after=lambda f, *_: strike(f.generation > 1))
             case Moment.IN_REGROUP_MOVE:
                 wrap(mover, "stage", before=lambda *_: strike())
             case Moment.IN_RESTORE:
