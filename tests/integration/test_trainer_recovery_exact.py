@@ -24,6 +24,8 @@ def test_moves_and_deaths_change_no_loss(tmp_path: Path) -> None:
     assert outcome.complaints == ()
     assert outcome.ending == "done"
     assert outcome.deviation <= 1e-9
+    # Two die at once, and the last plan but one may come too late for its base.
+    assert outcome.num_moves >= 3 and outcome.num_regroups >= 3
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

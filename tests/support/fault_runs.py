@@ -42,7 +42,8 @@ class Outcome:
     """What became of a schedule. `ending`: "done", "lost state", "no quorum" or "hung".
 
     `complaints`: what should not be; `num_lost_steps` and `num_lost_experts` are of the survivors.
-    `deviation`: the largest of losses from the undisturbed run, relative.
+    `deviation`: the largest of losses from the undisturbed run, relative. `num_moves` and
+    `num_regroups`: what the watcher took part in.
     """
 
     ending: str
@@ -50,6 +51,8 @@ class Outcome:
     num_lost_steps: int = 0
     num_lost_experts: int = 0
     deviation: float = 0.0
+    num_moves: int = 0
+    num_regroups: int = 0
     took_s: float = 0.0
     losses: tuple[float, ...] = ()
 
@@ -251,6 +254,8 @@ class _Judge:
             num_lost_steps=missing,
             num_lost_experts=lost,
             deviation=deviation,
+            num_moves=len(fleet.events(harm.schedule.watcher, "plan")) - 1,
+            num_regroups=len(fleet.events(harm.schedule.watcher, "regroup")),
             losses=losses[survivors[0]],
         )
 
