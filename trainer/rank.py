@@ -177,9 +177,8 @@ class Rank:
             is_regroup=is_regroup,
         )
         event = "regroup" if is_regroup else "plan"
-        self.log.write(
-            {"event": event, "generation": generation, "step": self.step, "took_s": took_s}
-        )
+        line = {"event": event, "generation": generation, "step": self.step, "took_s": took_s}
+        self.log.write(line | {"ended_mono_s": time.monotonic()})
 
     def do_step(self) -> Ballot:
         """One optimizer step of the whole job. Raises PeerLost."""
