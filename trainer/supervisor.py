@@ -4,6 +4,7 @@ The survivors of a death are left alone - that is the difference to other launch
 told to all stores and, through a ring of its own, to the agent; who was declared dead is killed.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -314,14 +315,18 @@ class Supervisor:
                 process.kill()
 
     def _end_the_late(self, now_s: float) -> None:
-        """Who is frozen when all steps are done has nobody left that would miss and fence it."""
+        """Who is frozen when all steps are done has nobody left that would miss and fence it.
+
+        Only who is stopped: another may still write its last checkpoint.
+        """
         if not self.over_s:
             is_over = bool({ExitCode.OK, ExitCode.LOST_STATE} & set(self.codes.values()))
             if is_over or self.stores.read(self.spec.node_rank, FINISHED_KEY) is not None:
                 self.over_s = now_s
         elif now_s - self.over_s > self.spec.config.peer_timeout_s:
             for rank, process in self.processes.items():
-                if rank not in self.codes and rank not in self.fenced:
+                is_here = rank not in self.codes and rank not in self.fenced
+                if is_here and _is_stopped(process.pid):
                     _log.warning("rank=%d is fenced (killed): the job is over and it is not", rank)
                     self.fenced.add(rank)
                     process.kill()
@@ -362,6 +367,14 @@ def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:
 def _on_stop(stop: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop())
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Does the kernel keep it from running (SIGSTOP, a debugger)?"""
+    with contextlib.suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in ("T", "t")
+    return False
 
 
 def _describe(code: int) -> str:
