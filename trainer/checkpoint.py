@@ -213,6 +213,9 @@ class Checkpoints:
                     time.monotonic() - began_s,
                 )
                 return found
+            bad = CheckpointId.of_name(path.rpartition("/")[2])
+            if self._saver is not None and bad is not None:
+                self._saver.rejected.add(bad)
         raise DataError(
             f"no checkpoint of {list(paths)} can be read by all ranks: {why}",
             remedy=_RESUME_REMEDY,
@@ -253,7 +256,7 @@ class Checkpoints:
         sizes = block_bytes(self.model, at.layout)
         writer_of = writers(at.layout, sizes)
         own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
-        mine = [block for block, rank in writer_of.items() if rank == self.rank]
+        mine = [block for block in at.layout.blocks() if writer_of[block] == self.rank]
         return Snapshot(
             id=own,
             layout=at.layout,

@@ -5,7 +5,7 @@ the digest in the manifest: a torn, flipped, swapped or missing one is named, ne
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from pacekeeper.core.errors import DataError
@@ -129,14 +129,18 @@ def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
                 yield error.what
 
 
-def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
+def sweep(
+    storage: Storage, newest: CheckpointId, keep: int, rejected: Collection[CheckpointId] = ()
+) -> list[str]:
     """Delete what `newest`, complete or being written, makes useless; the names of what went.
 
-    `keep` complete ones stay. Of those without a manifest the older ones go: nobody writes there
-    any more. Raises OSError.
+    `keep` complete ones stay, not counting the `rejected`, which some rank could not read: they
+    must not push out what is whole. Of those without a manifest the older ones go: nobody writes
+    there any more. Raises OSError.
     """
     complete = complete_ids(storage)
-    old = [one for one in complete[keep:] if one < newest]
+    staying = [one for one in complete if one not in rejected][:keep]
+    old = [one for one in complete if one < min(staying, default=newest)]
     broken = [one for one in ids(storage) if one < newest and one not in complete]
     for one in (*old, *broken):
         storage.remove(one.name)

@@ -97,6 +97,23 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     assert "its bytes are not those that were saved" in caplog.text
 
 
+def test_what_could_not_be_read_pushes_nothing_out_that_can(tmp_path: Path) -> None:
+    """Two are kept, the newest is damaged: after the next one, the whole one before is there."""
+    lone = Lone(tmp_path)
+    for _ in range(2):
+        lone.train()
+        lone.save()
+    (lone.root / lone.names()[-1] / "rank-0.safetensors").write_bytes(b"")
+    other = Lone(tmp_path, life=2)
+    other.go_back()
+    other.train()
+    other.save()
+    assert [name[-2:] for name in other.names()] == ["01", "02", "02"]
+    other.train()
+    other.save()
+    assert [name[-2:] for name in other.names()] == ["02", "03"]
+
+
 def test_where_none_is_whole_that_is_said_with_the_way_out(tmp_path: Path) -> None:
     lone = Lone(tmp_path)
     lone.save()

@@ -1,0 +1,129 @@
+"""`pacekeeper checkpoint`: what lies in a directory, and whether it is whole. No torch."""
+
+import json
+from typing import Any
+
+import click
+
+
+@click.group()
+def command() -> None:
+    """List, check and show checkpoints.
+
+    PATH is a checkpoint, the directory of a job's checkpoints, or the one above (--checkpoint-dir).
+    """
+
+
+@command.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def ls(path: str, as_json: bool) -> None:
+    """Which checkpoints there are, newest first. Reads manifests only."""
+    _print([_row(found, is_read=False) for found in _find(path)], as_json)
+
+
+@command.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+@click.pass_context
+def verify(ctx: click.Context, path: str, as_json: bool) -> None:
+    """Read every byte and say what is damaged; ends with code 9 where something is.
+
+    One that was broken off while it was written is no damage: it never counted.
+    """
+    from pacekeeper.core.errors import ExitCode
+
+    rows = [_row(found, is_read=True) for found in _find(path)]
+    _print(rows, as_json)
+    is_named = len(rows) == 1 and rows[0]["path"] == path.rstrip("/")
+    if any(row["state"] == "damaged" or (is_named and row["state"] != "whole") for row in rows):
+        ctx.exit(int(ExitCode.DATA))
+
+
+@command.command()
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def show(path: str, as_json: bool) -> None:
+    """What one checkpoint holds (of a directory: its newest complete one)."""
+    from pacekeeper.cli import checkpoint_print
+    from pacekeeper.core.errors import DataError
+    from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
+
+    found = _find(path)
+    complete = [(s, one) for s, one in found if len(found) == 1 or one in complete_ids(s)]
+    if not complete:
+        raise DataError(f"{path}: no complete checkpoint")
+    storage, one = max(complete, key=lambda pair: pair[1])
+    document = checkpoint_print.as_document(read_manifest(storage, one), storage.root)
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        checkpoint_print.show(document)
+
+
+def _find(path: str) -> list[tuple[Any, Any]]:
+    """(storage, id) of each checkpoint, by job, newest first. Raises DataError: there is none."""
+    from pacekeeper.core.errors import DataError
+    from pacekeeper.core.manifest import CheckpointId
+    from pacekeeper.trainer.checkpoint_catalog import ids
+    from pacekeeper.trainer.checkpoint_files import below, open_storage
+
+    path = path.rstrip("/")
+    root, _, name = path.rpartition("/")
+    named = CheckpointId.of_name(name)
+    try:
+        if named is not None:
+            storage = open_storage(root or ".")
+            found = [(storage, one) for one in ids(storage) if one == named]
+        else:
+            top = open_storage(path)
+            found = [(top, one) for one in ids(top)]
+            for job in top.names("") if not found else ():
+                storage = open_storage(below(path, job))
+                found += [(storage, one) for one in ids(storage)]
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    if not found:
+        raise DataError(f"{path}: no checkpoint there", remedy="name what --checkpoint-dir named")
+    return found
+
+
+def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
+    """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
+    damaged.
+    """
+    from pacekeeper.core.errors import DataError
+    from pacekeeper.core.manifest import MANIFEST_FILE
+    from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
+    from pacekeeper.trainer.checkpoint_files import below
+
+    storage, one = found
+    row: dict[str, Any] = {
+        "path": below(storage.root, one.name),
+        "step": one.step,
+        "generation": one.generation,
+        "life": one.life,
+        "state": "broken off",
+        "num_blocks": None,
+        "size_bytes": None,
+        "damages": [],
+    }
+    if MANIFEST_FILE not in storage.names(one.name):
+        return row
+    try:
+        manifest = read_manifest(storage, one)
+    except DataError as error:
+        return row | {"state": "damaged", "damages": [error.what]}
+    row |= {"num_blocks": len(manifest.blocks), "size_bytes": manifest.size_bytes}
+    named = list(damages(storage, manifest)) if is_read else []
+    whole = "whole" if is_read else "complete"
+    return row | {"state": "damaged" if named else whole, "damages": named}
+
+
+def _print(rows: list[dict[str, Any]], as_json: bool) -> None:
+    from pacekeeper.cli import checkpoint_print
+
+    if as_json:
+        click.echo(json.dumps({"checkpoints": rows}))
+    else:
+        checkpoint_print.show_rows(rows)

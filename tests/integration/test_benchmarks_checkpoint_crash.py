@@ -1,0 +1,33 @@
+"""A few trials of the crash benchmark: nothing is wrong, and what is wrong would be told."""
+
+from pathlib import Path
+
+import pytest
+from benchmarks import checkpoint_crash
+
+from pacekeeper.trainer import checkpoint_saver
+from pacekeeper.trainer.checkpoint_saver import Saver, Snapshot
+
+
+def test_kills_and_broken_files_cost_what_was_being_written_only(tmp_path: Path) -> None:
+    tally = checkpoint_crash.run(tmp_path, 12, seed=3)
+    assert tally.wrong == []
+    assert sum(tally.trials.values()) == 12
+    assert tally.num_verified > 0
+
+
+def test_a_manifest_before_its_files_would_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one mistake that an order of writes is there to prevent."""
+
+    def hasty(self: Saver, snapshot: Snapshot) -> int:
+        size = write_part(self, snapshot)
+        path = Path(self._storage.root, snapshot.id.name, f"rank-{self._rank}.safetensors")
+        path.write_bytes(path.read_bytes()[:-100])
+        return size
+
+    write_part = checkpoint_saver.Saver._write_part
+    monkeypatch.setattr(checkpoint_saver.Saver, "_write_part", hasty)
+    tally = checkpoint_crash.run(tmp_path, 3, seed=0)
+    assert tally.wrong
