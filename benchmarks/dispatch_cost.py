@@ -1,9 +1,9 @@
 """What a step's own split of tokens costs and brings, beside shares that were fixed by a plan.
 
-Per size: time to split one layer's rows and to derive one rank's exchange, on one core; the largest
-load over the best possible, with shares planned for the mean load and with this step's split; rows
-that travel. Loads are Dirichlet around a Zipf-like mean from a fixed seed; one rank runs at half
-speed. Prints a table, last one line of JSON.
+Hosts are planned for the mean load. Per size: time to split one layer's rows and to derive one
+rank's exchange, on one core; the largest load over the best possible, with shares planned for the
+mean load and with this step's split; rows that travel. Loads are Dirichlet around a Zipf-like mean
+from a fixed seed; one rank runs at half speed. Prints a table, last one line of JSON.
 """
 
 import argparse
@@ -16,8 +16,10 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from pacekeeper.controller.expert_cluster import alike
+from pacekeeper.controller.expert_plan import plan_experts
 from pacekeeper.controller.shares import best_value, token_shares
-from pacekeeper.core.layout import apportion, even_layout
+from pacekeeper.core.layout import apportion
 from pacekeeper.trainer.token_exchange import exchange, neighbourhoods
 from pacekeeper.trainer.token_split import HostPairs, split_rows, whole_capacities
 
@@ -25,6 +27,7 @@ SIZES = ((8, 4, 4, 2), (32, 16, 4, 8), (64, 8, 9, 8), (256, 64, 5, 8), (256, 64,
 TOKENS_PER_RANK, CHOICES = 8192, 2
 SLOW_SPEED, CONCENTRATION = 0.5, 200.0
 NUM_STEPS = 30
+DRIFT = 0.1  # what the plan keeps room for
 
 Counts = npt.NDArray[np.int64]
 
@@ -57,15 +60,13 @@ def measure(num_experts: int, num_ranks: int, slots: int, ranks_per_node: int) -
     """One size, over NUM_STEPS steps."""
     steps = steps_of(num_experts, num_ranks)
     speeds = {rank: SLOW_SPEED if rank == 0 else 1.0 for rank in range(num_ranks)}
-    replicas = max(1, num_ranks * slots // num_experts)
-    layout = even_layout(
-        ranks=range(num_ranks), num_layers=1, num_experts=num_experts, replicas=replicas
-    )
-    hosts = [[host.rank for host in on] for on in layout.experts[0]]
+    mean_load = np.mean([counts.sum(axis=0) for counts in steps], axis=0)
+    cluster = alike(num_ranks, slots, ranks_per_node=ranks_per_node, speeds=tuple(speeds.values()))
+    plan = plan_experts(mean_load[None], cluster, drift=DRIFT)
+    hosts = [[host.rank for host in on] for on in plan.hosts[0]]
     pairs = HostPairs.of(hosts, num_ranks)
     passes = neighbourhoods(pairs, [rank // ranks_per_node for rank in range(num_ranks)])
     capacity_W = whole_capacities(list(speeds.values()))
-    mean_load = np.mean([counts.sum(axis=0) for counts in steps], axis=0)
     shares = [[h.share for h in on] for on in token_shares(mean_load.tolist(), hosts, speeds).hosts]
     speed_W = np.array(list(speeds.values()))
     split_s: list[float] = []
@@ -91,7 +92,7 @@ def measure(num_experts: int, num_ranks: int, slots: int, ranks_per_node: int) -
         local = np.minimum(rows_P, counts[pairs.host_P, pairs.expert_P]).sum()
         travelling.append(1.0 - float(local / rows_E.sum()))
     return Result(
-        name=f"{num_experts} on {num_ranks}, {replicas} each",
+        name=f"{num_experts} on {num_ranks}, {slots} slots",
         split_ms=1e3 * float(np.median(split_s)),
         exchange_ms=1e3 * float(np.median(exchange_s)),
         planned=float(np.mean(planned)),
@@ -105,7 +106,7 @@ def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
     table = Table(title="Splitting one layer's rows in every step (median times, one core)")
     for column in (
-        "experts on ranks, hosts",
+        "experts on ranks",
         "split ms",
         "exchange ms",
         "planned",

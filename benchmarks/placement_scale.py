@@ -9,16 +9,18 @@ a table, last one line of JSON.
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import Split, batch_rows, split_layers
+from pacekeeper.controller.replica_plan import Wishes, plan_replicas
+from pacekeeper.controller.shares import batch_rows, split_layers
 from pacekeeper.controller.slot_bound import least_value
-from pacekeeper.core.layout import even_layout
+from pacekeeper.controller.spread_floor import SpreadFloor
+from pacekeeper.core.layout import ExpertHosts, even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
 SLOW_RANK, SLOW_SPEED = 3, 0.6
@@ -44,6 +46,21 @@ def recorded_loads(data: Path) -> Loads | None:
     return counts
 
 
+def wishes(loads: Loads, num_ranks: int, slots: int) -> Wishes:
+    """A step of a second, a thousand of them until the next plan, 50 ms for each copy."""
+    return Wishes(
+        slots_per_rank=slots,
+        min_hosts=MIN_HOSTS,
+        spread=SpreadFloor(),
+        row_s=num_ranks / float(loads.sum()),
+        replica_s=0.0,
+        num_steps=1000,
+        move_s=0.05,
+        restart_s=600.0,
+        failure_probability=0.01,
+    )
+
+
 def measure(
     name: str, loads: Loads, *, num_ranks: int, replicas: int, spare_slots: int = 1
 ) -> dict[str, float | str]:
@@ -64,18 +81,12 @@ def measure(
     began_s = time.perf_counter()
     splits = split_layers(layout, loads=by_layer, speeds=speeds)
     shared_s = time.perf_counter()
-    placed = place(
-        layout,
-        splits=splits,
-        loads=by_layer,
-        speeds=speeds,
-        slots_per_rank=slots,
-        min_hosts=MIN_HOSTS,
-    )
+    plan = plan_replicas(layout, splits, by_layer, speeds, wishes(loads, num_ranks, slots))
+    placed = plan.experts if plan else tuple(split.hosts for split in splits)
     placed_s = time.perf_counter()
     batch_rows(8 * num_ranks, speeds)
     even = [
-        _even_value(layout.experts[layer], by_layer[layer], speeds) / splits[layer].bound.fluid
+        _value(layout.experts[layer], by_layer[layer], speeds) / splits[layer].bound.fluid
         for layer in range(num_layers)
     ]
     floor = [MIN_HOSTS] * num_experts
@@ -94,25 +105,30 @@ def measure(
         "place_s": placed_s - shared_s,
         "even_over_fluid": float(np.mean(even)),
         "shares_over_fluid": float(np.mean([s.value / s.bound.fluid for s in splits])),
-        "placed_over_fluid": float(np.mean([s.value / s.bound.fluid for s in placed])),
-        "least_over_fluid": float(
-            np.mean([value / s.bound.fluid for value, s in zip(least, placed, strict=True)])
+        "placed_over_fluid": float(
+            np.mean(
+                [
+                    _value(placed[layer], by_layer[layer], speeds) / splits[layer].bound.fluid
+                    for layer in range(num_layers)
+                ]
+            )
         ),
-        "copied_per_layer": float(np.mean([*map(_num_copied, splits, placed)])),
+        "least_over_fluid": float(
+            np.mean([value / s.bound.fluid for value, s in zip(least, splits, strict=True)])
+        ),
+        "copied_per_layer": float(np.mean([*map(_num_copied, layout.experts, placed)])),
     }
 
 
-def _num_copied(before: Split, after: Split) -> int:
+def _num_copied(before: Sequence[ExpertHosts], after: Sequence[ExpertHosts]) -> int:
     old, new = (
-        {(e, host.rank) for e, on in enumerate(split.hosts) for host in on}
-        for split in (before, after)
+        {(e, host.rank) for e, on in enumerate(hosts) for host in on} for hosts in (before, after)
     )
     return len(new - old)
 
 
-def _even_value(experts: object, loads: list[float], speeds: dict[int, float]) -> float:
+def _value(experts: Sequence[ExpertHosts], loads: list[float], speeds: dict[int, float]) -> float:
     at = dict.fromkeys(speeds, 0.0)
-    assert isinstance(experts, tuple), "one entry per expert"
     for hosts, load in zip(experts, loads, strict=True):
         for host in hosts:
             at[host.rank] += host.share * load

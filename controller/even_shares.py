@@ -4,15 +4,16 @@ Every rank gets one price u_j per layer; an expert splits over its hosts in prop
 speed_j * exp(u_j). The prices minimise a smooth convex function whose optimum is the split with the
 least sum of speed_j * (load_j / speed_j)^2: among all splits that one also has the least maximum
 (the base of a polymatroid that is lexicographically least serves every convex aim). Newton's
-method, one small matrix per layer, all layers in one array.
+method, one small matrix per layer; experts have few hosts, so only these pairs are looked at.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.controller.flag_rows import numbered_rows
 from pacekeeper.controller.shares import exact_shares
 
 # How far a rank may lie off the even load, in parts of it per unit of price; from a soft aim to a
@@ -21,10 +22,14 @@ SOFTNESS = (1e-3, 3e-5)
 MAX_STEPS = 40  # for each
 SETTLED = 1e-4  # of the fluid: a largest gradient below it ends a stage
 NUM_CUTS, CUT = 20, 0.3  # of a step that leads upwards
+FAR = 3.0  # a price to begin with is no farther from 0: from there Newton's steps are few
 UNPROVEN = 1e-3  # a value this far above its bound is solved again, exactly
 LEAST_SHARE = 1e-6  # smaller shares are none
+MAX_TOGETHER = 256  # ranks: with more, layers are solved one by one, each over groups of its own
+MAX_ENTRIES = 2_000_000  # of matrices, at once: some tens of megabytes
 
 Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -33,43 +38,103 @@ class EvenShares:
     """shares [layers, experts, ranks], of an expert 1 in all; `value` [layers] is the largest
     load_j / speed_j; `inside` [layers, ranks] a set of ranks and `bound` [layers] the rows that
     only these can take / their speed, at least the fluid: no shares over these hosts have a lower
-    value than that.
+    value than that. `prices` [layers, ranks]: from where a search over similar hosts is short.
     """
 
     shares: Array
     value: Array
     bound: Array
     inside: Flags
+    prices: Array
+
+    def put(self, layers: Counts, other: "EvenShares") -> None:
+        """Takes these layers from `other`, in place."""
+        for mine, theirs in (
+            (self.shares, other.shares),
+            (self.value, other.value),
+            (self.bound, other.bound),
+            (self.inside, other.inside),
+            (self.prices, other.prices),
+        ):
+            mine[layers] = theirs
+
+    def of(self, layers: Counts) -> "EvenShares":
+        """Of some layers only."""
+        return EvenShares(
+            shares=self.shares[layers],
+            value=self.value[layers],
+            bound=self.bound[layers],
+            inside=self.inside[layers],
+            prices=self.prices[layers],
+        )
 
 
-def even_shares(loads: Array, hosts: Flags, speeds: Array) -> EvenShares:
+def even_shares(
+    loads: Array,
+    hosts: Flags,
+    speeds: Array,
+    *,
+    start: Array | None = None,
+    is_exact: bool = True,
+) -> EvenShares:
     """loads [layers, experts] rows, hosts [layers, experts, ranks], each expert with one at least;
     speeds [ranks] > 0. The value is within a few 1e-4 of the least, and `bound` proves it.
+
+    `start` [layers, ranks]: prices to begin with. Not `is_exact`: where Newton's method runs out of
+    steps the value stays above the least.
     """
     assert hosts.any(axis=2).all(), "an expert without host"
     fluid = loads.sum(axis=1) / speeds.sum()
-    unit = np.where(fluid > 0.0, fluid, 1.0)
-    rows = loads / unit[:, None]
+    rows = loads / np.where(fluid > 0.0, fluid, 1.0)[:, None]
     is_shared = hosts.sum(axis=2) > 1
-    order = np.argsort(~is_shared, axis=1, kind="stable")[:, : max(1, int(is_shared.sum(1).max()))]
-    layer = np.arange(len(loads))[:, None]
     # Only experts with a choice take part; the others are a fixed load.
-    chosen = np.where(is_shared[layer, order], rows[layer, order], 0.0)
     fixed = np.einsum("le,ler->lr", np.where(is_shared, 0.0, rows), hosts.astype(np.float64))
-    log_weight = np.where(hosts[layer, order], np.log(speeds), -np.inf)
-    prices = _prices(chosen, log_weight, fixed, speeds)
-    shares = hosts.astype(np.float64)
-    shares[layer, order] = _split(log_weight, prices)[0]
-    shares[shares < LEAST_SHARE] = 0.0
-    shares /= shares.sum(axis=2, keepdims=True)
-    at_rank = np.einsum("le,ler->lr", rows, shares) / speeds
+    prices = np.zeros_like(fixed) if start is None else np.clip(start, -FAR, FAR)
+    for part in _parts(hosts):
+        pairs = _Pairs.of(np.where(is_shared[part], rows[part], 0.0), hosts[part], speeds)
+        aims = SOFTNESS if start is None else SOFTNESS[-1:]
+        prices[part] = _prices(pairs, fixed[part], speeds, prices[part], aims)
+    shares, at_rank = _at_prices(rows, hosts, speeds, prices)
     value = at_rank.max(axis=1)
     inside, bound = _witness(rows, hosts, speeds, at_rank)
     bound = np.maximum(bound, 1.0)
     # Newton's method may run out of steps where one witness stands far above the rest.
-    for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist():
+    for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist() if is_exact else ():
         shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], hosts[at], speeds)
-    return EvenShares(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
+    return EvenShares(
+        shares=shares, value=value * fluid, bound=bound * fluid, inside=inside, prices=prices
+    )
+
+
+def _at_prices(rows: Array, hosts: Flags, speeds: Array, prices: Array) -> tuple[Array, Array]:
+    """The shares [layers, experts, ranks] and the rows / speed [layers, ranks] they make."""
+    layer, expert, rank = hosts.nonzero()
+    owner = layer * hosts.shape[1] + expert
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    logs = np.log(speeds)[rank] + prices[layer, rank]
+    weights = np.exp(logs - np.maximum.reduceat(logs, first)[owner])
+    part = weights / np.add.reduceat(weights, first)[owner]
+    part[part < LEAST_SHARE] = 0.0
+    part /= np.add.reduceat(part, first)[owner]
+    shares = np.zeros(hosts.shape)
+    shares[layer, expert, rank] = part
+    taken = rows[layer, expert] * part
+    at = np.bincount(layer * len(speeds) + rank, taken, len(rows) * len(speeds))
+    at_rank: Array = at.reshape(len(rows), -1) / speeds
+    return shares, at_rank
+
+
+def _parts(hosts: Flags) -> Iterator[slice]:
+    """Layers in runs of at most MAX_ENTRIES entries of matrices (or one layer)."""
+    num_ranks = hosts.shape[2]
+    size = (hosts.sum(axis=2) ** 2).sum(axis=1) + num_ranks**2
+    first, entries = 0, 0
+    for layer, own in enumerate(size.tolist()):
+        if entries + own > MAX_ENTRIES and layer > first:
+            yield slice(first, layer)
+            first, entries = layer, 0
+        entries += own
+    yield slice(first, len(hosts))
 
 
 def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, float, Flags]:
@@ -85,118 +150,209 @@ def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, fl
     return shares, split.value, split.bound.value, inside
 
 
-def grouped(hosts: Flags) -> tuple[tuple[tuple[int, ...], ...], Flags]:
-    """Ranks that hold the same experts in all layers, and hosts [layers, experts, groups] of these.
+def shares_on_ranks(
+    loads: Array,
+    hosts: Flags,
+    speeds: Array,
+    *,
+    start: Array | None = None,
+    is_exact: bool = True,
+) -> EvenShares:
+    """`even_shares` over groups of ranks that hold the same experts: such ranks share by speed."""
+    if hosts.shape[2] <= MAX_TOGETHER:
+        return _over_groups(loads, hosts, speeds, start, is_exact)
+    result: EvenShares | None = None
+    for layer in range(len(loads)):
+        at = slice(layer, layer + 1)
+        one = _over_groups(
+            loads[at], hosts[at], speeds, None if start is None else start[at], is_exact
+        )
+        if result is None:
+            result = one.of(np.zeros(len(loads), dtype=np.intp))
+        result.put(np.array([layer]), one)
+    assert result is not None, "at least one layer"
+    return result
 
-    hosts [layers, experts, ranks]. Such ranks share alike by speed, so they are solved as one.
-    """
-    columns = np.packbits(hosts.reshape(-1, hosts.shape[2]), axis=0).T
-    _, first, group_of = np.unique(columns, axis=0, return_index=True, return_inverse=True)
-    order = np.argsort(group_of.ravel(), kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(group_of.ravel()))[:-1])
-    return tuple(tuple(part.tolist()) for part in parts), hosts[:, :, first]
 
-
-def shares_of_layer(loads: Array, hosts: Flags, speeds: Array) -> EvenShares:
-    """Of one layer: loads [experts], hosts [experts, ranks]; solved over groups."""
-    groups, on_groups = grouped(hosts[None])
-    group_of = np.empty(len(speeds), dtype=np.intp)
-    for group, ranks in enumerate(groups):
-        group_of[list(ranks)] = group
+def _over_groups(
+    loads: Array, hosts: Flags, speeds: Array, start: Array | None, is_exact: bool
+) -> EvenShares:
+    first, group_of = numbered_rows(hosts.reshape(-1, hosts.shape[2]).T)
     whole = np.bincount(group_of, weights=speeds).astype(np.float64)
-    even = even_shares(loads[None], on_groups, whole)
+    even = even_shares(
+        loads,
+        hosts[:, :, first],
+        whole,
+        start=None if start is None else start[:, first],
+        is_exact=is_exact,
+    )
     return EvenShares(
         shares=even.shares[:, :, group_of] * (speeds / whole[group_of]),
         value=even.value,
         bound=even.bound,
         inside=even.inside[:, group_of],
+        prices=even.prices[:, group_of],
     )
 
 
-def joined(layers: Iterable[EvenShares]) -> EvenShares:
-    """Several solutions as one."""
-    parts = list(layers)
-    return EvenShares(
-        shares=np.concatenate([part.shares for part in parts]),
-        value=np.concatenate([part.value for part in parts]),
-        bound=np.concatenate([part.bound for part in parts]),
-        inside=np.concatenate([part.inside for part in parts]),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pairs:
+    """The experts with a choice, and each of them with each of its hosts.
 
+    layer, rows, first [experts]: `first` is where an expert's pairs begin; expert, rank, log_weight
+    [pairs]; left, right [entries]: all pairs of one expert with all of them.
+    """
 
-def _split(log_weight: Array, prices: Array) -> tuple[Array, Array]:
-    """The shares [layers, experts, ranks] at these prices, and each expert's log of all weights."""
-    logs = log_weight + prices[:, None, :]
-    top = logs.max(axis=2, keepdims=True)
-    weights = np.exp(logs - top)
-    total = weights.sum(axis=2, keepdims=True)
-    return weights / total, (top + np.log(total))[:, :, 0]
+    num_layers: int
+    num_ranks: int
+    layer: Counts
+    rows: Array
+    first: Counts
+    expert: Counts
+    rank: Counts
+    log_weight: Array
+    left: Counts
+    right: Counts
 
+    @classmethod
+    def of(cls, rows: Array, hosts: Flags, speeds: Array) -> "_Pairs":
+        """rows [layers, experts], 0 where an expert takes no part."""
+        layer, at = rows.nonzero()
+        expert, rank = hosts[layer, at].nonzero()
+        return cls._made(hosts.shape[0], len(speeds), layer, rows[layer, at], expert, rank, speeds)
 
-def _prices(rows: Array, log_weight: Array, fixed: Array, speeds: Array) -> Array:
-    prices = np.zeros_like(fixed)
-    for softness in SOFTNESS:
-        active = np.arange(len(rows))
-        for _ in range(MAX_STEPS):
-            here = _Aim(rows[active], log_weight[active], fixed[active], speeds, softness)
-            moved, is_settled = here.newton(prices[active])
-            prices[active] = moved
-            active = active[~is_settled]
-            if len(active) == 0:
-                break
-    return prices
+    @classmethod
+    def _made(
+        cls,
+        num_layers: int,
+        num_ranks: int,
+        layer: Counts,
+        rows: Array,
+        expert: Counts,
+        rank: Counts,
+        speeds: Array,
+    ) -> "_Pairs":
+        count = np.bincount(expert, minlength=len(layer))
+        first = np.cumsum(count) - count
+        number = count[expert]  # of entries that begin with each pair
+        left = np.repeat(np.arange(len(expert)), number)
+        turn = np.arange(len(left)) - np.repeat(np.cumsum(number) - number, number)
+        return cls(
+            num_layers=num_layers,
+            num_ranks=num_ranks,
+            layer=layer,
+            rows=rows,
+            first=first,
+            expert=expert,
+            rank=rank,
+            log_weight=np.log(speeds)[rank],
+            left=left,
+            right=first[expert[left]] + turn,
+        )
+
+    def of_layers(self, layers: Counts, speeds: Array) -> "_Pairs":
+        """Those of some layers, which are counted anew."""
+        if len(layers) == self.num_layers:
+            return self
+        number = np.full(self.num_layers, -1)
+        number[layers] = np.arange(len(layers))
+        is_kept = number[self.layer] >= 0
+        new = np.cumsum(is_kept) - 1
+        pairs = is_kept[self.expert]
+        return self._made(
+            len(layers),
+            self.num_ranks,
+            number[self.layer[is_kept]],
+            self.rows[is_kept],
+            new[self.expert[pairs]],
+            self.rank[pairs],
+            speeds,
+        )
+
+    @property
+    def place(self) -> Counts:
+        """[pairs] into a flat [layers, ranks]."""
+        flat: Counts = self.layer[self.expert] * self.num_ranks + self.rank
+        return flat
+
+    def split(self, prices: Array) -> tuple[Array, Array]:
+        """The shares [pairs] at these prices, and each expert's log of all weights."""
+        if len(self.layer) == 0:
+            return np.zeros(0), np.zeros(0)
+        logs = self.log_weight + prices.ravel()[self.place]
+        top = np.maximum.reduceat(logs, self.first)
+        weights = np.exp(logs - top[self.expert])
+        total = np.add.reduceat(weights, self.first)
+        return weights / total[self.expert], top + np.log(total)
+
+    def value(self, prices: Array, log_total: Array, aim: "_Aim") -> Array:
+        """[layers] sum over experts of rows * log sum exp, less speeds * prices, plus a soft
+        square: what the prices minimise."""
+        own = np.bincount(self.layer, self.rows * log_total, self.num_layers)
+        linear = (prices * (aim.fixed - aim.speeds)).sum(axis=1)
+        square = 0.5 * aim.softness * (aim.speeds * prices**2).sum(axis=1)
+        result: Array = own + linear + square
+        return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Aim:
-    """Sum over experts of rows * log sum exp, less speeds * prices, plus a soft square."""
+    """fixed [layers, ranks]: rows that have no choice."""
 
-    rows: Array
-    log_weight: Array
     fixed: Array
     speeds: Array
     softness: float
 
-    def value(self, prices: Array, log_total: Array) -> Array:
-        linear = (prices * (self.fixed - self.speeds)).sum(axis=1)
-        square: Array = 0.5 * self.softness * (self.speeds * prices**2).sum(axis=1)
-        result: Array = (self.rows * log_total).sum(axis=1) + linear + square
-        return result
 
-    def newton(self, prices: Array) -> tuple[Array, Flags]:
-        """One step cut as often as it takes, by layer; and which need no other."""
-        shares, log_total = _split(self.log_weight, prices)
-        taken = self.rows[:, :, None] * shares
-        load = taken.sum(axis=1)
-        slope = load + self.fixed - self.speeds + self.softness * self.speeds * prices
-        is_settled: Flags = np.abs(slope / self.speeds).max(axis=1) < SETTLED
-        if is_settled.all():
-            return prices, is_settled
-        curve = -np.matmul(shares.transpose(0, 2, 1), taken)
-        ranks = np.arange(len(self.speeds))
-        curve[:, ranks, ranks] += load + self.softness * self.speeds
-        step = -np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
-        before = self.value(prices, log_total)
-        expected = (slope * step).sum(axis=1)
-        length = np.where(is_settled, 0.0, 1.0)
-        worse = (~is_settled).nonzero()[0]
-        for _ in range(NUM_CUTS):
-            after = self._at(worse, prices[worse] + length[worse, None] * step[worse])
-            worse = worse[after > (before + 1e-4 * length * expected + 1e-12)[worse]]
-            if len(worse) == 0:
+def _prices(
+    pairs: _Pairs, fixed: Array, speeds: Array, prices: Array, aims: tuple[float, ...]
+) -> Array:
+    prices = prices.copy()
+    for softness in aims:
+        active, part = np.arange(len(prices)), pairs
+        for _ in range(MAX_STEPS):
+            aim = _Aim(fixed[active], speeds, softness)
+            prices[active], is_settled = _newton(part, prices[active], aim)
+            if is_settled.all():
                 break
-            length[worse] *= CUT
-        length[worse] = 0.0
-        return prices + length[:, None] * step, is_settled
+            if is_settled.any():
+                part = part.of_layers((~is_settled).nonzero()[0], speeds)
+                active = active[~is_settled]
+    return prices
 
-    def _at(self, layers: npt.NDArray[np.intp], prices: Array) -> Array:
-        part = replace(
-            self,
-            rows=self.rows[layers],
-            log_weight=self.log_weight[layers],
-            fixed=self.fixed[layers],
-        )
-        return part.value(prices, _split(part.log_weight, prices)[1])
+
+def _newton(pairs: _Pairs, prices: Array, aim: _Aim) -> tuple[Array, Flags]:
+    """One step cut as often as it takes, by layer; and which need no other."""
+    num, speeds = pairs.num_ranks, aim.speeds
+    shares, log_total = pairs.split(prices)
+    taken = pairs.rows[pairs.expert] * shares
+    load = np.bincount(pairs.place, taken, prices.size).reshape(prices.shape)
+    slope = load + aim.fixed - speeds + aim.softness * speeds * prices
+    is_settled: Flags = np.abs(slope / speeds).max(axis=1) < SETTLED
+    if is_settled.all():
+        return prices, is_settled
+    entry = pairs.place[pairs.left] * num + pairs.rank[pairs.right]
+    product = -taken[pairs.left] * shares[pairs.right]
+    entries = np.bincount(entry, product, prices.size * num).astype(np.float64)
+    curve: Array = entries.reshape(*prices.shape, num)
+    ranks = np.arange(num)
+    curve[:, ranks, ranks] += load + aim.softness * speeds
+    step = -np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
+    before = pairs.value(prices, log_total, aim)
+    expected = (slope * step).sum(axis=1)
+    length = np.where(is_settled, 0.0, 1.0)
+    worse = (~is_settled).nonzero()[0]
+    for _ in range(NUM_CUTS):
+        trial = prices[worse] + length[worse, None] * step[worse]
+        part = pairs.of_layers(worse, speeds)
+        here = _Aim(aim.fixed[worse], speeds, aim.softness)
+        after = part.value(trial, part.split(trial)[1], here)
+        worse = worse[after > (before + 1e-4 * length * expected + 1e-12)[worse]]
+        if len(worse) == 0:
+            break
+        length[worse] *= CUT
+    length[worse] = 0.0
+    return prices + length[:, None] * step, is_settled
 
 
 def _witness(rows: Array, hosts: Flags, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
@@ -205,7 +361,9 @@ def _witness(rows: Array, hosts: Flags, speeds: Array, at_rank: Array) -> tuple[
     order = np.argsort(-at_rank, axis=1, kind="stable")
     place = np.argsort(order, axis=1)
     # An expert lies inside the first k ranks once its last host is among them.
-    last = np.where(hosts, place[:, None, :], -1).max(axis=2)
+    at_layer, at_expert, rank = hosts.nonzero()
+    first = np.flatnonzero(np.diff(at_layer * hosts.shape[1] + at_expert, prepend=-1))
+    last = np.maximum.reduceat(place[at_layer, rank], first).reshape(rows.shape)
     layer = np.arange(num_layers)
     flat = layer[:, None] * num_ranks + last
     by_last = np.bincount(flat.ravel(), weights=rows.ravel(), minlength=num_layers * num_ranks)

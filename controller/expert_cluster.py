@@ -78,14 +78,25 @@ def alike(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floors:
-    """On how many distinct nodes, and in how many distinct racks, every expert has to be."""
+    """On how many distinct ranks, nodes and racks every expert has to be.
 
+    On as many ranks as nodes, if `ranks` says less. Not `is_strict`: an expert that can not be
+    brought there without taking another below keeps what it has.
+    """
+
+    ranks: int = 1
     nodes: int = 1
     racks: int = 1
+    is_strict: bool = True
 
     def __post_init__(self) -> None:
-        if not 1 <= self.racks <= self.nodes:
-            raise ValueError("floors: at least 1 rack, and as many nodes as racks")
+        if self.ranks < 1 or not 1 <= self.racks <= self.nodes:
+            raise ValueError("floors: at least 1 rank and rack, and as many nodes as racks")
+
+    @property
+    def hosts(self) -> int:
+        """The fewest ranks of an expert."""
+        return max(self.ranks, self.nodes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +105,17 @@ class Prices:
 
     `step_s`: all layers' experts in one step, perfectly balanced; `num_steps` until the next plan;
     `restart_s`: restart and lost work where an expert has no living host; `move_s` for each
-    replica that has to be copied.
+    replica that has to be copied, `hold_s` for each that is there until the next plan.
     """
 
     step_s: float = 1.0
     num_steps: int = 1000
     restart_s: float = 600.0
     move_s: float = 0.05
+    hold_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.step_s, self.num_steps, self.restart_s, self.move_s) < 0.0:
+        if min(self.step_s, self.num_steps, self.restart_s, self.move_s, self.hold_s) < 0.0:
             raise ValueError("prices must not be negative")
 
 

@@ -9,13 +9,15 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.even_shares import even_shares, grouped, joined, shares_of_layer
-from pacekeeper.controller.expert_drafts import Draft, Task, cheapest, checked
+from pacekeeper.controller.even_shares import EvenShares, shares_on_ranks
+from pacekeeper.controller.expert_candidates import cheapest
+from pacekeeper.controller.expert_drafts import Draft, Task, distinct_hosts, priced
+from pacekeeper.controller.expert_mend import Needs, mended
 from pacekeeper.controller.expert_moves import nearest_ranks
-from pacekeeper.controller.expert_update import NEAR, evened, mended
+from pacekeeper.controller.expert_update import NEAR, evened
 
 COPIED_PART = 0.5  # of all replicas, by a plan from scratch
-MAX_TOGETHER = 128  # groups: with more, layers are solved one by one, each with groups of its own
+CHANGED = "present hosts, changed"
 
 Flags = npt.NDArray[np.bool_]
 
@@ -40,43 +42,54 @@ def scratch_s(task: Task, num_layers: int) -> float:
 
 def updated(task: Task, present: Flags, max_copies: int) -> Draft | None:
     """The present hosts after few changes; None where they can not be mended in so many copies."""
-    hosts = mended(present, task)
+    needs = Needs.of(present, task.cluster, task.floors)
+    hosts = mended(present, needs, task.cluster, is_strict=task.floors.is_strict)
     if hosts is None:
         return None
     left = max_copies - int((hosts & ~present).sum())
-    best = _draft(task, hosts, present) if left >= 0 else None
-    if best is None:
+    if left < 0:
         return None
-    bad = (best.value > (1.0 + NEAR) * task.fluid).nonzero()[0]
-    if len(bad) == 0:
-        return best
-    evened(hosts, task, bad, left)
-    best = _draft(task, hosts, present)
-    assert best is not None, "changes keep the floors"
+    even = shares_on_ranks(task.loads, hosts, task.speeds, is_exact=False)
+    hosts, even = evened(hosts, task, needs.kept_by(hosts, task.cluster), even, left)
+    best = _draft(CHANGED, task, hosts, even, present)
     bad = (best.value > (1.0 + NEAR) * task.fluid).nonzero()[0]
     wait_s = task.wait_s(np.where(np.isin(np.arange(len(hosts)), bad), best.value, 0.0))
-    if wait_s <= scratch_s(task, len(bad)):
+    if len(bad) == 0 or wait_s <= scratch_s(task, len(bad)):
         return best
     part = cheapest(replace(task, loads=task.loads[bad]), None, saved_s=0.0, adapt=lambda d: d)
     if part is None:
         return best
     hosts[bad] = part.on_ranks()
-    anew = _draft(task, hosts, present)
-    if anew and anew.num_copies <= max_copies and anew.price_s < best.price_s:
+    even.put(bad, shares_on_ranks(task.loads[bad], hosts[bad], task.speeds))
+    anew = _draft(CHANGED, task, hosts, even, present)
+    if anew.num_copies <= max_copies and anew.price_s < best.price_s:
         return anew
     return best
 
 
-def _draft(task: Task, hosts: Flags, present: Flags) -> Draft | None:
-    """hosts [layers, experts, ranks], which stay the caller's."""
-    groups, on_groups = grouped(hosts)
-    if len(groups) <= MAX_TOGETHER:
-        even = even_shares(task.loads, on_groups, task.group_speeds(groups))
-    else:
-        groups, on_groups = tuple((rank,) for rank in range(hosts.shape[2])), hosts.copy()
-        even = joined(
-            shares_of_layer(rows, on, task.speeds)
-            for rows, on in zip(task.loads, hosts, strict=True)
-        )
-    drafts = checked(task, "present hosts, changed", groups, on_groups, even.value)
-    return replace(_with_copies(drafts[0], present, task), even=even) if drafts else None
+def polished(task: Task, draft: Draft) -> Draft:
+    """A draft from scratch after the changes that an update would find worth their copies."""
+    hosts = draft.on_ranks()
+    before = shares_on_ranks(task.loads, hosts, task.speeds)
+    if (before.value <= (1.0 + NEAR) * task.fluid).all():
+        return draft
+    free = replace(task, prices=replace(task.prices, move_s=0.0))
+    needs = Needs.of(hosts, task.cluster, task.floors)
+    after, even = evened(hosts, free, needs, before, hosts.size)
+    changed = _draft(f"{draft.name}, evened", task, after, even, after)
+    plain = _draft(draft.name, task, hosts, before, hosts)
+    return changed if changed.price_s < plain.price_s else draft
+
+
+def _draft(name: str, task: Task, hosts: Flags, even: EvenShares, present: Flags) -> Draft:
+    """hosts [layers, experts, ranks] and shares, which stay the caller's."""
+    draft = Draft(
+        name=name,
+        groups=tuple((rank,) for rank in range(hosts.shape[2])),
+        hosts=hosts.copy(),
+        value=even.value.copy(),
+        loss=0.0,
+        price_s=0.0,
+        even=even.of(np.arange(len(hosts))),
+    )
+    return _with_copies(priced(task, draft, distinct_hosts(draft)), present, task)

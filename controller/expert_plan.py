@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import EvenShares, even_shares
+from pacekeeper.controller.expert_candidates import cheapest, dealt
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, as_loads
-from pacekeeper.controller.expert_drafts import Draft, Task, cheapest, dealt
-from pacekeeper.controller.expert_keep import moved_near, scratch_s, updated
+from pacekeeper.controller.expert_drafts import Draft, Task
+from pacekeeper.controller.expert_keep import moved_near, polished, scratch_s, updated
 from pacekeeper.controller.expert_proof import Proof, layer_proofs, prove
 from pacekeeper.core.layout import ExpertHosts, Host
 
@@ -58,8 +59,10 @@ def plan_experts(
         prices=prices or Prices(),
         drift=drift,
     )
-    _check_room(task)
     now = None if present is None else _flags(present, task)
+    lacking = _lacking_room(task)
+    if lacking and (task.floors.is_strict or now is None):
+        raise ValueError(lacking)
     limit = task.loads.size * cluster.num_ranks if max_copies is None else max_copies
     best: Draft | None = None
     saved_s = 0.0
@@ -71,11 +74,14 @@ def plan_experts(
         moved = draft if now is None else moved_near(draft, now, task)
         return moved if moved.num_copies <= limit else None
 
-    best = cheapest(task, best, saved_s=saved_s, adapt=near)
-    if best is None:
+    if not lacking:
+        best = cheapest(task, best, saved_s=saved_s, adapt=near)
+    if best is None and not lacking:
         best = next(filter(None, map(near, dealt(task))), None)
     if best is None:
         raise ValueError("no placement was found that keeps the floors and the limit of copies")
+    if now is None:
+        best = polished(task, best)
     return _finished(best, task, now, expert_bytes, max_losses)
 
 
@@ -85,38 +91,49 @@ def _flags(present: PresentHosts, task: Task) -> Flags:
     if len(present) != num_layers or any(len(layer) != num_experts for layer in present):
         raise ValueError(f"present hosts must be of {num_layers} layers x {num_experts} experts")
     num_ranks = task.cluster.num_ranks
-    flags = np.zeros((num_layers, num_experts, num_ranks), dtype=np.bool_)
-    for layer, experts in enumerate(present):
-        for expert, ranks in enumerate(experts):
-            if any(not 0 <= rank < num_ranks for rank in ranks):
-                raise ValueError(f"layer {layer} expert {expert}: hosts {list(ranks)} are no ranks")
-            flags[layer, expert, list(ranks)] = True
-    return flags
+    number = [len(ranks) for experts in present for ranks in experts]
+    owner = np.repeat(np.arange(len(number)), number)
+    ranks = np.array([r for experts in present for on in experts for r in on], dtype=np.intp)
+    for at in ((ranks < 0) | (ranks >= num_ranks)).nonzero()[0].tolist():
+        layer, expert = divmod(int(owner[at]), num_experts)
+        raise ValueError(f"layer {layer} expert {expert}: hosts {ranks[at]} .. are no ranks")
+    flags = np.zeros((num_layers * num_experts, num_ranks), dtype=np.bool_)
+    flags[owner, ranks] = True
+    return flags.reshape(num_layers, num_experts, num_ranks)
 
 
-def _check_room(task: Task) -> None:
-    num_experts = task.loads.shape[1]
+def _lacking_room(task: Task) -> str:
+    """Why no hosts keep the floors, as far as counting tells; empty: nothing against it."""
+    num_experts, floors = task.loads.shape[1], task.floors
     at_node: dict[int, int] = {}
     for node, slots in zip(task.cluster.nodes, task.cluster.slots, strict=True):
         at_node[node] = at_node.get(node, 0) + min(slots, num_experts)
     room = sum(min(slots, num_experts) for slots in at_node.values())
-    if room < task.floors.nodes * num_experts or len(at_node) < task.floors.nodes:
-        raise ValueError(
-            f"{num_experts} experts on {task.floors.nodes} nodes each do not fit"
+    if room < floors.nodes * num_experts or len(at_node) < floors.nodes:
+        return (
+            f"{num_experts} experts on {floors.nodes} nodes each do not fit"
             f" {sum(task.cluster.slots)} slots on {len(at_node)} nodes"
         )
+    whole = sum(min(slots, num_experts) for slots in task.cluster.slots)
+    if whole < floors.hosts * num_experts or task.cluster.num_ranks < floors.hosts:
+        return (
+            f"{num_experts} experts on {floors.hosts} ranks each do not fit"
+            f" {whole} slots on {task.cluster.num_ranks} ranks"
+        )
     num_racks = len(set(task.cluster.racks))
-    if num_racks < task.floors.racks:
-        raise ValueError(f"a floor of {task.floors.racks} racks, and there are {num_racks}")
+    if num_racks < floors.racks:
+        return f"a floor of {floors.racks} racks, and there are {num_racks}"
+    return ""
 
 
 def _finished(
     draft: Draft, task: Task, present: Flags | None, expert_bytes: int, max_losses: int
 ) -> ExpertPlan:
     even = draft.even or even_shares(task.loads, draft.hosts, task.group_speeds(draft.groups))
+    on_ranks = draft.on_ranks()
     proof = prove(
-        layer_proofs(task.loads, even, draft.groups, task.cluster, task.floors),
-        draft.on_ranks(),
+        layer_proofs(task.loads, even, draft.groups, on_ranks, task.cluster, task.floors),
+        on_ranks,
         task.cluster,
         expert_bytes=expert_bytes,
         max_losses=max_losses,

@@ -8,14 +8,19 @@ import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import EvenShares
 from pacekeeper.controller.expert_cluster import Cluster, Floors
+from pacekeeper.controller.flag_rows import numbered_rows
 from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.controller.survival import (
     KillSet,
     Survival,
     kill_sets,
+    loss_probability,
     survival,
     survival_bound,
+    union_bound,
 )
+
+MAX_OVERLAPS = 32  # kill sets of which the probability of loss is exact
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -69,28 +74,50 @@ class Proof:
 def node_kill_sets(hosts: Flags, cluster: Cluster) -> tuple[KillSet, ...]:
     """The least sets of nodes that hold all replicas of some expert; hosts [.., ranks]."""
     flat = hosts.reshape(-1, hosts.shape[-1])
-    distinct = np.unique(np.packbits(flat, axis=1), axis=0)
-    on_ranks = np.unpackbits(distinct, axis=1, count=hosts.shape[-1])
+    on_ranks = flat[numbered_rows(flat)[0]]
     nodes = np.array(cluster.nodes)
     return kill_sets(nodes[row.nonzero()[0]].tolist() for row in on_ranks)
+
+
+def loss_of(hosts: Flags, cluster: Cluster) -> float:
+    """The probability that an expert loses all its nodes; hosts [.., ranks].
+
+    Where many kill sets overlap, a bound from above: their sum.
+    """
+    killers, risk = node_kill_sets(hosts, cluster), cluster.node_failure
+    num_nodes = len(frozenset[int]().union(*killers))
+    if len(killers) > MAX_OVERLAPS and sum(map(len, killers)) > num_nodes:
+        return min(1.0, union_bound(killers, risk))
+    return loss_probability(killers, risk)
 
 
 def layer_proofs(
     loads: Array,
     even: EvenShares,
     groups: Sequence[Sequence[int]],
+    hosts: Flags,
     cluster: Cluster,
     floors: Floors,
 ) -> tuple[LayerProof, ...]:
+    """loads [layers, experts], shares over groups of ranks, hosts [layers, experts, ranks].
+
+    Where floors are no promise, the bounds are of as many hosts as an expert has, if fewer.
+    """
     speeds = dict(enumerate(cluster.speeds))
     fluid = loads.sum(axis=1) / sum(cluster.speeds)
-    floor = [floors.nodes] * loads.shape[1]
+    number = hosts.sum(axis=2)
+    floor = np.minimum(number, floors.hosts)
     num_slots = sum(min(slots, loads.shape[1]) for slots in cluster.slots)
     return tuple(
         LayerProof(
             value=float(even.value[layer]),
             hosts_bound=float(even.bound[layer]),
-            slots_bound=least_value(rows.tolist(), speeds, num_slots=num_slots, min_hosts=floor),
+            slots_bound=least_value(
+                rows.tolist(),
+                speeds,
+                num_slots=max(num_slots, int(number[layer].sum())),
+                min_hosts=floor[layer].tolist(),
+            ),
             fluid=float(fluid[layer]),
             witness=tuple(sorted(r for g in even.inside[layer].nonzero()[0] for r in groups[g])),
         )

@@ -75,7 +75,9 @@ def _keeps(structure: Structure, cluster: Cluster, floors: Floors) -> bool:
     nodes, racks = np.array(cluster.nodes), np.array(cluster.racks)
     windows = structure.windows(cluster.num_ranks)
     return all(
-        len(np.unique(nodes[on])) >= floors.nodes and len(np.unique(racks[on])) >= floors.racks
+        int(on.sum()) >= floors.hosts
+        and len(np.unique(nodes[on])) >= floors.nodes
+        and len(np.unique(racks[on])) >= floors.racks
         for on in windows
     )
 
@@ -115,7 +117,7 @@ def _deal(
     number: list[dict[Hashable, int]] = [{} for _ in range(num_bins)]
     risk = [0.0] * num_bins
     if len(set(labels)) == len(things) and len(set(risks)) < 2:  # all alike
-        return [list(things[at::num_bins]) for at in range(num_bins)]
+        return _in_turn([list(things[at::num_bins]) for at in range(num_bins)])
     size = -(-len(things) // num_bins)
     left_large = len(things) - (size - 1) * num_bins
     for thing, label, p in zip(things, labels, risks, strict=True):
@@ -128,7 +130,24 @@ def _deal(
         left_large -= len(bins[at]) == size
         number[at][label] = number[at].get(label, 0) + 1
         risk[at] += p
-    return bins
+    return _in_turn(bins)
+
+
+def _in_turn(bins: list[list[int]]) -> list[list[int]]:
+    """Large and small ones in turn, so that all windows of as many bins are of near-equal size.
+
+    The smallest window decides how many losses are survived.
+    """
+    large, small = max(map(len, bins)), min(map(len, bins))
+    if large == small:
+        return bins
+    is_large = [len(held) > small for held in bins]
+    num, total = len(bins), sum(is_large)
+    rest = {
+        kind: [b for b, at in zip(bins, is_large, strict=True) if at == kind] for kind in (0, 1)
+    }
+    turns = [(at + 1) * total // num - at * total // num for at in range(num)]
+    return [rest[turn].pop(0) for turn in turns]
 
 
 def classes_of(loads: Array, structure: Structure, speeds: Array) -> Classes:

@@ -1,26 +1,32 @@
-"""Few changes to the present hosts of experts: mend floors, then even out what drifted. Pure.
+"""Few changes to the present hosts of experts, that even out what is not even. Pure.
 
-A layer that is still even keeps its hosts. In one that is not, an expert of the densest ranks
-trades its slot with one elsewhere (or takes a free slot there), as long as that helps; a layer that
-stays uneven is left to the caller, who may plan it anew.
+A layer that is still even keeps its hosts. In one that is not, an expert that its ranks can not
+carry gets further ones: free slots, or those of experts that can spare a replica. Then experts of
+the densest ranks trade slots with others. Of all changes in a row those are kept that pay.
 """
 
-from dataclasses import dataclass
+import heapq
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.even_shares import EvenShares, shares_of_layer
-from pacekeeper.controller.expert_drafts import Task
+from pacekeeper.controller.even_shares import UNPROVEN, EvenShares, shares_on_ranks
+from pacekeeper.controller.expert_drafts import EVEN, Task
+from pacekeeper.controller.expert_mend import Needs
+from pacekeeper.controller.slot_bound import least_value
 
 NEAR = 0.01  # above the fluid: a layer so near is left alone
-MAX_ROUNDS = 8  # of changes, in each layer
+MAX_ROUNDS = 12  # of trades, in each layer
+FAR_OFF = 4.0  # times the aim: what stands so high is no matter of trades
+MAX_FAILED = 3  # of them in vain
 NUM_RANKS = 4  # targets looked at in a round
 NUM_TRIED = 8  # trades with each of them
 LEAST_GAIN = 1e-4  # of the value, for a change
 NOBODY = -1  # in the place of a guest: a free slot
 
 Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
 
 
@@ -45,83 +51,214 @@ class _Change:
             hosts[self.guest, [self.source, self.target]] = True, False
 
 
-def mended(hosts: Flags, task: Task) -> Flags | None:
-    """Hosts [layers, experts, ranks] with the floors and slots kept, by few more replicas.
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Way:
+    """One layer on its way: its hosts by now, the cheapest on the way, and changes made in vain."""
 
-    Replicas beyond the slots go first, those of experts with most hosts. A missing one takes a
-    free slot, else that of an expert that can spare it. None where neither is found, and where an
-    expert has no host left.
+    layer: int
+    aim: float
+    hosts: Flags
+    num_copies: int
+    num_before: int
+    best: Flags
+    shares: EvenShares
+    price_s: float
+    failed: set[_Change] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Trial:
+    way: _Way
+    hosts: Flags
+    num_copies: int
+    change: _Change | None = None
+
+
+def evened(
+    hosts: Flags, task: Task, needs: Needs, even: EvenShares, max_copies: int
+) -> tuple[Flags, EvenShares]:
+    """Hosts [layers, experts, ranks] after changes that pay, and their shares.
+
+    `even`: those of `hosts`. Layers within NEAR of what so many slots allow stay; of the others no
+    expert gets below its needs. At most `max_copies` replicas are copied.
     """
-    result = hosts.copy()
-    slots = np.array(task.cluster.slots)
-    for layer in result:
-        for rank in (layer.sum(axis=0) > slots).nonzero()[0].tolist():
-            _thin(layer, rank, int(slots[rank]))
-        for expert in task.below_floors(layer).nonzero()[0].tolist():
-            while task.below_floors(layer[expert]):
-                if not layer[expert].any() or not _mend(layer, expert, slots, task):
-                    return None
-    return result
+    result, split = hosts.copy(), even.of(np.arange(len(hosts)))
+    ways = [
+        _Way(
+            layer=layer,
+            aim=aim,
+            hosts=hosts[layer].copy(),
+            num_copies=0,
+            num_before=int(hosts[layer].sum()),
+            best=hosts[layer].copy(),
+            shares=even.of(np.array([layer])),
+            price_s=float(task.waits_s(even.value)[layer]),
+        )
+        for layer in (even.value > (1.0 + NEAR) * task.fluid).nonzero()[0].tolist()
+        if even.value[layer] > (aim := _aim(hosts[layer], task, layer, needs))
+    ]
+    trials: list[_Trial] = []
+    for way in ways:
+        if found := _widened(way, task, needs, split, max_copies):
+            trials.append(found)
+            max_copies -= found.num_copies
+    for turn in range(MAX_ROUNDS + 1):
+        max_copies += _try(trials, task, split)
+        trials = []
+        for way in ways if turn < MAX_ROUNDS else ():
+            change = None
+            is_near = way.aim < split.value[way.layer] <= FAR_OFF * way.aim
+            if is_near and len(way.failed) < MAX_FAILED:
+                change = _best_change(way, task, needs, split)
+            if change is not None and change.num_copies <= max_copies:
+                max_copies -= change.num_copies
+                trial = way.hosts.copy()
+                change.apply(trial)
+                trials.append(
+                    _Trial(way=way, hosts=trial, num_copies=change.num_copies, change=change)
+                )
+        if not trials:
+            break
+    for way in ways:
+        result[way.layer] = way.best
+        split.put(np.array([way.layer]), way.shares)
+    rough = (split.value > split.bound * (1.0 + UNPROVEN)).nonzero()[0]
+    if len(rough):
+        split.put(rough, shares_on_ranks(task.loads[rough], result[rough], task.speeds))
+    return result, split
 
 
-def _thin(layer: Flags, rank: int, slots: int) -> None:
-    held = layer[:, rank].nonzero()[0]
-    by_number = held[np.argsort(layer[held].sum(axis=1), kind="stable")]
-    layer[by_number[slots:], rank] = False
+def _aim(hosts: Flags, task: Task, layer: int, needs: Needs) -> float:
+    """A little above what no hosts in so many slots can beat."""
+    num_slots = max(sum(task.cluster.slots), int(hosts.sum()))
+    least = least_value(
+        task.loads[layer].tolist(),
+        dict(enumerate(task.cluster.speeds)),
+        num_slots=num_slots,
+        min_hosts=needs.ranks[layer].tolist(),
+    )
+    return (1.0 + NEAR) * least
 
 
-def _mend(layer: Flags, expert: int, slots: npt.NDArray[np.intp], task: Task) -> bool:
-    nodes, racks = np.array(task.cluster.nodes), np.array(task.cluster.racks)
-    own = layer[expert]
-    is_new = ~np.isin(nodes, nodes[own])
-    if len(np.unique(nodes[own])) >= task.floors.nodes:
-        is_new = ~np.isin(racks, racks[own])  # of racks there are too few
-    free = slots - layer.sum(axis=0)
-    new_rack = ~np.isin(racks, racks[own])
-    for rank in sorted(is_new.nonzero()[0].tolist(), key=lambda r: (-free[r], not new_rack[r], r)):
-        if free[rank] > 0:
-            layer[expert, rank] = True
-            return True
-        guests = layer[:, rank].nonzero()[0]
-        for guest in guests[np.argsort(-layer[guests].sum(axis=1), kind="stable")].tolist():
-            rest = layer[guest].copy()
-            rest[rank] = False
-            if not task.below_floors(rest):
-                layer[guest, rank], layer[expert, rank] = False, True
-                return True
-    return False
+def _try(trials: list[_Trial], task: Task, split: EvenShares) -> int:
+    """All trials at once; how many copies those would have made that do not help."""
+    if not trials:
+        return 0
+    layers = np.array([trial.way.layer for trial in trials])
+    after = shares_on_ranks(
+        task.loads[layers],
+        np.stack([trial.hosts for trial in trials]),
+        task.speeds,
+        start=split.prices[layers],
+        is_exact=False,
+    )
+    helps = after.value < split.value[layers] * (1.0 - LEAST_GAIN)
+    given_back = 0
+    for at, trial in enumerate(trials):
+        way = trial.way
+        if not helps[at]:
+            given_back += trial.num_copies
+            if trial.change is not None:
+                way.failed.add(trial.change)
+            continue
+        way.hosts = trial.hosts
+        way.num_copies += trial.num_copies
+        way.failed.clear()
+        split.put(np.array([way.layer]), after.of(np.array([at])))
+        price_s = float(task.waits_s(split.value)[way.layer])
+        price_s += way.num_copies * task.prices.move_s
+        price_s += (int(way.hosts.sum()) - way.num_before) * task.prices.hold_s
+        if price_s < way.price_s:
+            way.best, way.price_s = way.hosts, price_s
+            way.shares = split.of(np.array([way.layer]))
+    return given_back
 
 
-def evened(hosts: Flags, task: Task, layers: npt.NDArray[np.intp], max_copies: int) -> None:
-    """Makes useful changes to hosts [layers, experts, ranks] of some layers, in place.
+def _widened(
+    way: _Way, task: Task, needs: Needs, split: EvenShares, max_copies: int
+) -> _Trial | None:
+    """More hosts for experts that their ranks can not carry, the densest first, as many as pay.
 
-    Until each is within NEAR of the fluid; at most `max_copies` replicas are copied.
+    What an expert alone makes of its ranks, rows / their speed, no split gets below.
     """
-    aim = (1.0 + NEAR) * task.fluid
-    for layer in layers.tolist():
-        now = shares_of_layer(task.loads[layer], hosts[layer], task.speeds)
-        for _ in range(MAX_ROUNDS):
-            if now.value[0] <= aim[layer]:
-                break
-            change = _best_change(hosts[layer], task, layer, now, float(aim[layer]))
-            if change is None or change.num_copies > max_copies:
-                break
-            trial = hosts[layer].copy()
-            change.apply(trial)
-            after = shares_of_layer(task.loads[layer], trial, task.speeds)
-            if after.value[0] >= now.value[0] * (1.0 - LEAST_GAIN):
-                break
-            hosts[layer], now = trial, after
-            max_copies -= change.num_copies
+    layer, aim, rows, speeds = way.layer, way.aim, task.loads[way.layer], task.speeds
+    trial, chosen, num_chosen = way.hosts.copy(), way.hosts, 0
+    carried = trial @ speeds
+    at_rank = (rows[:, None] * split.shares[layer]).sum(axis=0)
+    free = np.array(task.cluster.slots) - trial.sum(axis=0)
+    heap = [(-rows[e] / carried[e], e) for e in (rows > aim * carried).nonzero()[0].tolist()]
+    heapq.heapify(heap)
+    even, row_s, least_s = (1.0 + EVEN) * float(task.fluid[layer]), task.row_s, way.price_s
+    for number in range(1, max_copies + 1):
+        if not heap:
+            break
+        expert = heap[0][1]
+        target = _room_for(trial, expert, rows, task, layer, needs, at_rank, free, carried, aim)
+        if target is None:
+            break
+        rank, guest = target
+        if guest is None:
+            free[rank] -= 1
+        else:
+            trial[guest, rank] = False
+            carried[guest] -= speeds[rank]
+            at_rank[rank] -= rows[guest] * split.shares[layer, guest, rank]
+        excess = rows[expert] - aim * carried[expert]
+        trial[expert, rank] = True
+        carried[expert] += speeds[rank]
+        at_rank[rank] += max(0.0, min(excess, aim * speeds[rank] - at_rank[rank]))
+        dense = rows[expert] / carried[expert]
+        if dense > aim:
+            heapq.heapreplace(heap, (-dense, expert))
+        else:
+            heapq.heappop(heap)
+        value = max(aim, -heap[0][0]) if heap else aim
+        price_s = row_s * max(0.0, value - even) + number * task.prices.move_s
+        price_s += (int(trial.sum()) - way.num_before) * task.prices.hold_s
+        if price_s < least_s:
+            least_s, chosen, num_chosen = price_s, trial.copy(), number
+    return _Trial(way=way, hosts=chosen, num_copies=num_chosen) if num_chosen else None
 
 
-def _best_change(
-    hosts: Flags, task: Task, layer: int, shares: EvenShares, aim: float
-) -> _Change | None:
+def _room_for(
+    hosts: Flags,
+    expert: int,
+    rows: Array,
+    task: Task,
+    layer: int,
+    needs: Needs,
+    at_rank: Array,
+    free: Counts,
+    carried: Array,
+    aim: float,
+) -> tuple[int, int | None] | None:
+    """The emptiest rank with a free slot, else one where an expert with few rows can go.
+
+    (rank, who goes); None where there is none.
+    """
+    is_open = needs.open_ranks(hosts[expert], task.cluster, task.floors)
+    height = np.where(is_open, at_rank / task.speeds, np.inf)
+    open_height = np.where(free > 0, height, np.inf)
+    rank = int(open_height.argmin())
+    if open_height[rank] < aim:
+        return rank, None
+    may = needs.may_leave(hosts, layer, task.cluster) & is_open
+    left = carried[:, None] - task.speeds
+    may &= rows[:, None] <= aim * np.maximum(left, 0.0)
+    may &= height < aim
+    if not may.any():
+        return None
+    piece = np.where(may, rows[:, None] / carried[:, None] * task.speeds, np.inf)
+    guest, place = divmod(int(piece.argmin()), piece.shape[1])
+    return place, guest
+
+
+def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Change | None:
     """The change that comes nearest to taking out what is too much inside the densest ranks."""
-    rows, inside = task.loads[layer], shares.inside[0]
-    at_rank = (rows[:, None] * shares.shares[0]).sum(axis=0)
-    excess = float(shares.bound[0] - aim) * float(task.speeds[inside].sum())
+    hosts, layer, aim = way.hosts, way.layer, way.aim
+    rows, inside = task.loads[layer], split.inside[layer]
+    at_rank = (rows[:, None] * split.shares[layer]).sum(axis=0)
+    excess = float(split.bound[layer] - aim) * float(task.speeds[inside].sum())
     own = ((rows > 0.0) & ~(hosts & ~inside).any(axis=1)).nonzero()[0]
     outside = (~inside).nonzero()[0]
     targets = outside[np.argsort((at_rank / task.speeds)[outside], kind="stable")][:NUM_RANKS]
@@ -151,7 +288,7 @@ def _best_change(
                 target=target,
                 guest=None if guest == NOBODY else guest,
             )
-            if _is_allowed(hosts, task, change):
+            if change not in way.failed and _is_allowed(hosts, task, layer, needs, change):
                 return change
     return None
 
@@ -169,8 +306,11 @@ def _misses(
     return np.where(moved > 0.0, result, np.inf)
 
 
-def _is_allowed(hosts: Flags, task: Task, change: _Change) -> bool:
+def _is_allowed(hosts: Flags, task: Task, layer: int, needs: Needs, change: _Change) -> bool:
+    if change.guest is None:
+        is_open = needs.open_ranks(hosts[change.expert], task.cluster, task.floors)
+        return bool(is_open[change.target])
     trial = hosts.copy()
     change.apply(trial)
-    touched = [change.expert] if change.guest is None else [change.expert, change.guest]
-    return not task.below_floors(trial[touched]).any()
+    touched = [change.expert, change.guest]
+    return not needs.of_experts(layer, touched).below(trial[None, touched], task.cluster).any()

@@ -318,6 +318,7 @@ def _view(job: JobState, now_s: float) -> View:
         step_s=step_s,
         steps_since_plan=job.step - job.layout_step,
         is_makeshift=job.is_makeshift,
+        by_survivors=job.is_makeshift and job.layout.generation not in job.offered,
         num_load_steps=job.num_load_steps,
         next_generation=job.newest_generation + 1,
         node_of={rank: job.ranks[rank].node for rank in job.layout.ranks},

@@ -1,17 +1,16 @@
 """Which layout next, if any - and why. Pure: everything it looks at is in the view.
 
-A ladder of actions, cheapest first: token shares over expert replicas, batch shares, more
+A ladder of actions, cheapest first: token shares over expert replicas, batch shares, other
 replicas. Each rung is priced; the plan with the best gain over the horizon wins, if it pays. Where
-none does, replicas move to more nodes, if experts stand on too few.
+none does, replicas move for safety: experts on too few nodes, or where survivors left them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
 
-from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import Split, batch_rows, split_layers, token_shares
-from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow, restored
+from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
+from pacekeeper.controller.shares import Split, batch_rows, split_layers
+from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
@@ -19,7 +18,7 @@ from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
 from pacekeeper.core.spread import DomainOf, domains
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Forecast, Workload, forecast, row_s
+from pacekeeper.predictor.forecast import Forecast, Workload, forecast, replica_s, row_s
 
 COSTLY = (Rung.MOVE_REPLICAS,)  # rungs that a probe must come before
 
@@ -33,7 +32,8 @@ class View:
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
     `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
     `refusals`: of each kind of plan the last one, and until when such plans wait; `asked_s`: now.
-    `is_makeshift`: the layout was made for what is over, so any better one is welcome at once.
+    `is_makeshift`: the layout was made for what is over, so any better one is welcome at once;
+    `by_survivors`: it stands where survivors of a death could put it in a hurry.
     """
 
     layout: Layout
@@ -52,6 +52,7 @@ class View:
     refuted: frozenset[int] = frozenset()
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)
     asked_s: float = 0.0
+    by_survivors: bool = False
 
 
 def decide(view: View, config: PolicyConfig) -> Decision:
@@ -81,7 +82,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         splits=splits if speeds == view.layout.speed_by_rank else None,
     )
     decision = _fastest(view, config, now)
-    if decision.layout is None:
+    if decision.layout is None and (now.num_narrow or view.by_survivors):
         decision = _safer(view, config, now) or decision
     more = _exposed(view, decision.layout, floor) + _refused(view, decision.rung)
     return replace(decision, reason=decision.reason + more)
@@ -122,15 +123,20 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
         min_gain = config.rebalance_min_gain
     best = _nothing("no layout is better")
     best_value_s = 0.0
-    for rung, layout in _candidates(view, config, now):
-        if _is_held(view, rung, layout):
-            continue
+    shares_value_s = 0.0
+    for candidate in _candidates(view, config, now):
+        rung, layout = candidate.rung, candidate.layout
         price = _price(view, layout, now.speeds, now.overhead_s)
         gain_s = current_s - price.step_s
         cost_s = _cost_s(view, layout, config)
         value_s = gain_s * config.horizon_steps - cost_s
-        # A higher rung must be worth the disturbance of moving state: 1 % of the step at least.
-        if value_s <= best_value_s + 0.01 * current_s * config.horizon_steps * bool(best_value_s):
+        # A higher rung must be worth the disturbance of moving state: 1 % of the step at least, and
+        # more than what the shares in it would bring alone, whoever refused these.
+        to_beat_s = max(best_value_s, shares_value_s) if rung in COSTLY else best_value_s
+        if rung not in COSTLY:
+            shares_value_s = max(shares_value_s, value_s)
+        is_worth = value_s > to_beat_s + 0.01 * current_s * config.horizon_steps * bool(to_beat_s)
+        if not is_worth or _is_held(view, rung, layout):
             continue
         if gain_s < min_gain * current_s:
             if best.layout is None:
@@ -140,7 +146,7 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
                 )
             continue
         best_value_s = value_s
-        reason = _reason(view, rung, current_s, price)
+        reason = _reason(view, rung, current_s, price) + candidate.proof
         best = _plan(view, rung, layout, reason, config, current_s, price)
         if rung in COSTLY:
             best = replace(best, unconfirmed=tuple(sorted(view.unread & set(view.slow))))
@@ -148,30 +154,37 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
 
 
 def _safer(view: View, config: PolicyConfig, now: _Now) -> Decision | None:
-    """Replicas on more nodes, if experts stand on too few: it need not gain, only not cost much."""
-    if now.num_narrow == 0:
+    """Other replicas for safety: they need not gain time, only not cost much.
+
+    Where experts stand on too few nodes; and after a death, if what is less likely lost until the
+    next plan is worth the copies.
+    """
+    splits = now.splits or split_layers(view.layout, loads=view.workload.loads, speeds=now.speeds)
+    plan = _replicas(view, config, now, splits)
+    if plan is None:
         return None
-    mended = restored(view.layout, now.floor, slots_per_rank=view.shape.slots_per_rank)
-    experts = list(view.layout.experts)
-    for layer, hosts in mended.items():
-        at = {rank: now.speeds[rank] for rank in view.layout.stage_of(layer).ranks}
-        experts[layer] = token_shares(view.workload.loads[layer], hosts, at).hosts
     layout = replace(
         view.layout,
         generation=view.next_generation,
-        experts=tuple(experts),
+        experts=plan.experts,
         speeds=_slow_speeds(now),
     )
     if _is_held(view, Rung.MOVE_REPLICAS, layout):
         return None
     left = num_narrow(layout, now.floor)
+    saved_s = (plan.loss_now - plan.loss) * config.restart_s
+    is_worth = view.by_survivors and saved_s > _cost_s(view, layout, config)
     price = _price(view, layout, now.speeds, now.overhead_s)
-    if left == now.num_narrow or price.step_s > now.current_s * (1.0 + config.min_gain):
+    is_slower = price.step_s > now.current_s * (1.0 + config.min_gain)
+    if is_slower or not (left < now.num_narrow or (left == now.num_narrow and is_worth)):
         return None
-    reason = (
-        f"experts on fewer than {config.min_nodes} nodes: {now.num_narrow} before, {left} after; "
-        f"a step takes {price.step_s * 1e3:.0f} ms"
+    why = (
+        f"experts on fewer than {config.min_nodes} nodes: {now.num_narrow} before, {left} after"
+        if left < now.num_narrow
+        else "survivors put experts where room was: one is lost until the next plan, likelihood "
+        f"{plan.loss_now:.2g}, {plan.loss:.2g} after this one"
     )
+    reason = f"{why}; a step takes {price.step_s * 1e3:.0f} ms; {plan.proof}"
     return _plan(view, Rung.MOVE_REPLICAS, layout, reason, config, now.current_s, price)
 
 
@@ -212,24 +225,21 @@ def _refused(view: View, decided: Rung) -> str:
     return "".join(texts)
 
 
-def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[tuple[Rung, Layout]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    """A layout to be priced, with what is proven of it in words."""
+
+    rung: Rung
+    layout: Layout
+    proof: str = ""
+
+
+def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[_Candidate]:
     """The rungs of the ladder, each on top of the one before."""
-    layout, loads, speeds = view.layout, view.workload.loads, now.speeds
-    splits = now.splits or split_layers(layout, loads=loads, speeds=speeds)
+    layout, speeds = view.layout, now.speeds
+    splits = now.splits or split_layers(layout, loads=view.workload.loads, speeds=speeds)
     rows = batch_rows(view.shape.rows_per_step, {r: speeds[r] for r, _ in layout.batch_shares})
     batch = tuple((rank, count / view.shape.rows_per_step) for rank, count in rows.items())
-    places = place(
-        layout,
-        splits=splits,
-        loads=loads,
-        speeds=speeds,
-        slots_per_rank=view.shape.slots_per_rank,
-        min_hosts=config.min_hosts,
-        spread=now.floor,
-        move_cost=_move_cost(view, config),
-    )
-    shared = tuple(split.hosts for split in splits)
-    placed = tuple(split.hosts for split in places)
 
     def made(
         experts: tuple[tuple[ExpertHosts, ...], ...], shares: tuple[tuple[int, float], ...]
@@ -242,27 +252,50 @@ def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[tuple[Rung,
             speeds=_slow_speeds(now),
         )
 
+    shared = tuple(split.hosts for split in splits)
     candidates = [
-        (Rung.TOKEN_SHARES, made(shared, layout.batch_shares)),
-        (Rung.BATCH_SHARES, made(shared, batch)),
+        _Candidate(rung=Rung.TOKEN_SHARES, layout=made(shared, layout.batch_shares)),
+        _Candidate(rung=Rung.BATCH_SHARES, layout=made(shared, batch)),
     ]
     # State is moved for nobody whose device is well by the probe: shares are, they cost nothing.
-    if placed != shared and not view.refuted & set(view.slow):
-        candidates.append((Rung.MOVE_REPLICAS, made(placed, batch)))
+    if not view.refuted & set(view.slow) and (plan := _replicas(view, config, now, splits)):
+        candidates.append(
+            _Candidate(
+                rung=Rung.MOVE_REPLICAS,
+                layout=made(plan.experts, batch),
+                proof=f"; {plan.proof}",
+            )
+        )
     return candidates
+
+
+def _replicas(
+    view: View, config: PolicyConfig, now: _Now, splits: Sequence[Split]
+) -> ReplicaPlan | None:
+    """Where experts would better be, None where they are well."""
+    limit = config.max_moved_bytes
+    return plan_replicas(
+        view.layout,
+        splits,
+        view.workload.loads,
+        now.speeds,
+        Wishes(
+            slots_per_rank=view.shape.slots_per_rank,
+            min_hosts=config.min_hosts,
+            spread=now.floor,
+            row_s=row_s(view.model, view.workload, view.layout),
+            replica_s=replica_s(view.model, view.workload, view.layout),
+            num_steps=config.horizon_steps,
+            move_s=view.shape.expert_bytes * config.move_s_per_byte,
+            restart_s=config.restart_s,
+            failure_probability=config.failure_probability,
+            max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
+        ),
+    )
 
 
 def _slow_speeds(now: _Now) -> tuple[tuple[int, float], ...]:
     return tuple((rank, speed) for rank, speed in sorted(now.speeds.items()) if speed < 1.0)
-
-
-def _move_cost(view: View, config: PolicyConfig) -> float:
-    """What copying one replica costs, in rows per step off a layer's slowest rank that repay it."""
-    copy_s = view.shape.expert_bytes * config.move_s_per_byte / config.horizon_steps
-    saved_s = row_s(view.model, view.workload, view.layout)
-    if saved_s > 0.0:
-        return copy_s / saved_s
-    return inf  # where rows cost nothing, nothing is gained by moving them
 
 
 def _own_splits(view: View, layout: Layout) -> tuple[Split, ...] | None:

@@ -41,9 +41,7 @@ class Optimum:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """One layer's token shares; `value` is their largest load_j / speed_j, `bound` the least - or
-    the fluid, where the value is within SLACK of it.
-    """
+    """One layer's token shares; `value` is their largest load_j / speed_j, `bound` the least."""
 
     hosts: tuple[ExpertHosts, ...]
     value: float
@@ -84,27 +82,18 @@ def token_shares(
     loads: Sequence[float],
     hosts: Sequence[Sequence[int]],
     speeds: Mapping[int, float],
-    *,
-    is_even: bool = False,
 ) -> Split:
     """The best token shares for fixed hosts, within SLACK of the exact optimum.
 
     loads[e] >= 0, hosts[e] the ranks that hold expert e, speeds[rank] > 0. Among the splits within
-    SLACK the one nearest to speed-proportional shares (relative entropy). `is_even`: the fluid is
-    likely within reach; where it is, it stands for the optimum, and no programme is solved. Raises
-    ValueError for a negative load, an expert without host, or a speed not above 0.
+    SLACK the one nearest to speed-proportional shares (relative entropy). Raises ValueError for a
+    negative load, an expert without host, or a speed not above 0.
     """
     problem = _problem(loads, hosts, speeds)
     proportional = problem.normalised(problem.speed[problem.rank_of])
     if problem.loads.sum() <= 0.0:
         split = _with_shares(problem, proportional)
         return Split(hosts=split, value=0.0, bound=NO_WORK)
-    if is_even:
-        near = _nearest(problem, problem.fluid * (1.0 + AIMED_SLACK) * problem.speed)
-        value = float((problem.load_by_rank(near) / problem.speed).max())
-        if value <= problem.fluid * (1.0 + SLACK):
-            fluid = Optimum(value=problem.fluid, fluid=problem.fluid, witness=problem.ranks)
-            return Split(hosts=_with_shares(problem, near), value=value, bound=fluid)
     bound, exact = _solve(problem)
     near = _nearest(problem, bound.value * (1.0 + AIMED_SLACK) * problem.speed)
     shares = _mixed(problem, near, exact, bound.value * (1.0 + SLACK) * problem.speed)

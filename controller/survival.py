@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 DENSE_NODES = 16  # up to here all sets of failed nodes are looked at, as bits of one index
 MAX_BRANCHES = 20_000  # of the exact count; beyond it is sampled
+SETS_AT_ONCE = 4  # that take as long as a branch itself
 NUM_SAMPLES = 4096  # orders in which nodes fail: one order serves every number of losses
 SAMPLES_AT_ONCE = 256
 SEED_STRIDE = 0x632BE59BD9B4E019  # odd: another stretch of the counter for every seed
@@ -125,13 +126,13 @@ def union_bound(killers: Iterable[KillSet], probabilities: Mapping[int, float]) 
 
 
 class _Budget:
-    """How many branches may still be opened."""
+    """How many branches may still be opened; those of many kill sets count for more."""
 
     def __init__(self) -> None:
         self.left = MAX_BRANCHES
 
-    def spend(self) -> None:
-        self.left -= 1
+    def spend(self, num_sets: int) -> None:
+        self.left -= 1 + num_sets // SETS_AT_ONCE
         if self.left < 0:
             raise _TooManyBranches
 
@@ -172,7 +173,7 @@ def _count(
             inside = _choices(len(nodes))
             inside[-1] = 0
         else:
-            budget.spend()
+            budget.spend(len(part))
             node = _most_shared(part)
             lives, fails = _branches(part, node)
             alive = _times(
@@ -203,7 +204,7 @@ def _loss(
         if len(part) == 1:
             lost = float(np.prod([probabilities[node] for node in next(iter(part))]))
         else:
-            budget.spend()
+            budget.spend(len(part))
             node = _most_shared(part)
             lives, fails = _branches(part, node)
             p = probabilities[node]

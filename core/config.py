@@ -157,6 +157,12 @@ class PolicyConfig:
     min_hosts: int = 2
     # Fewest nodes these stand on, where an expert has so many hosts and the job so many nodes.
     min_nodes: int = 2
+    # Likelihood that a rank fails before the next plan, and seconds that a restart costs where an
+    # expert is lost with it: what a safer placement is worth.
+    failure_probability: float = 0.01
+    restart_s: float = 600.0
+    # Most bytes of expert state that one plan may move; 0: as many as pay.
+    max_moved_bytes: int = 0
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
     max_acted_ratio: float = 0.5
     # Weight of the newest step in the running mean of expert loads.
@@ -165,10 +171,16 @@ class PolicyConfig:
     def __post_init__(self) -> None:
         if self.mode not in ("act", "observe"):
             raise ValueError(f"mode: expected 'act' or 'observe', got {self.mode!r}")
-        _at_least(self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s")
+        _at_least(
+            self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s", "restart_s"
+        )
         _at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
-        _at_least(self, 0, "min_steps_between_plans", "settle_steps")
+        _at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
         _positive(self, "load_ema", "max_acted_ratio")
+        if not 0.0 <= self.failure_probability <= 1.0:
+            raise ValueError(
+                f"failure_probability: expected 0 to 1, got {self.failure_probability}"
+            )
         if self.load_ema > 1.0:
             raise ValueError(f"load_ema: expected at most 1, got {self.load_ema}")
 

@@ -114,6 +114,12 @@ def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
     return spent_s / rows if rows > 0.0 else float(costs[FEATURES.index("expert_rows")])
 
 
+def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
+    """Seconds of a step that one expert more costs its rank, beside its rows."""
+    costs = unit_costs(model, workload, layout)
+    return float(workload.num_microbatches * costs[FEATURES.index("num_active_experts")])
+
+
 def _dense_parts(layout: Layout, num_rows: int) -> Array:
     """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
     group's rows which lies in the virtual shards it holds."""

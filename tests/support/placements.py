@@ -1,26 +1,43 @@
 """A case of placement as tests draw it, and what the planner makes of it."""
 
-from pacekeeper.controller.placement import place
+from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
 from pacekeeper.controller.shares import Split, split_layers
+from pacekeeper.controller.spread_floor import SpreadFloor
 from pacekeeper.core.layout import Layout
 
 Case = tuple[Layout, list[list[float]], dict[int, float], int]
 """Layout, loads[layer][expert], speed of each rank, slots per rank."""
 
 
-def placed(
-    case: Case, min_hosts: int, move_cost: float = 0.0
-) -> tuple[tuple[Split, ...], tuple[Split, ...]]:
-    """The best splits over the hosts there are, and those of the placement made from them."""
+def planned(
+    case: Case,
+    min_hosts: int,
+    *,
+    spread: SpreadFloor | None = None,
+    move_s: float = 0.0,
+    restart_s: float = 0.0,
+    max_copies: int | None = None,
+) -> tuple[tuple[Split, ...], ReplicaPlan | None]:
+    """The best splits over the hosts there are, and the plan made from them: a second for a row."""
     layout, loads, speeds, slots = case
     splits = split_layers(layout, loads=loads, speeds=speeds)
-    result = place(
-        layout,
-        splits=splits,
-        loads=loads,
-        speeds=speeds,
+    wishes = Wishes(
         slots_per_rank=slots,
         min_hosts=min_hosts,
-        move_cost=move_cost,
+        spread=spread or SpreadFloor(),
+        row_s=1.0,
+        replica_s=0.0,
+        num_steps=1,
+        move_s=move_s,
+        restart_s=restart_s,
+        failure_probability=0.01,
+        max_copies=max_copies,
     )
-    return splits, result
+    return splits, plan_replicas(layout, splits, loads, speeds, wishes)
+
+
+def hosts_after(case: Case, min_hosts: int, **prices: float) -> list[list[list[int]]]:
+    """The ranks of each expert of each layer after the plan, ascending."""
+    splits, plan = planned(case, min_hosts, **prices)  # type: ignore[arg-type]
+    experts = plan.experts if plan else tuple(split.hosts for split in splits)
+    return [[[host.rank for host in on] for on in layer] for layer in experts]

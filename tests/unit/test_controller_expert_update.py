@@ -5,10 +5,9 @@ import numpy.typing as npt
 import pytest
 
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, alike
-from pacekeeper.controller.expert_drafts import Task
+from pacekeeper.controller.expert_mend import Needs, mended
 from pacekeeper.controller.expert_moves import nearest_ranks
 from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
-from pacekeeper.controller.expert_update import mended
 
 Hosts = list[list[list[int]]]
 
@@ -39,7 +38,7 @@ def test_a_layer_that_drifted_is_evened_out_by_few_copies_and_the_others_stay() 
     loads, cluster = skewed(), alike(16, 4)
     first = plan_experts(loads, cluster)
     alone = [e for e, on in enumerate(hosts_of(first)[1]) if len(on) == 1]
-    loads[1, alone[0]] += 0.3 * loads[1].sum() / 16
+    loads[1, alone[0]] += 2.0 * loads[1].sum() / 16
     again = plan_experts(loads, cluster, prices=Prices(move_s=1.0), present=hosts_of(first))
     assert hosts_of(again)[0] == hosts_of(first)[0]
     assert hosts_of(again)[2] == hosts_of(first)[2]
@@ -59,19 +58,17 @@ def test_what_a_lost_rank_took_is_on_enough_nodes_again() -> None:
 
 
 def test_without_a_free_slot_an_expert_with_a_host_to_spare_makes_room() -> None:
-    task = Task(
-        loads=np.array([[3.0, 1.0, 1.0]]),
-        cluster=alike(3, 2),
-        floors=Floors(nodes=2),
-        prices=Prices(),
-        drift=0.0,
-    )
-    hosts = mended(flags_of([[[0, 1, 2], [0], [1, 2]]], 3), task)
+    def after(present: Hosts) -> npt.NDArray[np.bool_] | None:
+        hosts, cluster = flags_of(present, 3), alike(3, 2)
+        needs = Needs.of(hosts, cluster, Floors(nodes=2))
+        return mended(hosts, needs, cluster, is_strict=True)
+
+    hosts = after([[[0, 1, 2], [0], [1, 2]]])
     assert hosts is not None
     assert hosts[0].sum(axis=1).tolist() == [2, 2, 2]
     assert hosts[0].sum(axis=0).tolist() == [2, 2, 2]
     assert hosts[0, 1, 0] and hosts[0, 2].tolist() == [False, True, True]
-    assert mended(flags_of([[[0, 1], [0], []]], 3), task) is None
+    assert after([[[0, 1], [0], []]]) is None
 
 
 def test_a_rank_that_joined_gets_work() -> None:

@@ -1,13 +1,13 @@
-"""Shares and placements one can check by hand."""
+"""Shares and plans for replicas one can check by hand."""
 
 import pytest
 
-from pacekeeper.controller import placement as placement_module
 from pacekeeper.controller import shares as shares_module
-from pacekeeper.controller.placement import place
-from pacekeeper.controller.shares import SLACK, batch_rows, best_value, split_layers, token_shares
+from pacekeeper.controller.shares import SLACK, batch_rows, best_value, token_shares
 from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.core.layout import Host, Layout, even_layout
+from support.placements import hosts_after as layers_after
+from support.placements import planned
 
 
 def shares(split_hosts: tuple[tuple[Host, ...], ...]) -> list[dict[int, float]]:
@@ -33,13 +33,11 @@ def hosts_after(
     speeds: list[float],
     slots: int,
     min_hosts: int = 1,
+    move_s: float = 0.1,
 ) -> list[list[int]]:
     layout, at = layout_of(hosts, len(speeds)), dict(enumerate(speeds))
-    splits = split_layers(layout, loads=[loads], speeds=at)
-    (split,) = place(
-        layout, splits=splits, loads=[loads], speeds=at, slots_per_rank=slots, min_hosts=min_hosts
-    )
-    return [[host.rank for host in on] for on in split.hosts]
+    (layer,) = layers_after((layout, [loads], at, slots), min_hosts, move_s=move_s)
+    return layer
 
 
 def test_a_shared_expert_is_split_by_speed() -> None:
@@ -144,8 +142,7 @@ def test_a_spare_replica_gives_up_its_slot_but_never_below_the_fewest_hosts() ->
     assert all(len(on) >= 2 for on in kept[1:])
 
 
-def test_no_expert_gives_up_its_last_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement_module, "MAX_SOLVES", 1)
+def test_no_expert_gives_up_its_last_host() -> None:
     hosts, loads = [[0], [1, 2], [3, 4]], [60.0, 0.1, 10.0]
     given = hosts_after(hosts, loads=loads, speeds=[1.0] * 5, slots=1)
     assert given == [[0, 1, 3], [2], [4]]
@@ -186,21 +183,20 @@ def test_hot_experts_end_near_what_the_slots_allow(
     loads = [1000.0 * (1 + 37 * e % experts) ** -0.8 for e in range(experts)]
     speeds = {rank: 1.0 for rank in range(ranks)} | {3: slowest}
     slots = experts * replicas // ranks + spare
-    splits = split_layers(layout, loads=[loads], speeds=speeds)
-    (split,) = place(
-        layout, splits=splits, loads=[loads], speeds=speeds, slots_per_rank=slots, min_hosts=2
-    )
+    (split,), plan = planned((layout, [loads], speeds, slots), 2)
+    hosts = plan.experts[0] if plan else split.hosts
     floor = [2] * experts
     least = least_value(loads, speeds, num_slots=slots * ranks, min_hosts=floor)
-    assert split.value <= 1.03 * least
+    at = dict.fromkeys(speeds, 0.0)
+    for on, load in zip(hosts, loads, strict=True):
+        for host in on:
+            at[host.rank] += host.share * load / speeds[host.rank]
+    assert max(at.values()) <= 1.03 * least
 
 
 def test_a_replica_is_copied_only_where_that_pays() -> None:
-    layout, at = layout_of([[0], [1]], 2), {0: 1.0, 1: 1.0}
-    splits = split_layers(layout, loads=[[30.0, 10.0]], speeds=at)
-    for move_cost, num_hosts in ((9.0, 2), (11.0, 1)):  # the value falls by 10
-        (split,) = place(
-            layout, splits=splits, loads=[[30.0, 10.0]], speeds=at, slots_per_rank=2,
-            min_hosts=1, move_cost=move_cost,
-        )  # fmt: skip
-        assert len(split.hosts[0]) == num_hosts
+    for move_s, num_hosts in ((9.0, 2), (11.0, 1)):  # the value falls by 10
+        after = hosts_after(
+            [[0], [1]], loads=[30.0, 10.0], speeds=[1.0] * 2, slots=2, move_s=move_s
+        )
+        assert len(after[0]) == num_hosts

@@ -36,7 +36,7 @@ BANNED_WORDS = {
     "usec": "the ending _us",
 }
 # Names that others chose: a function that takes the place of one of theirs.
-FOREIGN_NAMES = {("controller/eplb_form.py", "num_gpus")}
+FOREIGN_NAMES = {("controller/placement.py", "num_gpus")}
 ABSOLUTE = re.compile(r"(?<![\w.~$-])/(?:work|opt|root|home|Users|mnt)/")
 LATER = re.compile("TO" + "DO|FIX" + "ME|NotImplemented" + "Error")  # put together: not said here
 

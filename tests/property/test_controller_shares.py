@@ -1,4 +1,4 @@
-"""What shares and placements promise, against brute-force twins on small cases."""
+"""What shares promise, against brute-force twins on small cases."""
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product
@@ -14,8 +14,6 @@ from pacekeeper.controller.shares import (
     token_shares,
 )
 from pacekeeper.core.layout import Host, Layout, even_layout
-from support.placements import Case as Layers
-from support.placements import placed
 
 Case = tuple[list[float], list[list[int]], dict[int, float]]
 speeds_ = st.floats(0.1, 1.0)
@@ -35,25 +33,6 @@ def cases(draw: st.DrawFn, max_ranks: int = 5, max_experts: int = 7) -> Case:
     )
     loads = draw(st.lists(loads_, min_size=len(hosts), max_size=len(hosts)))
     return loads, hosts, {rank: draw(speeds_) for rank in ranks}
-
-
-@st.composite
-def layers(draw: st.DrawFn) -> Layers:
-    """A layout of one to three MoE layers with loads, speeds and slots per rank."""
-    num_ranks, num_experts = draw(st.integers(2, 5)), draw(st.integers(1, 6))
-    num_layers = draw(st.integers(1, 3))
-    layout = even_layout(
-        ranks=range(num_ranks),
-        num_layers=num_layers,
-        num_experts=num_experts,
-        replicas=draw(st.integers(1, min(2, num_ranks))),
-    )
-    loads = [
-        draw(st.lists(loads_, min_size=num_experts, max_size=num_experts))
-        for _ in range(num_layers)
-    ]
-    speeds = {rank: draw(speeds_) for rank in layout.ranks}
-    return layout, loads, speeds, draw(st.integers(1, num_experts))
 
 
 def twin_value(
@@ -190,35 +169,3 @@ def test_batch_shares_become_exactly_those_rows_in_a_layout(
         batch_shares=shares,
     )
     assert changed.rows_of(num_rows) == rows
-
-
-@given(layers(), st.integers(1, 3))
-def test_a_placement_keeps_hosts_slots_and_never_doubles(case: Layers, min_hosts: int) -> None:
-    layout, _, _, slots = case
-    _, result = placed(case, min_hosts)
-    for layer, split in enumerate(result):
-        used = {rank: len(layout.experts_on(rank, layer)) for rank in layout.ranks}
-        held = dict.fromkeys(layout.ranks, 0)
-        for before, on in zip(layout.experts[layer], split.hosts, strict=True):
-            ranks = [host.rank for host in on]
-            assert ranks == sorted(set(ranks))
-            assert len(ranks) >= min(len(before), min_hosts)
-            for rank in ranks:
-                held[rank] += 1
-        assert all(held[rank] <= max(slots, used[rank]) for rank in held)
-
-
-@given(layers(), st.integers(1, 3))
-def test_a_placement_is_never_worse_than_the_shares_it_began_with(
-    case: Layers, min_hosts: int
-) -> None:
-    splits, result = placed(case, min_hosts)
-    for before, after in zip(splits, result, strict=True):
-        assert after.bound.value <= before.bound.value * (1 + 1e-9)
-        assert after.value <= before.value * (1 + SLACK + 1e-3) + 1e-9
-        assert after.bound.fluid == pytest.approx(before.bound.fluid)
-
-
-@given(layers())
-def test_identical_inputs_give_identical_placements(case: Layers) -> None:
-    assert placed(case, 2) == placed(case, 2)
