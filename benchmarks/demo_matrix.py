@@ -1,19 +1,18 @@
 """The demo with every rank as victim and several seeds: does it hold each time?
 
-`python -m benchmarks.demo_matrix --seeds 3 --steps 120`; some minutes. Every run is a real fleet.
+`python -m benchmarks.demo_matrix --seeds 3 --steps 120`; some minutes, a row as each run ends.
+Every run is a real fleet. `--keep DIR` copies the run directory of each run that missed a bar.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 # (name, holds?) as the issue asks; the emulated clock only: with another, no limit is claimed.
 BARS: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
@@ -24,11 +23,24 @@ BARS: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
         "slowdown within 10 %",
         lambda o: abs((o["found_slowdown"] or 0) / o["injected_slowdown"] - 1) <= 0.1,
     ),
-    ("mitigated >= 0.85 of fluid", lambda o: (o["mitigated_of_fluid"] or 0) >= 0.85),
     ("kill to next step <= 2 s", lambda o: _or_never(o["kill_to_next_step_s"]) <= 2.0),
     ("no step lost", lambda o: o["steps_lost"] == 0),
     ("loss falls", lambda o: o["loss_last"] < o["loss_first"]),
 )
+# The same of the mitigated phase; only where the devices set the pace (`host_was_measured`). The
+# second: at least half of what the fault took, from the degraded rate up to the limit, is back. A
+# run without any relief can pass the first on a host whose load changed, but not both.
+FLUID_BARS: tuple[tuple[str, Callable[[dict[str, Any]], bool]], ...] = (
+    ("mitigated >= 0.85 of fluid", lambda o: (o["mitigated_of_fluid"] or 0) >= 0.85),
+    (
+        "half of the loss is back",
+        lambda o: (o["mitigated_of_fluid"] or 0) >= (1.0 + o["degraded_of_fluid"]) / 2,
+    ),
+)
+COLUMNS = (
+    ("rank", 4), ("seed", 4), ("found", 5), ("slowdown", 8), ("delay", 5), ("false", 5),
+    ("degraded", 8), ("mitigated", 9), ("busy", 9), ("host", 6), ("kill s", 6), ("lost", 4),
+)  # fmt: skip
 
 
 def run_demo(
@@ -46,10 +58,50 @@ def run_demo(
     return outcome
 
 
+def is_judged(o: dict[str, Any]) -> bool:
+    """May its mitigated phase be judged? Not where it is unknown whose pace was measured."""
+    return o["host_was_measured"] is False
+
+
+def misses_of(o: dict[str, Any], fault: str) -> list[str]:
+    """Names of the bars that a run missed."""
+    bars = [*BARS, *(FLUID_BARS if is_judged(o) else ())]
+    # Being stopped is no multiple of the work done: how slow it makes a rank nobody knows.
+    return [
+        name
+        for name, holds in bars
+        if not (fault == "stop" and name.startswith("slowdown")) and not holds(o)
+    ]
+
+
+def row_of(o: dict[str, Any]) -> list[str]:
+    """A run's figures, column by column; degraded and mitigated as parts of the fluid limit."""
+    return [
+        *(str(o[k]) for k in ("injected_rank", "seed", "found_rank", "found_slowdown")),
+        *(str(o[k]) for k in ("delay_iterations", "false_findings")),
+        _in_form(o["degraded_of_fluid"], ".3f"),
+        _in_form(o["mitigated_of_fluid"], ".3f"),
+        _busy(o),
+        _in_form(o["host_overrun_share"], ".1%"),
+        _in_form(o["kill_to_next_step_s"], ".2f"),
+        str(o["steps_lost"]),
+    ]
+
+
+def line_of(cells: list[str], remark: str) -> str:
+    """One line of the table."""
+    padded = (cell.rjust(width) for cell, (_, width) in zip(cells, COLUMNS, strict=True))
+    return "  ".join([*padded, remark]).rstrip()
+
+
 def _busy(o: dict[str, Any]) -> str:
     """How busy the devices were, healthy and mitigated: why the fluid limit may be passed."""
     before, after = o["devices_busy_healthy"], o["devices_busy_mitigated"]
     return "-" if before is None or after is None else f"{before:.0%} {after:.0%}"
+
+
+def _in_form(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _or_never(value: float | None) -> float:
@@ -57,10 +109,12 @@ def _or_never(value: float | None) -> float:
 
 
 def worst_of(outcomes: list[dict[str, Any]], missed: int) -> dict[str, Any]:
-    """The worst of each figure over all runs."""
+    """The worst of each figure over all runs; of the mitigated phases, over those judged."""
+    judged = [o for o in outcomes if is_judged(o)]
     return {
         "runs": len(outcomes),
         "runs_that_missed_a_bar": missed,
+        "runs_with_mitigation_judged": len(judged),
         "delay_iterations_max": max(
             (_or_never(o["delay_iterations"]) for o in outcomes), default=None
         ),
@@ -69,14 +123,11 @@ def worst_of(outcomes: list[dict[str, Any]], missed: int) -> dict[str, Any]:
             (abs((o["found_slowdown"] or 0) / o["injected_slowdown"] - 1) for o in outcomes),
             default=None,
         ),
-        "mitigated_of_fluid_min": min(
-            (o["mitigated_of_fluid"] for o in outcomes if o["mitigated_of_fluid"]), default=None
-        ),
-        "mitigated_of_fluid_max": max(
-            (o["mitigated_of_fluid"] for o in outcomes if o["mitigated_of_fluid"]), default=None
-        ),
+        "degraded_of_fluid_max": max((o["degraded_of_fluid"] for o in judged), default=None),
+        "mitigated_of_fluid_min": min((o["mitigated_of_fluid"] or 0 for o in judged), default=None),
+        "mitigated_of_fluid_max": max((o["mitigated_of_fluid"] or 0 for o in judged), default=None),
         "devices_busy_mitigated_min": min(
-            (o["devices_busy_mitigated"] for o in outcomes if o["devices_busy_mitigated"]),
+            (o["devices_busy_mitigated"] for o in judged if o["devices_busy_mitigated"]),
             default=None,
         ),
         "kill_to_next_step_s_max": max(
@@ -89,7 +140,8 @@ def worst_of(outcomes: list[dict[str, Any]], missed: int) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
+    """0 where no bar was missed and, with the emulated clock, some mitigation was judged."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
     parser.add_argument("--seeds", type=int, default=3)
@@ -97,57 +149,33 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--clock", choices=["emulated", "cpu"], default="emulated")
     parser.add_argument("--fault", choices=["compute", "stop"], default="compute")
-    arguments = parser.parse_args()
-    table = Table()
-    for name in (
-        "rank",
-        "seed",
-        "found",
-        "slowdown",
-        "delay",
-        "false",
-        "of fluid",
-        "busy",
-        "host",
-        "kill s",
-    ):
-        table.add_column(name, justify="right")
-    table.add_column("lost", justify="right")
-    table.add_column("bars missed")
+    parser.add_argument("--keep", type=Path, help="copy runs that missed a bar to this directory")
+    given = parser.parse_args(arguments)
     outcomes, missed = [], 0
-    # Being stopped is no multiple of the work done: how slow it makes a rank nobody knows.
-    bars = [
-        (name, holds)
-        for name, holds in BARS
-        if not ("fluid" in name and arguments.clock == "cpu")
-        and not ("slowdown" in name and arguments.fault == "stop")
-    ]
+    print(line_of([name for name, _ in COLUMNS], "bars missed"), flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(arguments.seeds):
-            for rank in arguments.ranks:
-                o = run_demo(
-                    rank, seed, arguments.steps, arguments.clock, arguments.fault, Path(folder)
-                )
+        run_dir = Path(folder) / "run"
+        for seed in range(given.seeds):
+            for rank in given.ranks:
+                shutil.rmtree(run_dir, ignore_errors=True)
+                o = run_demo(rank, seed, given.steps, given.clock, given.fault, run_dir)
                 if o is None:
-                    missed += 1
-                    table.add_row(str(rank), str(seed), *["-"] * 9, "the demo failed")
-                    continue
-                misses = [name for name, holds in bars if not holds(o)]
+                    misses = ["the demo failed"]
+                    cells = [str(rank), str(seed), *["-"] * (len(COLUMNS) - 2)]
+                else:
+                    misses, cells = misses_of(o, given.fault), row_of(o)
+                    outcomes.append(o)
                 missed += bool(misses)
-                outcomes.append(o)
-                table.add_row(
-                    *(str(o[k]) for k in ("injected_rank", "seed", "found_rank")),
-                    *(str(o[k]) for k in ("found_slowdown", "delay_iterations", "false_findings")),
-                    "-" if o["mitigated_of_fluid"] is None else f"{o['mitigated_of_fluid']:.3f}",
-                    _busy(o),
-                    "-" if o["host_overrun_share"] is None else f"{o['host_overrun_share']:.1%}",
-                    "-" if o["kill_to_next_step_s"] is None else f"{o['kill_to_next_step_s']:.2f}",
-                    str(o["steps_lost"]),
-                    ", ".join(misses),
-                )
-    Console(width=140).print(table)
-    print(json.dumps(worst_of(outcomes, missed)))
-    return 1 if missed else 0
+                if misses and given.keep is not None and run_dir.exists():
+                    kept = given.keep / f"rank-{rank}-seed-{seed}"
+                    shutil.copytree(run_dir, kept, dirs_exist_ok=True)
+                if o is not None and o["host_was_measured"]:
+                    misses = [*misses, "(mitigation not judged: the host was measured)"]
+                print(line_of(cells, ", ".join(misses)), flush=True)
+    figures = worst_of(outcomes, missed)
+    print(json.dumps(figures))
+    nothing_judged = given.clock == "emulated" and not figures["runs_with_mitigation_judged"]
+    return 1 if missed or nothing_judged else 0
 
 
 if __name__ == "__main__":

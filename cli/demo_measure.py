@@ -103,6 +103,9 @@ class Outcome:
     too - hot experts, the collectives - and that part does not grow with the fault, while a plan
     evens out what the even layout did not. `mitigated_of_fluid` above 1 says just that:
     `devices_busy_mitigated` is then above `devices_busy_healthy`. These are never above 1.
+    `host_was_measured`: the fault did not show in the degraded rate as it must where devices set
+    the pace (`hides_the_fault`); the fluid limit and what was reached of it are then the host's.
+    None where it can not be told.
     `host_overrun_share`: of the healthy or the mitigated phase, whichever is worse, the share in
     which a rank's real arithmetic held the emulated device up. Where it is large, it is the host
     that was measured, and `mitigated_of_fluid` says little.
@@ -117,7 +120,9 @@ class Outcome:
     false_findings: int
     tokens_per_s: Throughput
     fluid_limit_tokens_per_s: float | None
+    degraded_of_fluid: float | None
     mitigated_of_fluid: float | None
+    host_was_measured: bool | None
     devices_busy_healthy: float | None
     devices_busy_mitigated: float | None
     host_overrun_share: float | None
@@ -308,9 +313,9 @@ def judge(
         false_findings=len(accusing) - expected_incidents,
         tokens_per_s=throughput,
         fluid_limit_tokens_per_s=fluid,
-        mitigated_of_fluid=(
-            None if fluid is None or throughput.mitigated is None else throughput.mitigated / fluid
-        ),
+        degraded_of_fluid=_part(throughput.degraded, fluid),
+        mitigated_of_fluid=_part(throughput.mitigated, fluid),
+        host_was_measured=hides_the_fault(throughput, fluid, truth.slowdown),
         devices_busy_healthy=busy_share(logs, phases.healthy, {}),
         devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
         host_overrun_share=(
@@ -338,6 +343,21 @@ def fluid_limit(healthy: float | None, slowdown: float, num_ranks: int) -> float
     Not for the CPU clock: ranks disturb each other there, and no limit is claimed.
     """
     return None if healthy is None else healthy * (num_ranks - 1 + 1 / slowdown) / num_ranks
+
+
+def hides_the_fault(speed: Throughput, fluid: float | None, slowdown: float) -> bool | None:
+    """Is the degraded rate nearer to the fluid limit than to the healthy rate / slowdown?
+
+    All ranks wait for the slow one: where devices set the pace, the fault costs about the latter.
+    With four ranks and x1.6 the middle is 0.845 of the limit. None where a rate is not known.
+    """
+    if fluid is None or speed.healthy is None or speed.degraded is None:
+        return None
+    return speed.degraded > (fluid + speed.healthy / slowdown) / 2
+
+
+def _part(rate: float | None, whole: float | None) -> float | None:
+    return None if rate is None or whole is None else rate / whole
 
 
 def is_true_finding(incident: LoggedIncident, truth: Truth, schedule: Schedule) -> bool:

@@ -89,7 +89,7 @@ def summary(outcome: Outcome) -> list[tuple[str, str]]:
     ]
     if outcome.fluid_limit_tokens_per_s is not None and outcome.mitigated_of_fluid is not None:
         limit = f"{outcome.fluid_limit_tokens_per_s:,.0f}"
-        lines.append(("fluid limit", f"{limit}; reached: {outcome.mitigated_of_fluid:.1%}"))
+        lines.append(("fluid limit", f"{limit}; {_reached(outcome)}"))
         if outcome.devices_busy_healthy is not None and outcome.devices_busy_mitigated is not None:
             lines.append(
                 (
@@ -122,6 +122,17 @@ def summary(outcome: Outcome) -> list[tuple[str, str]]:
         ("clock", outcome.clock),
     ]
     return lines
+
+
+def _reached(outcome: Outcome) -> str:
+    """What was reached of the fluid limit, or why that says nothing."""
+    assert outcome.mitigated_of_fluid is not None, "asked only where it is known"
+    if outcome.host_was_measured and outcome.degraded_of_fluid is not None:
+        return (
+            f"reached: not judged (the slow rank alone left {outcome.degraded_of_fluid:.0%} of it: "
+            "the host was measured, not the devices; run it again on a quiet machine)"
+        )
+    return f"reached: {outcome.mitigated_of_fluid:.1%}"
 
 
 def _figure(value: float | None) -> str:

@@ -9,15 +9,19 @@ from pacekeeper.cli.demo_measure import (
     LoggedStep,
     Outcome,
     Schedule,
+    Throughput,
     Truth,
     busy_share,
     delay_iterations,
+    fluid_limit,
+    hides_the_fault,
     judge,
     lost_steps,
     overrun_share,
     split_phases,
     tokens_per_s,
 )
+from pacekeeper.cli.demo_report import summary
 
 WARMUP = 10
 SCHEDULE = Schedule.of(100)  # fault 30, lift 60, kill 80
@@ -99,7 +103,46 @@ def test_the_fluid_limit_is_healthy_times_the_mean_speed() -> None:
 
 
 def test_no_limit_is_claimed_with_the_cpu_clock() -> None:
-    assert outcome(FOUND, DEATH, clock="cpu").fluid_limit_tokens_per_s is None
+    result = outcome(FOUND, DEATH, clock="cpu")
+    assert result.fluid_limit_tokens_per_s is None
+    assert (result.degraded_of_fluid, result.host_was_measured) == (None, None)
+
+
+def rates(degraded: float | None) -> Throughput:
+    return Throughput(
+        healthy=1000.0, degraded=degraded, mitigated=950.0, recovered=1000.0, after_kill=700.0
+    )
+
+
+# x1.6: the slow rank alone leaves 625 of 1,000 tokens/s, the fluid limit is 906: their middle 766.
+# x1.2: 833 and 958, so 896.
+@pytest.mark.parametrize(
+    ("slowdown", "degraded", "hides"),
+    [(1.6, 640.0, False), (1.6, 765.0, False), (1.6, 767.0, True), (1.6, 1030.0, True),
+     (1.2, 850.0, False), (1.2, 900.0, True)],
+)  # fmt: skip
+def test_a_fault_that_does_not_show_means_that_the_host_was_measured(
+    slowdown: float, degraded: float, hides: bool
+) -> None:
+    fluid = fluid_limit(1000.0, slowdown, 4)
+    assert hides_the_fault(rates(degraded), fluid, slowdown) is hides
+
+
+def test_of_a_phase_without_steps_nothing_is_said() -> None:
+    assert hides_the_fault(rates(None), 900.0, 1.6) is None
+
+
+def test_the_story_s_devices_set_the_pace() -> None:
+    result = outcome(FOUND, DEATH)
+    assert result.host_was_measured is False
+    assert result.degraded_of_fluid == pytest.approx((1000 / 1.5) / 906.25)
+    assert dict(summary(result))["fluid limit"] == "906; reached: 100.3%"
+
+
+def test_where_the_host_was_measured_people_read_no_part_of_the_limit() -> None:
+    busy = replace(outcome(FOUND, DEATH), host_was_measured=True, degraded_of_fluid=1.136)
+    said = dict(summary(busy))["fluid limit"]
+    assert "reached: not judged" in said and "114%" in said and "100.3%" not in said
 
 
 def test_the_delay_counts_slow_iterations_that_were_over_when_the_finding_arrived() -> None:
