@@ -57,6 +57,10 @@ class Spool(Generic[T]):
             self._remove_first()
             self.num_dropped += 1
 
+    def count_refused(self) -> None:
+        """The other side gave a report up that it has acknowledged: it is nowhere any more."""
+        self.num_dropped += 1
+
     def acknowledge(self, sequence: int) -> None:
         """Everything up to `sequence` is stored on the other side; what was never sent is not."""
         while self._reports and self._reports[0][0].sequence <= min(sequence, self._newest_sent):

@@ -1,7 +1,7 @@
 """The one stream to the controller: reports up, acknowledgements and commands down.
 
 Lost connections are normal: reports stay in the spool, the stream is opened anew with full jitter.
-Only a controller of another protocol version is final.
+Only a controller of another protocol version, or one that refuses our name, is final.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from pacekeeper.agent.spool import Spool
-from pacekeeper.core.errors import VersionError
+from pacekeeper.core.errors import ConfigError, VersionError
 from pacekeeper.protos import control_pb2, control_pb2_grpc, telemetry_pb2, wire
 
 FIRST_BACKOFF_S = 0.2
@@ -56,7 +56,11 @@ class Uplink:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled or finished. Raises VersionError where the controller is of another."""
+        """Until cancelled or finished.
+
+        Raises VersionError where the controller is of another, ConfigError where it refuses our
+        name.
+        """
         loop = asyncio.get_running_loop()
         backoff_s = FIRST_BACKOFF_S
         reason = ""
@@ -113,12 +117,16 @@ class Uplink:
                     raise result  # our own mistake: never to be hidden behind a reconnect
 
     def _judge(self, error: grpc.aio.AioRpcError) -> str:
-        """Why the stream broke. Raises VersionError where trying again can not help."""
+        """Why the stream broke. Raises VersionError, ConfigError: no new try would help."""
         if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
             raise VersionError(f"controller {self.address} refuses this agent: {error.details()}")
-        if error.code() is grpc.StatusCode.INVALID_ARGUMENT and self._welcomed.is_set():
-            # It would refuse the same report for ever: give up the oldest one, and count it.
-            self.spool.drop_first()
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            if not self._welcomed.is_set():
+                raise ConfigError(
+                    f"controller {self.address} refuses this agent: {error.details()}"
+                )
+            # The report that it refused it has acknowledged before: it is not sent again.
+            self.spool.count_refused()
         return f"{error.code().name}: {error.details()}"
 
     async def _send(self, call: "grpc.aio.StreamStreamCall[object, object]") -> None:

@@ -160,6 +160,14 @@ class Say:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A mistake of our own: count it, and say it loudly once."""
+
+    what: str
+    error: Exception
+
+
 Command = (
     AskDecision
     | OfferPlan
@@ -172,4 +180,5 @@ Command = (
     | ForgetJob
     | StepSummary
     | Say
+    | Failed
 )

@@ -28,9 +28,12 @@ from pacekeeper.core.topology import Attachment
 
 
 def take_in(
-    state: State, node: str, report: JobReport, config: ControllerConfig, now_s: float
+    state: State, node: str, report: JobReport, now_s: float
 ) -> tuple[State, list[Command]]:
-    """Fold one job's part of a report. Says with commands what must be stored and told."""
+    """Learn from one job's part of a report all but its steps, which wait for `judge`.
+
+    Says with commands what must be stored and told.
+    """
     job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
     if 0 < report.life < job.life:
         return state, []  # the last words of a life that is over are told to nobody
@@ -58,9 +61,15 @@ def take_in(
     job, said = probing.take(job, (r for r in report.records if isinstance(r, ProbeRecord)))
     commands += said
     job = steps.put_pending(job, work)
-    state, job, said = steps.judge_complete(state, job, config, now_s)
-    commands += said
     return replace(state, jobs={**state.jobs, job.name: job}), commands
+
+
+def judge(
+    state: State, name: str, config: ControllerConfig, now_s: float
+) -> tuple[State, list[Command]]:
+    """Judge the steps of a job that are complete by now."""
+    state, job, commands = steps.judge_complete(state, state.jobs[name], config, now_s)
+    return replace(state, jobs={**state.jobs, name: job}), commands
 
 
 def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:

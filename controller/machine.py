@@ -8,7 +8,8 @@ reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import causes, endings, inbox, probing, watch
+from pacekeeper.controller import causes, endings, inbox, offers, probing, watch
+from pacekeeper.controller.containment import contained
 from pacekeeper.controller.events import (
     AskDecision,
     Command,
@@ -17,7 +18,6 @@ from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
     NodeReported,
-    NotifyDeaths,
     OfferPlan,
     SaveDecision,
     SaveJob,
@@ -29,11 +29,10 @@ from pacekeeper.controller.policy import View
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
+from pacekeeper.core.reports import JobReport
 from pacekeeper.predictor.detector_state import microbatches_per_step, restore
 from pacekeeper.predictor.forecast import Workload
 
-REPEAT_S = 1.0  # between two times the same offer or death notice is said
-OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
 DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
 CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
 MEASURED_STEPS = 5  # steps the present layout must have run before its price is known
@@ -157,14 +156,38 @@ def _report(
         state = replace(state, nodes={**state.nodes, event.node: node})
     commands: list[Command] = []
     for report in event.report.jobs:
-        before = state.jobs.get(report.job)
-        state, said = inbox.take_in(state, event.node, report, config, now_s)
+        state, said = _take_in(state, event.node, report, config, now_s)
         commands += said
-        # Only a step is reason to act at once; whatever else changed is seen by the next tick.
-        if before is None or state.jobs[report.job].step != before.step:
-            state, acted = _act(state, report.job, config, now_s)
-            commands += acted
     return state, tuple(commands)
+
+
+def _take_in(
+    state: State, node: str, report: JobReport, config: ControllerConfig, now_s: float
+) -> tuple[State, list[Command]]:
+    """One job's part. What ranks say of their ends comes first: no judgement can lose it."""
+    name, commands = report.job, list[Command]()
+    before = state.jobs.get(name)
+
+    def learn(state: State) -> tuple[State, Sequence[Command]]:
+        return inbox.take_in(state, node, report, now_s)
+
+    def judge(state: State) -> tuple[State, Sequence[Command]]:
+        return inbox.judge(state, name, config, now_s)
+
+    def act(state: State) -> tuple[State, Sequence[Command]]:
+        return _act(state, name, config, now_s)
+
+    state, said = contained(state, name, "taking in its report", learn)
+    commands += said
+    if name not in state.jobs:
+        return state, commands
+    state, said = contained(state, name, "judging its steps", judge, drops_steps=True)
+    commands += said
+    # Only a step is reason to act at once; whatever else changed is seen by the next tick.
+    if before is None or state.jobs[name].step != before.step:
+        state, said = contained(state, name, "asking for a decision", act)
+        commands += said
+    return state, commands
 
 
 def _tick(
@@ -172,31 +195,44 @@ def _tick(
 ) -> tuple[State, tuple[Command, ...]]:
     commands: list[Command] = []
     for name in sorted(state.jobs):
-        job, said = endings.follow(state.jobs[name], now_s, now_s + state.unix_offset_s)
+
+        def follow(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
+            return _follow(state, name, config, now_s)
+
+        def repeat(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
+            job, said = offers.say_again(state.jobs[name], now_s)
+            return _with_job(state, job), said
+
+        state, said = contained(state, name, "following it", follow)
         commands += said
-        if job.reported_s is None:
-            job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
-        if job is not state.jobs[name]:
-            state = _with_job(state, job)
-        if job.watch is Watch.ENDED:
-            continue
-        job, said = watch.after_silence(job, config, now_s)
-        commands += said
-        if job is not state.jobs[name]:
-            state = _with_job(state, job)
-        if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
-            commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
-            state = _with_job(state, replace(job, asked=0))
-        job, said = probing.follow(state.jobs[name], now_s)
-        commands += said
-        if job is not state.jobs[name]:
-            state = _with_job(state, job)
-        state, asked = _act(state, name, config, now_s)
-        commands += asked
-        state, again = _say_again(state, name, now_s)
-        commands += again
+        if state.jobs[name].watch is not Watch.ENDED:
+            state, said = contained(state, name, "saying it again", repeat)
+            commands += said
     state, said = endings.forget(state, now_s)
     return state, (*commands, *said)
+
+
+def _follow(
+    state: State, name: str, config: ControllerConfig, now_s: float
+) -> tuple[State, Sequence[Command]]:
+    """What time alone changes in a job: its end, its watch, what it has waited for long enough."""
+    job, commands = endings.follow(state.jobs[name], now_s, now_s + state.unix_offset_s)
+    if job.reported_s is None:
+        job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
+    if job.watch is not Watch.ENDED:
+        job, said = watch.after_silence(job, config, now_s)
+        commands += said
+        if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
+            commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
+            job = replace(job, asked=0)
+        job, said = probing.follow(job, now_s)
+        commands += said
+    if job is not state.jobs[name]:
+        state = _with_job(state, job)
+    if job.watch is Watch.ENDED:
+        return state, commands
+    state, asked = _act(state, name, config, now_s)
+    return state, (*commands, *asked)
 
 
 def _act(
@@ -323,42 +359,6 @@ def _view(job: JobState, now_s: float) -> View:
         next_generation=job.newest_generation + 1,
         node_of={rank: job.ranks[rank].node for rank in job.layout.ranks},
     )
-
-
-def _say_again(state: State, name: str, now_s: float) -> tuple[State, tuple[Command, ...]]:
-    """Offers and deaths until they are observed; offers that can not be taken are given up."""
-    job = state.jobs[name]
-    present = 0 if job.layout is None else job.layout.generation
-    if job.desired is not None:
-        is_overtaken = present != job.desired_base
-        is_stale = bool(set(job.desired.ranks) & set(job.dead))
-        if is_overtaken or is_stale or now_s - job.offered_s > OFFER_LIFE_S:
-            why = f"not taken for {OFFER_LIFE_S:.0f} s"
-            if is_overtaken or is_stale:
-                why = "ranks died meanwhile" if is_stale else f"generation {present} came first"
-            given_up = Say(text=f"job={name} plan={job.desired.generation} given up: {why}")
-            job = replace(job, desired=None)
-            return _with_job(state, job), (SaveJob(job=name), given_up)
-    if now_s - job.said_s < REPEAT_S:
-        return state, ()
-    commands: list[Command] = []
-    if job.desired is not None:
-        commands.append(
-            OfferPlan(
-                job=name,
-                nodes=job.nodes,
-                layout=job.desired,
-                base_generation=job.desired_base,
-                life=job.life,
-            )
-        )
-    runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
-    if set(job.dead) & runs and job.living:
-        notice = NotifyDeaths(job=name, nodes=job.nodes, ranks=job.dead, life=job.life)
-        commands.append(notice)
-    if commands:
-        state = _with_job(state, replace(job, said_s=now_s))
-    return state, tuple(commands)
 
 
 def _told(name: str, decision: Decision) -> tuple[Command, ...]:

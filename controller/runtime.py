@@ -26,7 +26,9 @@ from pacekeeper.controller.events import (
     AskProbe,
     Command,
     Event,
+    Failed,
     ForgetJob,
+    NodeDetached,
     NodeReported,
     NotifyDeaths,
     OfferPlan,
@@ -45,7 +47,7 @@ from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
 from pacekeeper.core.config import ControllerConfig, host_and_port
-from pacekeeper.core.errors import listen_error
+from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.predictor.calibration import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
@@ -58,6 +60,7 @@ from pacekeeper.protos import (
 INBOX_EVENTS = 4096
 DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
+MAX_TOLD = 256  # failures remembered, so that each is told once
 _STORED = SaveIncident | SaveLayout | SaveDecision | SaveJob | ForgetJob
 _log = logging.getLogger(__name__)
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
@@ -93,10 +96,11 @@ class Controller:
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self._health = health.aio.HealthServicer()
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
-        self._last_failure = ""
+        self._is_over = False  # nothing is taken in any more
+        self._failures: set[str] = set()  # that were told
 
     async def run(self) -> None:
-        """Until SIGTERM or SIGINT. Raises HostError where a port is taken."""
+        """Until SIGTERM or SIGINT. Raises HostError where a port is taken, or the store breaks."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(self.planner.close)
@@ -158,6 +162,8 @@ class Controller:
 
     async def _put(self, event: Event) -> None:
         """Through the machine before the caller goes on: back-pressure, and acks mean stored."""
+        if self._is_over and isinstance(event, NodeDetached):
+            return  # all agents leave, since we do
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         await self._inbox.put((event, done))
         await done
@@ -174,6 +180,10 @@ class Controller:
             event, done = await self._inbox.get()
             try:
                 await self._take(event)
+            except HostError:
+                self._is_over = True
+                done.cancel()  # not stored, so not acknowledged: who reported keeps it
+                raise
             except Exception as error:
                 # Our bug: say it loudly, drop this one event whole, keep serving.
                 self._count_failure(f"event dropped: {type(event).__name__}", error)
@@ -193,7 +203,10 @@ class Controller:
         self.metrics.advance.observe(time.monotonic() - began_s)
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
-        """All that must last, in one transaction; again and again while the disk refuses."""
+        """All that must last, in one transaction; again and again while the disk refuses.
+
+        Raises HostError for a damaged store: no patience mends it.
+        """
         # A job is stored as it is after the event: once is enough, however often it was asked for.
         writes = [
             command
@@ -209,7 +222,11 @@ class Controller:
                 with self.store.transaction():
                     for command in writes:
                         self._write(state, command)
-            except sqlite3.OperationalError as error:  # full, locked, unreadable: the world's fault
+            except sqlite3.DatabaseError as error:
+                self.store.raise_if_damaged(error)
+                if not isinstance(error, sqlite3.OperationalError):
+                    raise  # a bug of ours
+                # Full, locked, unreadable for now: the world's fault.
                 self.metrics.store_retries.inc()
                 if str(error) != refused:
                     refused = str(error)
@@ -261,6 +278,8 @@ class Controller:
                 self.planner.ask(command)
             case Say(text=text):
                 _log.info("%s", text)
+            case Failed(what=what, error=error):
+                self._count_failure(what, error)
             case SaveLayout() | SaveDecision() | SaveJob() | ForgetJob():
                 pass  # stored already
 
@@ -274,8 +293,8 @@ class Controller:
         """A bug of ours: with its traceback once; the same one again is only counted."""
         self.metrics.failures.inc()
         text = f"{what}: {error!r}"
-        if text != self._last_failure:
-            self._last_failure = text
+        if text not in self._failures:
+            self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}
             _log.error("%s", text, exc_info=error)
 
 

@@ -18,14 +18,13 @@ import grpc.aio
 
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
 from pacekeeper.core.reports import NodeReport
-from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
+from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
 
 OUTBOX_COMMANDS = 256  # per node; commands are said again, so the oldest may go
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
 HELLO_WITHIN_S = 10.0
-MAX_NODE_NAME = 253  # of a host name
 _log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
@@ -193,11 +192,9 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
                 f"controller {version('pacekeeper')} speaks {wire.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
-        if not theirs.node or len(theirs.node) > MAX_NODE_NAME or not theirs.node.isprintable():
+        if not is_node_name(theirs.node):
             await self._refuse(
-                context,
-                grpc.StatusCode.INVALID_ARGUMENT,
-                f"node name: expected 1 to {MAX_NODE_NAME} printable characters",
+                context, grpc.StatusCode.INVALID_ARGUMENT, f"node name: expected {NODE_NAME_RULE}"
             )
         return theirs
 

@@ -153,13 +153,16 @@ def _judge(
     )
     if not work:
         return state, job, []
-    records = list(work.values())
-    sample = sample_of(records)
+    timed, untimed = _by_clock(work.values())
+    if not timed:
+        job, said = watch.without_times(job, untimed, now_s)
+        return state, job, said
+    sample = sample_of(timed)
     evidence, judgement = fold(config.detector, job.evidence, sample)
     job = _show_on_ranks(replace(job, evidence=evidence), judgement)
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
-    job, said = watch.after_step(job, judgement, records, config, now_s)
+    job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
     commands += said
     of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
     state, job, said = linking.judge_links(state, job, of_generation, config, unix_s)
@@ -184,6 +187,20 @@ def _judge(
         )
     )
     return state, job, commands
+
+
+def _by_clock(
+    records: Collection[MicroBatchRecord],
+) -> tuple[list[MicroBatchRecord], tuple[int, ...]]:
+    """(records of ranks that measured any time in this step, the other ranks, ascending).
+
+    Work takes time: where none was measured nothing can be said, and it is no reading of zero.
+    """
+    spent_s: dict[int, float] = {}
+    for record in records:
+        spent_s[record.rank] = spent_s.get(record.rank, 0.0) + record.compute_s
+    untimed = tuple(rank for rank in sorted(spent_s) if spent_s[rank] <= 0.0)
+    return [record for record in records if spent_s[record.rank] > 0.0], untimed
 
 
 def _learn_loads(

@@ -22,6 +22,8 @@ from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
 SCHEMA_VERSION = 6
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
+# SQLITE_ERROR: the tables are not what they were when the store was opened.
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
 _TABLES = """
 CREATE TABLE jobs (
@@ -165,10 +167,22 @@ class Store:
         try:
             return self._load()
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
-            raise HostError(
-                f"store {self._path} is damaged: {error}",
-                remedy="move it away and start again: running jobs are found anew",
-            ) from None
+            raise self._damaged(error) from None
+
+    def raise_if_damaged(self, error: sqlite3.DatabaseError) -> None:
+        """Raises HostError where `error` says that the file is no whole store any more.
+
+        A full, locked or unreadable disk may mend; this does not.
+        """
+        # The low byte is the kind of error, what is above it where it was met.
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+            raise self._damaged(error) from None
+
+    def _damaged(self, error: Exception) -> HostError:
+        return HostError(
+            f"store {self._path} is damaged: {error}",
+            remedy="move it away and start again: running jobs are found anew",
+        )
 
     def _load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
         jobs = tuple(

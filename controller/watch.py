@@ -32,28 +32,51 @@ def after_step(
     job: JobState,
     judgement: Judgement,
     records: Sequence[MicroBatchRecord],
+    untimed: Sequence[int],
     config: ControllerConfig,
     now_s: float,
 ) -> tuple[JobState, list[Command]]:
     """The watch after a step that was judged by these records, and its canary.
 
-    A job with open incidents stays degraded where no more could be seen; it says so.
+    `untimed`: ranks that told their work, but no time for it. A job with open incidents stays
+    degraded where no more could be seen; it says so.
     """
     ranks = running(job)
-    blind = blindness(config.detector, job.evidence, ranks, step=judgement.step)
+    blind = _untimed(untimed) or blindness(
+        config.detector, job.evidence, ranks, step=judgement.step
+    )
     sight = sight_of(config.detector, job.evidence, ranks)
     job, commands = _with_canary(job, records, ranks, sight if blind is None else None, config)
     blind = blind or unproved(config.detector, job.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is Watch.DEGRADED:
         reason = f"and blind for more: {blind.reason}"
-    elif blind is not None and watch is not Watch.MEASURING:
+    elif blind is not None and watch is Watch.MEASURING:
+        reason = f"{reason}; {blind.reason}"
+    elif blind is not None:
         watch, reason = Watch.BLIND, blind.reason
     elif sight is not None:
         reason = f"{reason}; {sight}" if reason else str(sight)
     job = replace(job, sight=sight, judged_s=now_s, silent=())
     job, said = _entered(job, watch, reason, blind)
     return job, [*commands, *said]
+
+
+def without_times(
+    job: JobState, untimed: Sequence[int], now_s: float
+) -> tuple[JobState, list[Command]]:
+    """The watch after a step for which no rank told any time."""
+    blind = _untimed(untimed)
+    assert blind is not None, "ranks that told none"
+    job = replace(job, judged_s=now_s, silent=())
+    return _entered(job, Watch.BLIND, blind.reason, blind)
+
+
+def _untimed(ranks: Sequence[int]) -> Blind | None:
+    if not ranks:
+        return None
+    reason = f"ranks {list(ranks)} report no compute time for their work"
+    return Blind(why=Blindness.NO_TIMES, reason=reason)
 
 
 def _with_canary(

@@ -7,7 +7,7 @@ One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[po
 from dataclasses import dataclass, field
 
 from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
+from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 
 GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
 METRICS_PORT = 9464
@@ -77,6 +77,8 @@ class AgentConfig:
         _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
         _at_least(self, 1, "spool_batches", "record_max_bytes")
         _address(self, "controller", *(["metrics_listen"] if self.metrics_listen else []))
+        if self.node and not is_node_name(self.node):
+            raise ValueError(f"node: expected {NODE_NAME_RULE}, got {self.node!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,12 +44,14 @@ class Blindness(StrEnum):
 
     NO_RECORDS = "no_records"  # of a rank that should run
     NO_STEPS = "no_steps"  # records arrive, but no step can be judged
+    NO_TIMES = "no_times"  # of a rank: its steps arrive without any compute time
     NO_PEERS = "no_peers"  # one rank alone can not be told from everybody
     FROZEN = "frozen"  # steps are seen, but the charts do not advance
     MISSING_RANK = "missing_rank"  # a rank is in none of the steps that are judged
     STALE_MODEL = "stale_model"  # the cost model can not be fitted any more
     NOISE = "noise"  # only what is far too slow would stand out
     CANARY = "canary"  # a slowdown put in on purpose was not found
+    FAILED = "failed"  # a mistake of our own that this job brings out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

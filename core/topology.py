@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+MAX_NODE_NAME = 253  # of a host name
+NODE_NAME_RULE = f"1 to {MAX_NODE_NAME} printable characters"
 JOB_NAME_RULE = "1 to 64 of letters, digits, '-', '_' and '.', not beginning with '.'"
 
 
@@ -82,6 +84,11 @@ def is_job_name(name: str) -> bool:
     """True where `name` may name a directory: it becomes one below the ring directory."""
     allowed = all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)
     return allowed and 1 <= len(name) <= 64 and not name.startswith(".")
+
+
+def is_node_name(name: str) -> bool:
+    """True where a node may appear under `name`: people and logs read it."""
+    return 1 <= len(name) <= MAX_NODE_NAME and name.isprintable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from pacekeeper.controller.events import (
     AskDecision,
     AskProbe,
     Command,
+    Failed,
     ForgetJob,
     NotifyDeaths,
     OfferPlan,
@@ -123,6 +124,8 @@ def told(command: Command) -> str:
             )
         case NotifyDeaths(nodes=nodes, ranks=ranks):
             return f"notify   {', '.join(nodes)}: dead are {list(ranks)}"
+        case Failed(what=what, error=error):
+            return f"failed   {what}: {error!r}"
         case StepSummary() | AskDecision():
             return ""
 

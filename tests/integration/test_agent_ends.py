@@ -63,6 +63,19 @@ def test_another_protocol_version_is_final(tmp_path: Path) -> None:
     play(tmp_path, body)
 
 
+def test_a_name_that_the_controller_refuses_is_final(tmp_path: Path) -> None:
+    async def body(controller: PaperController, node: Node) -> None:
+        text = "node name: expected 1 to 253 printable characters"
+        controller.refusal = (grpc.StatusCode.INVALID_ARGUMENT, text)
+        await node.start()
+        code, error = await node.ended()
+        assert code == 3
+        assert text in error
+        assert "Traceback" not in error
+
+    play(tmp_path, body)
+
+
 @contextlib.asynccontextmanager
 async def taken_port() -> AsyncIterator[int]:
     with socket.socket() as other:

@@ -138,8 +138,9 @@ def test_a_report_the_controller_refuses_does_not_block_the_others(tmp_path: Pat
             await until(lambda: writer.heartbeat_mono_s() > before, "a look")  # noqa: B023
             writer.write(step(number))
         await until(lambda: 14 in controller.steps, "the step after the refused one")
-        await until(lambda: controller.reports[-1].health.batches_dropped >= 1, "its count")
-        assert 12 in controller.steps
+        await until(lambda: controller.reports[-1].health.batches_dropped, "its count")
+        assert controller.steps == [12, 14]
+        assert controller.reports[-1].health.batches_dropped == 1
 
     play(tmp_path, body)
 

@@ -1,6 +1,7 @@
 """What goes wrong inside the controller or under it: said once, counted, and nothing is lost."""
 
 import asyncio
+import os
 import re
 import sqlite3
 import urllib.request
@@ -17,12 +18,14 @@ from pacekeeper.controller.events import Event, NodeAttached, Tick
 from pacekeeper.controller.runtime import Controller
 from pacekeeper.controller.state import State
 from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.shrink import shrink
 from pacekeeper.protos import control_pb2, status_pb2
 from support.controllers import (
     HELLO,
+    PATIENCE_S,
     ControllerProcess,
     ScriptedAgent,
     applied,
@@ -86,6 +89,30 @@ def test_while_the_store_refuses_intake_waits_and_nothing_is_lost(
     assert [i.rank for i in incidents(controller)] == [1]
     assert "takes writes again" in controller.log
     assert health(controller) == ["SERVING"] * 3
+    agent.close()
+
+
+def test_a_damaged_store_ends_the_controller_and_nothing_more_is_acknowledged(
+    controller: ControllerProcess, tmp_path: Path
+) -> None:
+    agent = ScriptedAgent(controller.address)
+    agent.report_and_wait(attached(JOB, LAYOUT))
+    other = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
+    other.execute("CREATE TABLE written_after (one)")  # so that pages are read from the file
+    other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    other.close()
+    with (tmp_path / "store.sqlite").open("r+b") as file:  # as a bad disk would
+        size = file.seek(0, os.SEEK_END)
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    sequence = agent.report(JobReport(job=JOB, records=(killed(1),)))
+    assert controller.process.wait(PATIENCE_S) == ExitCode.HOST
+    until("the stream ends", lambda: not agent._listener.is_alive())
+    told = [m.acknowledge.sequence for m in agent.heard if m.HasField("acknowledge")]
+    assert max(told) < sequence
+    assert agent.deaths() == []
+    assert "is damaged" in controller.log and "move it away" in controller.log
+    assert "Traceback" not in controller.log
     agent.close()
 
 

@@ -43,6 +43,16 @@ def test_any_history_keeps_order_bound_and_count(capacity: int, actions: list[st
     assert len(left) == len(spool)
 
 
+def test_a_report_that_was_acknowledged_as_refused_costs_no_other() -> None:
+    spool: Spool[NodeReport] = Spool(capacity=4)
+    for sequence in (1, 2, 3):
+        spool.put(NodeReport(sequence=sequence, sent_mono_s=0.0))
+    spool.next()
+    spool.acknowledge(1)
+    spool.count_refused()
+    assert (len(spool), spool.num_dropped) == (2, 1)
+
+
 def test_drops_are_counted() -> None:
     spool: Spool[NodeReport] = Spool(capacity=2)
     for sequence in range(1, 6):

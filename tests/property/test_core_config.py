@@ -101,6 +101,12 @@ def test_a_bare_key_is_told_where_to_go() -> None:
         read_config(TrainConfig, "steps = 3", file="f.toml")
 
 
+@pytest.mark.parametrize("name", ["x" * 254, "tab\\there"])
+def test_a_node_name_that_nobody_could_read_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"f\.toml: .*node: expected 1 to 253 printable"):
+        read_config(AgentConfig, f'[agent]\nnode = "{name}"', file="f.toml")
+
+
 def test_a_job_name_that_is_no_directory_name_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"command line job: expected 1 to 64 of letters"):
         override(TrainConfig(), job="../elsewhere")

@@ -85,16 +85,18 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for request in request_iterator:
                     report = wire.report_from_message(request.report)
-                    if self.is_refused(report):
-                        refused.append(f"report {report.sequence} is impossible")
-                        break
-                    stream.append(report)
-                    if self.is_acknowledging:
+                    is_refused = self.is_refused(report)
+                    if not is_refused:
+                        stream.append(report)
+                    if self.is_acknowledging or is_refused:  # as the real one does
                         outbox.put_nowait(
                             control_pb2.AttachResponse(
                                 acknowledge=control_pb2.Acknowledge(sequence=report.sequence)
                             )
                         )
+                    if is_refused:
+                        refused.append(f"report {report.sequence} is impossible")
+                        break
             outbox.put_nowait(None)
 
         reader = asyncio.create_task(read())
