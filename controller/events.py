@@ -134,6 +134,13 @@ class ForgetJob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetLayouts:
+    """The job begins anew: generations of its former life are numbers of other layouts now."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
     """One complete step: a command to tell those who watch. Columns in the order of `ranks`.
 
@@ -178,6 +185,7 @@ Command = (
     | SaveDecision
     | SaveJob
     | ForgetJob
+    | ForgetLayouts
     | StepSummary
     | Say
     | Failed

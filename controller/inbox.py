@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pacekeeper.controller import incidents, probing, refusals, steps
-from pacekeeper.controller.events import Command, SaveJob, SaveLayout, Say
+from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ExitCode
@@ -96,6 +96,8 @@ def _take_attachments(
         number = attachment.rank
         known, stored = ranks.get(number), remembered.get(number)
         if known is not None and _is_same_life(known.attachment, attachment):
+            if known.node != node:  # its agent goes by another name now
+                ranks[number], is_news = replace(known, node=node), True
             continue
         is_same = (
             stored is None or (0 < job.life == attachment.life) or stored.pid == attachment.pid
@@ -132,6 +134,7 @@ def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
     for kind in FindingKind:
         job, said = incidents.close(job, everybody, kind, unix_s, "the job was started anew")
         commands += said
+    commands.append(ForgetLayouts(job=job.name))  # their numbers are given anew
     fresh = JobState(name=job.name, incidents=job.incidents, reported_s=job.reported_s)
     return fresh, commands
 
@@ -260,7 +263,7 @@ def _enter_layout(
     else:
         reason = f"the survivors {list(layout.ranks)} went on by themselves"
     for rank in before.ranks if before is not None else ():
-        known = job.ranks.get(rank)
+        known = job.ranks.get(rank) or job.remembered.get(rank)
         if rank not in layout.ranks and known is not None and known.life is RankLife.ALIVE:
             why = "the others went on without it"
             state, job, said = incidents.bury(state, job, rank, why, unix_s)

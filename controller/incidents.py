@@ -43,7 +43,6 @@ def bury(
     state: State, job: JobState, rank: int, reason: str, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """A rank is dead: open an incident, tell the others, forget its evidence."""
-    known = job.ranks[rank]
     finding = Finding(
         kind=FindingKind.DEATH,
         tier=Tier.CONFIRMED,
@@ -54,9 +53,15 @@ def bury(
         reason=f"rank {rank} is dead: {reason}",
     )
     state, job, opened = open_incident(state, job, finding, unix_s)
+    ranks, remembered = dict(job.ranks), dict(job.remembered)
+    if rank in ranks:
+        ranks[rank] = replace(ranks[rank], life=RankLife.DEAD)
+    else:  # lost while we were away: it will never attach to us
+        remembered[rank] = replace(remembered[rank], life=RankLife.DEAD)
     job = replace(
         job,
-        ranks={**job.ranks, rank: replace(known, life=RankLife.DEAD)},
+        ranks=ranks,
+        remembered=remembered,
         evidence=forget(job.evidence, [rank]),
         links=forget(job.links, [rank]),
         home=None,  # the layout from before needs the dead rank

@@ -73,6 +73,7 @@ def restored(
             life=job.life,
             layout=job.layout,
             layout_reason=job.layout_reason,
+            is_makeshift=job.is_makeshift,
             home=job.home,
             known_layouts=known,
             newest_generation=job.newest_generation,
@@ -101,6 +102,7 @@ def job_record(state: State, job: str) -> JobRecord:
     return JobRecord(
         name=job,
         life=known.life,
+        is_makeshift=known.is_makeshift,
         newest_generation=known.newest_generation,
         step=known.step,
         layout=known.layout,
@@ -281,6 +283,7 @@ def _take_decision(
         job,
         desired=plan,
         desired_base=base_generation,
+        desired_for=frozenset(job.evidence.slow),
         offered={**job.offered, plan.generation: decision.reason},
         offered_s=now_s,
         said_s=now_s,
@@ -305,7 +308,7 @@ def _take_decision(
 def _is_actionable(job: JobState) -> bool:
     """Every living rank runs the observed layout, nothing is offered, nobody is missing."""
     layout = job.layout
-    if layout is None or job.desired is not None or job.probe is not None:
+    if layout is None or job.desired is not None:
         return False
     if job.shape is None or not job.loads:
         return False
@@ -348,6 +351,7 @@ def _view(job: JobState, now_s: float) -> View:
         slow=job.evidence.slow,
         unread=probing.unread(job),
         refuted=probing.refuted(job),
+        is_probing=job.probe is not None,
         refusals=job.refusals,
         asked_s=now_s,
         home=job.home,

@@ -47,6 +47,9 @@ def _why_over(job: JobState, now_s: float) -> str:
         return "ranks died meanwhile"
     if present != job.desired_base:
         return f"generation {present} came first"
+    over = job.desired_for - job.evidence.slow.keys()
+    if over:
+        return f"ranks {sorted(over)}, for which it was made, are slow no more"
     if now_s - job.offered_s > OFFER_LIFE_S:
         return f"not taken for {OFFER_LIFE_S:.0f} s"
     return ""

@@ -21,6 +21,7 @@ from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Forecast, Workload, forecast, replica_s, row_s
 
 COSTLY = (Rung.MOVE_REPLICAS,)  # rungs that a probe must come before
+WORTH_SAYING = 0.001  # of a step: below it no layout is called better
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +32,7 @@ class View:
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
     `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
+    `is_probing`: a probe is under way, and what is costly waits for it.
     `refusals`: of each kind of plan the last one, and until when such plans wait; `asked_s`: now.
     `is_makeshift`: the layout was made for what is over, so any better one is welcome at once;
     `by_survivors`: it stands where survivors of a death could put it in a hurry.
@@ -50,6 +52,7 @@ class View:
     node_of: DomainOf = field(default_factory=dict)
     unread: frozenset[int] = frozenset()
     refuted: frozenset[int] = frozenset()
+    is_probing: bool = False
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)
     asked_s: float = 0.0
     by_survivors: bool = False
@@ -136,7 +139,13 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
         if rung not in COSTLY:
             shares_value_s = max(shares_value_s, value_s)
         is_worth = value_s > to_beat_s + 0.01 * current_s * config.horizon_steps * bool(to_beat_s)
-        if not is_worth or _is_held(view, rung, layout):
+        is_held = _is_held(view, rung, layout) or (view.is_probing and rung in COSTLY)
+        if not is_worth or is_held:
+            if best.layout is None and not is_held and gain_s > WORTH_SAYING * current_s:
+                best = _nothing(
+                    f"a better layout gains {gain_s * config.horizon_steps:.1f} s in "
+                    f"{config.horizon_steps} steps and costs {cost_s:.1f} s"
+                )
             continue
         if gain_s < min_gain * current_s:
             if best.layout is None:

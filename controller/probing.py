@@ -42,9 +42,7 @@ def ask(
         return _settled(job, UNSUPPORTED)
     # Unix milliseconds: numbers ascend from one life of the controller to the next.
     number = max(job.newest_probe + 1, round(unix_s * 1e3))
-    question = ProbeQuestion(
-        number=number, ranks=ranks, generation=layout.generation, asked_s=now_s, said_s=now_s
-    )
+    question = ProbeQuestion(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
     who = ", ".join(map(str, decision.unconfirmed))
     text = f"job={job.name} probe={number} asked: are ranks {who} slow? ({decision.reason})"
     job = replace(job, probe=question, newest_probe=number)
@@ -69,7 +67,7 @@ def follow(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     question = job.probe
     if question is None:
         return job, []
-    is_same_group = job.layout is not None and job.layout.generation == question.generation
+    is_same_group = job.layout is not None and job.layout.ranks == question.ranks
     if not is_same_group or set(question.ranks) - set(job.living):
         # Who of them ran it and who did not can not be told: a later decision may ask anew.
         why = "the ranks it was put to are no longer the same"

@@ -28,6 +28,7 @@ from pacekeeper.controller.events import (
     Event,
     Failed,
     ForgetJob,
+    ForgetLayouts,
     NodeDetached,
     NodeReported,
     NotifyDeaths,
@@ -61,7 +62,7 @@ INBOX_EVENTS = 4096
 DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
 MAX_TOLD = 256  # failures remembered, so that each is told once
-_STORED = SaveIncident | SaveLayout | SaveDecision | SaveJob | ForgetJob
+_STORED = SaveIncident | SaveLayout | SaveDecision | SaveJob | ForgetJob | ForgetLayouts
 _log = logging.getLogger(__name__)
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
 _SERVICES = (_CONTROL, status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name)
@@ -257,6 +258,8 @@ class Controller:
                 self.store.save_job(machine.job_record(state, job))
             case ForgetJob(job=job):
                 self.store.forget_job(job)
+            case ForgetLayouts(job=job):
+                self.store.forget_layouts(job)
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -280,7 +283,7 @@ class Controller:
                 _log.info("%s", text)
             case Failed(what=what, error=error):
                 self._count_failure(what, error)
-            case SaveLayout() | SaveDecision() | SaveJob() | ForgetJob():
+            case SaveLayout() | SaveDecision() | SaveJob() | ForgetJob() | ForgetLayouts():
                 pass  # stored already
 
     def _send(

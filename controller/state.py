@@ -91,11 +91,10 @@ class Search:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeQuestion:
-    """A probe that `ranks`, which run `generation`, were asked for; `records`: who has answered."""
+    """A probe that `ranks`, all of a layout, were asked for; `records`: who has answered."""
 
     number: int
     ranks: tuple[int, ...]
-    generation: int
     asked_s: float
     said_s: float
     records: Mapping[int, ProbeRecord] = field(default_factory=dict)
@@ -141,6 +140,7 @@ class JobState:
     is_makeshift: bool = False  # made for what is over: by survivors, or around a past finding
     desired: Layout | None = None
     desired_base: int = 0
+    desired_for: frozenset[int] = frozenset()  # ranks that were slow when it was decided on
     offered_s: float = 0.0  # when the offer was first made
     said_s: float = 0.0  # when offers and deaths were last said
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
@@ -192,8 +192,21 @@ class JobState:
 
     @property
     def dead(self) -> tuple[int, ...]:
-        """Ranks that died, ascending."""
-        return tuple(r for r in sorted(self.ranks) if self.ranks[r].life is RankLife.DEAD)
+        """Ranks that died, ascending, also those only remembered."""
+        dead = {r for r, kept in self.remembered.items() if kept.life is RankLife.DEAD}
+        dead |= {r for r, known in self.ranks.items() if known.life is RankLife.DEAD}
+        return tuple(sorted(dead))
+
+    @property
+    def unattached(self) -> tuple[int, ...]:
+        """Ranks that should run, and of which nobody has said that they do, ascending.
+
+        Those of the layout, or of the whole world where there is none. Nothing known of an earlier
+        end speaks for them.
+        """
+        meant = range(self.world_size) if self.layout is None else self.layout.ranks
+        ended = {r for r, kept in self.remembered.items() if kept.life is not RankLife.ALIVE}
+        return tuple(rank for rank in meant if rank not in self.ranks and rank not in ended)
 
     def last_heard_s(self, rank: int) -> float:
         """When this rank last said anything, if only that it is there."""
@@ -262,3 +275,4 @@ class JobRecord:
     home: Layout | None
     ranks: tuple[RankRecord, ...] = ()
     life: int = 0
+    is_makeshift: bool = False

@@ -20,7 +20,7 @@ from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, T
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -29,7 +29,7 @@ _TABLES = """
 CREATE TABLE jobs (
     name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
     layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB, ranks TEXT NOT NULL,
-    life INTEGER NOT NULL);
+    life INTEGER NOT NULL, is_makeshift INTEGER NOT NULL);
 CREATE TABLE layouts (
     job TEXT NOT NULL, generation INTEGER NOT NULL, layout BLOB NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, generation));
@@ -93,7 +93,7 @@ class Store:
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace a job."""
         self._connection.execute(
-            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 job.name,
                 job.newest_generation,
@@ -104,12 +104,17 @@ class Store:
                 _encoded(job.home),
                 json.dumps([[rank.rank, rank.pid, rank.life] for rank in job.ranks]),
                 job.life,
+                job.is_makeshift,
             ),
         )
 
     def forget_job(self, job: str) -> None:
         """A restart does not bring the job back; its incidents, decisions and layouts stay."""
         self._connection.execute("DELETE FROM jobs WHERE name = ?", (job,))
+
+    def forget_layouts(self, job: str) -> None:
+        """The job begins anew, and numbers its layouts from the first on again."""
+        self._connection.execute("DELETE FROM layouts WHERE job = ?", (job,))
 
     def save_layout(self, job: str, layout: Layout, reason: str) -> None:
         """Remember a layout that came into force."""
@@ -199,6 +204,7 @@ class Store:
                     for rank, pid, life in json.loads(row[7])
                 ),
                 life=row[8],
+                is_makeshift=bool(row[9]),
             )
             for row in self._connection.execute("SELECT * FROM jobs ORDER BY name")
         )

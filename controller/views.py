@@ -9,9 +9,11 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.predictor.canary import Outcome
 from pacekeeper.protos import status_pb2
 
+UNKNOWN = "unknown"  # a rank that should run, and that no agent has told of
+
 
 def job_view(state: State, job: JobState) -> status_pb2.Job:
-    """A job with its ranks, also those that only the store still knows."""
+    """A job with its ranks, also those that only the store still knows, or that have never come."""
     layout = job.layout
     away = {name for name, node in state.nodes.items() if not node.is_connected}
     generation = 0 if layout is None else layout.generation
@@ -36,13 +38,13 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
-    for number in sorted(job.ranks.keys() | job.remembered.keys()):
-        rank = job.ranks.get(number)
+    for number in sorted({*job.ranks, *job.remembered, *job.unattached}):
+        rank, stored = job.ranks.get(number), job.remembered.get(number)
         if rank is None:
             message.ranks.append(
                 status_pb2.Rank(
                     rank=number,
-                    state=rank_state(job.remembered[number].life, is_silent=True),
+                    state=UNKNOWN if stored is None else rank_state(stored.life, is_silent=True),
                     batch_share=shares.get(number, 0.0),
                     num_expert_replicas=replicas.get(number, 0),
                 )

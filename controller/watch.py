@@ -126,8 +126,12 @@ def after_silence(
 def _blind_between_steps(
     job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
 ) -> Blind | None:
+    apart = f"ranks {list(job.unattached)} have not attached" if job.unattached else ""
     if job.silent:
         reason = f"no record of ranks {list(job.silent)} for {limit_s:.0f} s"
+        return Blind(why=Blindness.NO_RECORDS, reason=reason)
+    if not ranks:
+        reason = "; ".join(filter(None, ("no rank is known to run", apart)))
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     attached_s = max((job.ranks[rank].attached_s for rank in ranks), default=now_s)
     since_s = attached_s if job.judged_s is None else max(job.judged_s, attached_s)
@@ -139,6 +143,7 @@ def _blind_between_steps(
         told = {r for r, work in job.pending[step].by_rank.items() if work.is_whole}
         missing = [rank for rank in ranks if rank not in told]
         reason += f": of step {step} ranks {missing} are missing" if missing else ""
+    reason += f"; {apart}" if apart else ""
     return Blind(why=Blindness.NO_STEPS, reason=reason)
 
 

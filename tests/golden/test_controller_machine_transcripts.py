@@ -15,6 +15,7 @@ from pacekeeper.controller.events import (
     Command,
     Failed,
     ForgetJob,
+    ForgetLayouts,
     NotifyDeaths,
     OfferPlan,
     SaveDecision,
@@ -105,6 +106,8 @@ def told(command: Command) -> str:
             return "store    job"
         case ForgetJob():
             return "store    job forgotten"
+        case ForgetLayouts():
+            return "store    layouts forgotten"
         case SaveLayout(layout=layout):
             return f"store    layout {layout.generation}"
         case SaveIncident(incident=incident):

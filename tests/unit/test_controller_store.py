@@ -95,6 +95,17 @@ def test_layouts_of_the_past_are_found_by_job_and_generation(tmp_path: Path) -> 
     assert store.layout("other", LAYOUT.generation) is None
 
 
+def test_the_layouts_of_a_job_that_begins_anew_are_gone_and_those_of_others_stay(
+    tmp_path: Path,
+) -> None:
+    store = Store.open(tmp_path / "store.sqlite")
+    for job in ("a", "b"):
+        store.save_layout(job, LAYOUT, "first")
+    store.forget_layouts("a")
+    assert store.layout("a", LAYOUT.generation) is None
+    assert store.layout("b", LAYOUT.generation) == (LAYOUT, "first")
+
+
 def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
     for step, rung in enumerate((Rung.TOKEN_SHARES, Rung.RETURN_HOME)):

@@ -155,6 +155,7 @@ def test_a_job_that_only_the_store_knows_is_shown() -> None:
     assert (view.name, view.watch, view.generation, view.step) == ("old", "blind", 5, 7)
     assert [(r.rank, r.state, r.batch_share) for r in view.ranks] == [
         (0, "silent", 0.3),
+        (1, "unknown", 0.7),
         (7, "dead", 0.0),
     ]
 
