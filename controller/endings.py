@@ -54,6 +54,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         judged_s=None,
         ended_s=now_s if job.ended_s is None else job.ended_s,
         evidence=begin(),
+        by_role={},
         links=begin(),
         spread=SpreadWindow(),
         canaries=Canaries(),

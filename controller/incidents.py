@@ -63,6 +63,7 @@ def bury(
         ranks=ranks,
         remembered=remembered,
         evidence=forget(job.evidence, [rank]),
+        by_role={role: forget(kept, [rank]) for role, kept in job.by_role.items()},
         links=forget(job.links, [rank]),
         home=None,  # the layout from before needs the dead rank
     )

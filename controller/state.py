@@ -152,6 +152,7 @@ class JobState:
     newest_generation: int = 0
     world_size: int = 0  # as its ranks say
     evidence: Evidence = field(default_factory=begin)
+    by_role: Mapping[str, Evidence] = field(default_factory=dict)  # see roles.py
     heard_s: RankMap[float] = field(default_factory=RankMap)  # when a rank's last record came
     pending: Mapping[int, StepDraft] = field(default_factory=dict)
     loads: tuple[tuple[float, ...], ...] = ()

@@ -6,12 +6,14 @@ on an older layout than the observed one never counts against anybody.
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
+from math import isnan
 
 import numpy as np
 
 from pacekeeper.controller import advising, causes, incidents, lasting, linking, watch
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
+from pacekeeper.controller.roles import fold_roles
 from pacekeeper.controller.state import (
     JobState,
     RankLife,
@@ -25,7 +27,6 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.predictor.detector_state import Judgement
-from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.workload import sample_of
 
 MAX_PENDING_STEPS = 64
@@ -158,8 +159,8 @@ def _judge(
         job, said = watch.without_times(job, untimed, now_s)
         return state, job, said
     sample = sample_of(timed)
-    evidence, judgement = fold(config.detector, job.evidence, sample)
-    job = _show_on_ranks(replace(job, evidence=evidence), judgement)
+    job, judgement = fold_roles(config.detector, job, timed)
+    job = _show_on_ranks(job, judgement)
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
     job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
@@ -241,9 +242,10 @@ def _learn_loads(
 
 def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:
     ranks = dict(job.ranks)
-    is_measuring = not judgement.expected_s
     for i, rank in enumerate(judgement.ranks):
         if rank in ranks:
+            # Unknown are all while the job is in its warm-up, some while their role is.
+            is_measuring = not judgement.expected_s or isnan(judgement.expected_s[i])
             ranks[rank] = replace(
                 ranks[rank],
                 observed_s=judgement.observed_s[i],

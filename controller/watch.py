@@ -9,6 +9,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from pacekeeper.controller.events import Command, Say
+from pacekeeper.controller.roles import Peers, peers
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Blindness, Watch
@@ -42,11 +43,13 @@ def after_step(
     degraded where no more could be seen; it says so.
     """
     ranks = running(job)
-    blind = _untimed(untimed) or blindness(
-        config.detector, job.evidence, ranks, step=judgement.step
-    )
-    sight = sight_of(config.detector, job.evidence, ranks)
-    job, commands = _with_canary(job, records, ranks, sight if blind is None else None, config)
+    groups = peers(job, ranks)
+    blind = _untimed(untimed) or _blind_of(groups, config, judgement.step)
+    sights = [sight_of(config.detector, group.evidence, group.ranks) for group in groups]
+    known = [sight for sight in sights if sight is not None]
+    # What is promised of a job is promised of each of its roles.
+    sight = max(known, key=lambda s: s.slowdown) if len(known) == len(groups) and known else None
+    job, commands = _with_canary(job, records, groups, sight if blind is None else None, config)
     blind = blind or unproved(config.detector, job.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is Watch.DEGRADED:
@@ -72,6 +75,16 @@ def without_times(
     return _entered(job, Watch.BLIND, blind.reason, blind)
 
 
+def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> Blind | None:
+    """Why a slowdown of some rank would not be named, by the evidence of its role."""
+    alone = [group.ranks[0] for group in groups if len(group.ranks) == 1]
+    if alone and len(groups) > 1:
+        reason = f"ranks {sorted(alone)} have a role of their own: no peer to be told from"
+        return Blind(why=Blindness.NO_PEERS, reason=reason)
+    found = (blindness(config.detector, g.evidence, g.ranks, step=step) for g in groups)
+    return next((blind for blind in found if blind is not None), None)
+
+
 def _untimed(ranks: Sequence[int]) -> Blind | None:
     if not ranks:
         return None
@@ -82,19 +95,27 @@ def _untimed(ranks: Sequence[int]) -> Blind | None:
 def _with_canary(
     job: JobState,
     records: Sequence[MicroBatchRecord],
-    ranks: Sequence[int],
+    groups: Sequence[Peers],
     sight: Sight | None,
     config: ControllerConfig,
 ) -> tuple[JobState, list[Command]]:
-    """One step more for the canary; one that was missed is an alert."""
+    """One step more for the canary; one that was missed is an alert. Roles take turns."""
     before = job.canaries
+    group = groups[before.turn % len(groups)]
+    if before.running is not None:
+        rank = before.running.rank
+        group = next((g for g in groups if rank in g.ranks), group)
+    if len(groups) > 1:
+        records = [record for record in records if record.rank in set(group.ranks)]
+        if not records:
+            return job, []
     canaries = carried_on(
         config.detector,
         before,
-        job.evidence,
+        group.evidence,
         records,
         sight=sight,
-        ranks=ranks,
+        ranks=group.ranks,
         seed=crc32(job.name.encode()),
     )
     job = replace(job, canaries=canaries)

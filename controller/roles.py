@@ -1,0 +1,106 @@
+"""Ranks of one role do the same work: each is judged beside its own kind, beside no other. Pure.
+
+A job of one role has one evidence, `job.evidence`. One of several has one for each, `job.by_role`;
+`job.evidence` then says who is slow, and has no model: what one role's work costs prices no other.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+
+from pacekeeper.controller.state import JobState
+from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.findings import Watch
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.detector_state import Evidence, Judgement, restore
+from pacekeeper.predictor.evidence import fold
+from pacekeeper.predictor.workload import sample_of
+
+WORST_FIRST = (Watch.DEGRADED, Watch.SUSPICIOUS, Watch.MEASURING, Watch.HEALTHY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Ranks of one role, ascending, and what is remembered of them."""
+
+    ranks: tuple[int, ...]
+    evidence: Evidence
+
+
+def num_roles(job: JobState) -> int:
+    """How many kinds of work its ranks do."""
+    return len({known.attachment.role for known in job.ranks.values()})
+
+
+def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
+    """These ranks by role, in order of the roles' names."""
+    if num_roles(job) < 2:
+        return [Peers(ranks=tuple(ranks), evidence=job.evidence)]
+    return [
+        Peers(ranks=tuple(own), evidence=_evidence(job, role))
+        for role, own in sorted(_by_role(job, ranks).items())
+    ]
+
+
+def fold_roles(
+    config: DetectorConfig, job: JobState, records: Sequence[MicroBatchRecord]
+) -> tuple[JobState, Judgement]:
+    """Take in one complete step, role by role: one judgement of them all."""
+    roles = num_roles(job)
+    if roles < 2:
+        evidence, judgement = fold(config, job.evidence, sample_of(records))
+        return replace(job, evidence=evidence, by_role={}), judgement
+    # The alarms of a job-day are shared out: each role has charts of its own.
+    config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
+    by_role = {**job.by_role}
+    judged: dict[str, Judgement] = {}
+    for role, own in sorted(_by_role(job, [record.rank for record in records]).items()):
+        ranks = set(own)
+        sample = sample_of([record for record in records if record.rank in ranks])
+        by_role[role], judged[role] = fold(config, _evidence(job, role), sample)
+    slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
+    return replace(job, evidence=restore(slow), by_role=by_role), _merged(judged)
+
+
+def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank in dict.fromkeys(ranks):
+        found.setdefault(job.ranks[rank].attachment.role, []).append(rank)
+    return found
+
+
+def _evidence(job: JobState, role: str) -> Evidence:
+    """Of one role among several; at first, who of it was slow before a restart."""
+    known = job.by_role.get(role)
+    if known is not None:
+        return known
+    own = {rank for rank, r in job.ranks.items() if r.attachment.role == role}
+    return restore({rank: value for rank, value in job.evidence.slow.items() if rank in own})
+
+
+def _merged(judged: Mapping[str, Judgement]) -> Judgement:
+    """Columns by rank, NaN for roles in their warm-up; the worst watch with its reasons."""
+    parts = list(judged.values())
+    ranks = [rank for part in parts for rank in part.ranks]
+    order = sorted(range(len(ranks)), key=ranks.__getitem__)
+    is_measuring = not any(part.expected_s for part in parts)
+
+    def column(name: str) -> tuple[float, ...]:
+        values = [x for p in parts for x in getattr(p, name) or [nan] * len(p.ranks)]
+        return tuple(values[i] for i in order)
+
+    watch = min((part.watch for part in parts), key=WORST_FIRST.index)
+    reasons = [f"{r}: {p.reason}" for r, p in judged.items() if p.watch is watch and p.reason]
+    return Judgement(
+        step=parts[0].step,
+        ranks=tuple(ranks[i] for i in order),
+        observed_s=column("observed_s"),
+        expected_s=() if is_measuring else column("expected_s"),
+        slowdown=() if is_measuring else column("slowdown"),
+        suspicion=() if is_measuring else column("suspicion"),
+        findings=tuple(finding for part in parts for finding in part.findings),
+        recovered=tuple(rank for part in parts for rank in part.recovered),
+        changed={rank: value for part in parts for rank, value in part.changed.items()},
+        watch=watch,
+        reason="; ".join(reasons),
+    )

@@ -1,0 +1,140 @@
+"""Ranks are judged beside those of their own role; who is alone in one is not watched: said."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.core.findings import Blindness, Watch
+from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
+from support.machine_driver import QUICK, Driver, attachment
+
+WARM = 14  # steps after which all roles have a cost model
+
+
+class Pipeline:
+    """A foreign trainer whose last stage does `heavy` times the work per token."""
+
+    def __init__(self, roles: Sequence[str], *, heavy: float = 1.35) -> None:
+        self.roles, self.heavy = roles, heavy
+        self.random = random.Random(1)
+        self.driver = Driver(config=QUICK)
+        self.driver.agent("node-0")
+        self.attach()
+        self.number = 0
+
+    def attach(self) -> None:
+        world = len(self.roles)
+        own = [
+            replace(attachment(0, model=None), rank=r, world_size=world, pid=100 + r, role=role)
+            for r, role in enumerate(self.roles)
+        ]
+        self.driver.report(attached=own)
+
+    def steps(self, count: int, *, slow: int | None = None) -> None:
+        for _ in range(count):
+            self.driver.now_s += 0.2
+            self.driver.report(*self.step(slow))
+            self.number += 1
+
+    def step(self, slow: int | None) -> list[Record]:
+        records: list[Record] = []
+        for rank, role in enumerate(self.roles):
+            tokens = 1000 + self.random.randrange(200)
+            work = self.heavy if role == max(self.roles) else 1.0
+            pace = (1.6 if rank == slow else 1.0) * self.random.gauss(1.0, 0.01)
+            records += [
+                MicroBatchRecord(
+                    rank=rank,
+                    step=self.number,
+                    micro_batch=0,
+                    generation=0,
+                    compute_s=1e-4 * tokens * work * pace,
+                    tokens=tokens,
+                    sum_len_squared=tokens * 100,
+                    expert_rows=0,
+                    num_active_experts=0,
+                ),
+                StepRecord(
+                    rank=rank, step=self.number, generation=0, duration_s=0.2, tokens=tokens
+                ),
+            ]
+        return records
+
+
+FOUR_STAGES = ("s0", "s0", "s1", "s1", "s2", "s2", "s3", "s3")
+TWO_STAGES = ("s0",) * 4 + ("s1",) * 4
+
+
+@pytest.mark.parametrize("heavy", [1.35, 2.0])
+def test_a_role_with_more_work_accuses_nobody(heavy: float) -> None:
+    pipeline = Pipeline(FOUR_STAGES, heavy=heavy)
+    pipeline.steps(WARM + 40)
+    job = pipeline.driver.job
+    assert job.incidents == ()
+    assert (job.watch, job.blind) == (Watch.HEALTHY, None)
+    assert sorted(rank for rank, r in job.ranks.items() if r.slowdown is not None) == list(range(8))
+
+
+@pytest.mark.parametrize("victim", [1, 6])
+def test_a_slow_rank_is_named_beside_its_own_role(victim: int) -> None:
+    pipeline = Pipeline(TWO_STAGES)
+    pipeline.steps(WARM)
+    pipeline.steps(4, slow=victim)
+    (incident,) = pipeline.driver.job.incidents
+    assert incident.finding.rank == victim
+    assert incident.finding.slowdown == pytest.approx(1.6, rel=0.05)
+    assert pipeline.driver.job.watch is Watch.DEGRADED
+    assert set(pipeline.driver.job.evidence.slow) == {victim}
+    pipeline.steps(12)
+    assert not pipeline.driver.job.open_incidents, "it is seen to be over"
+
+
+def test_ranks_that_are_alone_in_their_role_are_said_to_be_unwatched() -> None:
+    pipeline = Pipeline(("s0", "s0", "s0", "head", "tail"))
+    pipeline.steps(WARM + 5)
+    job = pipeline.driver.job
+    assert (job.watch, job.blind) == (Watch.BLIND, Blindness.NO_PEERS)
+    assert job.watch_reason == ("ranks [3, 4] have a role of their own: no peer to be told from")
+
+
+def test_an_open_finding_is_remembered_by_its_role_after_a_restart() -> None:
+    pipeline = Pipeline(TWO_STAGES)
+    pipeline.steps(WARM)
+    pipeline.steps(4, slow=6)
+    pipeline.driver.start_again()
+    pipeline.driver.agent("node-0")
+    pipeline.attach()
+    pipeline.steps(WARM + 4, slow=6)
+    assert len(pipeline.driver.job.incidents) == 1, "it is not found a second time"
+    pipeline.steps(12)
+    assert not pipeline.driver.job.open_incidents
+
+
+def test_each_role_has_its_part_of_the_alarms_of_a_job_day() -> None:
+    one, four = Pipeline(("s0",) * 8), Pipeline(FOUR_STAGES)
+    for pipeline in (one, four):
+        pipeline.steps(WARM)
+    limits = one.driver.job.evidence.limits
+    assert limits is not None
+    assert four.driver.job.by_role.keys() == {"s0", "s1", "s2", "s3"}
+    for kept in four.driver.job.by_role.values():
+        assert kept.limits is not None
+        # A quarter of the ranks with a quarter of the alarms: each chart is as strict as before.
+        for own, whole in zip(kept.limits.rules, limits.rules, strict=True):
+            assert own.h == pytest.approx(whole.h, rel=0.03)
+
+
+def test_canaries_go_through_all_roles() -> None:
+    pipeline = Pipeline(TWO_STAGES)
+    config = replace(QUICK, detector=replace(QUICK.detector, canary_period_steps=10))
+    pipeline.driver.config = config
+    seen = set()
+    for _ in range(90):
+        pipeline.steps(1)
+        last = pipeline.driver.job.canaries.last
+        if last is not None:
+            assert last.is_found
+            seen.add(pipeline.roles[last.rank])
+    assert seen == {"s0", "s1"}
