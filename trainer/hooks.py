@@ -153,9 +153,11 @@ class Hooks:
     def _tell_late(self, known: Iterable[ComputeTime]) -> None:
         """Each with the work of the micro-batch it is of; none where that is forgotten."""
         for compute in known:
-            if compute.lag < len(self._late):
-                step, number, generation, work = self._late[-1 - compute.lag]
-                tokens, squared, rows, active, over, documents, share = work
+            if compute.lag >= len(self._late):
+                continue
+            step, number, generation, work = self._late[-1 - compute.lag]
+            tokens, squared, rows, active, over, documents, share = work
+            try:
                 self.ring.write_payload(
                     pack_micro_batch(
                         self.rank, step, number, generation, compute.compute_s, tokens, squared,
@@ -163,6 +165,8 @@ class Hooks:
                         compute.wait_s, compute.ended_mono_s, documents, share, over,
                     )
                 )  # fmt: skip
+            except Exception as error:  # one bad value loses one record, no more
+                self.ring.count_error(error)
 
     def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
         """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""

@@ -1,14 +1,19 @@
-"""The clock of device events never waits, and loses nothing of a host that runs ahead."""
+"""Times that a device tells late: never waited for, and each is told with its own work."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.core.records import MicroBatchRecord, Record
 from pacekeeper.trainer import hooks
-from pacekeeper.trainer.timing import MAX_LATE, DeviceEventClock
+from pacekeeper.trainer.timing import MAX_LATE, ComputeTime, DeviceEventClock
 from support.rings import records_in
+
+
+def told(pace: hooks.Hooks) -> list[Record]:
+    assert pace.ring.path is not None
+    return records_in(pace.ring.path)
 
 
 class FakeEvent:
@@ -83,10 +88,9 @@ def test_a_host_that_runs_ahead_of_its_device_loses_no_measurement(
             device.is_through = max(device.is_through, device.num_recorded - 2 * ahead)
     device.is_through = device.num_recorded
     pace.detach()
-    assert pace.ring.path is not None
-    told = [r for r in records_in(pace.ring.path) if isinstance(r, MicroBatchRecord)]
-    assert [(r.step, r.tokens) for r in told] == [(step, 1000 + step) for step in range(80)]
-    assert [r.compute_s for r in told] == pytest.approx([(2 * n + 1) * 1e-3 for n in range(80)])
+    found = [r for r in told(pace) if isinstance(r, MicroBatchRecord)]
+    assert [(r.step, r.tokens) for r in found] == [(step, 1000 + step) for step in range(80)]
+    assert [r.compute_s for r in found] == pytest.approx([(2 * n + 1) * 1e-3 for n in range(80)])
     assert (clock.num_lost, pace.ring.num_errors) == (0, 0)
 
 
@@ -104,9 +108,8 @@ def test_what_a_device_is_too_far_behind_with_is_counted_and_said_once(
     device.is_through = device.num_recorded
     with pace.micro_batch_timer(tokens=999):
         pass
-    assert pace.ring.path is not None
-    told = [r for r in records_in(pace.ring.path) if isinstance(r, MicroBatchRecord)]
-    assert [r.tokens for r in told] == list(range(3, MAX_LATE + 3)), "the newest, with their work"
+    found = [r for r in told(pace) if isinstance(r, MicroBatchRecord)]
+    assert [r.tokens for r in found] == list(range(3, MAX_LATE + 3)), "the newest, with their work"
 
 
 def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
@@ -120,3 +123,46 @@ def test_a_fault_of_the_device_is_part_of_each_segment() -> None:
     ((_, ((first, ended), (second, _)), _),) = clock._ended
     assert burnt == [first, second], "told where its segment began, before the end is marked"
     assert ended not in burnt
+
+
+def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    late = ComputeTime(compute_s=0.5, lag=1)
+    pace.step_began(0)
+    pace.micro_batch(compute=None, tokens=10)
+    pace.set_generation(7)
+    pace.step_began(1)
+    pace.micro_batch(compute=late, tokens=99)
+    pace.micro_batch(compute=None, tokens=98)
+    pace.micro_batch(compute=late, tokens=97)
+    found = [r for r in told(pace) if isinstance(r, MicroBatchRecord)]
+    assert [(r.step, r.micro_batch, r.generation, r.tokens) for r in found] == [
+        (0, 0, 0, 10),
+        (1, 1, 7, 98),
+    ]
+
+
+def test_times_that_become_known_together_are_told_oldest_first(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    pace.step_began(0)
+    for tokens in (10, 11, 12):
+        pace.micro_batch(compute=None, tokens=tokens)
+    newer = ComputeTime(compute_s=0.2, lag=1)
+    pace.micro_batch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=13)
+    pace.micro_batch(compute=ComputeTime(compute_s=0.9, lag=9), tokens=14)  # nobody knows its work
+    found = [r for r in told(pace) if isinstance(r, MicroBatchRecord)]
+    assert [(r.micro_batch, r.tokens, r.compute_s) for r in found] == [(1, 11, 0.1), (2, 12, 0.2)]
+    assert pace.ring.num_errors == 0
+
+
+def test_a_bad_value_among_times_that_become_known_together_loses_its_own_record(
+    tmp_path: Path,
+) -> None:
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+    for tokens in (-1, 11):
+        pace.micro_batch(compute=None, tokens=tokens)
+    newer = ComputeTime(compute_s=0.2, lag=1)
+    pace.micro_batch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=12)
+    (record,) = told(pace)
+    assert isinstance(record, MicroBatchRecord) and record.tokens == 11
+    assert pace.ring.num_errors == 1

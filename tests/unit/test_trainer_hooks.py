@@ -56,36 +56,6 @@ def test_a_step_leaves_its_records(tmp_path: Path) -> None:
     assert isinstance(ended, StepRecord) and (ended.tokens, ended.loss) == (300, 2.0)
 
 
-def test_a_late_clock_is_paired_with_the_micro_batch_it_measured(tmp_path: Path) -> None:
-    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
-    late = ComputeTime(compute_s=0.5, lag=1)
-    pace.step_began(0)
-    pace.micro_batch(compute=None, tokens=10)
-    pace.set_generation(7)
-    pace.step_began(1)
-    pace.micro_batch(compute=late, tokens=99)
-    pace.micro_batch(compute=None, tokens=98)
-    pace.micro_batch(compute=late, tokens=97)
-    found = [r for r in records(pace) if isinstance(r, MicroBatchRecord)]
-    assert [(r.step, r.micro_batch, r.generation, r.tokens) for r in found] == [
-        (0, 0, 0, 10),
-        (1, 1, 7, 98),
-    ]
-
-
-def test_times_that_become_known_together_are_told_oldest_first(tmp_path: Path) -> None:
-    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
-    pace.step_began(0)
-    for tokens in (10, 11, 12):
-        pace.micro_batch(compute=None, tokens=tokens)
-    newer = ComputeTime(compute_s=0.2, lag=1)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.1, lag=2, more=(newer,)), tokens=13)
-    pace.micro_batch(compute=ComputeTime(compute_s=0.9, lag=9), tokens=14)  # nobody knows its work
-    found = [r for r in records(pace) if isinstance(r, MicroBatchRecord)]
-    assert [(r.micro_batch, r.tokens, r.compute_s) for r in found] == [(1, 11, 0.1), (2, 12, 0.2)]
-    assert pace.ring.num_errors == 0
-
-
 def test_a_micro_batch_that_raises_is_not_told(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
     with pytest.raises(ZeroDivisionError), pace.micro_batch_timer(tokens=1), pace.waiting():
