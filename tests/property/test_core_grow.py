@@ -1,0 +1,249 @@
+"""Wishes about joins: every rank at work, every expert as safe as can be, little moved."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.grow import grow, next_of
+from pacekeeper.core.layout import Layout, even_layout, transfers
+from pacekeeper.core.shrink import Floor, shrink
+from support.layouts import ModelBlocks, layouts, load_of, on_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Join:
+    """A layout, who joins it, and where everybody stands."""
+
+    layout: Layout
+    newcomers: tuple[int, ...]
+    node_of: Mapping[int, Hashable]
+    hosts: int
+    slots: int | None = None
+
+    @property
+    def floor(self) -> Floor:
+        return Floor(hosts=self.hosts, domain_of=self.node_of, slots_per_rank=self.slots)
+
+    def grown(self) -> Layout:
+        return grow(self.layout, newcomers=self.newcomers, generation=9, floor=self.floor)
+
+
+@st.composite
+def any_joins(draw: st.DrawFn) -> Join:
+    """Any hosts and shares at all, newcomers on old nodes or new ones, slots or none."""
+    model = ModelBlocks(num_virtual_shards=1, experts_per_layer=(draw(st.integers(0, 6)),))
+    layout = draw(layouts(model=model))
+    free = sorted(set(range(40)) - set(layout.ranks))
+    newcomers = draw(st.sets(st.sampled_from(free), min_size=1, max_size=4))
+    node_of = {r: draw(st.integers(0, 4)) for r in (*layout.ranks, *newcomers)}
+    return Join(
+        layout=layout,
+        newcomers=tuple(sorted(newcomers)),
+        node_of=node_of,
+        hosts=draw(st.integers(1, 3)),
+        slots=draw(st.none() | st.integers(1, 6)),
+    )
+
+
+@st.composite
+def come_back(draw: st.DrawFn) -> Join:
+    """Whole nodes died, and as many ranks come back, on nodes of new numbers."""
+    num_nodes, per_node = draw(st.integers(2, 5)), draw(st.integers(1, 3))
+    ranks = range(num_nodes * per_node)
+    node_of = {rank: rank // per_node for rank in ranks}
+    replicas = draw(st.integers(2, min(3, num_nodes)))
+    first = even_layout(
+        ranks=ranks, num_layers=3, num_experts=draw(st.integers(2, 12)), replicas=replicas,
+        domain_of=node_of,
+    )  # fmt: skip
+    lost = draw(st.sets(st.integers(0, num_nodes - 1), min_size=1, max_size=num_nodes - 1))
+    dead = [rank for rank in ranks if node_of[rank] in lost]
+    floor = Floor(hosts=min(replicas, len(ranks) - len(dead)), domain_of=node_of)
+    try:
+        left = shrink(first, dead=dead, generation=2, floor=floor)
+    except LostStateError:
+        assume(False)
+    newcomers = tuple(len(ranks) + i for i in range(len(dead)))
+    node_of |= {rank: num_nodes + i // per_node for i, rank in enumerate(newcomers)}
+    return Join(layout=left, newcomers=newcomers, node_of=node_of, hosts=replicas)
+
+
+def held(layout: Layout, rank: int) -> set[tuple[int, int]]:
+    """(layer, expert) of every replica on `rank`."""
+    return {
+        (layer, e) for layer in range(layout.num_layers) for e in layout.experts_on(rank, layer)
+    }
+
+
+@given(any_joins())
+def test_all_ranks_are_there_and_compute_their_part_of_the_batch(join: Join) -> None:
+    after = join.grown()
+    assert after.generation == 9
+    assert after.ranks == tuple(sorted((*join.layout.ranks, *join.newcomers)))
+    assert after.speeds == join.layout.speeds
+    shares, speed = dict(after.batch_shares), after.speed_by_rank
+    whole = sum(speed.values())
+    assert shares == pytest.approx({rank: speed[rank] / whole for rank in after.ranks})
+    assert min(shares.values()) > 0.0
+
+
+@given(any_joins())
+def test_it_is_the_same_whoever_computes_it(join: Join) -> None:
+    backwards = replace(join, newcomers=tuple(reversed(join.newcomers)))
+    renamed = replace(join, node_of={r: f"node {n}" for r, n in join.node_of.items()})
+    assert join.grown() == backwards.grown() == renamed.grown()
+
+
+@given(any_joins())
+def test_no_expert_stands_on_fewer_hosts_or_nodes_than_before(join: Join) -> None:
+    after = join.grown()
+    enough = min(join.hosts, len(after.ranks))
+    for old, new in zip(join.layout.experts, after.experts, strict=True):
+        for was, now in zip(old, new, strict=True):
+            assert len(now) == max(len(was), enough), "nor a copy more than the floor asks for"
+    before = on_nodes(join.layout, join.node_of)
+    for old_nodes, nodes in zip(before, on_nodes(after, join.node_of), strict=True):
+        assert all(a >= b for a, b in zip(nodes, old_nodes, strict=True))
+
+
+@given(any_joins())
+def test_an_expert_on_too_few_nodes_gets_another_where_newcomers_have_one_and_a_slot(
+    join: Join,
+) -> None:
+    after = join.grown()
+    wide = min(join.hosts, len(set(join.node_of.values())))
+    for layer, nodes in enumerate(on_nodes(after, join.node_of)):
+        full = len(after.experts[layer]) if join.slots is None else join.slots
+        for expert, count in enumerate(nodes):
+            on = {join.node_of[host.rank] for host in after.experts[layer][expert]}
+            free = [
+                rank
+                for rank in join.newcomers
+                if join.node_of[rank] not in on and len(after.experts_on(rank, layer)) < full
+            ]
+            assert count >= wide or not free or join.slots is not None
+
+
+@given(any_joins())
+def test_newcomers_receive_and_nobody_else_unless_a_floor_needs_it(join: Join) -> None:
+    after = join.grown()
+    moves = transfers(join.layout, after)
+    assert all(move.source in join.layout.ranks for move in moves), "all can be had"
+    enough = min(join.hosts, len(after.ranks))
+    for rank in join.layout.ranks:
+        for layer, expert in held(after, rank) - held(join.layout, rank):
+            assert len(join.layout.experts[layer][expert]) < enough
+
+
+@given(come_back())
+def test_a_newcomer_holds_its_even_part_and_no_more_than_that_moves(join: Join) -> None:
+    after = join.grown()
+    for layer in range(after.num_layers):
+        slots = {rank: len(after.experts_on(rank, layer)) for rank in after.ranks}
+        even = sum(slots.values()) / len(slots)
+        missing = sum(
+            max(0, join.hosts - len({join.node_of[h.rank] for h in hosts}))
+            for hosts in join.layout.experts[layer]
+        )
+        received = sum(slots[rank] for rank in join.newcomers)
+        assert received <= max(missing, even * len(join.newcomers))
+        # One less where each replica left to take would bring an expert twice onto one node.
+        assert all(slots[rank] >= int(even) - 1 for rank in join.newcomers)
+
+
+@given(come_back())
+def test_nodes_that_come_back_make_every_expert_as_safe_as_at_first(join: Join) -> None:
+    after = join.grown()
+    assert all(nodes >= join.hosts for layer in on_nodes(after, join.node_of) for nodes in layer)
+
+
+@given(come_back())
+def test_newcomers_take_their_part_of_the_work(join: Join) -> None:
+    after = join.grown()
+    for layer in range(after.num_layers):
+        load = load_of(after, layer)
+        even = len(after.experts[layer]) / len(after.ranks)
+        for rank in join.newcomers:
+            assert load[rank] >= 0.5 * min(even, len(after.experts_on(rank, layer)))
+
+
+@given(any_joins())
+def test_shares_of_untouched_experts_stay(join: Join) -> None:
+    after = join.grown()
+    for old, new in zip(join.layout.experts, after.experts, strict=True):
+        for was, now in zip(old, new, strict=True):
+            if [h.rank for h in was] == [h.rank for h in now]:
+                assert was == now
+
+
+def test_a_single_survivor_shares_everything_with_who_comes() -> None:
+    alone = even_layout(ranks=[3], num_layers=2, num_experts=4, replicas=1)
+    after = grow(alone, newcomers=[4], generation=2, floor=Floor(hosts=2))
+    assert after.batch_shares == ((3, 0.5), (4, 0.5))
+    for layer in after.experts:
+        assert [[(h.rank, h.share) for h in hosts] for hosts in layer] == [[(3, 0.5), (4, 0.5)]] * 4
+
+
+def test_a_slow_rank_keeps_its_smaller_part() -> None:
+    layout = replace(
+        even_layout(ranks=range(2), num_layers=1, num_experts=4, replicas=2), speeds=((0, 0.5),)
+    )
+    after = grow(layout, newcomers=[2], generation=2, floor=Floor(hosts=2))
+    assert dict(after.batch_shares) == pytest.approx({0: 0.2, 1: 0.4, 2: 0.4})
+    assert load_of(after, 0)[0] < load_of(after, 0)[1]
+
+
+@pytest.mark.parametrize(
+    ("newcomers", "stages", "words"),
+    [
+        ([], 1, r"ranks \[\] can not join"),
+        ([1, 5], 1, r"ranks \[1, 5\] can not join those of \[0, 1\]"),
+        ([5], 2, "stages or tensor groups"),
+    ],
+)
+def test_who_can_not_join_is_refused(newcomers: list[int], stages: int, words: str) -> None:
+    layout = even_layout(ranks=range(2), num_layers=2, num_experts=2, replicas=2)
+    if stages == 2:
+        (stage,) = layout.stages
+        pair = tuple(replace(group[0], first=i, end=i + 1) for i, group in enumerate(stage.groups))
+        layout = replace(
+            layout,
+            num_virtual_shards=2,
+            stages=(replace(stage, groups=(pair,)),),
+            batch_shares=((0, 1.0),),
+        )
+    with pytest.raises(ValueError, match=words):
+        grow(layout, newcomers=newcomers, generation=2)
+
+
+@given(come_back(), st.data())
+def test_deaths_and_joins_at_once_leave_no_expert_behind(join: Join, data: st.DataObject) -> None:
+    first = join.layout
+    dead = data.draw(st.sets(st.sampled_from(first.ranks), max_size=len(first.ranks) - 1))
+    lost = any({host.rank for host in hosts} <= dead for layer in first.experts for hosts in layer)
+    staying = set(first.ranks) - dead | set(join.newcomers)
+    if lost:
+        with pytest.raises(LostStateError):
+            next_of(first, staying, generation=9, floor=join.floor)
+        return
+    after = next_of(first, staying, generation=9, floor=join.floor)
+    assert after.ranks == tuple(sorted(staying)) and after.generation == 9
+    enough = min(join.hosts, len(staying))
+    assert all(len(hosts) >= enough for layer in after.experts for hosts in layer)
+    moves = transfers(first, after, living=staying)
+    assert all(move.source in set(first.ranks) - dead for move in moves)
+
+
+@given(come_back())
+def test_without_newcomers_it_is_the_survivors_own_rule(join: Join) -> None:
+    dead = join.layout.ranks[:1]
+    staying = set(join.layout.ranks[1:])
+    try:
+        wanted = shrink(join.layout, dead=dead, generation=9, floor=join.floor)
+    except LostStateError:
+        assume(False)
+    assert next_of(join.layout, staying, generation=9, floor=join.floor) == wanted
