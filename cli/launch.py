@@ -5,10 +5,16 @@ import os
 import sys
 
 import click
+from click.core import ParameterSource
 
 from pacekeeper.cli.settings import needs_torch, settings
 from pacekeeper.core.config import AgentConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError
+
+_TOLD_BY_THE_JOB = (
+    "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
+    "checkpoint_every", "resume",
+)  # fmt: skip
 
 
 @click.command()
@@ -18,6 +24,12 @@ from pacekeeper.core.errors import ConfigError
 @click.option("--num-nodes", type=int, default=1, show_default=True)
 @click.option("--ranks-per-node", type=int, default=2, show_default=True)
 @click.option("--rendezvous", default="127.0.0.1:29400", show_default=True, help="Node 0's store.")
+@click.option(
+    "--join",
+    "join_at",
+    metavar="HOST:PORT,...",
+    help="Join the job that is running at these stores, of which one must be alive.",
+)
 @click.option("--ring-dir", help="Where this node's agent reads (default: that of [agent]).")
 @click.option("--run-dir", help="Step logs (default: runs/JOB).")
 @click.option("--faults", "faults_dir", default="", help="Obey fault files in this directory.")
@@ -36,6 +48,7 @@ def command(
     num_nodes: int,
     ranks_per_node: int,
     rendezvous: str,
+    join_at: str | None,
     ring_dir: str | None,
     run_dir: str | None,
     faults_dir: str,
@@ -50,7 +63,23 @@ def command(
 
     Run it on every node with its --node-rank. When a rank dies the others go on; the command ends
     with 0 as soon as this node's surviving ranks have finished.
+
+    With --join, on a node that is new, or whose ranks died: its ranks get ready while the others
+    train, and come in between two steps. Settings are those of the running job.
     """
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
+    )
+    # A node that dies would put torch's C++ frames onto every terminal; ours is one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    rings = settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir
+    if join_at is not None:
+        for name in _TOLD_BY_THE_JOB:
+            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                option = name.replace("_", "-")
+                raise click.UsageError(f"--{option} is the running job's: leave it out with --join")
+        addresses = tuple(part.strip() for part in join_at.split(",") if part.strip())
+        ctx.exit(_join(addresses, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
     config = settings(
         TrainConfig,
         config_file,
@@ -62,13 +91,9 @@ def command(
         checkpoint_period_steps=checkpoint_every,
         resume=resume,
     )
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s launch %(message)s", stream=sys.stderr
-    )
-    # A node that dies would put torch's C++ frames onto every terminal; ours is one line.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     with needs_torch():
-        from pacekeeper.trainer.supervisor import NodeSpec, supervise
+        from pacekeeper.trainer.node_spec import NodeSpec
+        from pacekeeper.trainer.supervisor import supervise
     try:
         spec = NodeSpec(
             config=config,
@@ -76,10 +101,34 @@ def command(
             num_nodes=num_nodes,
             ranks_per_node=ranks_per_node,
             rendezvous=rendezvous,
-            ring_dir=settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir,
+            ring_dir=rings,
             run_dir=run_dir or f"runs/{config.job}",
             faults_dir=faults_dir,
         )
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
     ctx.exit(int(supervise(spec)))
+
+
+def _join(
+    addresses: tuple[str, ...],
+    ranks_per_node: int,
+    ring_dir: str,
+    run_dir: str,
+    faults_dir: str,
+    job: str,
+) -> int:
+    with needs_torch():
+        from pacekeeper.trainer.newcomer import JoinSpec, join
+    try:
+        spec = JoinSpec(
+            addresses=addresses,
+            ranks_per_node=ranks_per_node,
+            ring_dir=ring_dir,
+            run_dir=run_dir,
+            faults_dir=faults_dir,
+            job=job,
+        )
+    except ValueError as error:
+        raise ConfigError(f"command line: {error}") from None
+    return int(join(spec))

@@ -6,6 +6,7 @@ improves on it later: this rule only has to be safe, balanced and deterministic.
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from pacekeeper.core.layout import ExpertHosts, Host, Layout, ShardRun
 from pacekeeper.core.shrink import Floor, shrink
@@ -50,17 +51,25 @@ def grow(
     )
 
 
-def next_of(layout: Layout, staying: Collection[int], *, generation: int, floor: Floor) -> Layout:
+def next_of(
+    layout: Layout,
+    staying: Collection[int],
+    *,
+    generation: int,
+    floor: Floor,
+    is_restored: bool = False,
+) -> Layout:
     """What the `staying` ranks go on with: without who is not among them, with who is new.
 
-    What the dead held newcomers take first. Raises LostStateError as `shrink` does.
+    What the dead held newcomers take first. Raises LostStateError, and takes `is_restored`, as
+    `shrink` does.
     """
     gone, fresh = set(layout.ranks).difference(staying), set(staying).difference(layout.ranks)
+    without = partial(shrink, layout, dead=gone, generation=generation, is_restored=is_restored)
     if not fresh:
-        return shrink(layout, dead=gone, generation=generation, floor=floor)
-    if gone:
-        layout = shrink(layout, dead=gone, generation=generation, floor=Floor(hosts=1))
-    return grow(layout, newcomers=fresh, generation=generation, floor=floor)
+        return without(floor=floor)
+    left = without(floor=Floor(hosts=1)) if gone else layout
+    return grow(left, newcomers=fresh, generation=generation, floor=floor)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -8,7 +8,6 @@ stores of the next nodes, too: if its store dies with its leader, nobody can dec
 Who is out of sight need not be dead: without a quorum (trainer/quorum.py) nobody decides anything.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,9 +15,9 @@ from dataclasses import dataclass, field
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer.commit import Phase, Progress, resolve
+from pacekeeper.trainer.commit import resolve
+from pacekeeper.trainer.joining import Candidate
 from pacekeeper.trainer.quorum import Group, Ruling, rule
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
@@ -29,6 +28,7 @@ from pacekeeper.trainer.stores import (
     notice,
     parse_notices,
 )
+from pacekeeper.trainer.verdict import Report, Verdict, read_verdict, write_lost, write_verdict
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.002
@@ -51,41 +51,6 @@ class Fenced(Exception):
 
 class AllDone(Exception):
     """A member has seen that everybody committed the last step: there is nothing to go on with."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What a survivor publishes: progress, newest generation seen, and its last commit.
-
-    `was_applied`: that commit changed the weights (False: skipped, a gradient was not finite).
-    `was_silence`: it left because a member did not answer, not because something broke.
-    """
-
-    progress: Progress
-    newest_generation: int
-    last_loss: float
-    was_applied: bool = True
-    was_silence: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """How the survivors go on.
-
-    `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
-    applied or skipped. `restore`: then all go back to the first of these checkpoints that all read.
-    """
-
-    group: Group
-    layout: Layout
-    restore: tuple[str, ...]
-    commits: frozenset[int]
-    last_loss: float
-    was_applied: bool
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        return self.layout.ranks
 
 
 @dataclass(kw_only=True)
@@ -159,13 +124,16 @@ class Agreement:
         group: Group,
         report: Report,
         next_layout: Callable[[bool, frozenset[int], int], Succession],
+        candidates: Collection[Candidate] = (),
+        base: Callable[[bool], Layout] | None = None,
     ) -> Verdict:
         """Agree on what follows `group`.
 
         `next_layout(commits, dead, new_generation)` is asked on the leader only: how to go on,
-        given whether the leader itself commits. Raises LostStateError where state has no
-        living holder, Fenced where the others went on without this rank, NoQuorumError where they
-        may have, AllDone.
+        given whether the leader itself commits. It may count on the ranks of `candidates`, who are
+        no members yet; `base` then says, given the same, which layout the members come from.
+        Raises LostStateError where state has no living holder, Fenced where the others went on
+        without this rank, NoQuorumError where they may have, AllDone.
         """
         published: set[int] = set()
         silence = _Silence(agreement=self, group=group)
@@ -183,7 +151,7 @@ class Agreement:
             if self.rank in dead or home is None:
                 raise Fenced(f"rank {self.rank} was declared dead")
             if home not in published:
-                self.stores.write(home, _key("report", group, self.rank), _pack(report))
+                self.stores.write(home, _key("report", group, self.rank), report.encode())
                 self.stores.write(home, _key("left", group), "1")
                 published.add(home)
                 continue  # writing may have shown that the home is gone
@@ -191,7 +159,7 @@ class Agreement:
                 raise AllDone
             text = self.stores.read(home, _key("verdict", group))
             if text is not None:
-                return self._read_verdict(group, self._witness(text, group, dead))
+                return self._followed(group, self._witness(text, group, dead))
             living = [rank for rank in group.members if rank not in dead]
             ruling = self._rule(group, living, deaths)
             if not ruling.goes_on:
@@ -206,7 +174,7 @@ class Agreement:
             if self.rank == living[0] or now_s - silence.began_s > self.grace_s:
                 reports = self._gather(home, group, living)
                 if self.rank == living[0] and len(reports) == len(living):
-                    verdict = self._decide(reports, frozenset(dead), next_layout)
+                    verdict = self._decide(reports, frozenset(dead), next_layout, candidates, base)
                     self.stores.write_first(home, _key("verdict", group), verdict)
                     continue
                 silence.look(reports, living, deaths)
@@ -260,13 +228,15 @@ class Agreement:
 
     def _gather(self, home: int, group: Group, living: list[int]) -> dict[int, Report]:
         texts = {r: self.stores.read(home, _key("report", group, r)) for r in living}
-        return {rank: _unpack(text) for rank, text in texts.items() if text is not None}
+        return {rank: Report.decode(text) for rank, text in texts.items() if text is not None}
 
     def _decide(
         self,
         reports: dict[int, Report],
         dead: frozenset[int],
         next_layout: Callable[[bool, frozenset[int], int], Succession],
+        candidates: Collection[Candidate],
+        base: Callable[[bool], Layout] | None,
     ) -> str:
         commits = resolve({rank: report.progress for rank, report in reports.items()})
         furthest = max(reports.values(), key=lambda r: r.progress.ticket)
@@ -274,33 +244,22 @@ class Agreement:
         try:
             chosen = next_layout(self.rank in commits, dead, new_generation)
         except LostStateError as error:
-            return json.dumps({"lost": str(error)})
+            return write_lost(error)
         assert not set(chosen.layout.ranks) & dead, "who goes on was counted"
-        return json.dumps(
-            {
-                "layout": encode_layout(chosen.layout).decode(),
-                "restore": chosen.restore,
-                "commits": sorted(commits),
-                "last_loss": furthest.last_loss,
-                "was_applied": furthest.was_applied,
-            }
+        newcomers = [one for one in candidates if set(one.ranks) <= set(chosen.layout.ranks)]
+        return write_verdict(
+            chosen,
+            commits=commits,
+            furthest=furthest,
+            newcomers=newcomers,
+            base=base(self.rank in commits) if newcomers and base is not None else None,
         )
 
-    def _read_verdict(self, group: Group, text: str) -> Verdict:
-        document = json.loads(text)
-        if "lost" in document:
-            raise LostStateError(document["lost"])
-        layout = decode_layout(document["layout"].encode())
-        if self.rank not in layout.ranks:
+    def _followed(self, group: Group, text: str) -> Verdict:
+        verdict = read_verdict(group, text)
+        if self.rank not in verdict.members:
             raise Fenced(f"the others went on without rank {self.rank}")
-        return Verdict(
-            group=group.followed_by(layout.generation, layout.ranks, text),
-            layout=layout,
-            restore=tuple(document["restore"]),
-            commits=frozenset(document["commits"]),
-            last_loss=float(document["last_loss"]),
-            was_applied=bool(document["was_applied"]),
-        )
+        return verdict
 
 
 @dataclass(kw_only=True)
@@ -365,27 +324,3 @@ class _Silence:
 
 def _key(what: str, group: Group, *parts: int) -> str:
     return "/".join([what, group.name, *map(str, parts)])
-
-
-def _pack(report: Report) -> str:
-    return json.dumps(
-        [
-            report.progress.ticket,
-            int(report.progress.phase),
-            report.newest_generation,
-            report.last_loss,
-            report.was_applied,
-            report.was_silence,
-        ]
-    )
-
-
-def _unpack(text: str) -> Report:
-    ticket, phase, newest, loss, was_applied, was_silence = json.loads(text)
-    return Report(
-        progress=Progress(ticket=ticket, phase=Phase(phase)),
-        newest_generation=newest,
-        last_loss=loss,
-        was_applied=was_applied,
-        was_silence=was_silence,
-    )

@@ -31,7 +31,7 @@ class Vote:
     `ready_generation` is the newest plan this rank has read and checked (0: none), `ready_crc`
     names its content; `ready_probe` is the newest probe it was asked for and has not run (0: none).
     The loss is of this rank's part of the batch. `is_storing`: it still writes its part of a
-    checkpoint.
+    checkpoint. `is_awaited`: it knows of nodes that wait to join, which only the leader does.
     """
 
     ticket: int
@@ -43,6 +43,7 @@ class Vote:
     loss_sum: float = 0.0
     ready_probe: int = 0
     is_storing: bool = False
+    is_awaited: bool = False
 
     def encode(self) -> list[float]:
         return [
@@ -55,6 +56,7 @@ class Vote:
             self.loss_sum,
             self.ready_probe,
             self.is_storing,
+            self.is_awaited,
         ]
 
     @classmethod
@@ -69,6 +71,7 @@ class Vote:
             loss_sum=float(values[6]),
             ready_probe=int(values[7]),
             is_storing=bool(values[8]),
+            is_awaited=bool(values[9]),
         )
 
 
@@ -106,6 +109,11 @@ class Ballot:
             return None
         ready = all((v.ready_generation, v.ready_crc) == wanted for v in self.votes)
         return leader.ready_generation if ready else None
+
+    @property
+    def opens(self) -> bool:
+        """Nodes wait: all leave the group after this step, and form the next one with them."""
+        return any(vote.is_awaited for vote in self.votes)
 
     @property
     def agreed_probe(self) -> int | None:

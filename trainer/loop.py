@@ -20,20 +20,18 @@ from functools import partial
 from typing import TypeVar
 
 from pacekeeper.core.errors import ExitCode, LostStateError, PacekeeperError
-from pacekeeper.core.shrink import Succession, shrink
-from pacekeeper.trainer.agreement import (
-    START_S,
-    Agreement,
-    AllDone,
-    Fenced,
-    Report,
-    Verdict,
-)
+from pacekeeper.core.grow import next_of
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.shrink import Succession
+from pacekeeper.trainer import entry
+from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced
 from pacekeeper.trainer.fabric import Fabric, PeerLost
-from pacekeeper.trainer.quorum import FIRST_GROUP, Group
+from pacekeeper.trainer.joining import widened
+from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.rules import floor_of
 from pacekeeper.trainer.stores import Stores
+from pacekeeper.trainer.verdict import Report, Verdict
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
@@ -61,7 +59,7 @@ def rank_main(spec: RankSpec) -> None:
         stream=sys.stderr,
         force=True,
     )
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(spec.stores[0]))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(spec.stores[spec.node_of[spec.rank]]))
     try:
         train(spec)
     except Fenced as error:
@@ -89,10 +87,14 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     rank = Rank(spec=spec, is_asked_to_stop=lambda: bool(wishes))
     stores = Stores(spec.stores)
+    verdict = entry.await_admission(rank, stores) if spec.is_newcomer else None
+    if spec.is_newcomer and verdict is None:
+        return rank  # asked to end before it was let in
+    rank.attach()
     agreement = Agreement(
         stores=stores,
         rank=spec.rank,
-        node_of=spec.node_of,
+        node_of=rank.spec.node_of,
         timeout_s=spec.config.peer_timeout_s,
         known_dead=rank.hooks.dead_ranks,
     )
@@ -100,7 +102,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     gc.collect()
     gc.freeze()
     gc.disable()
-    lost = _begin(rank, stores, agreement)
+    lost = _begin(rank, stores, agreement, verdict)
     is_over = lost is None and rank.step >= spec.config.steps
     while True:
         if lost is not None:
@@ -145,6 +147,8 @@ def _advance(rank: Rank) -> bool:
     generation = ballot.agreed_generation
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True
+    if ballot.opens:
+        raise PeerLost("nodes wait to join: all leave, to come back with them")
     if ballot.agreed_probe is not None:
         rank.do_probe(ballot.agreed_probe)
     if generation is not None:
@@ -166,8 +170,13 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Loss | None]:
         return None, Loss(why=str(error), is_silence=error.is_silence)
 
 
-def _begin(rank: Rank, stores: Stores, agreement: Agreement) -> Loss | None:
-    """Form generation 1 and resume; the loss where somebody died before it stood."""
+def _begin(
+    rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict | None
+) -> Loss | None:
+    """Form generation 1 and resume, or come in by the `verdict`; the loss where that failed."""
+    if verdict is not None:
+        agreement.belong_to(rank.group)
+        return _settle(rank, stores, agreement, verdict, time.monotonic())
 
     def resume() -> None:
         _join(rank, stores, agreement, rank.group)
@@ -178,6 +187,7 @@ def _begin(rank: Rank, stores: Stores, agreement: Agreement) -> Loss | None:
     _, lost = _attempt(resume)
     if lost is None:
         rank.enter(is_regroup=False, moved_bytes=0, took_s=0.0)
+        entry.keep_door(rank, stores)
     return lost
 
 
@@ -194,11 +204,11 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
         name=group.name,
         rank=rank.spec.rank,
         ranks=group.members,
-        is_aborted=lambda: agreement.is_left(group),
+        is_aborted=lambda: entry.has_lost_newcomers(rank, stores) or agreement.is_left(group),
         cut_store=lambda: stores.cut(node),
         tick_s=config.tick_s,
         timeout_s=agreement.wait_s,
-        arrive_s=max(START_S, agreement.wait_s) if group.name == FIRST_GROUP else agreement.wait_s,
+        arrive_s=entry.arrive_s(rank, agreement.wait_s),
     )
     rank.join(fabric)
 
@@ -215,6 +225,8 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
         _log.info("step=%d left generation %d: %s", rank.step, generation, lost.why)
         rank.leave()
         verdict = _agree(rank, agreement, lost)
+        entry.let_in(rank, stores, verdict)
+        agreement.node_of = rank.spec.node_of
         agreement.belong_to(verdict.group)
         rank.group = verdict.group
         if rank.spec.rank in verdict.commits:
@@ -227,13 +239,22 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
                 f"ranks {list(members)} live but formed no group {attempts} times: {lost.why}",
                 remedy="can they reach each other? GLOO_SOCKET_IFNAME names the interface to use",
             )
-        move_in = partial(_move_in, rank, stores, agreement, verdict)
-        moved_bytes, next_loss = _attempt(move_in)
+        next_loss = _settle(rank, stores, agreement, verdict, began_s)
         if next_loss is None:
-            break
+            return
         lost = next_loss
+
+
+def _settle(
+    rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict, began_s: float
+) -> Loss | None:
+    """Form the agreed group, move in, stand ready to go on; the loss where that failed."""
+    moved_bytes, lost = _attempt(partial(_move_in, rank, stores, agreement, verdict))
+    if lost is not None:
+        return lost
     took_s = time.monotonic() - began_s
     rank.enter(is_regroup=True, moved_bytes=moved_bytes or 0, took_s=took_s)
+    entry.keep_door(rank, stores)
     _log.info(
         "step=%d generation=%d ranks=%s regrouped in %.3f s",
         rank.step,
@@ -241,6 +262,7 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
         list(rank.group.members),
         took_s,
     )
+    return None
 
 
 def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict) -> int:
@@ -252,17 +274,21 @@ def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict)
 
 
 def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
-    group = rank.group
+    group, candidates = rank.group, entry.candidates(rank)
+
+    def base(commits: bool) -> Layout:
+        moved = rank.pending_layout if commits else None
+        return rank.layout if moved is None else moved
 
     def next_layout(commits: bool, dead: frozenset[int], new_generation: int) -> Succession:
-        layout, has_begun = rank.layout, rank.has_entered
-        if commits and rank.pending_layout is not None:
-            layout, has_begun = rank.pending_layout, True
-        # Who is no member any more died in an earlier generation that never got its move done.
-        gone = set(layout.ranks) - (set(group.members) - dead)
-        num_living = len(layout.ranks) - len(gone)
-        floor = floor_of(rank.spec.config, num_living, rank.spec.node_of)
-        go_on = partial(shrink, layout, dead=gone, generation=new_generation, floor=floor)
+        layout = base(commits)
+        has_begun = rank.has_entered or layout is not rank.layout
+        # Who is no member any more died in an earlier generation that never got its move done; who
+        # is one and has no part in the layout joined in such a one.
+        staying = (set(group.members) - dead).union(*(one.ranks for one in candidates))
+        node_of, _ = widened(rank.spec.node_of, rank.spec.stores, candidates)
+        floor = floor_of(rank.spec.config, len(staying), node_of)
+        go_on = partial(next_of, layout, staying, generation=new_generation, floor=floor)
         try:
             paths = () if has_begun else rank.checkpoints.candidates()
             if not paths:
@@ -282,8 +308,11 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
         last_loss=rank.last_loss,
         was_applied=rank.was_applied,
         was_silence=lost.is_silence,
+        step=rank.step,
     )
-    return agreement.reach(group=group, report=report, next_layout=next_layout)
+    return agreement.reach(
+        group=group, report=report, next_layout=next_layout, candidates=candidates, base=base
+    )
 
 
 def _die_with_parent() -> None:

@@ -1,5 +1,7 @@
 """From layout N to N+1: expert blocks - weights and both moments together - in one all-to-all.
 
+A rank that layout N did not have gets the dense state, too, a part of it from each that has it.
+
 Staged first, swapped in only at the commit: until then the old state is untouched. Each block
 carries a CRC32 that its receiver checks. A block that stays is copied bit by bit.
 """
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from pacekeeper.core.errors import LostStateError, PacekeeperError
 from pacekeeper.core.layout import BlockKind, Layout, Transfer, transfers
+from pacekeeper.trainer import dense_state
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.moe import ExpertBank
@@ -23,11 +26,15 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """The new state of one rank, complete but not in force. rows[layer]: [S, 3 * expert size]."""
+    """The new state of one rank, complete but not in force. rows[layer]: [S, 3 * expert size].
+
+    `dense`: as of trainer/dense_state.py, on a rank that had none.
+    """
 
     layout: Layout
     rows: tuple[Tensor, ...]
     moved_bytes: int
+    dense: Tensor | None = None
 
 
 def expert_transfers(old: Layout, new: Layout, living: Sequence[int]) -> tuple[Transfer, ...]:
@@ -58,7 +65,9 @@ def stage(
     moves = expert_transfers(old, new, living=fabric.ranks)
     outgoing: list[list[Tensor]] = [[] for _ in fabric.ranks]
     incoming: list[list[Transfer]] = [[] for _ in fabric.ranks]
+    lengths: list[list[int]] = [[] for _ in fabric.ranks]
     position = {rank: i for i, rank in enumerate(fabric.ranks)}
+    dtype = held[0].dtype
     for move in moves:
         assert move.source is not None, "checked by expert_transfers"
         if move.source == fabric.rank:
@@ -66,14 +75,38 @@ def stage(
             outgoing[position[move.destination]].append(_seal(row))
         if move.destination == fabric.rank:
             incoming[position[move.source]].append(move)
-    arrived = _travel(outgoing, incoming, [_sealed_bytes(rows) for rows in held], fabric)
+            lengths[position[move.source]].append(
+                _sealed_bytes(held[move.block.layer].shape[1], dtype)
+            )
+    givers = [rank for rank in fabric.ranks if rank in old.ranks]
+    takers = [rank for rank in fabric.ranks if rank not in old.ranks]
+    num = dense_state.num_values(model)
+    cuts = [dense_state.part_of(num, i, len(givers)) for i in range(len(givers))]
+    if takers and fabric.rank in givers:
+        own = dense_state.pack(model, optimizer)[cuts[givers.index(fabric.rank)]]
+        for rank in takers:
+            outgoing[position[rank]].append(_seal(own))
+    if fabric.rank in takers:
+        for rank, cut in zip(givers, cuts, strict=True):
+            lengths[position[rank]].append(_sealed_bytes(cut.stop - cut.start, dtype))
+    parcels = _travel(outgoing, lengths, fabric)
+    arrived = {
+        (move.block.layer, move.block.index): parcel
+        for moves, sent in zip(incoming, parcels, strict=True)
+        for move, parcel in zip(moves, sent, strict=False)
+    }
+    dense = None
+    if fabric.rank in takers:
+        parts = [parcels[position[rank]][-1] for rank in givers]
+        dense = torch.cat([_unseal(part, dtype, "dense state") for part in parts])
     wanted = []
     for layer, bank in enumerate(banks):
         experts = new.experts_on(fabric.rank, layer)
         rows = held[layer].new_empty((len(experts), held[layer].shape[1]))
         for slot, expert in enumerate(experts):
             if (layer, expert) in arrived:
-                rows[slot] = _unseal(arrived[layer, expert], rows.dtype, layer, expert)
+                what = f"layer {layer} expert {expert}"
+                rows[slot] = _unseal(arrived[layer, expert], dtype, what)
             else:
                 rows[slot] = held[layer][bank.experts.index(expert)]
         wanted.append(rows)
@@ -81,6 +114,7 @@ def stage(
         layout=new,
         rows=tuple(wanted),
         moved_bytes=sum(len(part) for parts in outgoing for part in parts),
+        dense=dense,
     )
 
 
@@ -88,6 +122,8 @@ def swap_in(
     model: MoETransformer, optimizer: torch.optim.Optimizer, staged: Staged, fabric: Collectives
 ) -> None:
     """Put the staged state in force: parameters, moments, and the optimizer's parameter list."""
+    if staged.dense is not None:
+        dense_state.unpack(model, optimizer, staged.dense)
     updates = _num_updates(optimizer)
     for layer, module in enumerate(model.layers()):
         bank = module.bank
@@ -141,34 +177,30 @@ def _seal(row: Tensor) -> Tensor:
     return torch.cat([data, torch.tensor([crc]).view(torch.uint8)])
 
 
-def _unseal(sealed: Tensor, dtype: torch.dtype, layer: int, expert: int) -> Tensor:
+def _unseal(sealed: Tensor, dtype: torch.dtype, what: str) -> Tensor:
     data, crc = sealed[:-CRC_BYTES], sealed[-CRC_BYTES:].clone().view(torch.int64)
     if zlib.crc32(data.numpy().tobytes()) != int(crc):
-        raise PacekeeperError(f"layer {layer} expert {expert} arrived damaged (checksum)")
+        raise PacekeeperError(f"{what} arrived damaged (checksum)")
     return data.clone().view(dtype)
 
 
-def _sealed_bytes(rows: Tensor) -> int:
-    return rows.shape[1] * rows.element_size() + CRC_BYTES
+def _sealed_bytes(num: int, dtype: torch.dtype) -> int:
+    return num * dtype.itemsize + CRC_BYTES
 
 
 def _travel(
-    outgoing: list[list[Tensor]],
-    incoming: list[list[Transfer]],
-    sizes: list[int],
-    fabric: Collectives,
-) -> dict[tuple[int, int], Tensor]:
-    """One all-to-all of bytes; what arrived, by (layer, expert). Both sides use the same order."""
+    outgoing: list[list[Tensor]], lengths: list[list[int]], fabric: Collectives
+) -> list[list[Tensor]]:
+    """One all-to-all of byte strings, cut up again: what came from each member, in its order.
+
+    `lengths`: of what comes, by member.
+    """
     empty = torch.empty(0, dtype=torch.uint8)
     sent = [torch.cat(parts) if parts else empty for parts in outgoing]
-    totals = [sum(sizes[move.block.layer] for move in moves) for moves in incoming]
+    totals = [sum(some) for some in lengths]
     output = torch.empty(sum(totals), dtype=torch.uint8)
     fabric.all_to_all(output, torch.cat(sent), totals, [len(part) for part in sent])
-    arrived = {}
-    at = 0
-    for moves in incoming:
-        for move in moves:
-            size = sizes[move.block.layer]
-            arrived[move.block.layer, move.block.index] = output[at : at + size]
-            at += size
-    return arrived
+    return [
+        list(part.split(some)) if some else []
+        for part, some in zip(output.split(totals), lengths, strict=True)
+    ]

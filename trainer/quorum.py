@@ -3,6 +3,8 @@
 A side needs a strict majority of the group that stood last, or half of it with its lowest rank.
 Who is dead for certain is not counted, if it died on this side: a dead rank may have helped another
 side to its majority first. So a notice of death names the last group its rank belonged to.
+Where ranks joined, and not all members may know yet that their group stood, a side needs both: that
+of the group before them, and that with them.
 """
 
 import zlib
@@ -10,6 +12,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 FIRST_GROUP = "first"
+NO_GROUP = "none"  # of a rank that died before it belonged to any: it has helped nobody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,15 +20,17 @@ class Group:
     """Ranks that are, or want to be, in one fabric.
 
     `name`: unlike that of any other group of the job; two sides may choose the same generation.
-    `electorate`: members of the last group that stood for certain; `line`: its name, and of those
-    that were tried since, this one the last. Members only become fewer along a line.
+    `electorates`: members of the last group that stood for certain, and of those with newcomers
+    that may have stood since; `line`: the name of the first of these, and of all that were tried
+    since, this one the last. `has_stood`: this rank has committed something in it.
     """
 
     generation: int
     members: tuple[int, ...]
     name: str
-    electorate: tuple[int, ...]
+    electorates: tuple[tuple[int, ...], ...]
     line: tuple[str, ...]
+    has_stood: bool = False
 
     @classmethod
     def first(cls, generation: int, members: tuple[int, ...]) -> "Group":
@@ -34,20 +39,36 @@ class Group:
             generation=generation,
             members=members,
             name=FIRST_GROUP,
-            electorate=members,
+            electorates=(members,),
             line=(FIRST_GROUP,),
+            has_stood=True,
         )
 
     def followed_by(self, generation: int, members: tuple[int, ...], verdict: str) -> "Group":
         """The group that `verdict`, the text of an agreement of this one, asks for."""
         name = f"{generation}-{zlib.crc32(f'{self.name} {verdict}'.encode()):08x}"
         return replace(
-            self, generation=generation, members=members, name=name, line=(*self.line, name)
+            self,
+            generation=generation,
+            members=members,
+            name=name,
+            line=(*self.line, name),
+            has_stood=False,
         )
 
     def standing(self) -> "Group":
-        """This group, once a move was committed in it: all its members have belonged to it."""
-        return replace(self, electorate=self.members, line=(self.name,))
+        """This group, once more was committed in it: all its members have belonged to it.
+
+        If it has newcomers, others may not know that it stood: until the second commit, which no
+        rank sees before all have seen the first, the electorates from before must agree, too.
+        """
+        if self.electorates == (self.members,) and self.line == (self.name,):
+            return self
+        members = set(self.members)
+        is_narrower = all(members <= set(electorate) for electorate in self.electorates)
+        if self.has_stood or is_narrower:
+            return replace(self, electorates=(self.members,), line=(self.name,), has_stood=True)
+        return replace(self, electorates=(*self.electorates, self.members), has_stood=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +85,14 @@ def rule(group: Group, present: Collection[int], deaths: Mapping[int, str]) -> R
     `deaths`: who will certainly never act again, with the last group each belonged to. Views may
     differ between sides, and may be old; they may not be wrong.
     """
-    voters = [rank for rank in group.electorate if deaths.get(rank) not in group.line]
+    certain = {rank for rank, last in deaths.items() if last in (*group.line, NO_GROUP)}
+    voters = [[rank for rank in one if rank not in certain] for one in group.electorates]
+    # Of one that is dead to the last rank, nobody can have helped another side.
+    rulings = [_rule(one, present) for one in voters if one] or [_rule([], present)]
+    return next((ruling for ruling in rulings if not ruling.goes_on), rulings[-1])
+
+
+def _rule(voters: Collection[int], present: Collection[int]) -> Ruling:
     here = [rank for rank in voters if rank in present]
     count = f"{len(here)} of {len(voters)} that may live"
     if 2 * len(here) > len(voters):

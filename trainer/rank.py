@@ -24,6 +24,7 @@ from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.device import CLOCKS, device_uuid, rank_device
 from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import EmulatedClock, FaultInjector
+from pacekeeper.trainer.lobby import Lobby
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
@@ -34,6 +35,7 @@ from pacekeeper.trainer.rules import (
     learning_rate,
     load_period_steps,
     model_shape,
+    own_rows,
 )
 from pacekeeper.trainer.step_log import StepLog
 from pacekeeper.trainer.work import WorkMeter
@@ -45,6 +47,7 @@ NO_LOSS = float("nan")
 class RankSpec:
     """What a rank's process is started with. `node_of`: the number of each rank's node; `stores`:
     address of each node's store; `first_life` that of the launch which began the job (0: this one).
+    `world_size`: ranks the job began with; a newcomer is none of them.
     """
 
     config: TrainConfig
@@ -57,6 +60,7 @@ class RankSpec:
     faults_dir: str = ""
     life: int = 0
     first_life: int = 0
+    is_newcomer: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +91,7 @@ class Rank:
     has_entered: bool = False  # a first group stood; what was to be resumed, was
     is_asked_to_stop: Callable[[], bool] = lambda: False
     plan: Plan | None = None
+    lobby: Lobby | None = None  # the leader's
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
     _fabric: Fabric | None = None
@@ -114,17 +119,6 @@ class Rank:
             if spec.faults_dir
             else None
         )
-        self.hooks = hooks.attach(
-            job=config.job,
-            rank=spec.rank,
-            world_size=spec.world_size,
-            ring_dir=spec.ring_dir,
-            clock=CLOCKS[config.clock],
-            device_uuid=device_uuid(self.device),
-            model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
-            life=spec.life,
-            can_probe=True,
-        )
         self.log = StepLog(spec.run_dir, spec.rank)
         self.checkpoints = Checkpoints(
             config,
@@ -135,6 +129,21 @@ class Rank:
             model=self.model,
             optimizer=self.optimizer,
             note=self.log.write,
+        )
+
+    def attach(self) -> None:
+        """Be seen, as a member or nearly one."""
+        spec, config = self.spec, self.spec.config
+        self.hooks = hooks.attach(
+            job=config.job,
+            rank=spec.rank,
+            world_size=max(spec.world_size, spec.rank + 1),
+            ring_dir=spec.ring_dir,
+            clock=CLOCKS[config.clock],
+            device_uuid=device_uuid(self.device),
+            model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
+            life=spec.life,
+            can_probe=True,
         )
 
     @property
@@ -199,6 +208,7 @@ class Rank:
         targets = self.corpus.target_tokens(self.step)
         loss = sum(vote.loss_sum for vote in ballot.votes) / targets
         self.commit(loss=loss, is_applied=ballot.is_applied)
+        self.group = self.group.standing()
         return ballot
 
     def do_move(self, new: Layout) -> int:
@@ -269,7 +279,7 @@ class Rank:
     def _forward_backward(self) -> float:
         """Gradients of this rank's rows; the loss summed over the targets in them."""
         config = self.spec.config
-        rows = self._own_rows()
+        rows = own_rows(self.layout, config, self.spec.rank)
         targets = self.corpus.target_tokens(self.step)
         loss_sum = self.compute_s = 0.0
         counts = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
@@ -300,15 +310,6 @@ class Rank:
                 self.hooks.expert_loads(layer, layer_counts)
         return loss_sum
 
-    def _own_rows(self) -> range:
-        """This rank's rows of the global batch: ranks take them in order, by their shares."""
-        first = 0
-        for rank, count in self.layout.rows_of(self.spec.config.rows_per_step).items():
-            if rank == self.spec.rank:
-                return range(first, first + count)
-            first += count
-        raise AssertionError("every rank of a data-parallel job has a batch share")
-
     def _vote(self, *, is_finite: bool, loss: float = 0.0) -> Ballot:
         mine = Vote(
             ticket=self.ticket,
@@ -320,6 +321,7 @@ class Rank:
             loss_sum=loss,
             ready_probe=self.hooks.probe_asked(),
             is_storing=self.checkpoints.is_storing,
+            is_awaited=self.lobby is not None and bool(self.lobby.candidates(self.spec.node_of)),
         )
         votes = self.fabric.exchange(mine.encode()).tolist()
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))

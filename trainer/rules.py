@@ -61,6 +61,16 @@ def model_shape(config: TrainConfig, dense: int) -> ModelShape:
     )
 
 
+def own_rows(layout: Layout, config: TrainConfig, rank: int) -> range:
+    """A rank's rows of the global batch: ranks take them in order, by their shares."""
+    first = 0
+    for other, count in layout.rows_of(config.rows_per_step).items():
+        if other == rank:
+            return range(first, first + count)
+        first += count
+    raise AssertionError("every rank of a data-parallel job has a batch share")
+
+
 def apportion_rows(rows: range, parts: int) -> list[range]:
     """Cut a rank's rows into micro-batches: as many on every rank, though of other sizes."""
     result, at = [], rows.start

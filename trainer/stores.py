@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -84,6 +84,19 @@ def host_store(host: str, port: int) -> TCPStore:
     )
 
 
+def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
+    """Serve a store on the interface that leads to `rendezvous`: its address, and the store.
+
+    On a machine of its own it listens on the port of the rendezvous, if that is free: who wants to
+    join later then knows it. Raises as `own_host_towards` and `host_store`.
+    """
+    host, (other, port) = own_host_towards(rendezvous), split_address(rendezvous)
+    with contextlib.suppress(OSError, HostError):
+        if socket.gethostbyname(other) != host:
+            return host, host_store(host, port)
+    return host, host_store(host, 0)
+
+
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError."""
     host, port = split_address(address)
@@ -133,14 +146,27 @@ class _Desk:
 
 
 class Stores:
-    """Clients of all nodes' stores, connected when first needed; use from one thread."""
+    """Clients of all nodes' stores, connected when first needed; use from one thread.
+
+    `addresses` by node number, empty where the node's store is not known (any more).
+    """
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
         self._clients: dict[int, TCPStore] = {}
         self._desks: dict[int, _Desk] = {}
         self._wires: dict[int, set[Wire]] = {}
-        self.gone: set[int] = set()  # nodes whose store did not answer: never asked again
+        # Nodes whose store is not known, or did not answer: those are never asked again.
+        self.gone = {node for node, address in enumerate(addresses) if not address}
+
+    def learn(self, addresses: Sequence[str]) -> None:
+        """Stores of nodes that were not known, by number; empty: not known there either."""
+        known = {node: address for node, address in enumerate(self.addresses) if address}
+        fresh = {n: a for n, a in enumerate(addresses) if a and n not in known}
+        if fresh:
+            every = known | fresh
+            self.addresses = tuple(every.get(node, "") for node in range(max(every) + 1))
+            self.gone = (self.gone | set(range(len(self.addresses))) - set(every)) - set(fresh)
 
     def client(self, node: int) -> TCPStore | None:
         """The client of a node's store; None once that node is gone."""

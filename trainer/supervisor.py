@@ -6,28 +6,27 @@ told to all stores and, through a ring of its own, to the agent; who was declare
 
 import contextlib
 import logging
-import multiprocessing
 import os
-import platform
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from multiprocessing import forkserver, resource_tracker
+from dataclasses import replace
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
-from pacekeeper.core.ring import MAX_RANKS, SUPERVISOR_RING
+from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
+from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.limits import check_startable, node_limits
 from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.quorum import FIRST_GROUP
+from pacekeeper.trainer.node_spec import NodeSpec
+from pacekeeper.trainer.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.rank import RankSpec
+from pacekeeper.trainer.rank_server import rank_server
 from pacekeeper.trainer.rendezvous import meet
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
@@ -37,8 +36,8 @@ from pacekeeper.trainer.stores import (
     fence_key,
     group_key,
     host_store,
+    host_store_near,
     notice,
-    own_host_towards,
     split_address,
 )
 from pacekeeper.trainer.telemetry import Ring, claim_directory
@@ -47,57 +46,8 @@ POLL_S = 0.05
 GRACE_S = 10.0  # beyond the longest that a step's collective may wait for a member
 SAME_WISH_S = 1.0
 AGENT_SILENCE_S = 10.0  # an agent looks many times a second
+LEARN_S = 1.0  # between two looks for nodes that joined
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeSpec:
-    """What a supervisor is started with. Ranks of node i: i * ranks_per_node and following."""
-
-    config: TrainConfig
-    node_rank: int
-    num_nodes: int
-    ranks_per_node: int
-    rendezvous: str
-    ring_dir: str
-    run_dir: str
-    faults_dir: str = ""
-
-    def __post_init__(self) -> None:
-        if self.num_nodes < 1 or self.ranks_per_node < 1:
-            raise ValueError("a job needs at least one node and one rank per node")
-        if self.world_size > MAX_RANKS:
-            raise ValueError(f"{self.world_size} ranks: a job has at most {MAX_RANKS}")
-        if not 0 <= self.node_rank < self.num_nodes:
-            raise ValueError(f"node-rank: expected 0 to {self.num_nodes - 1}, got {self.node_rank}")
-
-    @property
-    def ranks(self) -> range:
-        first = self.node_rank * self.ranks_per_node
-        return range(first, first + self.ranks_per_node)
-
-    @property
-    def node_of(self) -> dict[int, int]:
-        """The node of every rank of the job."""
-        return {rank: rank // self.ranks_per_node for rank in range(self.world_size)}
-
-    @property
-    def world_size(self) -> int:
-        return self.num_nodes * self.ranks_per_node
-
-    @property
-    def terms(self) -> dict[str, object]:
-        """What all launchers of the job must have been told alike.
-
-        The text to train on is the standard library of the Python at hand.
-        """
-        settings = asdict(self.config)
-        del settings["clock"]  # node 0's holds for all
-        return settings | {
-            "num-nodes": self.num_nodes,
-            "ranks-per-node": self.ranks_per_node,
-            "Python": platform.python_version(),
-        }
 
 
 def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCode:
@@ -113,8 +63,10 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
     clock = choose_clock(wanted, devices)
     host, port = split_address(spec.rendezvous)
     if spec.node_rank > 0:
-        host, port = own_host_towards(spec.rendezvous), 0
-    server = host_store(host, port)
+        host, server = host_store_near(spec.rendezvous)
+    else:
+        server = host_store(host, port)
+    _log.info("store=%s:%d", host, server.port)
     # Whatever can fail here fails before the others count on this node.
     claim = claim_directory(Path(spec.ring_dir), spec.config.job)
     try:
@@ -130,16 +82,20 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
             clock = choose_clock(met.clock, devices)
         say_clock(clock, wanted, devices, len(spec.ranks))
         spec = replace(spec, config=replace(spec.config, clock=clock))
-        supervisor = Supervisor(spec, met.addresses, met.life, body)
-        _on_stop(supervisor.ask_to_stop)
-        try:
-            supervisor.start()
-            return supervisor.watch()
-        finally:
-            supervisor.kill_all()
+        return run_to_the_end(Supervisor(spec, met.addresses, met.life, body))
     finally:
         if claim >= 0:  # the directory's files stay for the agent to read to their end
             os.close(claim)
+
+
+def run_to_the_end(supervisor: "Supervisor") -> ExitCode:
+    """Start the ranks, watch them, end with them."""
+    _on_stop(supervisor.ask_to_stop)
+    try:
+        supervisor.start()
+        return supervisor.watch()
+    finally:
+        supervisor.kill_all()
 
 
 class Supervisor:
@@ -165,13 +121,17 @@ class Supervisor:
         self.is_told = False
         self.is_impatient = False  # asked to stop a second time
         self.is_watched = True  # until an agent fails to come, or to come again
+        # Asked at every look until it says False: what else this launcher has to do.
+        self.beside: Callable[[], bool] | None = None
+        self._facts: str | None = None
+        self._learnt_s = 0.0
         self._born_s = time.monotonic()
         self.ring = Ring.create(
             Path(spec.ring_dir),
             Attachment(
                 job=spec.config.job,
                 rank=spec.ranks[0],
-                world_size=spec.world_size,
+                world_size=max(spec.world_size, spec.ranks.stop),
                 pid=os.getpid(),
                 role="supervisor",
                 life=life,
@@ -181,9 +141,9 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all ranks, from a server that has torch loaded already."""
-        for node in range(self.spec.num_nodes):
+        for node in range(len(self.addresses)):
             self.stores.client(node)  # a death is told at once, not after connecting
-        context = _rank_server()
+        context = rank_server()
         for rank in self.spec.ranks:
             process = context.Process(
                 target=_run,
@@ -199,6 +159,7 @@ class Supervisor:
                         run_dir=self.spec.run_dir,
                         faults_dir=self.spec.faults_dir,
                         life=self.life,
+                        is_newcomer=self.spec.seat is not None,
                     ),
                 ),
                 name=f"rank-{rank}",
@@ -218,6 +179,9 @@ class Supervisor:
             self._end_the_late(time.monotonic())
             self._look_for_agent(time.monotonic())
             self._follow_stop(time.monotonic())
+            self._look_for_nodes(time.monotonic())
+            if self.beside is not None and not self.beside():
+                self.beside = None
         return self._verdict()
 
     def ask_to_stop(self) -> None:
@@ -269,6 +233,16 @@ class Supervisor:
                 AGENT_SILENCE_S,
             )
 
+    def _look_for_nodes(self, now_s: float) -> None:
+        """Deaths here must be told to nodes that joined, too."""
+        if now_s - self._learnt_s < LEARN_S:
+            return
+        self._learnt_s = now_s
+        text = self.stores.read(self.spec.node_rank, JOB_KEY)
+        if text is not None and text != self._facts:
+            self._facts = text
+            self.stores.learn(JobFacts.decode(text).addresses)
+
     def _tell_to_stop(self) -> None:
         for rank, process in self.processes.items():
             if rank not in self.codes:
@@ -300,7 +274,9 @@ class Supervisor:
         said = self.stores.read(self.spec.node_rank, group_key(rank))
         if self.spec.node_rank in self.stores.gone:
             return ""
-        return FIRST_GROUP if said is None else said
+        if said is None:
+            return FIRST_GROUP if self.spec.seat is None else NO_GROUP
+        return said
 
     def _fence(self) -> None:
         """Kill for good who was declared dead elsewhere: it must never wake up again."""
@@ -339,24 +315,6 @@ class Supervisor:
         known = {int(code) for code in ExitCode}
         own = [code for code in self.codes.values() if code in known]
         return ExitCode(max(own, default=int(ExitCode.INTERNAL)))
-
-
-def _rank_server() -> ForkServerContext:
-    """The process that ranks are forked from, deaf to SIGTERM.
-
-    Service managers and schedulers send it to the whole group. The ranks follow it in order; if
-    their server followed it, the kernel would kill them with it, in mid-step.
-    """
-    context = multiprocessing.get_context("forkserver")
-    # The optimizer imports dynamo at its first step: here once, else in every rank.
-    context.set_forkserver_preload(["pacekeeper.trainer.loop", "torch._dynamo"])
-    resource_tracker.ensure_running()  # else it is started below, and that unblocks the signal
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    return context
 
 
 def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:

@@ -10,13 +10,15 @@ from torch import Tensor
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import LostStateError, PacekeeperError
+from pacekeeper.core.grow import grow
 from pacekeeper.core.layout import Host, Layout, even_layout
+from pacekeeper.core.shrink import Floor
 from pacekeeper.trainer import mover
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.work import WorkMeter
-from support.worlds import ThreadFabric, run_world
+from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 CONFIG = TrainConfig(
     num_layers=2, hidden_size=16, num_heads=2, expert_hidden_size=16, num_experts=4,
@@ -148,10 +150,10 @@ def test_nothing_is_in_force_before_the_swap() -> None:
 def test_a_damaged_block_is_refused() -> None:
     row = torch.arange(4, dtype=torch.float64)
     sealed = mover._seal(row)
-    assert torch.equal(mover._unseal(sealed, torch.float64, 0, 0), row)
+    assert torch.equal(mover._unseal(sealed, torch.float64, "row"), row)
     sealed[3] ^= 1
     with pytest.raises(PacekeeperError, match="layer 0 expert 2 arrived damaged"):
-        mover._unseal(sealed, torch.float64, 0, 2)
+        mover._unseal(sealed, torch.float64, "layer 0 expert 2")
 
 
 def test_a_block_without_living_holder_is_named() -> None:
@@ -161,3 +163,47 @@ def test_a_block_without_living_holder_is_named() -> None:
     )
     with pytest.raises(LostStateError, match=r"\(0, 0\)"):
         mover.expert_transfers(alone, replace(FIRST, generation=2), living=(1, 2))
+
+
+def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:
+    """It gets dense weights, moments and the number of updates, too; nothing of its own is kept."""
+    newcomers = (5, 7)
+    new = grow(FIRST, newcomers=newcomers, generation=2, floor=Floor(hosts=2))
+    workers = run_world(RANKS, lambda fabric: trained(fabric, range(3)))
+
+    def join(fabric: ThreadFabric) -> Worker:
+        worker = workers.get(fabric.rank) or Worker(fabric, FIRST)
+        worker.fabric = fabric
+        assert worker.move(new) > 0 or fabric.rank in newcomers
+        worker.steps(range(3, 6))
+        return worker
+
+    joined = run_world(new.ranks, join)
+    unmoved = run_world(RANKS, lambda fabric: trained(fabric, range(6)))
+    theirs = unmoved[0].state()
+    for rank in new.ranks:
+        worker, ours = joined[rank], joined[rank].state()
+        for i, _ in enumerate(worker.model.dense_parameters()):
+            for name in (f"{i}", f"{i}.exp_avg", f"{i}.exp_avg_sq", f"{i}.step"):
+                torch.testing.assert_close(ours[name], theirs[name], rtol=1e-9, atol=1e-12)
+                assert torch.equal(ours[name], joined[0].state()[name]), "all hold the same bits"
+
+
+def test_a_rank_that_joins_before_the_first_update_has_no_moments() -> None:
+    new = grow(FIRST, newcomers=(3,), generation=2, floor=Floor(hosts=2))
+
+    def join(fabric: ThreadFabric) -> dict[str, Tensor]:
+        worker = Worker(fabric, FIRST)
+        worker.move(new)
+        return worker.state()
+
+    states = run_world(new.ranks, join)
+    assert states[3].keys() == states[0].keys()
+    num_dense = len(Worker(ThreadFabric(ThreadWorld((0,)), 0), FIRST).model.dense_parameters())
+    assert all(torch.equal(states[3][f"{i}"], states[0][f"{i}"]) for i in range(num_dense))
+
+
+def trained(fabric: ThreadFabric, steps: range) -> Worker:
+    worker = Worker(fabric, FIRST)
+    worker.steps(steps)
+    return worker

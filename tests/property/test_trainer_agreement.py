@@ -12,10 +12,11 @@ from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import agreement
-from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced, Report, Verdict
+from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced
 from pacekeeper.trainer.commit import Phase, Progress
 from pacekeeper.trainer.quorum import Group, rule
 from pacekeeper.trainer.stores import DEATHS_KEY, FINISHED_KEY, fence_key, parse_notices
+from pacekeeper.trainer.verdict import Report, Verdict
 from support.fake_stores import FakeCluster, Killed
 
 TICKET = 7
@@ -198,7 +199,7 @@ def test_lost_state_is_everybodys_verdict() -> None:
             stores=cluster.stores_of(rank), rank=rank, node_of=cluster.node_of, timeout_s=9.0,
             known_dead=frozenset,
         )  # fmt: skip
-        cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false]"
+        cluster.data[0]["report/first/1"] = "[0, 0, 1, 0.0, true, false, 0]"
 
         def lost(commits: bool, dead: frozenset[int], generation: int) -> Succession:
             raise LostStateError("layer 0 expert 1: all its hosts are dead")

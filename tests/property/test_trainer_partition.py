@@ -15,9 +15,10 @@ from pacekeeper.core.errors import NoQuorumError
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import agreement
-from pacekeeper.trainer.agreement import Agreement, Fenced, Report
+from pacekeeper.trainer.agreement import Agreement, Fenced
 from pacekeeper.trainer.commit import Phase, Progress
 from pacekeeper.trainer.quorum import Group
+from pacekeeper.trainer.verdict import Report
 from support.fake_stores import FakeCluster, Killed
 
 MAX_ROUNDS = 8
@@ -224,7 +225,7 @@ def test_who_could_not_go_on_even_then_fences_nobody() -> None:
 def test_a_leader_that_falls_silent_after_its_report_is_replaced() -> None:
     """Frozen after its report: the next rank's turn comes, it fences the first and leads."""
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={}, has_fences=True)
-    cluster.data[0]["report/first/0"] = "[0, 0, 1, 0.0, true, true]"
+    cluster.data[0]["report/first/0"] = "[0, 0, 1, 0.0, true, true, 0]"
     job = Job(cluster=cluster, timeout_s=0.3)
     job.run(Group.first(1, (0, 1, 2)), absent=frozenset({0}))
     assert cluster.fenced == {0}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.trainer import quorum
-from pacekeeper.trainer.quorum import FIRST_GROUP, Group
+from pacekeeper.trainer.quorum import FIRST_GROUP, NO_GROUP, Group
 
 
 @st.composite
@@ -94,6 +94,29 @@ def test_a_group_that_was_only_tried_elects_nobody() -> None:
     assert quorum.rule(tried, {3, 4}, {0: FIRST_GROUP, 2: tried.name}).goes_on
 
 
+def test_newcomers_and_members_need_each_other_until_all_know_that_their_group_stood() -> None:
+    """3 to 6 joined 0 to 2 and saw all votes; the others may not have: each might go on alone."""
+    first = Group.first(1, (0, 1, 2))
+    tried = first.followed_by(2, tuple(range(7)), "verdict")
+    assert quorum.rule(tried, {0, 1, 2}, {}).goes_on, "they are a majority, whatever joined"
+    assert not quorum.rule(tried, {3, 4, 5, 6}, {}).goes_on
+    stood = tried.standing()
+    assert not quorum.rule(stood, {3, 4, 5, 6}, {}).goes_on
+    assert not quorum.rule(stood, {0, 1, 2}, {}).goes_on
+    assert quorum.rule(stood, {0, 1, 3, 4}, {}).goes_on
+    known = stood.standing()
+    assert quorum.rule(known, {3, 4, 5, 6}, {}).goes_on
+    assert not quorum.rule(known, {0, 1, 2}, {}).goes_on
+    assert known.standing() is known
+
+
+def test_newcomers_that_died_before_they_came_in_are_not_counted() -> None:
+    stood = Group.first(1, (0,)).followed_by(2, (0, 1, 2, 3), "verdict").standing()
+    assert not quorum.rule(stood, {0}, {1: FIRST_GROUP}).goes_on
+    assert quorum.rule(stood, {0}, {1: NO_GROUP, 2: stood.name}).goes_on
+    assert quorum.rule(stood, {1, 2, 3}, {0: stood.name}).goes_on, "nobody else can have it"
+
+
 def test_two_sides_groups_have_two_names() -> None:
     first = Group.first(1, (0, 1, 2))
     names = {
@@ -106,66 +129,102 @@ def test_two_sides_groups_have_two_names() -> None:
 
 
 class BrokenNetwork:
-    """Ranks that decide, follow, form groups and die in any order, by any old and partial views.
+    """Ranks that decide, follow, form groups, join and die in any order, by any old partial views.
 
     Nothing keeps a rank from being counted by two sides, as reports in two stores do. What the
     trainer ensures is all that is ensured here: a rank follows only a verdict on its own group, a
-    group stands when all its members are in it, and a notice names the group a rank died in.
+    newcomer the first that it hears of; who is counted has left the group for good, and commits
+    nothing more in it; a group stands when all its members are in it at once, and nobody sees a
+    second commit before all have seen the first; a notice names the group a rank died in.
     """
 
     def __init__(self, random: Random) -> None:
         self.random = random
         first = Group.first(1, tuple(range(random.randint(2, 6))))
         self.groups = dict.fromkeys(first.members, first)  # each rank's own, as it knows it
+        self.waiting = set(range(10, 10 + random.choice([0, 3, 8])))
         self.deaths: dict[int, str] = {}
-        self.verdicts: list[tuple[str, str, Group]] = []  # on which group, its text, what it asks
+        self.verdicts: list[tuple[Group, str, Group]] = []  # on which group, its text, what it asks
         self.parents: dict[str, str] = {}
         self.stood = [first.name]
+        self.settled = {first.name}  # groups of which all members saw the first commit
+        self.been = {first.name: set(first.members)}  # who has been in a group, by its name
+        self.left: dict[str, set[int]] = {}  # who has left it, though it may not follow a verdict
 
     def step(self) -> None:
-        action = self.random.choices([self.decide, self.form, self.follow, self.die], [6, 4, 2, 1])
-        action[0]()
+        actions = [self.decide, self.form, self.follow, self.die, self.tear]
+        self.random.choices(actions, [6, 4, 2, 1, 2])[0]()
 
     def some(self, ranks: Iterable[int]) -> set[int]:
         part = self.random.random()
         return {rank for rank in ranks if self.random.random() < part}
 
     def decide(self) -> None:
-        """Some side of some rank does, if it may."""
+        """Some side of some rank does, if it may; some that wait are to come in."""
         leader = self.random.choice([rank for rank in self.groups if rank not in self.deaths])
+        heard = self.some(self.deaths)
+        present = (self.some(self.groups[leader].members) | {leader}) - heard
+        self.decide_as(leader, present, heard)
+
+    def decide_as(self, leader: int, present: set[int], heard: set[int]) -> None:
         group = self.groups[leader]
-        heard = {rank: self.deaths[rank] for rank in self.some(self.deaths)}
-        present = (self.some(group.members) | {leader}) - set(heard)
-        if quorum.rule(group, present, heard).goes_on:
-            text = f"{sorted(present)} {self.random.randrange(3)}"
-            wanted = group.followed_by(group.generation + 1, tuple(sorted(present)), text)
+        present &= self.been[group.name]
+        self.left.setdefault(group.name, set()).update(present)
+        if quorum.rule(group, present, {rank: self.deaths[rank] for rank in heard}).goes_on:
+            joining = self.some(self.waiting) if self.random.random() < 0.4 else set()
+            text = f"{sorted(present)} {sorted(joining)} {self.random.randrange(3)}"
+            members = tuple(sorted(present | joining))
+            wanted = group.followed_by(group.generation + 1, members, text)
             self.parents[wanted.name] = group.name
-            self.verdicts.append((group.name, text, wanted))
+            self.verdicts.append((group, text, wanted))
+
+    def tear(self) -> None:
+        """The living of the newest group fall into two sides, each of which does what it can."""
+        newest = self.verdicts[-1][2] if self.verdicts else next(iter(self.groups.values()))
+        here = {r for r, mine in self.groups.items() if mine.name == newest.name}
+        here -= set(self.deaths)
+        cut = self.random.choice([10, *newest.members])
+        one = {rank for rank in here if rank < cut}
+        for side in (one, here - one):
+            if side:
+                self.decide_as(self.random.choice(sorted(side)), side, self.some(self.deaths))
+                self.form()
 
     def follow(self, share: float = 0.5) -> None:
         """Some of those that a verdict counts on, if they can."""
         for on, text, wanted in self.random.choices(self.verdicts[-6:], k=bool(self.verdicts)):
             for rank in wanted.members:
-                mine = self.groups[rank]
-                is_able = rank not in self.deaths and mine.name == on
-                if is_able and self.random.random() < share:
+                mine = on if rank in self.waiting else self.groups.get(rank)
+                is_able = rank not in self.deaths and mine is not None and mine.name == on.name
+                if is_able and mine is not None and self.random.random() < share:
                     self.groups[rank] = mine.followed_by(wanted.generation, wanted.members, text)
+                    self.been.setdefault(wanted.name, set()).add(rank)
+                    self.waiting.discard(rank)
 
     def form(self) -> None:
-        """All follow, if all can; some get to know that the group stood."""
+        """All follow, if all can; some get to know that the group stood, or that all know it."""
         self.follow(share=1.0)
         for _, _, wanted in self.verdicts:
-            alive = [rank for rank in wanted.members if rank not in self.deaths]
+            alive = [r for r in wanted.members if r in self.groups and r not in self.deaths]
             names = {self.groups[rank].name for rank in alive}
-            if alive == list(wanted.members) and names == {wanted.name}:
+            left = self.left.get(wanted.name, set())
+            if alive == list(wanted.members) and names == {wanted.name} and not left:
                 if wanted.name not in self.stood:
                     self.stood.append(wanted.name)
-                for rank in self.some(wanted.members):
-                    self.groups[rank] = self.groups[rank].standing()
+                if all(self.groups[rank].has_stood for rank in alive):
+                    self.settled.add(wanted.name)
+            for rank in self.some(set(alive) - left):
+                mine, done = self.groups[rank], self.settled
+                done = done if mine.has_stood else {*self.stood}
+                if mine.name == wanted.name and wanted.name in done:
+                    self.groups[rank] = mine.standing()
 
     def die(self) -> None:
-        rank = self.random.choice(list(self.groups))
-        if len(self.deaths) < len(self.groups) - 1 and rank not in self.deaths:
+        rank = self.random.choice([*self.groups, *sorted(self.waiting)])
+        if rank in self.waiting:
+            self.waiting.remove(rank)
+            self.deaths[rank] = NO_GROUP
+        elif len(self.deaths) < len(self.groups) - 1 and rank not in self.deaths:
             self.deaths[rank] = self.groups[rank].name
 
     def check(self) -> None:
@@ -195,3 +254,4 @@ def test_the_broken_network_is_one_where_sides_do_go_on() -> None:
             network.step()
     assert sum(len(network.stood) for network in networks) > 300
     assert sum(len(network.deaths) for network in networks) > 100
+    assert sum(rank >= 10 for network in networks for rank in network.groups) > 100

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,8 @@ class Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        pids = [self.pid(rank) for rank in self.ranks if self.ring_path(rank).exists()]
+        rings = self.directory.glob(f"node-*/{self.config.job}/rank-*.ring")
+        pids = [ring.decode_header(path.read_bytes()).pid for path in rings]
         for launcher in self.launchers:
             launcher.kill()
         for pid in pids:
@@ -92,6 +94,26 @@ class Fleet:
             while Path(f"/proc/{pid}").exists():
                 assert time.monotonic() < give_up_s, f"rank process {pid} outlived its launcher"
                 time.sleep(0.01)
+
+    def join(
+        self,
+        *,
+        ranks_per_node: int = 1,
+        at: tuple[int, ...] = (0,),
+        body: Callable[[RankSpec], None] | None = rank_main,
+        node: int | None = None,
+    ) -> "Launcher":
+        """One launcher more, which joins the running job at the stores of the nodes `at`.
+
+        On a node of its own, or on that of an ended launcher (`node`). None as `body`: by command.
+        """
+        node = len(self.launchers) if node is None else node
+        stores = ",".join(self.launchers[one].address() for one in at)
+        launcher = Launcher(
+            replace(self, body=body, ranks_per_node=ranks_per_node), node, Path(), join_at=stores
+        )
+        self.launchers.append(launcher)
+        return launcher
 
     @property
     def ranks(self) -> range:
@@ -105,8 +127,10 @@ class Fleet:
         return self.directory / f"node-{node}"
 
     def ring_path(self, rank: int) -> Path:
-        node = rank // self.ranks_per_node
-        return self.ring_dir(node) / self.config.job / ring.ring_file_name(rank)
+        name = Path(self.config.job) / ring.ring_file_name(rank)
+        if rank in self.ranks:
+            return self.ring_dir(rank // self.ranks_per_node) / name
+        return next(self.directory.glob(f"node-*/{name}"), self.directory / name)
 
     def pid(self, rank: int) -> int:
         """A rank's process, as it says in its ring."""
@@ -186,8 +210,9 @@ class Fleet:
 class Launcher:
     """One node's supervisor: the real command, or a process that runs `supervise` with a body."""
 
-    def __init__(self, fleet: Fleet, node: int, config_file: Path) -> None:
-        self.log_path = fleet.directory / f"launcher-{node}.txt"
+    def __init__(self, fleet: Fleet, node: int, config_file: Path, *, join_at: str = "") -> None:
+        number = len(fleet.launchers) if join_at else node
+        self.log_path = fleet.directory / f"launcher-{number}.txt"
         options: dict[str, Any] = {
             "node_rank": node,
             "num_nodes": fleet.num_nodes,
@@ -196,9 +221,12 @@ class Launcher:
             "ring_dir": str(fleet.ring_dir(node)),
             "run_dir": str(fleet.run_dir),
         }
+        if join_at:
+            kept = ("ranks_per_node", "ring_dir", "run_dir")
+            options = {"join": join_at} | {name: options[name] for name in kept}
         if fleet.body is None or fleet.network is not None:
             line = [sys.executable, "-m", "pacekeeper.cli.main", "launch"]
-            line += ["--config", str(config_file)]
+            line += [] if join_at else ["--config", str(config_file)]
             for name, value in options.items():
                 line += [f"--{name.replace('_', '-')}", str(value)]
             environment = dict(os.environ)
@@ -239,6 +267,10 @@ class Launcher:
         else:
             self._process.join()
 
+    def address(self) -> str:
+        """HOST:PORT of its store, as it says."""
+        return self.output().partition("store=")[2].split()[0]
+
     def output(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
@@ -250,7 +282,9 @@ def _supervise(
     log_path: str,
     server: str,
 ) -> None:
-    from pacekeeper.trainer.supervisor import NodeSpec, supervise
+    from pacekeeper.trainer.newcomer import JoinSpec, join
+    from pacekeeper.trainer.node_spec import NodeSpec
+    from pacekeeper.trainer.supervisor import supervise
 
     if server:
         share_server(server)
@@ -258,4 +292,8 @@ def _supervise(
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+    if "join" in options:
+        addresses = tuple(options.pop("join").split(","))
+        os._exit(int(join(JoinSpec(addresses=addresses, **options), body)))
     os._exit(int(supervise(NodeSpec(config=config, **options), body)))

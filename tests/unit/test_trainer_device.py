@@ -12,8 +12,9 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.trainer import device, supervisor
 from pacekeeper.trainer.device import choose_clock, device_number, rank_device, say_clock
 from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rendezvous import Meeting
-from pacekeeper.trainer.supervisor import NodeSpec, Supervisor, supervise
+from pacekeeper.trainer.supervisor import Supervisor, supervise
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.trainer import rendezvous
+from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rendezvous import Meeting, Terms, meet
 from pacekeeper.trainer.stores import connect_store, host_store
-from pacekeeper.trainer.supervisor import NodeSpec
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 

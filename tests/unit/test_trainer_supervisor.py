@@ -18,9 +18,10 @@ from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer import rendezvous, supervisor
 from pacekeeper.trainer.limits import NodeLimits
 from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.stores import STOP_KEY, group_key, host_store
-from pacekeeper.trainer.supervisor import NodeSpec, Supervisor, supervise
+from pacekeeper.trainer.supervisor import Supervisor, supervise
 
 
 def spec(directory: Path, **values: object) -> NodeSpec:

@@ -1,0 +1,114 @@
+"""Ranks join while the others train: the same steps, the same losses, whoever dies on the way.
+
+The undisturbed run is one process that holds everything; float64, so that 1e-9 can be asked for.
+"""
+
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout_codec import decode_layout
+from pacekeeper.core.ring import parse_layout_file_name
+from pacekeeper.trainer.solo import train_alone
+from support.fleet import SMALL, Fleet
+from support.layouts import on_nodes
+from support.sabotage import Moment, Sabotage
+
+# Steps long enough that few of them pass while a launcher starts; ended by request, not by number.
+ENDLESS = replace(SMALL, steps=100_000, emulated_step_s=0.06)
+MORE_STEPS = 8
+
+
+def await_newcomers(fleet: Fleet, *ranks: int) -> None:
+    """Until these have trained for some steps."""
+    for rank in ranks:
+        fleet.await_(lambda rank=rank: len(fleet.steps(rank)) >= MORE_STEPS)  # type: ignore[misc]
+
+
+def end(fleet: Fleet, launcher: int) -> None:
+    """By request to one of the launchers; those that were not killed end well."""
+    fleet.launchers[launcher].terminate()
+    living = [one for one in fleet.launchers if one.code() is None or one.code() == 0]
+    fleet.await_(lambda: all(one.code() is not None for one in living))
+    assert [one.code() for one in living] == [0] * len(living), fleet.launchers[launcher].output()
+
+
+def assert_exact(fleet: Fleet, ranks: tuple[int, ...], newcomers: tuple[int, ...]) -> None:
+    """All committed each step once since they were there, with the undisturbed run's losses."""
+    last = fleet.steps(ranks[0])[-1]["step"]
+    config = replace(fleet.config, steps=last + 1)
+    wanted = [loss for _, loss, _ in train_alone(config)]
+    for rank in (*ranks, *newcomers):
+        steps = fleet.steps(rank)
+        first = steps[0]["step"]
+        assert (first > 0) == (rank in newcomers)
+        assert [line["step"] for line in steps] == list(range(first, last + 1)), rank
+        assert [line["loss"] for line in steps] == pytest.approx(wanted[first:], rel=1e-9), rank
+
+
+def newest_layout(fleet: Fleet, node: int) -> Layout:
+    """What the trainer wrote down last for the agent of this node."""
+    directory = fleet.ring_dir(node) / fleet.config.job
+    found = [p for p in directory.iterdir() if parse_layout_file_name(p.name) is not None]
+    newest = max(found, key=lambda p: parse_layout_file_name(p.name) or (0, 0))
+    return decode_layout(newest.read_bytes())
+
+
+def test_the_first_node_dies_and_comes_back_by_way_of_another(tmp_path: Path) -> None:
+    """With the leader, and with the store they met at; the launcher is the real command."""
+    with Fleet(
+        directory=tmp_path, config=ENDLESS, num_nodes=3, ranks_per_node=1, is_quick=True
+    ) as fleet:
+        fleet.await_step(3, 1)
+        fleet.launchers[0].kill()
+        fleet.await_(lambda: bool(fleet.events(1, "regroup")))
+        fleet.join(ranks_per_node=2, at=(0, 1), body=None, node=0)
+        await_newcomers(fleet, 3, 4)
+        layout = newest_layout(fleet, node=0)
+        assert layout == newest_layout(fleet, node=2)
+        assert layout.ranks == (1, 2, 3, 4)
+        assert dict(layout.batch_shares) == pytest.approx(dict.fromkeys((1, 2, 3, 4), 0.25))
+        node_of = {1: 1, 2: 2, 3: 3, 4: 3}
+        assert all(count == 2 for layer in on_nodes(layout, node_of) for count in layer)
+        assert [len(fleet.events(rank, "regroup")) for rank in (1, 2, 3, 4)] == [2, 2, 1, 1]
+        end(fleet, 1)
+        assert_exact(fleet, (1, 2), (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("moment", "num_regroups"),
+    [(Moment.IN_FORMING, 1), (Moment.IN_REGROUP_MOVE, 1), (Moment.IN_MOVE_AFTER_VOTE, 2)],
+)
+def test_a_newcomer_that_is_killed_on_its_way_in_costs_one_regroup(
+    tmp_path: Path, moment: Moment, num_regroups: int
+) -> None:
+    """Where it had come in for all others, that regroup is one of its own."""
+    with Fleet(
+        directory=tmp_path, config=ENDLESS, num_nodes=2, ranks_per_node=1, is_quick=True
+    ) as fleet:
+        fleet.await_step(3, 1)
+        launcher = fleet.join(body=Sabotage(moment=moment, victims=(2,)))
+        fleet.await_(lambda: launcher.code() is not None)
+        fleet.await_(lambda: len(fleet.events(0, "regroup")) >= num_regroups)
+        fleet.await_step(fleet.steps(0)[-1]["step"] + MORE_STEPS, 1)
+        assert newest_layout(fleet, node=0).ranks == (0, 1)
+        assert [len(fleet.events(rank, "regroup")) for rank in (0, 1)] == [num_regroups] * 2
+        end(fleet, 0)
+        assert_exact(fleet, (0, 1), ())
+
+
+def test_two_nodes_join_at_once_while_a_member_dies(tmp_path: Path) -> None:
+    config = replace(ENDLESS, replicas=3)
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=3, is_quick=True) as fleet:
+        fleet.await_step(3, 0)
+        fleet.join()
+        fleet.join()
+        fleet.await_(lambda: any("asks at node 0" in one.output() for one in fleet.launchers))
+        fleet.signal(1, signal.SIGKILL)
+        await_newcomers(fleet, 3, 4)
+        assert newest_layout(fleet, node=0).ranks == (0, 2, 3, 4)
+        end(fleet, 2)
+        assert_exact(fleet, (0, 2), (3, 4))

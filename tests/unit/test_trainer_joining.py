@@ -1,0 +1,234 @@
+"""A node at the door of a job: what it learns, which numbers it takes, when it counts as there."""
+
+import platform
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import (
+    ConfigError,
+    ExitCode,
+    HostError,
+    UnreachableError,
+    VersionError,
+)
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.ring import MAX_RANKS
+from pacekeeper.core.shrink import Succession
+from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
+from pacekeeper.trainer.joining import (
+    ADMISSION_KEY,
+    ASKING_KEY,
+    JOB_KEY,
+    Candidate,
+    JobFacts,
+    asking_key,
+    decode_admission,
+    encode_admission,
+    encode_asking,
+    ready_key,
+    unknown,
+    widened,
+)
+from pacekeeper.trainer.lobby import Lobby
+from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.newcomer import Door, JoinSpec, find_job, join, take_numbers
+from pacekeeper.trainer.node_spec import NodeSpec, Seat
+from pacekeeper.trainer.quorum import NO_GROUP, Group
+from pacekeeper.trainer.stores import Stores, connect_store, host_store
+from pacekeeper.trainer.supervisor import Supervisor
+from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
+
+GONE = "127.0.0.1:1"
+FACTS = JobFacts(
+    life=7,
+    config=TrainConfig(job="test", dtype="float64", replicas=3),
+    world_size=4,
+    addresses=(GONE, "127.0.0.1:2"),
+    node_of={0: 0, 1: 0, 2: 1, 3: 1},
+    members=(1, 2, 3),
+    python=platform.python_version(),
+)
+TWO = Candidate(node=2, address="127.0.0.1:3", ranks=(4, 5))
+
+
+def test_what_is_said_of_the_job_comes_through_a_store() -> None:
+    assert JobFacts.decode(FACTS.encode()) == FACTS
+    assert FACTS.leader_node == 0
+    with pytest.raises(VersionError, match="install the same pacekeeper"):
+        JobFacts.decode(FACTS.encode().replace('"replicas"', '"copies"'))
+
+
+def test_an_admission_lets_a_newcomer_know_what_members_know() -> None:
+    group = Group.first(1, (0, 1)).followed_by(2, (0, 1), "x").standing().followed_by(3, (1,), "y")
+    base = even_layout(ranks=(0, 1), num_layers=1, num_experts=2, replicas=2)
+    layout = even_layout(ranks=(0, 1, 4, 5), num_layers=1, num_experts=2, replicas=2, generation=9)
+    furthest = Report(
+        progress=Progress(ticket=12, phase=Phase.PRE), newest_generation=8, last_loss=2.5, step=11
+    )
+    text = write_verdict(
+        Succession(layout=layout), commits={1}, furthest=furthest, newcomers=(TWO,), base=base
+    )
+    back_group, back_text, facts = decode_admission(encode_admission(group, text, FACTS))
+    assert (back_group, back_text, facts) == (group, text, FACTS)
+    verdict = read_verdict(back_group, back_text)
+    assert verdict == read_verdict(group, text), "the group has one name for all"
+    assert (verdict.ticket, verdict.step, verdict.last_loss) == (12, 11, 2.5)
+    assert (verdict.newcomers, verdict.base, verdict.layout) == ((TWO,), base, layout)
+
+
+def test_numbers_that_somebody_had_are_not_let_in() -> None:
+    twin = replace(TWO, address="127.0.0.1:9")
+    overlapping = Candidate(node=3, address="127.0.0.1:4", ranks=(5, 6))
+    third = Candidate(node=4, address="127.0.0.1:5", ranks=(7,))
+    assert unknown((TWO, twin, overlapping, third), FACTS.node_of) == (TWO, third)
+    assert unknown((TWO,), {9: 2}) == ()
+    node_of, stores = widened(FACTS.node_of, FACTS.addresses, (third,))
+    assert node_of == {**FACTS.node_of, 7: 4}
+    assert stores == (GONE, "127.0.0.1:2", "", "", "127.0.0.1:5")
+
+
+def test_who_has_not_asked_again_is_not_there() -> None:
+    server = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    lobby, store = Lobby(address), connect_store(address)
+    assert lobby.look(store) == ()
+    store.set(asking_key(2), encode_asking(TWO, 1))
+    store.set(ASKING_KEY, "2,2,")
+    assert lobby.look(store) == (), "seen once: it may be of long ago"
+    store.set(asking_key(2), encode_asking(TWO, 2))
+    assert lobby.look(store) == (TWO,)
+    assert lobby.look(store) == ()
+
+
+def test_all_open_the_group_if_the_leader_knows_of_nodes_that_wait() -> None:
+    vote = Vote(
+        ticket=3, generation=1, is_finite=True, is_stopping=False, ready_generation=0, ready_crc=0
+    )
+    assert not Ballot(votes=(vote, vote)).opens
+    assert Ballot(votes=(replace(vote, is_awaited=True), vote)).opens
+    assert Vote.decode(replace(vote, is_awaited=True).encode()).is_awaited
+
+
+def test_any_live_store_of_the_job_is_a_way_in() -> None:
+    server, stranger = host_store("127.0.0.1", 0), host_store("127.0.0.1", 0)
+    live, other = f"127.0.0.1:{server.port}", f"127.0.0.1:{stranger.port}"
+    connect_store(live).set(JOB_KEY, FACTS.encode())
+    assert find_job((GONE, other, live)) == (FACTS, live)
+    with pytest.raises(UnreachableError, match=f"no job is running at {GONE}, {other}"):
+        find_job((GONE, other))
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        find_job(("node0",))
+
+
+def test_two_launchers_take_different_numbers() -> None:
+    server = host_store("127.0.0.1", 0)
+    facts = replace(FACTS, addresses=(f"127.0.0.1:{server.port}", GONE))
+    assert take_numbers(facts, 3) == (2, 4)
+    assert take_numbers(facts, 2) == (3, 7)
+    assert take_numbers(facts, 1) == (4, 9)
+    with pytest.raises(UnreachableError, match="the store of node 0"):
+        take_numbers(FACTS, 1)
+    full = replace(
+        facts, node_of={**facts.node_of, MAX_RANKS - 1: 1}, addresses=facts.addresses * 9
+    )
+    with pytest.raises(HostError, match="16384 is the most in its life"):
+        take_numbers(full, 1)
+
+
+def test_a_job_of_another_name_is_not_joined(tmp_path: Path) -> None:
+    server = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    connect_store(address).set(JOB_KEY, FACTS.encode())
+    spec = JoinSpec(
+        addresses=(address,), ranks_per_node=1, ring_dir=str(tmp_path / "rings"), job="other"
+    )
+    with pytest.raises(ConfigError, match=r"--job other: the job at .* is named test"):
+        join(spec)
+    connect_store(address).set(JOB_KEY, replace(FACTS, python="3.1.4").encode())
+    with pytest.raises(ConfigError, match=r"library of Python 3\.1\.4, this is Python"):
+        join(replace(spec, job=""))
+    with pytest.raises(ValueError, match="HOST:PORT of at least one node"):
+        replace(spec, addresses=())
+    with pytest.raises(ValueError, match="at least one rank"):
+        replace(spec, ranks_per_node=0)
+
+
+class Waiting:
+    """A node that waits at the door of a job whose leader is on node 0, and whose store lives."""
+
+    def __init__(self, directory: Path) -> None:
+        self.servers = [host_store("127.0.0.1", 0) for _ in range(2)]
+        job, own = (f"127.0.0.1:{server.port}" for server in self.servers)
+        self.leader, self.own = connect_store(job), connect_store(own)
+        self.facts = replace(FACTS, addresses=(job, GONE))
+        self.leader.set(JOB_KEY, self.facts.encode())
+        spec = NodeSpec(
+            config=FACTS.config, node_rank=2, num_nodes=3, ranks_per_node=2, rendezvous=job,
+            ring_dir=str(directory / "rings"), run_dir=str(directory / "run"),
+            seat=Seat(first_rank=4, world_size=4, node_of=FACTS.node_of),
+        )  # fmt: skip
+        self.supervisor = Supervisor(spec, (job, GONE, own), 7, rank_main)
+        self.door = Door(self.supervisor, replace(TWO, address=own))
+
+    def knock(self) -> bool:
+        self.door._next_s = 0.0  # it is time
+        return self.door.knock()
+
+
+def test_a_node_asks_when_all_its_ranks_are_ready_and_until_it_is_let_in(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    lobby = Lobby("")
+    assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
+    waiting.own.set(ready_key(4), "1")
+    assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
+    waiting.own.set(ready_key(5), "1")
+    seen = [bool(waiting.knock() and lobby.look(waiting.leader)) for _ in range(3)]
+    assert seen == [False, True, True]
+    waiting.own.set(ADMISSION_KEY, "...")
+    assert not waiting.knock()
+
+
+def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    waiting.own.set(ready_key(4), "1")
+    waiting.own.set(ready_key(5), "1")
+    taken = replace(waiting.facts, addresses=(*waiting.facts.addresses, "127.0.0.1:9"))
+    waiting.leader.set(JOB_KEY, taken.encode())
+    with pytest.raises(HostError, match=r"node number 2 went to 127\.0\.0\.1:9 meanwhile"):
+        waiting.knock()
+    del waiting.servers[0]
+    with pytest.raises(UnreachableError, match="the job ended, or is out of reach"):
+        waiting.knock()
+
+
+def test_a_rank_that_ends_before_it_is_let_in_keeps_its_node_out(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    waiting.supervisor.codes = {4: int(ExitCode.INTERNAL)}
+    assert not waiting.knock()
+    assert not waiting.leader.check([ASKING_KEY])
+
+
+def test_a_newcomer_has_fresh_numbers_and_belongs_to_no_group_at_first(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    node = waiting.supervisor
+    assert list(node.spec.ranks) == [4, 5]
+    assert node.spec.world_size == 4, "devices are emulated as when the job began"
+    assert node.spec.node_of == {**FACTS.node_of, 4: 2, 5: 2}
+    assert node._last_group(4) == NO_GROUP
+
+
+def test_a_launcher_learns_of_nodes_that_joined(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    later = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{later.port}"
+    stores = waiting.supervisor.stores
+    wider = (*stores.addresses, "", address)
+    waiting.own.set(JOB_KEY, replace(FACTS, addresses=wider).encode())
+    waiting.supervisor._look_for_nodes(1e9)
+    assert stores.addresses == wider
+    stores.append_everywhere("deaths", "4@none,")
+    assert Stores((address,)).read(0, "deaths") == "4@none,"
+    assert stores.gone >= {1, 3}, "of those nobody knows a store"

@@ -1,0 +1,148 @@
+"""What a running job and a node that wants to join tell each other, through stores. Values only.
+
+Every node with a member keeps the facts of the job in its own store, so any live one is a way in. A
+node that is ready asks in the store of the leader's node, again and again while it waits; what the
+members then decide lies in the newcomer's own store: the verdict, and the group it follows.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import VersionError
+from pacekeeper.trainer.quorum import Group
+
+JOB_KEY = "job"  # in every node's store: the facts, as its ranks last knew them
+ASKING_KEY = "asking"  # in the leader's: "NODE," of each node that has asked there
+ADMISSION_KEY = "admission"  # in the newcomer's own
+
+
+def asking_key(node: int) -> str:
+    """In the leader's store: what this node asks, with a number that grows while it waits."""
+    return f"asking/{node}"
+
+
+def claim_key(node: int) -> str:
+    """In the leader's store: who takes this node number and the rank numbers that go with it."""
+    return f"claim/{node}"
+
+
+def ready_key(rank: int) -> str:
+    """In the newcomer's own store: this rank has its corpus and its model, and waits."""
+    return f"ready/{rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What a node must know of a job to join it.
+
+    `world_size`: ranks it began with. `addresses`: of each node's store, by number, empty where
+    none is known. `node_of`: of every rank that ever was a member. `members`: those of now,
+    ascending. `python`: its version; the text to train on is its standard library.
+    """
+
+    life: int
+    config: TrainConfig
+    world_size: int
+    addresses: tuple[str, ...]
+    node_of: Mapping[int, int]
+    members: tuple[int, ...]
+    python: str
+
+    @property
+    def leader_node(self) -> int:
+        return self.node_of[self.members[0]]
+
+    def encode(self) -> str:
+        pairs = sorted(self.node_of.items())
+        return json.dumps(asdict(self) | {"node_of": pairs, "config": asdict(self.config)})
+
+    @classmethod
+    def decode(cls, text: str) -> "JobFacts":
+        """Raises VersionError where the job's launchers are of another version."""
+        values = json.loads(text)
+        try:
+            return cls(
+                life=values["life"],
+                config=TrainConfig(**values["config"]),
+                world_size=values["world_size"],
+                addresses=tuple(values["addresses"]),
+                node_of=dict(values["node_of"]),
+                members=tuple(values["members"]),
+                python=values["python"],
+            )
+        except (KeyError, TypeError) as error:
+            raise VersionError(
+                f"the job's launchers say what this one does not understand: {error}",
+                remedy="install the same pacekeeper on all nodes of the job",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A node whose ranks are ready: its number, its store, its ranks."""
+
+    node: int
+    address: str
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "Candidate":
+        """From what `asdict` and JSON made of one."""
+        node, address, ranks = values["node"], values["address"], values["ranks"]
+        assert isinstance(node, int) and isinstance(address, str) and isinstance(ranks, list)
+        return cls(node=node, address=address, ranks=tuple(ranks))
+
+
+def unknown(waiting: Collection[Candidate], node_of: Mapping[int, int]) -> tuple[Candidate, ...]:
+    """Those with numbers that nobody has had; of two with the same the first."""
+    nodes, ranks = set(node_of.values()), set(node_of)
+    found = []
+    for one in waiting:
+        if one.node not in nodes and not ranks & set(one.ranks):
+            found.append(one)
+            nodes.add(one.node)
+            ranks |= set(one.ranks)
+    return tuple(found)
+
+
+def widened(
+    node_of: Mapping[int, int], stores: Sequence[str], newcomers: Collection[Candidate]
+) -> tuple[dict[int, int], tuple[str, ...]]:
+    """The node of each rank and the store of each node (empty: not known), with the newcomers."""
+    address_of = {node: address for node, address in enumerate(stores) if address}
+    every = dict(node_of)
+    for one in newcomers:
+        every |= dict.fromkeys(one.ranks, one.node)
+        address_of[one.node] = one.address
+    return every, tuple(address_of.get(node, "") for node in range(max(address_of) + 1))
+
+
+def encode_asking(candidate: Candidate, beat: int) -> str:
+    """`beat` grows as long as the node lives and waits."""
+    return json.dumps(asdict(candidate) | {"beat": beat})
+
+
+def decode_asking(text: str) -> tuple[Candidate, int]:
+    values = json.loads(text)
+    return Candidate.of(values), values["beat"]
+
+
+def encode_admission(group: Group, verdict: str, facts: JobFacts) -> str:
+    """`verdict` is the text that the agreement of `group` came to."""
+    return json.dumps({"group": asdict(group), "verdict": verdict, "facts": facts.encode()})
+
+
+def decode_admission(text: str) -> tuple[Group, str, JobFacts]:
+    document = json.loads(text)
+    values = document["group"]
+    group = Group(
+        generation=values["generation"],
+        members=tuple(values["members"]),
+        name=values["name"],
+        electorates=tuple(tuple(one) for one in values["electorates"]),
+        line=tuple(values["line"]),
+        has_stood=values["has_stood"],
+    )
+    return group, document["verdict"], JobFacts.decode(document["facts"])

@@ -1,0 +1,133 @@
+"""What ranks write into a store when they regroup: each its report, the leader the verdict."""
+
+import json
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+
+from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.core.shrink import Succession
+from pacekeeper.trainer.commit import Phase, Progress
+from pacekeeper.trainer.joining import Candidate
+from pacekeeper.trainer.quorum import Group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a survivor publishes: progress, newest generation seen, its step and its last commit.
+
+    `was_applied`: that commit changed the weights (False: skipped, a gradient was not finite).
+    `was_silence`: it left because a member did not answer, not because something broke.
+    """
+
+    progress: Progress
+    newest_generation: int
+    last_loss: float
+    was_applied: bool = True
+    was_silence: bool = False
+    step: int = 0
+
+    def encode(self) -> str:
+        return json.dumps(
+            [
+                self.progress.ticket,
+                int(self.progress.phase),
+                self.newest_generation,
+                self.last_loss,
+                self.was_applied,
+                self.was_silence,
+                self.step,
+            ]
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> "Report":
+        ticket, phase, newest, loss, was_applied, was_silence, step = json.loads(text)
+        return cls(
+            progress=Progress(ticket=ticket, phase=Phase(phase)),
+            newest_generation=newest,
+            last_loss=loss,
+            was_applied=was_applied,
+            was_silence=was_silence,
+            step=step,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the survivors go on.
+
+    `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
+    applied or skipped. Then all stand at `ticket` and `step`. `restore`: then all go back to the
+    first of these checkpoints that all read. `newcomers` come in; `base` is then the layout that
+    the others come from, in which these have no part. `text`: as in the stores.
+    """
+
+    group: Group
+    layout: Layout
+    restore: tuple[str, ...]
+    commits: frozenset[int]
+    last_loss: float
+    was_applied: bool
+    ticket: int
+    step: int
+    text: str
+    newcomers: tuple[Candidate, ...] = ()
+    base: Layout | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.layout.ranks
+
+
+def write_verdict(
+    chosen: Succession,
+    *,
+    commits: Collection[int],
+    furthest: Report,
+    newcomers: Collection[Candidate],
+    base: Layout | None,
+) -> str:
+    """The text of a verdict, given the report of a rank that none is ahead of."""
+    document: dict[str, object] = {
+        "layout": encode_layout(chosen.layout).decode(),
+        "restore": chosen.restore,
+        "commits": sorted(commits),
+        "last_loss": furthest.last_loss,
+        "was_applied": furthest.was_applied,
+        "ticket": furthest.progress.ticket,
+        "step": furthest.step,
+    }
+    if newcomers:
+        assert base is not None, "newcomers must know what the others hold"
+        document["newcomers"] = [asdict(one) for one in newcomers]
+        document["base"] = encode_layout(base).decode()
+    return json.dumps(document)
+
+
+def write_lost(error: LostStateError) -> str:
+    """The text of the verdict that nobody can go on."""
+    return json.dumps({"lost": str(error)})
+
+
+def read_verdict(group: Group, text: str) -> Verdict:
+    """What the agreement of `group` came to. Raises LostStateError where nobody can go on."""
+    document = json.loads(text)
+    if "lost" in document:
+        raise LostStateError(document["lost"])
+    layout = decode_layout(document["layout"].encode())
+    base = document.get("base")
+    return Verdict(
+        group=group.followed_by(layout.generation, layout.ranks, text),
+        layout=layout,
+        restore=tuple(document["restore"]),
+        commits=frozenset(document["commits"]),
+        last_loss=float(document["last_loss"]),
+        was_applied=bool(document["was_applied"]),
+        ticket=document["ticket"],
+        step=document["step"],
+        text=text,
+        newcomers=tuple(map(Candidate.of, document.get("newcomers", ()))),
+        base=None if base is None else decode_layout(base.encode()),
+    )
