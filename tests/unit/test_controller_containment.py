@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import endings, steps
+from pacekeeper.controller import endings, roles
 from pacekeeper.controller.events import Failed, NodeReported
 from pacekeeper.core.findings import Blindness, Watch
 from pacekeeper.core.records import MicroBatchRecord, Record
@@ -54,7 +54,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(steps, "fold", broken)
+    monkeypatch.setattr(roles, "fold", broken)
 
 
 @pytest.mark.usefixtures("failing")
@@ -84,7 +84,7 @@ def test_it_sees_again_with_the_first_step_that_can_be_judged(
     driver = started(QUICK)
     train(driver, 0, WARM + 10)
     with monkeypatch.context() as patch:
-        patch.setattr(steps, "fold", lambda *_: 1 // 0)
+        patch.setattr(roles, "fold", lambda *_: 1 // 0)
         driver.report(*step(WARM + 10))
         assert driver.job.watch is Watch.BLIND
     driver.report(*step(WARM + 11))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import steps
+from pacekeeper.controller import roles
 from pacekeeper.controller.events import (
     NodeReported,
     OfferPlan,
@@ -292,7 +292,7 @@ class TestFindings:
         driver = with_plan()
         for told, kept in ((1.9, 1.9), (1.05, 1.9)):
             monkeypatch.setattr(
-                steps, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
+                roles, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
             )
             driver.report(*step(driver.job.step + 1, slow=2))
             assert driver.job.incidents[0].finding.slowdown == kept
