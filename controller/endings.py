@@ -61,6 +61,8 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         probe=None,
         pending={},
         heard_s=RankMap(),
+        ended_mono_s=RankMap(),
+        again={},
         known_layouts={},
         offered={},
         desired=None,

@@ -7,7 +7,7 @@ they speak of is known. Steps and findings: `steps.py`.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller import incidents, probing, refusals, steps
+from pacekeeper.controller import incidents, probing, refusals, rewind, steps
 from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.core.config import ControllerConfig
@@ -59,6 +59,8 @@ def take_in(
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
     job, said = probing.take(job, (r for r in report.records if isinstance(r, ProbeRecord)))
+    commands += said
+    job, said = rewind.follow(job, work)
     commands += said
     job = steps.put_pending(job, work)
     return replace(state, jobs={**state.jobs, job.name: job}), commands

@@ -154,6 +154,8 @@ class JobState:
     evidence: Evidence = field(default_factory=begin)
     by_role: Mapping[str, Evidence] = field(default_factory=dict)  # see roles.py
     heard_s: RankMap[float] = field(default_factory=RankMap)  # when a rank's last record came
+    ended_mono_s: RankMap[float] = field(default_factory=RankMap)  # of a rank's newest step
+    again: Mapping[int, int] = field(default_factory=dict)  # steps below `step`, done anew, by rank
     pending: Mapping[int, StepDraft] = field(default_factory=dict)
     loads: tuple[tuple[float, ...], ...] = ()
     num_load_steps: int = 0

@@ -1,0 +1,61 @@
+"""All ranks went back: to a checkpoint, or as a new run that nothing tells from the old. Pure.
+
+Their steps count again from there. A report that came twice is no such thing: it tells the same
+moments again, while a step that is done again ends later.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pacekeeper.controller.events import Command, SaveJob, Say
+from pacekeeper.controller.state import JobState, StepFact
+from pacekeeper.controller.watch import running
+from pacekeeper.core.records import StepRecord
+from pacekeeper.predictor.canary import Canaries
+from pacekeeper.predictor.charts import no_charts
+from pacekeeper.predictor.detector_state import Evidence
+
+
+def follow(job: JobState, records: Iterable[StepFact]) -> tuple[JobState, list[Command]]:
+    """Once each rank that runs has newly ended a step that is over, steps restart at the lowest."""
+    ended_s: dict[int, float] = {}
+    again: dict[int, int] = dict(job.again)
+    for record in records:
+        if not isinstance(record, StepRecord) or record.rank not in job.ranks:
+            continue
+        rank = record.rank
+        last_s = ended_s.get(rank) or job.ended_mono_s.get(rank)
+        if last_s is None or record.ended_mono_s > last_s:
+            ended_s[rank] = record.ended_mono_s
+            if record.step > job.step:
+                again.pop(rank, None)
+            elif last_s is not None:  # of the first one heard nobody can say whether it is new
+                again[rank] = min(record.step, again.get(rank, record.step))
+    if not ended_s:
+        return job, []
+    job = replace(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    ranks = running(job)
+    if not ranks or job.unattached or not all(rank in again for rank in ranks):
+        return job, []
+    first = min(again[rank] for rank in ranks)
+    text = (
+        f"job={job.name} went back: its ranks have ended step {job.step} and now end step {first}"
+    )
+    job = replace(
+        job,
+        step=first - 1,
+        layout_step=min(job.layout_step, first),
+        pending={},
+        again={},
+        decided_on=None,
+        # What was learnt of work and ranks holds; what is dated by steps does not.
+        evidence=_undated(job.evidence),
+        by_role={role: _undated(kept) for role, kept in job.by_role.items()},
+        links=_undated(job.links),
+        canaries=Canaries(turn=job.canaries.turn),
+    )
+    return job, [SaveJob(job=job.name), Say(text=text)]
+
+
+def _undated(evidence: Evidence) -> Evidence:
+    return replace(evidence, charts=no_charts())
