@@ -315,7 +315,7 @@ def judge(
         fluid_limit_tokens_per_s=fluid,
         degraded_of_fluid=_part(throughput.degraded, fluid),
         mitigated_of_fluid=_part(throughput.mitigated, fluid),
-        host_was_measured=hides_the_fault(throughput, fluid, truth.slowdown),
+        host_was_measured=hides_the_fault(throughput, fluid),
         devices_busy_healthy=busy_share(logs, phases.healthy, {}),
         devices_busy_mitigated=busy_share(logs, phases.mitigated, {truth.rank: truth.slowdown}),
         host_overrun_share=(
@@ -345,15 +345,16 @@ def fluid_limit(healthy: float | None, slowdown: float, num_ranks: int) -> float
     return None if healthy is None else healthy * (num_ranks - 1 + 1 / slowdown) / num_ranks
 
 
-def hides_the_fault(speed: Throughput, fluid: float | None, slowdown: float) -> bool | None:
-    """Is the degraded rate nearer to the fluid limit than to the healthy rate / slowdown?
+def hides_the_fault(speed: Throughput, fluid: float | None) -> bool | None:
+    """Does the slow rank leave as much as a perfect plan would, before there is any plan?
 
-    All ranks wait for the slow one: where devices set the pace, the fault costs about the latter.
-    With four ranks and x1.6 the middle is 0.845 of the limit. None where a rate is not known.
+    All ranks wait for the slow one: where devices set the pace, that costs. Not all of slowdown:
+    devices idle in a healthy step too, and that cushions the fault (a quiet machine at x1.6: 0.82
+    to 0.87 of the limit are left). None where a rate is not known.
     """
-    if fluid is None or speed.healthy is None or speed.degraded is None:
+    if fluid is None or speed.degraded is None:
         return None
-    return speed.degraded > (fluid + speed.healthy / slowdown) / 2
+    return speed.degraded >= fluid
 
 
 def _part(rate: float | None, whole: float | None) -> float | None:

@@ -141,6 +141,7 @@ class Rank:
             ring_dir=spec.ring_dir,
             clock=CLOCKS[config.clock],
             device_uuid=device_uuid(self.device),
+            timer=self.clock,  # what it knows late is told when this rank is done
             model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
             life=spec.life,
             can_probe=True,
