@@ -1,7 +1,10 @@
 """The launcher of one node: which ranks are its own, and what its exit code says of their ends."""
 
 import logging
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerProcess
@@ -20,7 +23,7 @@ from pacekeeper.trainer.limits import NodeLimits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.quorum import FIRST_GROUP
-from pacekeeper.trainer.stores import STOP_KEY, group_key, host_store
+from pacekeeper.trainer.stores import FINISHED_KEY, STOP_KEY, group_key, host_store, notice
 from pacekeeper.trainer.supervisor import Supervisor, supervise
 
 
@@ -224,3 +227,29 @@ def test_asked_a_second_time_it_waits_for_nobody(slow: tuple[Supervisor, Slow]) 
     node.ask_to_stop()
     node._follow_stop(node.stop_asked_s)
     assert (rank.asked, rank.killed) == (1, 1)
+
+
+def test_of_those_that_are_late_at_the_end_only_who_is_stopped_is_killed(tmp_path: Path) -> None:
+    """Another may still write its last checkpoint."""
+    server = host_store("127.0.0.1", 0)
+    node = Supervisor(spec(tmp_path), (f"127.0.0.1:{server.port}",), 1, rank_main)
+    ranks = {rank: subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1) for rank in (0, 1)}
+    try:
+        node.processes = cast(dict[int, ForkServerProcess], ranks)
+        node._end_the_late(10.0)
+        assert not node.over_s, "the others train on"
+        node.stores.append(0, FINISHED_KEY, notice(3, FIRST_GROUP))
+        ranks[1].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED | os.WNOWAIT)
+        limit_s = node.spec.config.peer_timeout_s
+        node._end_the_late(20.0)
+        node._end_the_late(20.0 + limit_s)
+        assert node.fenced == set()
+        node._end_the_late(21.0 + limit_s)
+        assert node.fenced == {1}
+        assert ranks[1].wait() == -signal.SIGKILL
+        assert ranks[0].poll() is None
+    finally:
+        for process in ranks.values():
+            process.kill()
+            process.communicate()
