@@ -154,7 +154,10 @@ def in_turn(
     for _ in range(repeats):
         blow = Blow.drawn(draw, num_ranks, num_killed)
         with _folder() as one, _folder() as other:
-            took.append((ours(config, blow, Path(one)), theirs(config, blow, Path(other))))
+            mine, their_s = ours(config, blow, Path(one)), theirs(config, blow, Path(other))
+        took.append((mine, their_s))
+        who = f"ranks {list(blow.victims)} of {num_ranks} killed"
+        print(f"{who}: {mine.next_step_s:.2f} s, torchrun {their_s:.2f} s", flush=True)
     return took
 
 
