@@ -130,6 +130,7 @@ def _swapped_drafts(task: Task, structure: Structure) -> list[Draft]:
         task.loads,
         task.speeds,
         np.array([risk[node] for node in task.cluster.nodes]),
+        even=task.prices.even,
     )
     single = tuple((rank,) for rank in range(task.cluster.num_ranks))
     value = table_values(hosts, task.loads, task.speeds, task.drift)

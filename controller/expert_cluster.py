@@ -105,7 +105,8 @@ class Prices:
 
     `step_s`: all layers' experts in one step, perfectly balanced; `num_steps` until the next plan;
     `restart_s`: restart and lost work where an expert has no living host; `move_s` for each
-    replica that has to be copied, `hold_s` for each that is there until the next plan.
+    replica that has to be copied, `hold_s` for each that is there until the next plan. `even`: a
+    layer so far above the fluid, relative to it, costs nothing.
     """
 
     step_s: float = 1.0
@@ -113,9 +114,13 @@ class Prices:
     restart_s: float = 600.0
     move_s: float = 0.05
     hold_s: float = 0.0
+    even: float = 5e-4
 
     def __post_init__(self) -> None:
-        if min(self.step_s, self.num_steps, self.restart_s, self.move_s, self.hold_s) < 0.0:
+        if (
+            min(self.step_s, self.num_steps, self.restart_s, self.move_s, self.hold_s, self.even)
+            < 0.0
+        ):
             raise ValueError("prices must not be negative")
 
 

@@ -13,8 +13,6 @@ from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices
 from pacekeeper.controller.expert_proof import loss_of
 from pacekeeper.controller.flag_rows import numbered_rows
 
-EVEN = 5e-4  # a layer's value this far above the fluid counts as even
-
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 
@@ -51,7 +49,7 @@ class Task:
 
     def waits_s(self, value: Array) -> Array:
         """[layers] what the layers' values [layers] cost above even load, until the next plan."""
-        above: Array = np.maximum(value - (1.0 + EVEN) * self.fluid, 0.0)
+        above: Array = np.maximum(value - (1.0 + self.prices.even) * self.fluid, 0.0)
         return above * self.row_s
 
     def wait_s(self, value: Array) -> float:

@@ -3,9 +3,9 @@
 All layers use the same groups of ranks, so their kill sets are these few. The groups are filled one
 after the other up to one target: experts that fit whole, the smallest first, and in the last slot a
 piece of the largest that is left (research 4.9b, here over groups and for all layers). Equal groups
-of s slots all become even where experts are at most (s - 1) * groups + 1: then those that are left
-are never too small, on average, for the groups that are left, and the smallest with the largest
-fill one.
+of two slots all become even where experts are at most groups + 1: those that are left are never too
+small, on average, for the groups that are left, so that the smallest with the largest fill one.
+With more slots that is likely, not certain: the first target that all experts fit is taken.
 """
 
 from bisect import insort

@@ -53,8 +53,8 @@ def structures(num_experts: int, cluster: Cluster, floors: Floors) -> list[Struc
     slots, num_ranks = min(cluster.slots), cluster.num_ranks
     if num_experts <= slots:
         whole = (tuple(range(num_ranks)),)
-        found = [Structure(num_wide=num_experts, span=1, class_size=0, groups=whole)]
-        return [s for s in found if _keeps(s, cluster, floors)]
+        everywhere = Structure(num_wide=num_experts, span=1, class_size=0, groups=whole)
+        return [everywhere] if _keeps(everywhere, cluster, floors) else []
     result = []
     for num_wide in range(slots):
         for span in range(1, slots - num_wide + 1):
@@ -65,9 +65,11 @@ def structures(num_experts: int, cluster: Cluster, floors: Floors) -> list[Struc
             groups = circle(cluster, num_groups)
             if not all(groups):
                 continue  # nodes of unequal size
-            structure = Structure(num_wide=num_wide, span=span, class_size=size, groups=groups)
-            if _keeps(structure, cluster, floors):
-                result.append(structure)
+            # Even windows survive most; uneven ones have a larger one, for experts that need it.
+            for order in dict.fromkeys((groups, tuple(sorted(groups, key=len, reverse=True)))):
+                found = Structure(num_wide=num_wide, span=span, class_size=size, groups=order)
+                if _keeps(found, cluster, floors):
+                    result.append(found)
     return result
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import UNPROVEN, EvenShares, shares_on_ranks
-from pacekeeper.controller.expert_drafts import EVEN, Task
+from pacekeeper.controller.expert_drafts import Task
 from pacekeeper.controller.expert_mend import Needs
 from pacekeeper.controller.slot_bound import least_value
 
@@ -188,7 +188,8 @@ def _widened(
     free = np.array(task.cluster.slots) - trial.sum(axis=0)
     heap = [(-rows[e] / carried[e], e) for e in (rows > aim * carried).nonzero()[0].tolist()]
     heapq.heapify(heap)
-    even, row_s, least_s = (1.0 + EVEN) * float(task.fluid[layer]), task.row_s, way.price_s
+    even = (1.0 + task.prices.even) * float(task.fluid[layer])
+    row_s, least_s = task.row_s, way.price_s
     for number in range(1, max_copies + 1):
         if not heap:
             break

@@ -14,7 +14,6 @@ from pacekeeper.controller.arc_values import MARGIN, drift_deviation
 
 MAX_RANKS = 12
 MAX_SWAPS = 12  # in one layer
-EVEN = 5e-4  # above the fluid: even enough
 LEAST_GAIN = 1e-4  # of the value, for a swap
 LEAST_RISK = 1e-12  # of a node: its logarithm counts
 
@@ -32,12 +31,15 @@ class _Swap:
     target: int
 
 
-def with_swaps(hosts: Flags, loads: Array, speeds: Array, node_risk: Array) -> Flags:
+def with_swaps(
+    hosts: Flags, loads: Array, speeds: Array, node_risk: Array, *, even: float
+) -> Flags:
     """Hosts [layers, experts, ranks] after swaps in the layers that are not even.
 
     loads [layers, experts] rows, speeds [ranks], node_risk [ranks]: failure probability of the node
-    of each rank. Every rank keeps as many experts, every expert as many hosts; ranks count as nodes
-    of their own, so callers check floors again.
+    of each rank. A layer `even` above the fluid, relative to it, is even enough. Every rank keeps
+    as many experts, every expert as many hosts; ranks count as nodes of their own, so callers check
+    floors again.
     """
     result = hosts.copy()
     num = len(speeds)
@@ -47,7 +49,7 @@ def with_swaps(hosts: Flags, loads: Array, speeds: Array, node_risk: Array) -> F
     speed = _sums_over_subsets(bits, speeds, num)
     risk = np.exp(_sums_over_subsets(bits, np.log(np.maximum(node_risk, LEAST_RISK)), num)).tolist()
     for layer, rows in enumerate(loads):
-        _even_out(result[layer], rows, speed, risk, known)
+        _even_out(result[layer], rows, speed, risk, known, even)
     return result
 
 
@@ -75,7 +77,9 @@ def _sums_over_subsets(masks: npt.NDArray[np.intp], weights: Array, num_ranks: i
     return table
 
 
-def _even_out(hosts: Flags, rows: Array, speed: Array, risk: list[float], known: set[int]) -> None:
+def _even_out(
+    hosts: Flags, rows: Array, speed: Array, risk: list[float], known: set[int], even: float
+) -> None:
     num = hosts.shape[1]
     bits = 1 << np.arange(num)
     sets = np.arange(1 << num)
@@ -86,7 +90,7 @@ def _even_out(hosts: Flags, rows: Array, speed: Array, risk: list[float], known:
     for _ in range(MAX_SWAPS):
         density = inside * per_speed
         worst = int(density.argmax())
-        if density[worst] <= fluid * (1.0 + EVEN):
+        if density[worst] <= fluid * (1.0 + even):
             return
         masks = hosts @ bits
         best, chosen = (float(density[worst]) * (1.0 - LEAST_GAIN), 0.0), None
@@ -100,7 +104,7 @@ def _even_out(hosts: Flags, rows: Array, speed: Array, risk: list[float], known:
                 new = old & ~(1 << leaves) | (1 << joins)
                 changed -= np.where(sets & old == old, rows[expert], 0.0)
                 changed += np.where(sets & new == new, rows[expert], 0.0)
-            value = max(float((changed * per_speed).max()), fluid * (1.0 + EVEN))
+            value = max(float((changed * per_speed).max()), fluid * (1.0 + even))
             if (value, added) < best:
                 best, chosen, after = (value, added), swap, changed
         if chosen is None:

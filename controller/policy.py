@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 
 from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
 from pacekeeper.controller.shares import Split, batch_rows, split_layers
-from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow
+from pacekeeper.controller.spread_floor import SpreadFloor, exposed, num_narrow
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
-from pacekeeper.core.spread import DomainOf, domains
+from pacekeeper.core.spread import DomainOf
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Forecast, Workload, forecast, replica_s, row_s
@@ -85,9 +85,11 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         splits=splits if speeds == view.layout.speed_by_rank else None,
     )
     decision = _fastest(view, config, now)
-    if decision.layout is None and (now.num_narrow or view.by_survivors):
-        decision = _safer(view, config, now) or decision
-    more = _exposed(view, decision.layout, floor) + _refused(view, decision.rung)
+    # Other shares alone would make the layout ours, and leave replicas where survivors put them.
+    is_hasty = view.by_survivors and decision.rung not in COSTLY
+    if is_hasty or (decision.layout is None and now.num_narrow):
+        decision = _safer(view, config, now, decision.layout or view.layout) or decision
+    more = exposed(decision.layout or view.layout, floor) + _refused(view, decision.rung)
     return replace(decision, reason=decision.reason + more)
 
 
@@ -162,11 +164,11 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
     return best
 
 
-def _safer(view: View, config: PolicyConfig, now: _Now) -> Decision | None:
+def _safer(view: View, config: PolicyConfig, now: _Now, shared: Layout) -> Decision | None:
     """Other replicas for safety: they need not gain time, only not cost much.
 
     Where experts stand on too few nodes; and after a death, if what is less likely lost until the
-    next plan is worth the copies.
+    next plan is worth the copies. Batch shares are those of `shared`.
     """
     splits = now.splits or split_layers(view.layout, loads=view.workload.loads, speeds=now.speeds)
     plan = _replicas(view, config, now, splits)
@@ -176,6 +178,7 @@ def _safer(view: View, config: PolicyConfig, now: _Now) -> Decision | None:
         view.layout,
         generation=view.next_generation,
         experts=plan.experts,
+        batch_shares=shared.batch_shares,
         speeds=_slow_speeds(now),
     )
     if _is_held(view, Rung.MOVE_REPLICAS, layout):
@@ -195,22 +198,6 @@ def _safer(view: View, config: PolicyConfig, now: _Now) -> Decision | None:
     )
     reason = f"{why}; a step takes {price.step_s * 1e3:.0f} ms; {plan.proof}"
     return _plan(view, Rung.MOVE_REPLICAS, layout, reason, config, now.current_s, price)
-
-
-def _exposed(view: View, planned: Layout | None, floor: SpreadFloor) -> str:
-    """What a node's death would still take, to be added to the reason."""
-    layout = planned or view.layout
-    left = num_narrow(layout, floor)
-    if left:
-        return (
-            f"; experts on fewer than {floor.least} nodes: {left} (where they lack one no replica "
-            "can make room, or it would slow the step)"
-        )
-    num_nodes = len(domains(floor.domain_of, layout.ranks))
-    if num_nodes < floor.least and len(layout.ranks) >= floor.least:
-        where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
-        return f"; all ranks are on {where}: experts can not stand on {floor.least}"
-    return ""
 
 
 def _is_held(view: View, rung: Rung, layout: Layout) -> bool:

@@ -20,7 +20,6 @@ from pacekeeper.core.layout import ExpertHosts, Host, Layout
 from pacekeeper.core.spread import domain
 
 MAX_LOSSES = 3  # said in words
-DRIFT = 0.1  # of an expert with one rank's fair work, until the next plan: room is kept for it
 
 Flags = npt.NDArray[np.bool_]
 
@@ -162,7 +161,6 @@ def _planned(
                 # Replicas are spread evenly: one more makes each rank a little slower.
                 hold_s=wishes.replica_s * wishes.num_steps / cluster.num_ranks,
             ),
-            drift=DRIFT,
             present=present,
             max_copies=left,
             max_losses=MAX_LOSSES,

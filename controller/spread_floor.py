@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.spread import DomainOf, domain
+from pacekeeper.core.spread import DomainOf, domain, domains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,3 +30,18 @@ def _num_narrow(layout: Layout, layer: int, floor: SpreadFloor) -> int:
         len({name[host.rank] for host in hosts}) < floor.wanted(len(hosts), num_domains)
         for hosts in layout.experts[layer]
     )
+
+
+def exposed(layout: Layout, floor: SpreadFloor) -> str:
+    """What a node's death would still take, to be added to a reason; empty: nothing."""
+    left = num_narrow(layout, floor)
+    if left:
+        return (
+            f"; experts on fewer than {floor.least} nodes: {left} (where they lack one no replica "
+            "can make room, or it would slow the step)"
+        )
+    num_nodes = len(domains(floor.domain_of, layout.ranks))
+    if num_nodes < floor.least and len(layout.ranks) >= floor.least:
+        where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
+        return f"; all ranks are on {where}: experts can not stand on {floor.least}"
+    return ""
