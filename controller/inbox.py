@@ -252,6 +252,11 @@ def _is_meant(job: JobState, layout: Layout) -> bool:
     )
 
 
+def _is_of_others(home: Layout | None, layout: Layout) -> bool:
+    """Would going home leave ranks out that joined since?"""
+    return home is not None and home.ranks != layout.ranks
+
+
 def _enter_layout(
     state: State, job: JobState, layout: Layout, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
@@ -262,6 +267,8 @@ def _enter_layout(
         reason = job.offered[layout.generation]
     elif before is None:
         reason = "the layout the job runs"
+    elif came := sorted(set(layout.ranks).difference(before.ranks)):
+        reason = f"ranks {came} joined; {list(layout.ranks)} go on"
     else:
         reason = f"the survivors {list(layout.ranks)} went on by themselves"
     for rank in before.ranks if before is not None else ():
@@ -287,7 +294,7 @@ def _enter_layout(
         layout_reason=reason,
         is_makeshift=not is_ours and before is not None,
         desired=None if is_overtaken else job.desired,
-        home=None if is_home else job.home,
+        home=None if is_home or _is_of_others(job.home, layout) else job.home,
         known_layouts=kept,
         offered={g: why for g, why in job.offered.items() if g in kept},
         recent_step_s=(),

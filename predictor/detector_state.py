@@ -21,7 +21,8 @@ QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt from a rank
 class Evidence:
     """All the detector remembers of one role of one job. `slow`: open findings by rank.
 
-    `generation` 0: none seen yet. `layout_steps`: steps since its generation began.
+    `generation` 0: none seen yet. `layout_steps`: steps since its generation began. `newcomers`:
+    ranks that joined and are not judged yet, with the number of the step that showed them first.
     """
 
     num_seen: int = 0
@@ -33,6 +34,7 @@ class Evidence:
     charts: Charts = field(default_factory=cusum.no_charts)
     limits: Thresholds | None = None  # of the charts, as of the present model
     slow: Mapping[int, float] = field(default_factory=dict)
+    newcomers: Mapping[int, int] = field(default_factory=dict)
     steps_since_fit: int = 0
     fitted_steps: int = 0  # steps the present model was fitted to
 

@@ -47,6 +47,7 @@ def fold(
     )
     if evidence.model is None:
         return _warm_up(config, evidence, sample, is_new_layout)
+    evidence, sample = _without_newcomers(config, evidence, sample)
     evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, sample.ranks))
     if is_new_layout:
         # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
@@ -57,6 +58,23 @@ def fold(
     evidence = learn(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="")
     return evidence, replace(judgement, findings=findings, recovered=recovered, changed=remeasured)
+
+
+def _without_newcomers(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, StepSample]:
+    """Ranks that joined a running job settle first, as all did at its start; then they are judged.
+
+    Until then nothing is said of them, and nothing is learnt from them.
+    """
+    strangers = set(sample.ranks).difference(evidence.charts.ranks)
+    since = {rank: evidence.newcomers.get(rank, evidence.num_seen) for rank in strangers}
+    young = {r for r, seen in since.items() if evidence.num_seen - seen < config.skip_steps}
+    if young:
+        sample = only(sample, ~among(sample.ranks, young))
+    if strangers or evidence.newcomers:
+        evidence = replace(evidence, newcomers=since)
+    return evidence, sample
 
 
 def _warm_up(
