@@ -277,8 +277,9 @@ def judge(
     seed: int,
     num_ranks: int,
 ) -> Outcome:
-    """The outcome from the survivors' step logs, incidents and the truth; advice accuses nobody.
+    """The outcome from the survivors' step logs, incidents and the truth.
 
+    What names no rank is no false finding: advice, and all ranks slower together on a busy host.
     `logs[rank]` are a rank's committed steps. Raises PacekeeperError where nobody survived.
     """
     survivors = {r: s for r, s in logs.items() if r != truth.killed_rank and s}
@@ -300,7 +301,7 @@ def judge(
     ]
     found = min(true_findings, key=lambda i: i.found_s, default=None)
     true_deaths = [i for i in incidents if i.kind == "death" and i.rank == truth.killed_rank]
-    accusing = [i for i in incidents if not i.kind.endswith("_imbalance")]
+    accusing = [i for i in incidents if i.rank is not None]
     expected_incidents = min(1, len(true_findings)) + min(1, len(true_deaths))
     fluid = None if clock == "cpu" else fluid_limit(throughput.healthy, truth.slowdown, num_ranks)
     return Outcome(

@@ -10,6 +10,7 @@ from pacekeeper.predictor.detector_state import forget
 
 UNPLANNED = (
     FindingKind.LINK,
+    FindingKind.HOST,
     FindingKind.SEQUENCE_IMBALANCE,
     FindingKind.STAGE_IMBALANCE,
 )

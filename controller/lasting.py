@@ -12,7 +12,7 @@ from pacekeeper.core.findings import FindingKind, Incident
 PERSISTENT = "persistent: it has lasted more than"
 
 
-def lasted(job: JobState, rank: int, kind: FindingKind, horizon_steps: int) -> str:
+def lasted(job: JobState, rank: int | None, kind: FindingKind, horizon_steps: int) -> str:
     """Like "after 12 steps: transient", of the open incident of this rank; empty without one."""
     for incident in job.open_incidents:
         if (incident.finding.kind, incident.finding.rank) == (kind, rank):
@@ -23,7 +23,9 @@ def lasted(job: JobState, rank: int, kind: FindingKind, horizon_steps: int) -> s
 
 def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[Command]]:
     """Say once of each open fault that it has outlasted the horizon."""
-    if not job.evidence.slow and not job.links.slow:
+    common = job.evidence.common
+    is_common = common is not None and common.is_open
+    if not job.evidence.slow and not job.links.slow and not is_common:
         return job, []
     commands: list[Command] = []
     incidents = []
@@ -39,7 +41,8 @@ def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[C
 
 def _is_due(job: JobState, incident: Incident, horizon_steps: int) -> bool:
     is_told = any(action.startswith(PERSISTENT) for action in incident.actions)
-    is_fault = incident.finding.kind in (FindingKind.DEVICE, FindingKind.LINK)
+    faults = (FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST)
+    is_fault = incident.finding.kind in faults
     return is_fault and not is_told and _steps(job, incident) > horizon_steps
 
 

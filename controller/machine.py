@@ -77,7 +77,9 @@ def restored(
             home=job.home,
             known_layouts=known,
             newest_generation=job.newest_generation,
-            evidence=restore(_open_slowdowns(own, FindingKind.DEVICE)),
+            evidence=restore(
+                _open_slowdowns(own, FindingKind.DEVICE), everybody=_open_slowdown(own)
+            ),
             links=restore(_open_slowdowns(own, FindingKind.LINK)),
             incidents=own,
             step=job.step,
@@ -94,6 +96,14 @@ def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[in
         for incident in incidents
         if incident.is_open and incident.finding.kind is kind and incident.finding.rank is not None
     }
+
+
+def _open_slowdown(incidents: Sequence[Incident]) -> float:
+    """The open finding of all ranks together, 1.0 without one."""
+    for incident in incidents:
+        if incident.is_open and incident.finding.kind is FindingKind.HOST:
+            return incident.finding.slowdown
+    return 1.0
 
 
 def job_record(state: State, job: str) -> JobRecord:

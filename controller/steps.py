@@ -10,7 +10,7 @@ from math import isnan
 
 import numpy as np
 
-from pacekeeper.controller import advising, causes, incidents, lasting, linking, watch
+from pacekeeper.controller import advising, causes, incidents, lasting, linking, pacing, watch
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.roles import fold_roles
@@ -163,6 +163,8 @@ def _judge(
     job = _show_on_ranks(job, judgement)
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
+    state, job, said = pacing.follow_pace(state, job, judgement.common, config, unix_s)
+    commands += said
     job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
     commands += said
     of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}

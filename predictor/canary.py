@@ -14,7 +14,7 @@ from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Blindness
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import charts as cusum
-from pacekeeper.predictor.detector_state import QUIET_SUSPICION, Evidence, among, limits_of
+from pacekeeper.predictor.detector_state import Evidence, among, limits_of
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.sight import Blind, Sight
 from pacekeeper.predictor.workload import sample_of
@@ -167,6 +167,6 @@ def _chosen(evidence: Evidence, ranks: Sequence[int], turn: int) -> int | None:
 def _quiet(evidence: Evidence) -> set[int]:
     """Ranks with records and without a finding or suspicion."""
     charts = evidence.charts
-    is_quiet = cusum.suspicion(limits_of(evidence), charts) <= QUIET_SUSPICION
+    is_quiet = cusum.suspicion(limits_of(evidence), charts) <= cusum.QUIET_SUSPICION
     is_quiet &= ~among(charts.ranks, evidence.slow)
     return {charts.ranks[i] for i in np.flatnonzero(is_quiet)}

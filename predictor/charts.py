@@ -18,6 +18,7 @@ from pacekeeper.predictor.workload import Array, Flags
 WINDOW_STEPS = 32  # of recent log ratios kept
 WINDOW_PARTS = 32  # micro-batches kept, at the least those of the newest step
 CEILING = 2.0  # of the threshold: evidence of long ago must drain within a few steps
+QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

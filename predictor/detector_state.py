@@ -9,12 +9,12 @@ from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, Watch
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.charts import Charts
+from pacekeeper.predictor.common_pace import NO_NEWS, CommonPace, PaceNews
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.thresholds import Thresholds
 from pacekeeper.predictor.workload import Array, Flags, StepSample
 
 COUNTED_STEPS = 4  # steps that would all have to lack a micro-batch to be counted wrong
-QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt from a rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +37,7 @@ class Evidence:
     newcomers: Mapping[int, int] = field(default_factory=dict)
     steps_since_fit: int = 0
     fitted_steps: int = 0  # steps the present model was fitted to
+    common: CommonPace | None = field(default_factory=CommonPace)  # None: not judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Judgement:
 
     `slowdown` is the running median of observed / expected over `measure_steps`, beside the peers.
     `findings` are new ones; `recovered`: ranks whose open finding ended; `changed`: open findings
-    whose slowdown moved enough to tell.
+    whose slowdown moved enough to tell; `common`: the same of all ranks together.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Judgement:
     findings: tuple[Finding, ...] = ()
     recovered: tuple[int, ...] = ()
     changed: Mapping[int, float] = field(default_factory=dict)
+    common: PaceNews = NO_NEWS
     watch: Watch = Watch.MEASURING
     reason: str = ""
 
@@ -72,12 +74,13 @@ def microbatches_per_step(evidence: Evidence) -> int:
     return max((sample.num_microbatches for sample in newest), default=1)
 
 
-def restore(slow: Mapping[int, float]) -> Evidence:
+def restore(slow: Mapping[int, float], *, everybody: float = 1.0) -> Evidence:
     """After a restart: open findings are remembered, all else is measured anew.
 
-    The ranks of open findings teach the new model nothing.
+    The ranks of open findings teach the new model nothing. everybody: slowdown of the open finding
+    of all ranks together, 1.0 without one.
     """
-    return Evidence(slow=dict(slow))
+    return Evidence(slow=dict(slow), common=CommonPace(slowdown=everybody))
 
 
 def forget(evidence: Evidence, ranks: Collection[int]) -> Evidence:

@@ -14,9 +14,15 @@ from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Watch
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.charts import Charts
+from pacekeeper.predictor.common_pace import (
+    NO_NEWS,
+    PaceNews,
+    fold_pace,
+    healthy,
+    on_new_layout,
+)
 from pacekeeper.predictor.cost_model import log_ratios
 from pacekeeper.predictor.detector_state import (
-    QUIET_SUSPICION,
     Evidence,
     Judgement,
     among,
@@ -50,14 +56,19 @@ def fold(
     evidence, sample = _without_newcomers(config, evidence, sample)
     evidence = replace(evidence, charts=cusum.with_ranks(evidence.charts, sample.ranks))
     if is_new_layout:
+        common = evidence.common and on_new_layout(evidence.common)
+        evidence = replace(evidence, common=common)
         # The first step on a new layout is a mixture: shown, neither judged nor learnt from.
         return evidence, _judgement(config, evidence, sample, reason="first step on a new layout")
     evidence, parts = _charted(config, evidence, sample)
     evidence, recovered, remeasured = review(config, evidence)
     evidence, findings = find(config, evidence, sample, parts)
+    evidence, news = _paced(config, evidence, sample)
     evidence = learn(config, evidence, sample)
     judgement = _judgement(config, evidence, sample, reason="")
-    return evidence, replace(judgement, findings=findings, recovered=recovered, changed=remeasured)
+    return evidence, replace(
+        judgement, findings=findings, recovered=recovered, changed=remeasured, common=news
+    )
 
 
 def _without_newcomers(
@@ -95,6 +106,8 @@ def _warm_up(
             reason=f"warm-up: {len(warmup)} of {config.warmup_steps} steps",
         )
     trusted = tuple(only(s, ~among(s.ranks, evidence.slow)) for s in warmup)
+    if evidence.common is not None:
+        trusted = tuple(healthy(evidence.common, s) for s in trusted)
     evidence = replace(evidence, warmup=(), history=trusted)
     evidence = refitted(config, evidence, may_shrink=True)
     for past in warmup:
@@ -132,6 +145,17 @@ def _charted(
     return replace(evidence, charts=charts), parts
 
 
+def _paced(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample
+) -> tuple[Evidence, PaceNews]:
+    """What all ranks share, judged for itself."""
+    if evidence.common is None:
+        return evidence, NO_NEWS
+    model = model_of(evidence)
+    common, news = fold_pace(config, evidence.common, model, sample, evidence.slow)
+    return replace(evidence, common=common), news
+
+
 def _judgement(
     config: DetectorConfig, evidence: Evidence, sample: StepSample, *, reason: str
 ) -> Judgement:
@@ -140,12 +164,15 @@ def _judgement(
     expected_s = model.expected_s(sample.features)
     suspicion = cusum.suspicion(limits_of(evidence), charts)[at]
     common = float(np.median(np.log(np.maximum(sample.observed_s, 1e-9) / expected_s)))
-    if evidence.slow:
+    together = 1.0 if evidence.common is None else evidence.common.slowdown
+    if evidence.slow or together > 1.0:
         watch = Watch.DEGRADED
+        if together > 1.0:
+            reason = f"all ranks together are x{together:.2f} slow"
     elif common > log(EVERYBODY_LATE):
         watch = Watch.SUSPICIOUS
         reason = f"all ranks are x{exp(common):.2f} late: host, fabric or input, not a rank"
-    elif float(suspicion.max(initial=0.0)) > QUIET_SUSPICION:
+    elif float(suspicion.max(initial=0.0)) > cusum.QUIET_SUSPICION:
         watch = Watch.SUSPICIOUS
         worst = int(np.argmax(suspicion))
         reason = f"rank {sample.ranks[worst]} is under suspicion"

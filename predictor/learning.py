@@ -7,8 +7,9 @@ import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.predictor import charts as cusum
+from pacekeeper.predictor.common_pace import healthy, settled
 from pacekeeper.predictor.cost_model import fit
-from pacekeeper.predictor.detector_state import QUIET_SUSPICION, Evidence, among, limits_of
+from pacekeeper.predictor.detector_state import Evidence, among, limits_of
 from pacekeeper.predictor.thresholds import thresholds
 from pacekeeper.predictor.workload import Flags, StepSample
 
@@ -19,18 +20,26 @@ MAX_HISTORY_ROWS = 1 << 17  # steps x ranks kept for a refit
 
 
 def learn(config: DetectorConfig, evidence: Evidence, sample: StepSample) -> Evidence:
-    """Keep the step of all unsuspected ranks - most of them, or nothing; refit now and then."""
+    """Keep the step of all unsuspected ranks - most of them, or nothing; refit now and then.
+
+    Nothing while all of them may be about to be found slow together.
+    """
     charts = evidence.charts
-    is_quiet = cusum.suspicion(limits_of(evidence), charts) <= QUIET_SUSPICION
+    is_quiet = cusum.suspicion(limits_of(evidence), charts) <= cusum.QUIET_SUSPICION
     is_quiet &= ~among(charts.ranks, evidence.slow)
     quiet = among(sample.ranks, np.array(charts.ranks)[is_quiet])
-    evidence = replace(evidence, steps_since_fit=evidence.steps_since_fit + 1)
-    if quiet.sum() * 2 <= len(quiet):
+    evidence, common = (
+        replace(evidence, steps_since_fit=evidence.steps_since_fit + 1),
+        evidence.common,
+    )
+    if quiet.sum() * 2 <= len(quiet) or (common is not None and common.is_held):
         return evidence
     limit = max(
         config.warmup_steps, min(config.history_steps, MAX_HISTORY_ROWS // len(sample.ranks))
     )
-    history = (*evidence.history, only(sample, quiet))[-limit:]
+    taught = only(sample, quiet)
+    taught = taught if common is None else healthy(common, taught)
+    history = (*evidence.history, taught)[-limit:]
     evidence = replace(evidence, history=history)
     due = evidence.steps_since_fit >= min(REFIT_PERIOD_STEPS, evidence.fitted_steps)
     is_new = evidence.layout_steps in NEW_LAYOUT_REFITS and evidence.generation > 1
@@ -61,10 +70,14 @@ def refitted(config: DetectorConfig, evidence: Evidence, *, may_shrink: bool) ->
         parts=charts.recent_parts[:, is_trusted] if charts.num_parts > 1 else None,
         parts_per_step=charts.num_parts,
     )
+    common = evidence.common and settled(
+        config, evidence.common, model, evidence.history, limits, evidence.generation
+    )
     return replace(
         evidence,
         model=model,
         limits=limits,
+        common=common,
         charts=charts,
         steps_since_fit=0,
         fitted_steps=len(evidence.history),

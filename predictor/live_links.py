@@ -55,6 +55,8 @@ def fold_links(
         recover_slowdown=max(RECOVERED, config.recover_slowdown),
         min_steps=max(MIN_STEPS, config.min_steps),
     )
+    # What slows everybody is the fabric: ADR 23.
+    evidence = evidence if evidence.common is None else replace(evidence, common=None)
     evidence, judgement = fold(config, evidence, sample)
     ratios = {rank: evidence.slow.get(rank, 1.0) for rank in sample.ranks}
     findings = tuple(

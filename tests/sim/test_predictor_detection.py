@@ -80,8 +80,8 @@ def test_when_everybody_is_late_nobody_is_named() -> None:
     said = play(SyntheticJob(seed=3, **DEVICE_CLOCK), dict.fromkeys(range(4), 1.5), plans=False)
     assert findings(said) == []
     late = said[FAULT + 5]
-    assert late.watch is Watch.SUSPICIOUS
-    assert "all ranks" in late.reason
+    assert late.watch is Watch.DEGRADED
+    assert "all ranks together" in late.reason
 
 
 def test_a_rank_slow_from_the_start_is_named_by_its_peers_after_the_warm_up() -> None:

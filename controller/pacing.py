@@ -1,0 +1,30 @@
+"""The pace of a job as a whole: incidents of kind host, of no rank, opened and closed. Pure.
+
+They accuse no device, and no layout makes everybody faster: the planner does not follow them.
+"""
+
+from pacekeeper.controller import incidents, lasting
+from pacekeeper.controller.events import Command
+from pacekeeper.controller.state import JobState, State
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.findings import FindingKind
+from pacekeeper.predictor.common_pace import PaceNews
+
+
+def follow_pace(
+    state: State, job: JobState, news: PaceNews, config: ControllerConfig, unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Open, close or re-measure the incident of all ranks together."""
+    commands = list[Command]()
+    if news.found is not None:
+        state, job, said = incidents.open_incident(state, job, news.found, unix_s)
+        commands += said
+    if news.is_over:
+        long = lasting.lasted(job, None, FindingKind.HOST, config.policy.horizon_steps)
+        why = f"all ranks are back at their expected time {long}".strip()
+        job, said = incidents.close(job, {None}, FindingKind.HOST, unix_s, why)
+        commands += said
+    if news.changed is not None:
+        job, said = incidents.remeasure(job, None, FindingKind.HOST, news.changed)
+        commands += said
+    return state, job, commands
