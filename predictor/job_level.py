@@ -6,7 +6,6 @@ a jump that stays may be the schedule's and is told as a note.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
 
 import numpy as np
@@ -22,6 +21,7 @@ from pacekeeper.predictor.job_blocks import (
     paced_over,
 )
 from pacekeeper.predictor.job_expected import Clocked, Pace
+from pacekeeper.predictor.job_rises import STEADY_BLOCKS, Rise, passing_rises
 from pacekeeper.predictor.levels import Level, block_means, levels
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.verdict import Trouble, TroubleKind, Verdict
@@ -29,20 +29,10 @@ from pacekeeper.predictor.workload import Positions
 
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
 MIN_SLOWDOWN = 1.03  # replicates of one recipe differ by as much between allotments of devices
-STEADY_BLOCKS = 2  # a level of one block may be an edge inside the block
 MIN_SIGMAS = 6.0  # as the live detector: the interval is chosen after the fact
 SHIFT_REACH = 0.1  # of the recipe's steps: how far a run's schedule may be shifted
 Z_95 = 1.96
 FLOOR = log(MIN_SLOWDOWN)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Rise:
-    """Levels [begin, end) that are too slow, over the levels around them."""
-
-    begin: int
-    end: int
-    base: float  # log slowdown that counts as none here
 
 
 def job_faults(
@@ -92,7 +82,7 @@ def judge_job(
     blocks = blocks_of(pace, size, known_by)
     found = levels(blocks.excess, sigma=blocks.sigma, penalty=MIN_SIGMAS**2 / 2.0)
     if known_by is Knowledge.NOTHING:
-        rises, jumps = _boxes(found)
+        rises, jumps = passing_rises(found, floor=FLOOR)
         notes.extend(_jump_note(pace, blocks, found, at) for at in jumps)
     else:
         rises = _above(found)
@@ -144,49 +134,18 @@ def _mean(found: Sequence[Level]) -> float:
     return sum(one.mean * one.num_blocks for one in found) / sum(one.num_blocks for one in found)
 
 
-def _above(found: Sequence[Level]) -> list[_Rise]:
+def _above(found: Sequence[Level]) -> list[Rise]:
     """Runs of neighbouring levels that are each too slow."""
-    rises: list[_Rise] = []
+    rises: list[Rise] = []
     for i, level in enumerate(found):
         if level.mean < FLOOR:
             continue
         begin = rises.pop().begin if rises and rises[-1].end == i else i
-        rises.append(_Rise(begin=begin, end=i + 1, base=0.0))
+        rises.append(Rise(begin=begin, end=i + 1))
     return rises
 
 
-def _boxes(found: Sequence[Level]) -> tuple[list[_Rise], list[int]]:
-    """Rises that went away again, and the levels that began with a jump up for another reason.
-
-    A rise to a pace that the job also has at other times is taken for a kind of its work.
-    """
-    steady = [i for i, level in enumerate(found) if level.num_blocks >= STEADY_BLOCKS]
-    boxes: list[_Rise] = []
-    jumps: list[int] = []
-    i = 0
-    while i + 1 < len(steady):
-        before, j = found[steady[i]].mean, i + 1
-        while j < len(steady) and found[steady[j]].mean > before + FLOOR:
-            j += 1
-        if j == i + 1:
-            i += 1
-            continue
-        top = _mean([found[k] for k in steady[i + 1 : j]])
-        after = found[steady[j]].mean if j < len(steady) else np.inf
-        returns = abs(after - before) <= max(FLOOR, top - before) / 3.0
-        elsewhere = (found[k] for k in (*steady[: i + 1], *steady[j:]))
-        is_usual = any(abs(other.mean - top) < FLOOR / 2.0 for other in elsewhere)
-        if returns and not is_usual:
-            base = (before + after) / 2.0
-            boxes.append(_Rise(begin=steady[i] + 1, end=steady[j], base=base))
-            i = j
-        else:
-            jumps.append(steady[i + 1])
-            i += 1
-    return boxes, jumps
-
-
-def _is_shift(blocks: Blocks, found: Sequence[Level], rise: _Rise) -> bool:
+def _is_shift(blocks: Blocks, found: Sequence[Level], rise: Rise) -> bool:
     """Whether the run is only early or late in its schedule.
 
     It is where its replicates have the pace it has here nearby: in two blocks in a row, since one
@@ -207,14 +166,14 @@ def _is_shift(blocks: Blocks, found: Sequence[Level], rise: _Rise) -> bool:
 
 
 def _trouble(
-    pace: Pace, blocks: Blocks, found: Sequence[Level], rise: _Rise, known_by: Knowledge
+    pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise, known_by: Knowledge
 ) -> Trouble | None:
     """The finding, None where it is too short or too little beside the noise."""
     first, last = found[rise.begin].begin, found[rise.end - 1].end
     begin, end = _steps(pace, blocks, found, rise)
     if end - begin < MIN_STEPS:
         return None
-    excess = paced_over(pace, blocks, begin, end) - rise.base
+    excess = rise.size or paced_over(pace, blocks, begin, end) - rise.base
     error = blocks.sigma / sqrt(last - first)
     if excess < max(FLOOR, MIN_SIGMAS * error):
         return None
@@ -242,15 +201,15 @@ def _trouble(
     )
 
 
-def _steps(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: _Rise) -> tuple[int, int]:
+def _steps(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> tuple[int, int]:
     """Indices [begin, end) of the steps of a rise."""
     inside = found[rise.begin : rise.end]
     heights = [one.mean for one in inside if one.num_blocks >= STEADY_BLOCKS] or [_mean(inside)]
     begin, end = 0, int(blocks.end[-1])
     if rise.begin:
-        begin = edge(pace, blocks, inside[0].begin, before=rise.base, after=heights[0])
+        begin = edge(pace, blocks, inside[0].begin, before=rise.before, after=heights[0])
     if rise.end < len(found):
-        end = edge(pace, blocks, inside[-1].end, before=heights[-1], after=rise.base)
+        end = edge(pace, blocks, inside[-1].end, before=heights[-1], after=rise.after)
     return begin, max(end, begin + 1)
 
 
@@ -261,7 +220,7 @@ def _jump_note(pace: Pace, blocks: Blocks, found: Sequence[Level], at: int) -> s
     return f"workload unknown: the pace changed by x{size:.2f} near step {step}; not judged"
 
 
-def _shift_note(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: _Rise) -> str:
+def _shift_note(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> str:
     begin, end = _steps(pace, blocks, found, rise)
     return (
         f"steps {int(pace.step[begin])} to {int(pace.step[end - 1])} have a pace that the "
