@@ -12,6 +12,7 @@ from pacekeeper.controller.state import JobState
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Watch
 from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.common_pace import PaceNews
 from pacekeeper.predictor.detector_state import Evidence, Judgement, restore
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.workload import sample_of
@@ -59,7 +60,22 @@ def fold_roles(
         sample = sample_of([record for record in records if record.rank in ranks])
         by_role[role], judged[role] = fold(config, _evidence(job, role), sample)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
-    return replace(job, evidence=restore(slow), by_role=by_role), _merged(judged)
+    before = job.evidence.common.slowdown if job.evidence.common is not None else 1.0
+    paces = (kept.common.slowdown for kept in by_role.values() if kept.common is not None)
+    now = max(paces, default=1.0)
+    job = replace(job, evidence=restore(slow, everybody=now), by_role=by_role)
+    return job, replace(_merged(judged), common=_news(judged, before, now))
+
+
+def _news(judged: Mapping[str, Judgement], before: float, now: float) -> PaceNews:
+    """Of roles whose ranks are slow together, as of one: by the slowest, then and now."""
+    if before > 1.0:
+        return PaceNews(is_over=now <= 1.0, changed=now if now > 1.0 and now != before else None)
+    for role, judgement in judged.items():
+        found = judgement.common.found
+        if found is not None:
+            return PaceNews(found=replace(found, reason=f"role {role}: {found.reason}"))
+    return PaceNews()
 
 
 def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.core.findings import Blindness, Watch
+from pacekeeper.core.findings import Blindness, FindingKind, Watch
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import QUICK, Driver, attachment
 
@@ -138,3 +138,17 @@ def test_canaries_go_through_all_roles() -> None:
             assert last.is_found
             seen.add(pipeline.roles[last.rank])
     assert seen == {"s0", "s1"}
+
+
+def test_a_role_whose_ranks_become_slower_together_is_one_incident_of_no_rank() -> None:
+    pipeline = Pipeline(["stage-0"] * 3 + ["stage-1"] * 3)
+    pipeline.steps(WARM + 10)
+    pipeline.heavy *= 1.4
+    pipeline.steps(12)
+    (incident,) = pipeline.driver.job.open_incidents
+    assert (incident.finding.kind, incident.finding.rank) == (FindingKind.HOST, None)
+    assert incident.finding.reason.startswith("role stage-1: the job became slower: 3 ranks")
+    assert 1.3 < incident.finding.slowdown < 1.5
+    pipeline.heavy /= 1.4
+    pipeline.steps(14)
+    assert pipeline.driver.job.open_incidents == ()
