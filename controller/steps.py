@@ -163,8 +163,6 @@ def _judge(
     job = _show_on_ranks(job, judgement)
     unix_s = now_s + state.unix_offset_s
     state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
-    state, job, said = pacing.follow_pace(state, job, judgement.common, config, unix_s)
-    commands += said
     job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
     commands += said
     of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
@@ -300,4 +298,5 @@ def _take_judgement(
         if slowdown >= config.detector.min_slowdown:
             job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
             commands += said
-    return state, job, commands
+    state, job, said = pacing.follow_pace(state, job, judgement.common, config, unix_s)
+    return state, job, [*commands, *said]
