@@ -13,7 +13,7 @@ from pacekeeper.core.errors import ConfigError
 
 _TOLD_BY_THE_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
-    "checkpoint_every", "resume",
+    "checkpoint_every", "resume", "max_restarts",
 )  # fmt: skip
 
 
@@ -38,6 +38,7 @@ _TOLD_BY_THE_JOB = (
 @click.option("--checkpoint-dir", help="Seen by all nodes; one directory below it per job.")
 @click.option("--checkpoint-every", type=int, help="Steps between two checkpoints.")
 @click.option("--resume", help="auto, never, or the path of a checkpoint.")
+@click.option("--max-restarts", type=int, help="Of everything, from the newest checkpoint.")
 @click.option("--clock", type=click.Choice(["auto", "device", "cpu", "emulated"]))
 @click.pass_context
 def command(
@@ -57,6 +58,7 @@ def command(
     checkpoint_dir: str | None,
     checkpoint_every: int | None,
     resume: str | None,
+    max_restarts: int | None,
     clock: str | None,
 ) -> None:
     """Start and watch this node's ranks of a training job.
@@ -90,10 +92,11 @@ def command(
         checkpoint_dir=checkpoint_dir,
         checkpoint_period_steps=checkpoint_every,
         resume=resume,
+        max_restarts=max_restarts,
     )
     with needs_torch():
         from pacekeeper.trainer.node_spec import NodeSpec
-        from pacekeeper.trainer.supervisor import supervise
+        from pacekeeper.trainer.restarts import supervise_to_the_end
     try:
         spec = NodeSpec(
             config=config,
@@ -107,7 +110,7 @@ def command(
         )
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
-    ctx.exit(int(supervise(spec)))
+    ctx.exit(int(supervise_to_the_end(spec)))
 
 
 def _join(

@@ -262,6 +262,9 @@ class TrainConfig:
     # Where to begin: "auto" (the newest checkpoint below checkpoint_dir, else step 0), "never"
     # (step 0), or the path of one checkpoint.
     resume: str = "auto"
+    # Times the launchers start everything again, from the newest checkpoint, when all ranks of all
+    # nodes have ended without having finished.
+    max_restarts: int = 0
 
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
@@ -282,6 +285,7 @@ class TrainConfig:
             "checkpoint_period_steps",
         )
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
+        _at_least(self, 0, "max_restarts")
         _at_least(self, 2, "checkpoints_kept")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
         _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")

@@ -119,7 +119,7 @@ class Rank:
             if spec.faults_dir
             else None
         )
-        self.log = StepLog(spec.run_dir, spec.rank)
+        self.log = StepLog(spec.run_dir, spec.rank, is_continued=spec.first_life > 0)
         self.checkpoints = Checkpoints(
             config,
             rank=spec.rank,

@@ -11,14 +11,17 @@ _log = logging.getLogger(__name__)
 
 
 class StepLog:
-    """`steps-RANK.jsonl` below the run's directory, begun anew. Raises HostError if it can not."""
+    """`steps-RANK.jsonl` below the run's directory, begun anew unless the job was started again.
 
-    def __init__(self, run_dir: str, rank: int) -> None:
+    Raises HostError if it can not.
+    """
+
+    def __init__(self, run_dir: str, rank: int, *, is_continued: bool = False) -> None:
         self._rank = rank
         path = Path(run_dir) / f"steps-{rank}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("w")
+            self._file = path.open("a" if is_continued else "w")
         except OSError as error:
             raise HostError(
                 f"can not write {path}: {error.strerror}", remedy="choose another --run-dir"

@@ -21,6 +21,7 @@ from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
+from pacekeeper.trainer.last_rung import LastRung
 from pacekeeper.trainer.limits import check_startable, node_limits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
@@ -50,7 +51,11 @@ LEARN_S = 1.0  # between two looks for nodes that joined
 _log = logging.getLogger(__name__)
 
 
-def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCode:
+def supervise(
+    spec: NodeSpec,
+    body: Callable[[RankSpec], None] = rank_main,
+    rung: LastRung | None = None,
+) -> ExitCode:
     """Run this node's part of the job to its end; `body` is what its rank processes run.
 
     OK where at least one rank finished (others may have died on the way) or all ended on request;
@@ -70,6 +75,8 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
     # Whatever can fail here fails before the others count on this node.
     claim = claim_directory(Path(spec.ring_dir), spec.config.job)
     try:
+        if rung is not None:
+            rung.open(server)
         met = meet(
             spec.rendezvous,
             node_rank=spec.node_rank,
@@ -82,18 +89,23 @@ def supervise(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> E
             clock = choose_clock(met.clock, devices)
         say_clock(clock, wanted, devices, len(spec.ranks))
         spec = replace(spec, config=replace(spec.config, clock=clock))
-        return run_to_the_end(Supervisor(spec, met.addresses, met.life, body))
+        supervisor = Supervisor(spec, met.addresses, met.life, body)
+        return run_to_the_end(supervisor, rung)
     finally:
         if claim >= 0:  # the directory's files stay for the agent to read to their end
             os.close(claim)
 
 
-def run_to_the_end(supervisor: "Supervisor") -> ExitCode:
+def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> ExitCode:
     """Start the ranks, watch them, end with them."""
+    supervisor.first_life = 0 if rung is None else rung.first_life
     _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
-        return supervisor.watch()
+        code = supervisor.watch()
+        if rung is not None:
+            rung.end(supervisor, code)
+        return code
     finally:
         supervisor.kill_all()
 
@@ -110,6 +122,7 @@ class Supervisor:
     ) -> None:
         self.spec = spec
         self.life = life
+        self.first_life = 0  # of the job, where this life is not its first
         self.body = body
         self.fenced: set[int] = set()
         self.addresses = addresses
@@ -160,6 +173,7 @@ class Supervisor:
                         faults_dir=self.spec.faults_dir,
                         life=self.life,
                         is_newcomer=self.spec.seat is not None,
+                        first_life=self.first_life,
                     ),
                 ),
                 name=f"rank-{rank}",

@@ -5,46 +5,16 @@ The undisturbed run is one process that holds everything; float64, so that 1e-9 
 
 import signal
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
+from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
+from support.resumes import assert_losses, saved, saving
 from support.sabotage import Moment, Sabotage
-
-
-@cache
-def undisturbed() -> tuple[float, ...]:
-    return tuple(loss for _, loss, _ in train_alone(SMALL))
-
-
-def saving(directory: Path, **values: Any) -> TrainConfig:
-    return replace(
-        SMALL, checkpoint_dir=str(directory / "kept"), checkpoint_period_steps=4, **values
-    )
-
-
-def saved(config: TrainConfig) -> list[CheckpointId]:
-    """Complete checkpoints, newest first."""
-    return complete_ids(open_storage(f"{config.checkpoint_dir}/{config.job}"))
-
-
-def assert_losses(fleet: Fleet, ranks: tuple[int, ...], first: int) -> None:
-    """Steps from `first` on; of those that were done twice, the later time counts."""
-    wanted = dict(enumerate(undisturbed()))
-    for rank in ranks:
-        found = {line["step"]: line["loss"] for line in fleet.steps(rank)}
-        assert sorted(found) == list(range(first, SMALL.steps)), rank
-        for step, loss in found.items():
-            assert loss == pytest.approx(wanted[step], rel=1e-9), (rank, step)
 
 
 def kill_all(fleet: Fleet) -> None:

@@ -284,7 +284,7 @@ def _supervise(
 ) -> None:
     from pacekeeper.trainer.newcomer import JoinSpec, join
     from pacekeeper.trainer.node_spec import NodeSpec
-    from pacekeeper.trainer.supervisor import supervise
+    from pacekeeper.trainer.restarts import supervise_to_the_end
 
     if server:
         share_server(server)
@@ -296,4 +296,4 @@ def _supervise(
     if "join" in options:
         addresses = tuple(options.pop("join").split(","))
         os._exit(int(join(JoinSpec(addresses=addresses, **options), body)))
-    os._exit(int(supervise(NodeSpec(config=config, **options), body)))
+    os._exit(int(supervise_to_the_end(NodeSpec(config=config, **options), body)))

@@ -1,0 +1,57 @@
+"""When everything is started again: only when all have ended, and none in a way that forbids it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.restart import LONGEST_BACK_OFF_S, RESTARTABLE, Next, back_off_s, next_move
+
+nodes = st.integers(1, 4)
+codes = st.sampled_from([int(code) for code in ExitCode])
+
+
+@given(nodes, st.data())
+def test_all_launchers_that_know_the_same_do_the_same_and_only_the_whole_job_again(
+    num_nodes: int, data: st.DataObject
+) -> None:
+    everyone = st.integers(0, num_nodes - 1)
+    ended = data.draw(st.dictionaries(everyone, codes))
+    gone = data.draw(st.frozensets(everyone))
+    chosen, why = next_move(num_nodes, ended, gone)
+    assert why
+    forbids = any(code not in RESTARTABLE for code in ended.values())
+    if forbids or gone - set(ended):
+        assert chosen is Next.END
+    else:
+        assert chosen is (Next.AGAIN if len(ended) == num_nodes else Next.WAIT)
+
+
+@given(nodes, st.data())
+def test_more_notices_never_turn_an_end_into_a_restart(num_nodes: int, data: st.DataObject) -> None:
+    ended = data.draw(st.dictionaries(st.integers(0, num_nodes - 1), codes))
+    more = (
+        ended
+        | data.draw(
+            st.dictionaries(st.integers(0, num_nodes - 1).filter(lambda n: n not in ended), codes)
+        )
+        if len(ended) < num_nodes
+        else ended
+    )
+    if next_move(num_nodes, ended, ())[0] is Next.END:
+        assert next_move(num_nodes, more, ())[0] is Next.END
+
+
+@pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.NO_QUORUM, ExitCode.CONFIG, ExitCode.DATA])
+def test_who_finished_lost_its_quorum_or_can_not_run_starts_nothing(code: ExitCode) -> None:
+    assert next_move(2, {0: ExitCode.INTERNAL, 1: code}, ())[0] is Next.END
+
+
+def test_a_launcher_that_told_its_end_and_went_on_is_not_gone() -> None:
+    ended = {0: int(ExitCode.INTERNAL), 1: int(ExitCode.LOST_STATE)}
+    assert next_move(2, ended, {0})[0] is Next.AGAIN
+
+
+def test_waits_double_up_to_a_limit() -> None:
+    assert [back_off_s(n) for n in (1, 2, 3)] == [1.0, 2.0, 4.0]
+    assert back_off_s(50) == LONGEST_BACK_OFF_S

@@ -1,0 +1,28 @@
+"""What a launcher asks at the two ends of a job's life, so that another life may follow it."""
+
+from typing import Protocol
+
+from torch._C._distributed_c10d import TCPStore
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.trainer.stores import Stores
+
+
+class Life(Protocol):
+    """What is left of a launcher's work when its ranks have ended."""
+
+    life: int
+    stores: Stores
+    stop_asked_s: float  # 0: nobody asked
+
+
+class LastRung(Protocol):
+    """`first_life`: of the job, 0 while it has had none (trainer/restarts.py)."""
+
+    first_life: int
+
+    def open(self, server: TCPStore) -> None:
+        """Before the launchers meet; `server` is this node's store."""
+
+    def end(self, ended: Life, code: ExitCode) -> None:
+        """After this node's ranks ended with `code`, while its store is still there."""
