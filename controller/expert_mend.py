@@ -5,7 +5,7 @@ their ranks. Where floors are no promise, an expert that can not be brought to t
 has.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,14 +52,6 @@ class Needs:
             racks=np.minimum(self.racks, _width(hosts, cluster.racks)),
         )
 
-    def of_experts(self, layer: int, experts: Sequence[int]) -> "Needs":
-        """Of some experts of one layer, as if they were all there is."""
-        return Needs(
-            ranks=self.ranks[[layer]][:, experts],
-            nodes=self.nodes[[layer]][:, experts],
-            racks=self.racks[[layer]][:, experts],
-        )
-
     def below(self, hosts: Flags, cluster: Cluster) -> Flags:
         """[layers, experts] who lacks something; hosts [layers, experts, ranks]."""
         kept = self.kept_by(hosts, cluster)
@@ -83,15 +75,31 @@ class Needs:
             is_open = is_open & adds if adds.any() else is_open
         return is_open
 
-    def may_leave(self, hosts: Flags, layer: int, cluster: Cluster) -> Flags:
-        """[experts, ranks] which replicas of one layer may go; hosts [experts, ranks]."""
-        may: Flags = hosts & (hosts.sum(axis=1) > self.ranks[layer])[:, None]
-        for labels, need in ((cluster.nodes, self.nodes), (cluster.racks, self.racks)):
+    def may_leave(self, hosts: Flags, layer: int, cluster: Cluster, floors: Floors) -> Flags:
+        """[experts, ranks] which replicas of one layer may go; hosts [experts, ranks].
+
+        Those that are left stand on as many nodes (racks) as the floors ask of so many.
+        """
+        left = hosts.sum(axis=1) - 1
+        may: Flags = hosts & (left >= self.ranks[layer])[:, None]
+        for labels, need, floor in (
+            (cluster.nodes, self.nodes, floors.nodes),
+            (cluster.racks, self.racks, floors.racks),
+        ):
             number = _number_in(hosts[None], labels)[0]
-            is_wide = np.count_nonzero(number, axis=1) > need[layer]
+            wanted = np.maximum(need[layer], np.minimum(floor, left))
+            is_wide = np.count_nonzero(number, axis=1) > wanted
             at = np.unique(labels, return_inverse=True)[1]
             may &= is_wide[:, None] | (number[:, at] > 1)
         return may
+
+
+def get_no_narrower(before: Flags, after: Flags, cluster: Cluster, floors: Floors) -> bool:
+    """Do these experts [experts, ranks] stay on as many nodes and racks, up to the floors?"""
+    return all(
+        bool((_width(after[None], labels) >= np.minimum(_width(before[None], labels), floor)).all())
+        for labels, floor in ((cluster.nodes, floors.nodes), (cluster.racks, floors.racks))
+    )
 
 
 def _width(hosts: Flags, labels: tuple[int, ...]) -> Counts:

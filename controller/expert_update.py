@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import UNPROVEN, EvenShares, shares_on_ranks
 from pacekeeper.controller.expert_drafts import Task
-from pacekeeper.controller.expert_mend import Needs
+from pacekeeper.controller.expert_mend import Needs, get_no_narrower
 from pacekeeper.controller.slot_bound import least_value
 
 NEAR = 0.01  # above the fluid: a layer so near is left alone
@@ -243,7 +243,7 @@ def _room_for(
     rank = int(open_height.argmin())
     if open_height[rank] < aim:
         return rank, None
-    may = needs.may_leave(hosts, layer, task.cluster) & is_open
+    may = needs.may_leave(hosts, layer, task.cluster, task.floors) & is_open
     left = carried[:, None] - task.speeds
     may &= rows[:, None] <= aim * np.maximum(left, 0.0)
     may &= height < aim
@@ -289,7 +289,7 @@ def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Cha
                 target=target,
                 guest=None if guest == NOBODY else guest,
             )
-            if change not in way.failed and _is_allowed(hosts, task, layer, needs, change):
+            if change not in way.failed and _is_allowed(hosts, task, needs, change):
                 return change
     return None
 
@@ -307,11 +307,11 @@ def _misses(
     return np.where(moved > 0.0, result, np.inf)
 
 
-def _is_allowed(hosts: Flags, task: Task, layer: int, needs: Needs, change: _Change) -> bool:
+def _is_allowed(hosts: Flags, task: Task, needs: Needs, change: _Change) -> bool:
     if change.guest is None:
         is_open = needs.open_ranks(hosts[change.expert], task.cluster, task.floors)
         return bool(is_open[change.target])
     trial = hosts.copy()
     change.apply(trial)
     touched = [change.expert, change.guest]
-    return not needs.of_experts(layer, touched).below(trial[None, touched], task.cluster).any()
+    return get_no_narrower(hosts[touched], trial[touched], task.cluster, task.floors)

@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, alike
-from pacekeeper.controller.expert_mend import Needs, mended
+from pacekeeper.controller.expert_mend import Needs, get_no_narrower, mended
 from pacekeeper.controller.expert_moves import nearest_ranks
 from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
 
@@ -141,3 +141,15 @@ def test_only_ranks_that_are_alike_change_places() -> None:
         1.0,
         0.5,
     ]
+
+
+def test_an_expert_that_got_more_hosts_keeps_them_on_as_many_nodes_as_they_can_reach() -> None:
+    cluster, floors = alike(4, 2, ranks_per_node=2), Floors(nodes=2, is_strict=False)
+    needs = Needs.of(flags_of([[[2]]], 4), cluster, floors)  # it had one host
+    three = flags_of([[[0, 1, 2]]], 4)[0]
+    may_leave = needs.may_leave(three, 0, cluster, floors)
+    assert may_leave.tolist() == [[True, True, False, False]]
+    two = flags_of([[[1, 2]]], 4)[0]
+    assert needs.may_leave(two, 0, cluster, floors).tolist() == [[False, True, True, False]]
+    assert not get_no_narrower(two, flags_of([[[0, 1]]], 4)[0], cluster, floors)
+    assert get_no_narrower(two, flags_of([[[1, 3]]], 4)[0], cluster, floors)
