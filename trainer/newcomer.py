@@ -175,6 +175,7 @@ class Door:
         own, now_s = self._own, time.monotonic()
         if self._stores.read(own.node, ADMISSION_KEY) is not None:
             _log.info("node=%d is let in", own.node)
+            self._supervisor.is_waiting = False
             return False
         if self._supervisor.codes:
             _log.error("a rank ended before it was let in: this node does not join")

@@ -136,6 +136,7 @@ class Supervisor:
         self.is_watched = True  # until an agent fails to come, or to come again
         # Asked at every look until it says False: what else this launcher has to do.
         self.beside: Callable[[], bool] | None = None
+        self.is_waiting = spec.seat is not None  # to be let into the job
         self._facts: str | None = None
         self._learnt_s = 0.0
         self._born_s = time.monotonic()
@@ -219,7 +220,8 @@ class Supervisor:
             self.stop_asked_s = now_s
         if not self.is_told:
             self.is_told = True
-            self.stores.append_everywhere(STOP_KEY, f"{self.spec.node_rank},")
+            if not self.is_waiting:  # else the job is not this node's to end
+                self.stores.append_everywhere(STOP_KEY, f"{self.spec.node_rank},")
             self._tell_to_stop()
         grace_s = GRACE_S + self.spec.config.peer_timeout_s
         if self.is_impatient or now_s - self.stop_asked_s > grace_s:

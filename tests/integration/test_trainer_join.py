@@ -112,3 +112,18 @@ def test_two_nodes_join_at_once_while_a_member_dies(tmp_path: Path) -> None:
         assert newest_layout(fleet, node=0).ranks == (0, 2, 3, 4)
         end(fleet, 2)
         assert_exact(fleet, (0, 2), (3, 4))
+
+
+def test_a_newcomer_that_freezes_on_its_way_in_is_fenced_and_left_behind(tmp_path: Path) -> None:
+    config = replace(ENDLESS, peer_timeout_s=4.0)
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1, is_quick=True
+    ) as fleet:
+        fleet.await_step(3, 1)
+        launcher = fleet.join(body=Sabotage(moment=Moment.IN_FORMING, frozen=(2,)))
+        fleet.await_(lambda: launcher.code() is not None)
+        assert "rank=2 is fenced" in launcher.output()
+        fleet.await_step(fleet.steps(0)[-1]["step"] + MORE_STEPS, 1)
+        assert [len(fleet.events(rank, "regroup")) for rank in (0, 1)] == [1, 1]
+        end(fleet, 0)
+        assert_exact(fleet, (0, 1), ())

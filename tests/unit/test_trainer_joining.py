@@ -1,6 +1,7 @@
 """A node at the door of a job: what it learns, which numbers it takes, when it counts as there."""
 
 import platform
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.newcomer import Door, JoinSpec, find_job, join, take_numbers
 from pacekeeper.trainer.node_spec import NodeSpec, Seat
 from pacekeeper.trainer.quorum import NO_GROUP, Group
-from pacekeeper.trainer.stores import Stores, connect_store, host_store
+from pacekeeper.trainer.stores import STOP_KEY, Stores, connect_store, host_store
 from pacekeeper.trainer.supervisor import Supervisor
 from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
 
@@ -232,3 +233,16 @@ def test_a_launcher_learns_of_nodes_that_joined(tmp_path: Path) -> None:
     stores.append_everywhere("deaths", "4@none,")
     assert Stores((address,)).read(0, "deaths") == "4@none,"
     assert stores.gone >= {1, 3}, "of those nobody knows a store"
+
+
+def test_a_node_that_is_told_to_end_while_it_waits_ends_alone(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    waiting.supervisor.ask_to_stop()
+    waiting.supervisor._follow_stop(time.monotonic())
+    assert not waiting.leader.check([STOP_KEY])
+    inside = Waiting(tmp_path)
+    inside.own.set(ADMISSION_KEY, "...")
+    assert not inside.knock()
+    inside.supervisor.ask_to_stop()
+    inside.supervisor._follow_stop(time.monotonic())
+    assert inside.leader.get(STOP_KEY) == b"2,", "as every launcher of the job"
