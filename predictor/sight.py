@@ -14,6 +14,7 @@ from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Blindness
 from pacekeeper.predictor.charts import WINDOW_STEPS
 from pacekeeper.predictor.detector_state import Evidence, among, limits_of, sigma_of
+from pacekeeper.predictor.peers import MIN_PEERS
 from pacekeeper.predictor.robust import MEDIAN_ERROR
 from pacekeeper.predictor.slowdown import patience
 from pacekeeper.predictor.thresholds import Thresholds
@@ -59,9 +60,21 @@ def sight_of(config: DetectorConfig, evidence: Evidence, ranks: Sequence[int]) -
         charted + float(charts.sample_doubt[at].max(initial=0.0)),
         _agreed(config, sigma, steps) + float(charts.doubt[at].max(initial=0.0)),
     )
-    level += MARGIN * MEDIAN_ERROR * sigma / limits_of(evidence).weight / sqrt(steps)
+    level += MARGIN * MEDIAN_ERROR * _chance(evidence, sigma, len(ranks)) / sqrt(steps)
     level = max(level, 2.0 * APART * sigma)
     return Sight(slowdown=exp(level) if level < MOST else inf, steps=steps)
+
+
+def _chance(evidence: Evidence, sigma: float, num_ranks: int) -> float:
+    """What a step's log ratio may err by (one sigma); more where one step repeats the last.
+
+    With one witness a rank must be late by the clock as well: what both share, and how it lasts,
+    hides as much (a host that is faster for some steps).
+    """
+    own, common = sigma / limits_of(evidence).weight, evidence.common
+    if num_ranks > MIN_PEERS or common is None or common.limits is None:
+        return own
+    return max(own, common.sigma / common.limits.weight)
 
 
 def blindness(

@@ -1,0 +1,52 @@
+"""With two ranks the only witness shares each disturbance: the promise counts that, and is kept."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.predictor.canary import Canaries, Outcome, carried_on
+from pacekeeper.predictor.detector_state import begin
+from pacekeeper.predictor.evidence import fold
+from pacekeeper.predictor.sight import sight_of
+from pacekeeper.predictor.workload import sample_of
+from support.machine_driver import step as records_of
+
+CONFIG = DetectorConfig(warmup_steps=12, canary_period_steps=20)
+STEPS = 400
+
+
+def outcomes(seed: int, *, shared: float) -> tuple[list[Outcome], float]:
+    """Canaries of two ranks whose clock wanders together, and the last promise."""
+    random = np.random.default_rng(seed)
+    evidence, canaries, common = begin(), Canaries(), 0.0
+    ended: list[Outcome] = []
+    promised = 1.0
+    for number in range(STEPS):
+        common = 0.8 * common + shared * random.standard_normal()
+        own = common + 0.02 * random.standard_normal(2)
+        records = [
+            replace(record, compute_s=0.1 * float(np.exp(own[record.rank])))
+            for record in records_of(number, ranks=range(2))
+            if isinstance(record, MicroBatchRecord)
+        ]
+        evidence, _ = fold(CONFIG, evidence, sample_of(records))
+        sight, before = sight_of(CONFIG, evidence, range(2)), canaries.last
+        canaries = carried_on(
+            CONFIG, canaries, evidence, records, sight=sight, ranks=range(2), seed=1
+        )
+        promised = promised if sight is None else sight.slowdown
+        if canaries.last is not None and canaries.last is not before:
+            ended.append(canaries.last)
+    return ended, promised
+
+
+def test_a_wander_that_both_share_breaks_no_promise() -> None:
+    ended = [outcome for seed in range(5) for outcome in outcomes(seed, shared=0.03)[0]]
+    assert len(ended) > 60
+    assert [outcome for outcome in ended if not outcome.is_found] == []
+
+
+def test_without_one_the_promise_is_as_small_as_ever() -> None:
+    assert outcomes(0, shared=0.0)[1] < outcomes(0, shared=0.03)[1]
