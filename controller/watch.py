@@ -116,7 +116,8 @@ def _with_canary(
         records,
         sight=sight,
         ranks=group.ranks,
-        seed=crc32(job.name.encode()),
+        # With each role's turn it is the turn of its next rank.
+        seed=crc32(job.name.encode()) - before.turn + before.turn // len(groups),
     )
     job = replace(job, canaries=canaries)
     last = canaries.last

@@ -65,6 +65,7 @@ def test_reports_that_come_twice_take_nobody_back() -> None:
         driver.report(*records)
         assert driver.job.step == LAST
         assert not driver.job.again
+        assert "went back" not in driver.texts
 
 
 def test_one_rank_that_goes_back_takes_nobody_along() -> None:
