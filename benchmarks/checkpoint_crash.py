@@ -164,7 +164,8 @@ def run_writers(directory: Path, life: int, kind: str, draw: random.Random) -> N
 
 def spoil(storage: Storage, one: CheckpointId, kind: str, draw: random.Random) -> None:
     """Tear, flip or remove one of its files."""
-    names = [name for name in storage.names(one.name) if not name.startswith("part-")]
+    # What a killed rank left beside these is of no use to anybody.
+    names = [n for n in storage.names(one.name) if n == MANIFEST_FILE or n.endswith(".safetensors")]
     path = Path(storage.root, one.name, draw.choice(names))
     data = bytearray(path.read_bytes())
     at = draw.randrange(len(data) - 1)  # the last byte of a manifest is a line's end
