@@ -99,7 +99,7 @@ def found_in(trace: Trace) -> tuple[Trouble, ...]:
 @pytest.mark.parametrize(
     "causes",
     [(), (slow_rank,), (slow_later,), (slow_node,), (slow_rank, slow_node), (jitter,), (stutter,)],
-    ids=str,
+    ids=lambda causes: "+".join(cause.__name__ for cause in causes) or "nothing",
 )
 def test_slow_devices_and_noise_are_not_uneven_work(causes: tuple[WorkTime, ...]) -> None:
     assert found_in(timeline(JOB, times(*causes))) == ()
