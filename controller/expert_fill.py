@@ -31,18 +31,18 @@ def filled(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, EvenShare
     """
     pieces = np.zeros((*loads.shape, len(speeds)))
     fluid = loads.sum(axis=1) / speeds.sum()
-    for layer, rows in enumerate(loads):
+    # In a layer that nobody used yet all experts are equal: each needs its hosts and shares.
+    told = np.where(loads.any(axis=1, keepdims=True), loads, 1.0)
+    for layer, rows in enumerate(told):
         for aim in AIMS:
-            found = _layer(rows, aim * fluid[layer] * speeds, slots)
+            found = _layer(rows, aim * rows.sum() / speeds.sum() * speeds, slots)
             if found is not None:
                 pieces[layer] = found
                 break
         else:
             return None
     hosts = pieces > 0.0
-    rows = np.where(loads > 0.0, loads, 1.0)
-    shares = np.where(hosts, pieces / rows[:, :, None], 0.0)
-    shares /= shares.sum(axis=2, keepdims=True)
+    shares = pieces / pieces.sum(axis=2, keepdims=True)
     value = (np.einsum("le,ler->lr", loads, shares) / speeds).max(axis=1)
     return hosts, EvenShares(
         shares=shares,

@@ -241,8 +241,8 @@ def test_unknown_names_are_answered_with_those_there_are(controller: ControllerP
 
 def test_a_rank_whose_agent_is_away_is_silent_and_not_dead(controller: ControllerProcess) -> None:
     left, right = ScriptedAgent(controller.address), ScriptedAgent(controller.address, hello("b"))
-    right.report_and_wait(JobReport(job=JOB, attached=tuple(attachments(JOB, (2, 3)))))
     left.report_and_wait(attached(JOB, LAYOUT))
+    right.report_and_wait(JobReport(job=JOB, attached=tuple(attachments(JOB, (2, 3)))))
     steps(left, 0, 3)
     assert [rank.state for rank in ask_job(controller).ranks] == ["alive"] * 4
     right.close()

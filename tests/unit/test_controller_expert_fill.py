@@ -78,3 +78,12 @@ def test_twelve_experts_on_ten_nodes_survive_any_four_losses_where_the_hottest_a
         (layer,) = plan.proof.layers
         assert layer.value <= (1.0 + max(even, 1e-3)) * layer.fluid
         assert plan.proof.survival.by_losses[4] == pytest.approx(survived)
+
+
+def test_in_a_layer_that_nobody_used_every_expert_has_hosts_and_whole_shares() -> None:
+    found = filled(np.array([[0.0, 0.0, 0.0], [5.0, 1.0, 0.0]]), np.ones(2), np.full(2, 2))
+    assert found is not None
+    hosts, even = found
+    assert hosts.any(axis=2).all()
+    assert np.allclose(even.shares.sum(axis=2), 1.0)
+    assert even.value[0] == even.bound[0] == 0.0
