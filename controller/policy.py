@@ -7,6 +7,7 @@ none does, replicas move for safety: experts on too few nodes, or where survivor
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
 from pacekeeper.controller.shares import Split, batch_rows, split_layers
@@ -84,11 +85,12 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         # What its trainer gives by itself is the best there is, if it knows the speeds.
         splits=splits if speeds == view.layout.speed_by_rank else None,
     )
-    decision = _fastest(view, config, now)
+    search = _Search(view, config, now)
+    decision = _fastest(view, config, now, search)
     # Other shares alone would make the layout ours, and leave replicas where survivors put them.
     is_hasty = view.by_survivors and decision.rung not in COSTLY
     if is_hasty or (decision.layout is None and now.num_narrow):
-        decision = _safer(view, config, now, decision.layout or view.layout) or decision
+        decision = _safer(view, config, now, search, decision.layout or view.layout) or decision
     more = exposed(decision.layout or view.layout, floor) + _refused(view, decision.rung)
     return replace(decision, reason=decision.reason + more)
 
@@ -107,7 +109,44 @@ class _Now:
     splits: tuple[Split, ...] | None
 
 
-def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
+class _Search:
+    """What is dear: found when it is first asked for, and once."""
+
+    def __init__(self, view: View, config: PolicyConfig, now: _Now) -> None:
+        self._view, self._config, self._now = view, config, now
+
+    @cached_property
+    def splits(self) -> Sequence[Split]:
+        """The best shares over the present hosts."""
+        view, now = self._view, self._now
+        return now.splits or split_layers(view.layout, loads=view.workload.loads, speeds=now.speeds)
+
+    @cached_property
+    def replicas(self) -> ReplicaPlan | None:
+        """Where experts would better be, None where they are well."""
+        view, config, now = self._view, self._config, self._now
+        limit = config.max_moved_bytes
+        return plan_replicas(
+            view.layout,
+            self.splits,
+            view.workload.loads,
+            now.speeds,
+            Wishes(
+                slots_per_rank=view.shape.slots_per_rank,
+                min_hosts=config.min_hosts,
+                spread=now.floor,
+                row_s=row_s(view.model, view.workload, view.layout),
+                replica_s=replica_s(view.model, view.workload, view.layout),
+                num_steps=config.horizon_steps,
+                move_s=view.shape.expert_bytes * config.move_s_per_byte,
+                restart_s=config.restart_s,
+                failure_probability=config.failure_probability,
+                max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
+            ),
+        )
+
+
+def _fastest(view: View, config: PolicyConfig, now: _Now, search: _Search) -> Decision:
     """The way home, or the plan that gains most."""
     current_s = now.current_s
     home = None if view.slow else view.home
@@ -129,7 +168,7 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
     best = _nothing("no layout is better")
     best_value_s = 0.0
     shares_value_s = 0.0
-    for candidate in _candidates(view, config, now):
+    for candidate in _candidates(view, now, search):
         rung, layout = candidate.rung, candidate.layout
         price = _price(view, layout, now.speeds, now.overhead_s)
         gain_s = current_s - price.step_s
@@ -164,14 +203,15 @@ def _fastest(view: View, config: PolicyConfig, now: _Now) -> Decision:
     return best
 
 
-def _safer(view: View, config: PolicyConfig, now: _Now, shared: Layout) -> Decision | None:
+def _safer(
+    view: View, config: PolicyConfig, now: _Now, search: _Search, shared: Layout
+) -> Decision | None:
     """Other replicas for safety: they need not gain time, only not cost much.
 
     Where experts stand on too few nodes; and after a death, if what is less likely lost until the
     next plan is worth the copies. Batch shares are those of `shared`.
     """
-    splits = now.splits or split_layers(view.layout, loads=view.workload.loads, speeds=now.speeds)
-    plan = _replicas(view, config, now, splits)
+    plan = search.replicas
     if plan is None:
         return None
     layout = replace(
@@ -230,10 +270,9 @@ class _Candidate:
     proof: str = ""
 
 
-def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[_Candidate]:
+def _candidates(view: View, now: _Now, search: _Search) -> list[_Candidate]:
     """The rungs of the ladder, each on top of the one before."""
     layout, speeds = view.layout, now.speeds
-    splits = now.splits or split_layers(layout, loads=view.workload.loads, speeds=speeds)
     rows = batch_rows(view.shape.rows_per_step, {r: speeds[r] for r, _ in layout.batch_shares})
     batch = tuple((rank, count / view.shape.rows_per_step) for rank, count in rows.items())
 
@@ -248,13 +287,13 @@ def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[_Candidate]
             speeds=_slow_speeds(now),
         )
 
-    shared = tuple(split.hosts for split in splits)
+    shared = tuple(split.hosts for split in search.splits)
     candidates = [
         _Candidate(rung=Rung.TOKEN_SHARES, layout=made(shared, layout.batch_shares)),
         _Candidate(rung=Rung.BATCH_SHARES, layout=made(shared, batch)),
     ]
     # State is moved for nobody whose device is well by the probe: shares are, they cost nothing.
-    if not view.refuted & set(view.slow) and (plan := _replicas(view, config, now, splits)):
+    if not view.refuted & set(view.slow) and (plan := search.replicas):
         candidates.append(
             _Candidate(
                 rung=Rung.MOVE_REPLICAS,
@@ -263,31 +302,6 @@ def _candidates(view: View, config: PolicyConfig, now: _Now) -> list[_Candidate]
             )
         )
     return candidates
-
-
-def _replicas(
-    view: View, config: PolicyConfig, now: _Now, splits: Sequence[Split]
-) -> ReplicaPlan | None:
-    """Where experts would better be, None where they are well."""
-    limit = config.max_moved_bytes
-    return plan_replicas(
-        view.layout,
-        splits,
-        view.workload.loads,
-        now.speeds,
-        Wishes(
-            slots_per_rank=view.shape.slots_per_rank,
-            min_hosts=config.min_hosts,
-            spread=now.floor,
-            row_s=row_s(view.model, view.workload, view.layout),
-            replica_s=replica_s(view.model, view.workload, view.layout),
-            num_steps=config.horizon_steps,
-            move_s=view.shape.expert_bytes * config.move_s_per_byte,
-            restart_s=config.restart_s,
-            failure_probability=config.failure_probability,
-            max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
-        ),
-    )
 
 
 def _slow_speeds(now: _Now) -> tuple[tuple[int, float], ...]:

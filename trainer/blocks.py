@@ -25,18 +25,7 @@ class Moments(Protocol):
     def step_began(self, step: int) -> None:
         """Moment 2."""
 
-    def micro_batch(
-        self,
-        *,
-        compute: ComputeTime | None,
-        tokens: int,
-        sum_len_squared: int,
-        expert_rows: int,
-        num_active_experts: int,
-        rows_over: Sequence[int],
-        num_documents: int,
-        tensor_share: float,
-    ) -> None:
+    def told(self, compute: ComputeTime | None, work: Work) -> None:
         """Moment 3."""
 
     def step_ended(self, *, tokens: int, loss: float | None = None) -> None:
@@ -85,17 +74,7 @@ class MicroBatchTimer:
                 compute = moments.timer.end()
             except Exception as trouble:
                 moments.ring.count_error(trouble)
-            tokens, squared, rows, active, over, documents, share = self._work
-            moments.micro_batch(
-                compute=compute,
-                tokens=tokens,
-                sum_len_squared=squared,
-                expert_rows=rows,
-                num_active_experts=active,
-                rows_over=over,
-                num_documents=documents,
-                tensor_share=share,
-            )
+            moments.told(compute, self._work)
 
 
 class Waiting:

@@ -122,6 +122,16 @@ class Hooks:
         `rows_over`: what `core.expert_rows.rows_over` makes of the rows of each local expert.
         `tensor_share`: the part of attention and dense layers that this rank holds.
         """
+        self.told(
+            compute,
+            (
+                tokens, sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
+                tensor_share,
+            ),
+        )  # fmt: skip
+
+    def told(self, compute: ComputeTime | None, work: Work) -> None:
+        """Moment 3 for `micro_batch_timer`, whose work is a tuple already."""
         try:
             lag = -1
             if compute is not None:
@@ -130,19 +140,15 @@ class Hooks:
             if lag == 0:
                 # As `_tell_late` does, but for the price of one more call: this one is in every
                 # step.
+                tokens, squared, rows, active, over, documents, share = work
                 self.ring.write_payload(
                     pack_micro_batch(
                         self.rank, self._step, self._micro_batch, self.generation, compute_s,
-                        tokens, sum_len_squared, expert_rows, num_active_experts, cpu_s,
-                        run_queue_s, stall_s, wait_s, ended_s, num_documents, tensor_share,
-                        rows_over,
+                        tokens, squared, rows, active, cpu_s, run_queue_s, stall_s, wait_s,
+                        ended_s, documents, share, over,
                     )
                 )  # fmt: skip
             else:
-                work = (
-                    tokens, sum_len_squared, expert_rows, num_active_experts, rows_over,
-                    num_documents, tensor_share,
-                )  # fmt: skip
                 self._late.append((self._step, self._micro_batch, self.generation, work))
                 if compute is not None:
                     self._tell_late((compute, *more))

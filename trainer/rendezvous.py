@@ -116,8 +116,7 @@ def _take_place(store: Store, node_rank: int, own: str) -> None:
     if holder != own:
         raise ConfigError(
             f"node-rank {node_rank}: taken by the launcher at {holder}",
-            remedy="each node needs a --node-rank of its own; a running job takes nobody back "
-            "under a number that it has given",
+            remedy="each node needs a --node-rank of its own; to come to a running job: --join",
         )
 
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import weakref
 from pathlib import Path
-from zlib import crc32
+from zlib import adler32
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError
@@ -152,7 +152,8 @@ class Ring:
             # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
             # slices: eight bytes in one store, where a struct of fixed byte order takes eight.
             slots[offset : offset + 8] = _BEING_WRITTEN
-            _put_rest(slots, offset + 8, crc32(payload, crc32(sequence)), payload)  # ring.slot_crc
+            told = adler32(payload, adler32(sequence))  # ring.slot_sum, without one more frame
+            _put_rest(slots, offset + 8, told, payload)
             slots[offset : offset + 8] = sequence
             self._index = index + 1
         except Exception as error:  # training is never stopped by us

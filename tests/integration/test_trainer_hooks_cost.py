@@ -10,7 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from benchmarks.hook_cost import MANY_LOADS, MANY_RECORDS, one_step
+from benchmarks.hook_cost import BARE, MANY_LOADS, MANY_RECORDS, one_step
 
 from pacekeeper.trainer import hooks
 
@@ -109,9 +109,10 @@ def test_the_cost_benchmark_prints_a_table_and_one_line_of_json() -> None:
     assert set(outcome["hooks"]) == {"agent absent", "agent reading", "plan waiting"}
     p99s_us = []
     for costs in outcome["hooks"].values():
-        assert set(costs) == set(FRAMES)
+        assert set(costs) == {BARE, *FRAMES}
         assert all(0 < c["p50_us"] <= c["p99_us"] <= c["max_us"] for c in costs.values())
-        p99s_us += [cost["p99_us"] for cost in costs.values()]
+        p99s_us += [costs[hook]["p99_us"] for hook in FRAMES]
+    assert set(outcome["after_idling"]) == {BARE, *FRAMES}
     assert outcome["worst_p99_us"] == max(p99s_us)
     assert outcome["is_within_bar"] == (max(p99s_us) < outcome["bar_p99_us"])
     assert done.returncode == (0 if outcome["is_within_bar"] else 1), done.stderr
