@@ -85,8 +85,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         # What its trainer gives by itself is the best there is, if it knows the speeds.
         splits=splits if speeds == view.layout.speed_by_rank else None,
     )
-    search = _Search(view, config, now)
-    decision = _fastest(view, config, now, search)
+    decision = _fastest(view, config, now, search := _Search(view, config, now))
     # Other shares alone would make the layout ours, and leave replicas where survivors put them.
     is_hasty = view.by_survivors and decision.rung not in COSTLY
     if is_hasty or (decision.layout is None and now.num_narrow):
