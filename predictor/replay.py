@@ -1,6 +1,7 @@
 """All that can be said of a recorded run: every judge, each on the tables that it can use. Pure."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pacekeeper.predictor.imbalance import imbalances
 from pacekeeper.predictor.job_level import judge_job
@@ -10,6 +11,7 @@ from pacekeeper.predictor.pace_faults import pace_faults
 from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.trace_causes import with_causes
+from pacekeeper.predictor.trace_residuals import usable_rows
 from pacekeeper.predictor.verdict import Trouble, Verdict
 from pacekeeper.predictor.what_if import replay_of, what_if_of
 
@@ -20,6 +22,7 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     Where ranks tell their compute times, they are judged; only where none does, the job as a whole
     by its step times, beside `replicates` (other runs of the same recipe).
     """
+    trace = _without_useless_times(trace)
     troubles: list[Trouble] = [*link_faults(trace)]
     replay = replay_of(trace)
     costs = None if replay is None else what_if_of(replay)
@@ -38,3 +41,13 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     troubles += imbalances(trace, costs, replay=replay)
     troubles.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
     return Verdict(troubles=tuple(troubles), what_if=costs, notes=tuple(notes))
+
+
+def _without_useless_times(trace: Trace) -> Trace:
+    """Compute times of which not one can be used are as good as none; that is said."""
+    if trace.compute is None:
+        return trace
+    if usable_rows(trace.compute, {worker.rank for worker in trace.workers}).any():
+        return trace
+    said = "no compute time of a known rank that can be used"
+    return replace(trace, compute=None, notes=(*trace.notes, said))

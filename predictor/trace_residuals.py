@@ -6,6 +6,7 @@ peers of the same stage. How far each is to be believed is fitted to changes wit
 steps where only sums are told): a fault does not change there, so it can not teach the model.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,15 +99,20 @@ class Residuals:
         )
 
 
+def usable_rows(table: ComputeTable, ranks: Collection[int]) -> Flags:
+    """Which rows [rows] hold a time of one of these ranks."""
+    with np.errstate(invalid="ignore"):
+        usable = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
+    return np.asarray(usable & np.isin(table.rank, list(ranks)))
+
+
 def times_of(trace: Trace) -> TraceTimes:
     """The compute rows of a trace as a table. Raises ValueError where it has no usable one."""
     table = trace.compute
     if table is None:
         raise ValueError(f"{trace.name}: tells no compute times")
     place = {worker.rank: worker for worker in trace.workers}
-    with np.errstate(invalid="ignore"):
-        usable = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
-    usable &= np.isin(table.rank, list(place))
+    usable = usable_rows(table, place)
     if not usable.any():
         raise ValueError(f"{trace.name}: holds no compute time of a known rank")
     rank, chunk, model_chunk = (c[usable] for c in (table.rank, table.chunk, table.model_chunk))

@@ -61,6 +61,17 @@ def test_a_single_operation_and_a_job_without_a_whole_step(tmp_path: Path) -> No
     assert replayed(tmp_path / "apart") is not None
 
 
+def test_times_of_which_none_can_be_used_are_said(tmp_path: Path) -> None:
+    timers = dict.fromkeys(("fwd-encoder|total", "backward-compute|total"))
+    untimed = [row | timers for row in TABLES["smartmoe"]()]
+    idle = [row for row in TABLES["bytedance"]() if row["optype"] == "optimizer"]
+    for rows in (untimed, idle):
+        (tmp_path / "none.csv").write_text(csv_text(rows))
+        answer = replayed(tmp_path / "none.csv")
+        assert answer is not None
+        assert any("no compute time" in note for note in answer["notes"])
+
+
 @pytest.mark.parametrize("name", FILES)
 @relaxed
 @given(data=st.data())
