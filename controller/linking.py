@@ -6,6 +6,8 @@ They accuse no device, and the planner does not follow them: no layout avoids a 
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from pacekeeper.controller import incidents, lasting
 from pacekeeper.controller.events import Command
 from pacekeeper.controller.state import JobState, State
@@ -13,6 +15,7 @@ from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.records import StepRecord
 from pacekeeper.predictor.live_links import fold_links, transfer_sample
+from pacekeeper.predictor.workload import StepSample
 
 
 def judge_links(
@@ -23,7 +26,7 @@ def judge_links(
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Fold a complete step's transfers; nothing where its ranks do not time any."""
-    sample = transfer_sample(ended)
+    sample = _sample_of(ended)
     if sample is None:
         return state, job, []
     node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
@@ -41,3 +44,17 @@ def judge_links(
         job, said = incidents.remeasure(job, rank, FindingKind.LINK, slowdown)
         commands += said
     return state, job, commands
+
+
+def _sample_of(ended: Mapping[int, StepRecord]) -> StepSample | None:
+    """The transfers of a step that all its ranks ended; None unless all of them told of some."""
+    ranks = sorted(ended)
+    if not ranks:
+        return None
+    return transfer_sample(
+        ended[ranks[0]].step,
+        ended[ranks[0]].generation,
+        ranks,
+        np.array([ended[rank].transfer_s or 0.0 for rank in ranks]),
+        np.array([ended[rank].transfer_bytes for rank in ranks], dtype=np.float64),
+    )

@@ -10,7 +10,7 @@ from math import nan
 
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.config import DetectorConfig
-from pacekeeper.core.findings import Watch
+from pacekeeper.core.findings import FindingKind, Watch
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.common_pace import PaceNews
 from pacekeeper.predictor.detector_state import Evidence, Judgement, restore
@@ -74,7 +74,7 @@ def _news(judged: Mapping[str, Judgement], before: float, now: float) -> PaceNew
     for role, judgement in judged.items():
         found = judgement.common.found
         if found is not None:
-            return PaceNews(found=replace(found, reason=f"role {role}: {found.reason}"))
+            return PaceNews(found=replace(found, role=role, reason=f"role {role}: {found.reason}"))
     return PaceNews()
 
 
@@ -86,12 +86,20 @@ def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
 
 
 def _evidence(job: JobState, role: str) -> Evidence:
-    """Of one role among several; at first, who of it was slow before a restart."""
+    """Of one role among several; at first, who of it was slow before a restart, or all of it."""
     known = job.by_role.get(role)
     if known is not None:
         return known
     own = {rank for rank, r in job.ranks.items() if r.attachment.role == role}
-    return restore({rank: value for rank, value in job.evidence.slow.items() if rank in own})
+    together = (
+        incident.finding.slowdown
+        for incident in job.open_incidents
+        if incident.finding.kind is FindingKind.HOST and incident.finding.role == role
+    )
+    return restore(
+        {rank: value for rank, value in job.evidence.slow.items() if rank in own},
+        everybody=max(together, default=1.0),
+    )
 
 
 def _merged(judged: Mapping[str, Judgement]) -> Judgement:

@@ -20,7 +20,7 @@ from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, T
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -37,7 +37,7 @@ CREATE TABLE incidents (
     incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
     rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
     reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
-    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL);
+    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL, role TEXT NOT NULL);
 CREATE TABLE decisions (
     job TEXT NOT NULL, step INTEGER NOT NULL, rung TEXT NOT NULL, reason TEXT NOT NULL,
     current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL, fluid_step_s REAL NOT NULL,
@@ -127,7 +127,7 @@ class Store:
         """Insert or replace an incident."""
         finding = incident.finding
         self._connection.execute(
-            "REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 incident.incident_id,
                 incident.job,
@@ -144,6 +144,7 @@ class Store:
                 json.dumps(incident.actions),
                 finding.cause,
                 finding.probe,
+                finding.role,
             ),
         )
 
@@ -287,6 +288,7 @@ def _incident(row: tuple[Any, ...]) -> Incident:
             reason=row[8],
             cause=row[13],
             probe=row[14],
+            role=row[15],
         ),
         opened_unix_s=row[9],
         closed_unix_s=row[10],

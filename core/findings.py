@@ -63,6 +63,7 @@ class Finding:
     step the evidence speaks of, `step` the newest step seen when it was found. `cause` says what
     was seen around the onset that would explain it, or that nothing was; empty: nobody looked.
     `probe` says what the fixed probe read of the rank, or why there is none; empty: not asked for.
+    `role`: whose ranks slowed together, where others of the job did not; empty: not of one role.
     """
 
     kind: FindingKind
@@ -74,6 +75,7 @@ class Finding:
     reason: str
     cause: str = ""
     probe: str = ""
+    role: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

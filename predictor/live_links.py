@@ -5,40 +5,42 @@ waiting in them, bytes price them, peers tell a slow fabric from a slow link. Se
 slow alike say where it is: two of them the link between them, all of a node the node's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind
-from pacekeeper.core.records import StepRecord
 from pacekeeper.predictor.detector_state import Evidence, Judgement
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.link_faults import MIN_SLOWDOWN, MIN_STEPS
 from pacekeeper.predictor.localise import ALIKE, localise
-from pacekeeper.predictor.workload import FEATURES, StepSample
+from pacekeeper.predictor.workload import FEATURES, Array, StepSample
 
 RECOVERED = 1.10  # of a transfer's usual time
 
 
-def transfer_sample(ended: Mapping[int, StepRecord]) -> StepSample | None:
-    """The step's transfers, bytes in the place of tokens; None unless all ranks told of some."""
-    ranks = tuple(sorted(ended))
-    told = [(ended[rank].transfer_s, ended[rank].transfer_bytes) for rank in ranks]
-    observed_s = np.array([seconds for seconds, moved in told if seconds and moved])
-    if not ranks or len(observed_s) < len(ranks):
+def transfer_sample(
+    step: int, generation: int, ranks: Sequence[int], transfer_s: Array, num_bytes: Array
+) -> StepSample | None:
+    """A step's transfers, bytes in the place of tokens; None unless all ranks told of some.
+
+    ranks: that ended the step, ascending; transfer_s, num_bytes [ranks]: NaN or 0: not told.
+    """
+    with np.errstate(invalid="ignore"):
+        is_told = (transfer_s > 0.0) & (num_bytes > 0.0)
+    if not len(ranks) or not is_told.all():
         return None
     features = np.zeros((len(ranks), len(FEATURES)))
     features[:, FEATURES.index("one")] = 1.0
-    features[:, FEATURES.index("tokens")] = [moved for _, moved in told]
-    newest = ended[ranks[0]]
+    features[:, FEATURES.index("tokens")] = num_bytes
     return StepSample(
-        step=newest.step,
-        generation=newest.generation,
-        ranks=ranks,
+        step=step,
+        generation=generation,
+        ranks=tuple(ranks),
         features=features,
-        observed_s=observed_s,
+        observed_s=transfer_s,
     )
 
 

@@ -11,6 +11,7 @@ from pacekeeper.predictor.pace_faults import pace_faults
 from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.trace_causes import with_causes
+from pacekeeper.predictor.trace_links import slow_links
 from pacekeeper.predictor.trace_residuals import usable_rows
 from pacekeeper.predictor.verdict import Trouble, Verdict
 from pacekeeper.predictor.what_if import replay_of, what_if_of
@@ -23,7 +24,7 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     by its step times, beside `replicates` (other runs of the same recipe).
     """
     trace = _without_useless_times(trace)
-    troubles: list[Trouble] = [*link_faults(trace)]
+    troubles: list[Trouble] = [*link_faults(trace), *slow_links(trace)]
     replay = replay_of(trace)
     costs = None if replay is None else what_if_of(replay)
     notes = [*trace.notes, *(costs.notes if costs is not None else ())]

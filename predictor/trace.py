@@ -102,6 +102,20 @@ class TransferTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnTransferTable:
+    """What each rank needed in a step for collectives that all ranks entered together (waiting for
+    nobody), one row per (step, rank) that ended; num_bytes: sent and received in them.
+
+    NaN where it is not told.
+    """
+
+    step: Positions
+    rank: Positions
+    num_bytes: Array
+    transfer_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitTable:
     """Time a rank spent in collectives in a step, transfers and waiting together: who arrives last
     waits least.
@@ -186,6 +200,7 @@ class Trace:
     compute: ComputeTable | None = None
     ops: OpTable | None = None
     transfers: TransferTable | None = None
+    own_transfers: OwnTransferTable | None = None
     waits: WaitTable | None = None
     steps: StepTable | None = None
     layouts: LayoutTable | None = None

@@ -21,6 +21,7 @@ from pacekeeper.predictor.trace import (
     ExpertLoadTable,
     LayoutTable,
     NodeSamples,
+    OwnTransferTable,
     StepTable,
     ThreadTable,
     Trace,
@@ -35,7 +36,9 @@ MICRO_BATCH = (
     "step", "rank", "micro_batch", "compute_s", "tokens", "sum_len_squared", "expert_rows",
     "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "generation",
 )  # fmt: skip
-STEP = ("step", "rank", "duration_s", "tokens", "ended_mono_s")
+STEP = (
+    "step", "rank", "duration_s", "tokens", "ended_mono_s", "transfer_s", "transfer_bytes",
+)  # fmt: skip
 LOAD = ("step", "rank", "layer", "first_expert")
 SECONDS = ("compute_s", "duration_s")  # without which a record says nothing
 MAX_NUMBER = 1 << 53  # of a field: a double holds it
@@ -180,6 +183,7 @@ def _trace(gathered: _Gathered) -> Trace:
         waits=None if done is None else _waits(done),
         threads=None if done is None else _threads(done, steps),
         samples=_samples(gathered),
+        own_transfers=None if steps is None else _own_transfers(steps),
         steps=None if steps is None else _steps(steps),
         layouts=None if done is None else _layouts(done),
         expert_loads=_loads(_newest(gathered.loads, (*LOAD, "rows"), num_keys=4)),
@@ -297,6 +301,18 @@ def _steps(done: dict[str, Array]) -> StepTable:
         duration_s=done["duration_s"][longest],
         tokens=np.where(tokens > 0.0, tokens, np.nan),
         sum_len_squared=np.full(len(first), np.nan),
+    )
+
+
+def _own_transfers(done: dict[str, Array]) -> OwnTransferTable | None:
+    """None where no rank ever tells any."""
+    if not np.isfinite(done["transfer_s"]).any():
+        return None
+    return OwnTransferTable(
+        step=done["step"].astype(np.intp),
+        rank=done["rank"].astype(np.intp),
+        num_bytes=done["transfer_bytes"],
+        transfer_s=np.where(done["transfer_s"] < MAX_S, done["transfer_s"], np.nan),
     )
 
 

@@ -24,6 +24,8 @@ findings = st.builds(
     step=numbers,
     reason=words,
     cause=words,
+    probe=words,
+    role=words,
 )
 incidents = st.builds(
     Incident,

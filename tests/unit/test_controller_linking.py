@@ -1,37 +1,16 @@
 """Links of a running job: a slow one is named as a link, with its place, and nobody's computing."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from pacekeeper.controller.events import OfferPlan
 from pacekeeper.controller.machine import job_record, restored
 from pacekeeper.core.findings import Finding, FindingKind
-from pacekeeper.core.records import Record, StepRecord
+from support.fabrics import Fabric
 from support.machine_driver import QUICK, WARM, Driver, started, step
 
-BYTES_PER_S, JITTER = 1e9, 0.03
 FAULT = WARM + 20
-
-
-class Fabric:
-    """Seeded transfers of a job's steps: bytes differ by rank and step, some ranks are slow."""
-
-    def __init__(self, seed: int) -> None:
-        self.draw = np.random.default_rng(seed)
-
-    def records(self, number: int, slow: Mapping[int, float]) -> list[Record]:
-        made: list[Record] = []
-        for record in step(number):
-            if isinstance(record, StepRecord):
-                moved = int(self.draw.integers(2_000_000, 4_000_000))
-                noise = float(np.exp(self.draw.normal(0.0, JITTER)))
-                took_s = (0.0005 + moved / BYTES_PER_S) * slow.get(record.rank, 1.0) * noise
-                record = replace(record, transfer_s=took_s, transfer_bytes=moved)
-            made.append(record)
-        return made
 
 
 def run(

@@ -18,6 +18,7 @@ class Pipeline:
 
     def __init__(self, roles: Sequence[str], *, heavy: float = 1.35) -> None:
         self.roles, self.heavy = roles, heavy
+        self.slow_role = ""
         self.random = random.Random(1)
         self.driver = Driver(config=QUICK)
         self.driver.agent("node-0")
@@ -44,6 +45,7 @@ class Pipeline:
             tokens = 1000 + self.random.randrange(200)
             work = self.heavy if role == max(self.roles) else 1.0
             pace = (1.6 if rank == slow else 1.0) * self.random.gauss(1.0, 0.01)
+            pace *= 1.4 if role == self.slow_role else 1.0
             records += [
                 MicroBatchRecord(
                     rank=rank,
@@ -153,3 +155,24 @@ def test_a_role_whose_ranks_become_slower_together_is_one_incident_of_no_rank() 
     pipeline.heavy /= 1.4
     pipeline.steps(14)
     assert pipeline.driver.job.open_incidents == ()
+
+
+@pytest.mark.parametrize("role", ["stage-0", "stage-1"])
+def test_a_role_that_is_slow_as_a_whole_is_remembered_after_a_restart(role: str) -> None:
+    pipeline = Pipeline(["stage-0"] * 3 + ["stage-1"] * 3)
+    pipeline.steps(WARM + 10)
+    pipeline.slow_role = role
+    pipeline.steps(12)
+    (found,) = pipeline.driver.job.open_incidents
+    assert found.finding.role == role
+    pipeline.driver.start_again()
+    pipeline.driver.agent("node-0")
+    pipeline.attach()
+    pipeline.steps(WARM + 20)
+    (still,) = pipeline.driver.job.open_incidents
+    assert still.incident_id == found.incident_id, "neither closed nor found again"
+    assert pipeline.driver.job.watch is Watch.DEGRADED
+    pipeline.slow_role = ""
+    pipeline.steps(14)
+    assert pipeline.driver.job.open_incidents == ()
+    assert len(pipeline.driver.job.incidents) == 1

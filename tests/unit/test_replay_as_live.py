@@ -1,4 +1,4 @@
-"""A job that was watched and recorded: replay names the same rank, and the same cause, as live."""
+"""A job that was watched and recorded: replay names the same rank, cause and link as live."""
 
 import re
 from collections.abc import Mapping
@@ -10,11 +10,13 @@ import pytest
 
 from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.window import Reading
+from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.replay import judge
 from pacekeeper.predictor.verdict import TroubleKind
 from pacekeeper.simulator.read_native import read_native
-from support.machine_driver import FIRST, JOB, WARM, Driver, applied, attachment, step
+from support.fabrics import Fabric
+from support.machine_driver import FIRST, JOB, WARM, Driver, applied, attachment, started, step
 from support.symptoms import DEVICE, HOST
 
 SLOW = 2
@@ -94,3 +96,26 @@ def _timed(record: Record, now_s: float, stall_ratio: float | None) -> Record:
     if stall_ratio is not None:
         stall_s = stall_ratio * max(0.0, record.compute_s - 0.102) if record.rank == SLOW else 0.0
     return replace(record, ended_mono_s=now_s, stall_s=stall_s, run_queue_s=stall_s and 0.0)
+
+
+def test_a_slow_link_is_the_same(tmp_path: Path) -> None:
+    driver, fabric = started(), Fabric(5)
+    recordings = {node: Recording.begin(tmp_path, node=node, max_bytes=1 << 24) for node in NODES}
+    for node, ranks in NODES.items():
+        recordings[node].take([Reading(job=JOB, attached=tuple(map(attachment, ranks)))])
+    for number in range(80):
+        driver.now_s += 1.0
+        records = fabric.records(number, {1: 2.5} if 40 <= number < 60 else {})
+        driver.report(*records)
+        for node, ranks in NODES.items():
+            own = tuple(record for record in records if record.rank in ranks)
+            recordings[node].take([Reading(job=JOB, records=own)])
+    for recording in recordings.values():
+        recording.close()
+    (incident,) = driver.job.incidents
+    (found,) = judge(read_native(sorted(tmp_path.iterdir()))).troubles
+    live = incident.finding
+    assert (found.kind, found.rank, found.first_step) == (TroubleKind.LINK, 1, 40)
+    assert (live.kind, live.rank, live.onset_step) == (FindingKind.LINK, 1, 40)
+    assert found.reason.startswith(live.reason)
+    assert found.last_step == 59 and not incident.is_open
