@@ -90,11 +90,11 @@ def _find(path: str) -> list[tuple[Any, Any]]:
 
 def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
     """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
-    damaged.
+    damaged; rejected by a job that could not read it.
     """
     from pacekeeper.core.errors import DataError
     from pacekeeper.core.manifest import MANIFEST_FILE
-    from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
+    from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, damages, read_manifest
     from pacekeeper.trainer.checkpoint_files import below
 
     storage, one = found
@@ -108,7 +108,8 @@ def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
         "size_bytes": None,
         "damages": [],
     }
-    if MANIFEST_FILE not in storage.names(one.name):
+    names = storage.names(one.name)
+    if MANIFEST_FILE not in names:
         return row
     try:
         manifest = read_manifest(storage, one)
@@ -116,7 +117,8 @@ def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
         return row | {"state": "damaged", "damages": [error.what]}
     row |= {"num_blocks": len(manifest.blocks), "size_bytes": manifest.size_bytes}
     named = list(damages(storage, manifest)) if is_read else []
-    whole = "whole" if is_read else "complete"
+    told = "rejected" if REJECTED_FILE in names else "complete"
+    whole = "whole" if is_read else told
     return row | {"state": "damaged" if named else whole, "damages": named}
 
 

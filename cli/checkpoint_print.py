@@ -7,7 +7,7 @@ from typing import Any
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.manifest import Manifest, block_name
 
-_STYLES = {"damaged": "bold red", "broken off": "yellow"}
+_STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow"}
 
 
 def as_document(manifest: Manifest, root: str) -> dict[str, Any]:

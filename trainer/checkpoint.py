@@ -19,7 +19,7 @@ from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.manifest import CheckpointId, Identity, Manifest
 from pacekeeper.core.run_identity import other_course, other_model
 from pacekeeper.trainer import checkpoint_catalog
-from pacekeeper.trainer.checkpoint_catalog import BlockReader, read_manifest
+from pacekeeper.trainer.checkpoint_catalog import BlockReader, accept, read_manifest, reject
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
 from pacekeeper.trainer.checkpoint_state import (
@@ -62,6 +62,10 @@ class Restored:
     @property
     def size_bytes(self) -> int:
         return sum(t.nbytes for tensors in self.state.values() for t in tensors.values())
+
+
+class _OtherModelError(DataError):
+    """It may be whole, but it is not ours to judge."""
 
 
 class Checkpoints:
@@ -195,17 +199,21 @@ class Checkpoints:
         """
         if self._saver is not None:
             self._saver.wait()  # it may be the newest
-        why = "another rank could not read it"
+        why = ""
         for path in paths:
             found: Restored | None = None
             began_s = time.monotonic()
+            why, is_damaged = "another rank could not read it", True
             try:
                 found = self._read(path, layout)
             except DataError as error:
-                why = error.what
+                why, is_damaged = error.what, not isinstance(error, _OtherModelError)
                 _log.warning("checkpoint=%s is not used: %s", path, why)
             votes = fabric.exchange([float(found is not None)])
-            if found is not None and bool((votes > 0.0).all()):
+            is_read = found is not None and bool((votes > 0.0).all())
+            if self.rank == fabric.ranks[0] and (is_read or is_damaged):
+                self._say_of(path, "" if is_read else why)
+            if found is not None and is_read:
                 _log.info(
                     "step=%d restored from %s in %.3f s",
                     found.manifest.id.step,
@@ -213,13 +221,23 @@ class Checkpoints:
                     time.monotonic() - began_s,
                 )
                 return found
-            bad = CheckpointId.of_name(path.rpartition("/")[2])
-            if self._saver is not None and bad is not None:
-                self._saver.rejected.add(bad)
         raise DataError(
             f"no checkpoint of {list(paths)} can be read by all ranks: {why}",
             remedy=_RESUME_REMEDY,
         )
+
+    def _say_of(self, path: str, why: str) -> None:
+        """Later lives must know whether it counts; `why` it does not, empty: it does."""
+        one = CheckpointId.of_name(path.rpartition("/")[2])
+        if self._storage is None or one is None or path != below(self._storage.root, one.name):
+            return  # not of this job: its own will judge it
+        try:
+            if why:
+                reject(self._storage, one, why)
+            else:
+                accept(self._storage, one)
+        except OSError as error:
+            _log.warning("checkpoint=%s can not be marked: %s", path, error.strerror)
 
     def put_in_force(self, found: Restored) -> None:
         """Model and optimizer become what was saved."""
@@ -240,7 +258,7 @@ class Checkpoints:
         manifest = read_manifest(storage, one)
         others = other_model(manifest.identity, self.identity)
         if others or set(manifest.layout.blocks()) != set(layout.blocks()):
-            raise DataError(f"{path} is of another model: {'; '.join(others)}")
+            raise _OtherModelError(f"{path} is of another model: {'; '.join(others)}")
         changed = other_course(manifest.identity, self.identity)
         if changed and self.rank == layout.ranks[0]:
             _log.warning("this will not be the run that was saved: %s", "; ".join(changed))

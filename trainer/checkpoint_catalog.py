@@ -5,7 +5,7 @@ the digest in the manifest: a torn, flipped, swapped or missing one is named, ne
 """
 
 import hashlib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from pacekeeper.core.errors import DataError
@@ -20,6 +20,8 @@ from pacekeeper.core.manifest import (
 )
 from pacekeeper.core.tensor_file import LENGTH_BYTES, PlacedTensor, decode_header, header_bytes
 from pacekeeper.trainer.checkpoint_files import Storage
+
+REJECTED_FILE = "rejected"  # why not all ranks could read this one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +131,30 @@ def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
                 yield error.what
 
 
-def sweep(
-    storage: Storage, newest: CheckpointId, keep: int, rejected: Collection[CheckpointId] = ()
-) -> list[str]:
+def reject(storage: Storage, one: CheckpointId, why: str) -> None:
+    """Say for all lives of the job that not all ranks could read this one. Raises OSError."""
+    storage.publish(f"{one.name}/{REJECTED_FILE}", why.encode())
+
+
+def accept(storage: Storage, one: CheckpointId) -> None:
+    """All ranks read it: whatever was said of it before. Raises OSError."""
+    if REJECTED_FILE in storage.names(one.name):
+        storage.discard(f"{one.name}/{REJECTED_FILE}")
+
+
+def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
     """Delete what `newest`, complete or being written, makes useless; the names of what went.
 
-    `keep` complete ones stay, not counting the `rejected`, which some rank could not read: they
+    `keep` complete ones stay, not counting those that were rejected, in this life or before: they
     must not push out what is whole. Of those without a manifest the older ones go: nobody writes
     there any more. Raises OSError.
     """
-    complete = complete_ids(storage)
-    staying = [one for one in complete if one not in rejected][:keep]
-    old = [one for one in complete if one < min(staying, default=newest)]
-    broken = [one for one in ids(storage) if one < newest and one not in complete]
+    there = {one: storage.names(one.name) for one in ids(storage)}
+    complete = [one for one, names in there.items() if MANIFEST_FILE in names]
+    staying = [one for one in complete if REJECTED_FILE not in there[one]][:keep]
+    # Where none is known to be good, none is known to be useless.
+    old = [one for one in complete if staying and one < staying[-1]]
+    broken = [one for one in there if one < newest and one not in complete]
     for one in (*old, *broken):
         storage.remove(one.name)
     return [one.name for one in (*old, *broken)]

@@ -36,6 +36,9 @@ class Storage(Protocol):
     def names(self, path: str) -> list[str]:
         """What lies in a directory, in order; empty where there is none."""
 
+    def discard(self, path: str) -> None:
+        """One file, which may be gone already; gone for good when this returns."""
+
     def remove(self, path: str) -> None:
         """A checkpoint's directory, its manifest first: what is half gone is never taken."""
 
@@ -45,6 +48,7 @@ class LocalStorage:
 
     def __init__(self, root: str) -> None:
         self.root = root
+        self._is_rooted = False
 
     def write(self, path: str, parts: Iterable[Bytes]) -> None:
         target = Path(self.root, path)
@@ -67,6 +71,10 @@ class LocalStorage:
         folder = Path(self.root, path).parent
         for directory in (folder, folder.parent):
             _make_durable(directory)
+        if not self._is_rooted:  # whoever made the directories above may not have come so far
+            for directory in Path(self.root).absolute().parents:
+                _make_durable(directory)
+            self._is_rooted = True
 
     def read(self, path: str, first: int = 0, size: int | None = None) -> bytes:
         with Path(self.root, path).open("rb") as file:
@@ -82,10 +90,19 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def discard(self, path: str) -> None:
+        target = Path(self.root, path)
+        target.unlink(missing_ok=True)
+        _make_durable(target.parent)
+
     def remove(self, path: str) -> None:
         folder = Path(self.root, path)
-        for name in sorted(self.names(path), key=lambda name: name != MANIFEST_FILE):
-            (folder / name).unlink(missing_ok=True)
+        names = self.names(path)
+        if MANIFEST_FILE in names:
+            self.discard(f"{path}/{MANIFEST_FILE}")
+        for name in names:
+            if name != MANIFEST_FILE:
+                (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
 
@@ -129,9 +146,12 @@ class RemoteStorage:
             return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
         return []
 
-    def remove(self, path: str) -> None:
+    def discard(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(self._at(f"{path}/{MANIFEST_FILE}"))
+            self._system.rm_file(self._at(path))
+
+    def remove(self, path: str) -> None:
+        self.discard(f"{path}/{MANIFEST_FILE}")
         with contextlib.suppress(FileNotFoundError):
             self._system.rm(self._at(path), recursive=True)
 

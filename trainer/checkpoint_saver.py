@@ -82,7 +82,6 @@ class Saver:
         self._storage = storage
         self._rank = rank
         self._keep = keep
-        self.rejected: set[CheckpointId] = set()  # some rank could not read them
         self._thread: threading.Thread | None = None
         self._news: SimpleQueue[News] = SimpleQueue()
 
@@ -118,13 +117,13 @@ class Saver:
         outcome, size, why = Outcome.FAILED, 0, "a bug"
         try:
             if snapshot.is_sweeper:
-                sweep(self._storage, snapshot.id, self._keep, frozenset(self.rejected))
+                sweep(self._storage, snapshot.id, self._keep)
             if snapshot.blocks:
                 size = self._write_part(snapshot)
             is_complete = self._publish(snapshot)
             outcome, why = (Outcome.COMPLETE if is_complete else Outcome.WRITTEN), ""
             if is_complete:
-                sweep(self._storage, snapshot.id, self._keep, frozenset(self.rejected))
+                sweep(self._storage, snapshot.id, self._keep)
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             _log.warning(

@@ -14,7 +14,12 @@ from pacekeeper.core.layout import Block, BlockKind
 from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId
 from pacekeeper.trainer import checkpoint_saver
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
+from pacekeeper.trainer.checkpoint_catalog import (
+    REJECTED_FILE,
+    damages,
+    read_manifest,
+    sweep,
+)
 from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
 from pacekeeper.trainer.checkpoint_saver import Outcome
 from support.checkpoints import TINY, Lone
@@ -112,6 +117,49 @@ def test_what_could_not_be_read_pushes_nothing_out_that_can(tmp_path: Path) -> N
     other.train()
     other.save()
     assert [name[-2:] for name in other.names()] == ["02", "03"]
+
+
+def test_what_a_life_before_could_not_read_pushes_nothing_out_either(tmp_path: Path) -> None:
+    """Steps 1 and 3 are whole, 2 is not: the life that found that out is over."""
+    first = Lone(tmp_path)
+    for _ in range(2):
+        first.train()
+        first.save()
+    (first.root / first.names()[-1] / "rank-0.safetensors").write_bytes(b"")
+    second = Lone(tmp_path, life=2)
+    second.go_back()
+    second.train(2)
+    second.save()
+    third = Lone(tmp_path, life=3)
+    third.go_back()
+    assert third.step == 3
+    third.train()
+    storage = open_storage(str(third.root))
+    # It is about to write step 4, and is killed.
+    sweep(storage, CheckpointId(life=3, generation=1, step=4), keep=2)
+    assert [name[-2:] for name in third.names()] == ["01", "02", "03"]
+
+
+def test_what_can_be_read_again_counts_again(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.save()
+    file = lone.root / lone.names()[0] / "rank-0.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(b"")
+    with pytest.raises(DataError):
+        lone.go_back()
+    assert (file.parent / REJECTED_FILE).read_text().endswith(f"instead of {len(whole)}")
+    file.write_bytes(whole)
+    lone.go_back()
+    assert not (file.parent / REJECTED_FILE).exists()
+
+
+def test_another_model_does_not_spoil_what_is_not_its_own(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.save()
+    with pytest.raises(DataError, match="another model"):
+        Lone(tmp_path, replace(TINY, expert_hidden_size=16)).go_back()
+    assert not list(lone.root.glob(f"*/{REJECTED_FILE}"))
 
 
 def test_where_none_is_whole_that_is_said_with_the_way_out(tmp_path: Path) -> None:

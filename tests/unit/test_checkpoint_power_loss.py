@@ -1,0 +1,73 @@
+"""The power fails at any moment: what was complete before is there, and exact."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacekeeper.trainer.checkpoint_files import open_storage
+from support.checkpoints import Lone
+from support.power_loss import Disk
+
+
+@pytest.mark.parametrize("luck", [0.0, 0.5, 1.0])
+def test_what_was_complete_outlives_the_power(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, luck: float
+) -> None:
+    """Two of four stay, so some are swept, too; `luck`: of what was not synced."""
+    base, left, draw = tmp_path / "disk", tmp_path / "left", random.Random(0)
+    base.mkdir()
+    left.mkdir()
+    wanted: dict[int, dict[str, torch.Tensor]] = {}
+    cuts: list[int] = []  # the newest step that was complete at each cut
+
+    def cut() -> None:
+        disk.after_power_loss(left / str(len(cuts)), draw, luck)
+        cuts.append(max(wanted, default=0))
+
+    disk = Disk(base=base, before_each=cut)
+    lone = Lone(base / "made" / "here")
+    with monkeypatch.context() as patch:
+        disk.watch(patch)
+        for _ in range(4):
+            lone.train()
+            state = lone.state()
+            lone.save()
+            wanted[lone.step] = state
+    disk.release()
+    assert {0, 1, 2, 3} == set(cuts)
+    for number, newest in enumerate(cuts):
+        other = Lone(left / str(number) / "made" / "here")
+        if newest == 0 and not other.checkpoints.candidates():
+            continue
+        other.go_back()
+        assert other.step >= newest
+        found = other.state()
+        assert all(torch.equal(found[n], wanted[other.step][n]) for n in found)
+
+
+def test_a_checkpoint_that_is_removed_is_never_seen_half_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "left").mkdir()
+    cuts: list[list[str]] = []
+
+    def cut() -> None:
+        at = tmp_path / "left" / str(len(cuts))
+        disk.after_power_loss(at, random.Random(len(cuts)), 0.5)
+        cuts.append(open_storage(str(at)).names("a"))
+
+    disk = Disk(base=tmp_path / "disk", before_each=cut)
+    with monkeypatch.context() as patch:
+        disk.watch(patch)
+        storage = open_storage(str(tmp_path / "disk"))
+        for name in ("file", "manifest.json"):
+            storage.publish(f"a/{name}", b"x")
+        first = len(cuts)
+        storage.remove("a")
+    disk.release()
+    cuts = cuts[first:]
+    assert any("manifest.json" not in names for names in cuts)
+    assert all("file" in names for names in cuts if "manifest.json" in names)
