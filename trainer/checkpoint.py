@@ -136,7 +136,7 @@ class Checkpoints:
 
     @property
     def _patience_s(self) -> float:
-        """At the end of the run: the others wait for this rank, and not for ever."""
+        """Where the others wait for this rank's storage: they do not for ever."""
         return self.config.peer_timeout_s / 2
 
     def _counted(self, news: list[News]) -> list[News]:
@@ -197,8 +197,8 @@ class Checkpoints:
 
         Raises DataError where there is none.
         """
-        if self._saver is not None:
-            self._saver.wait()  # it may be the newest
+        if self._saver is not None and not self._saver.wait(self._patience_s):
+            _log.warning("goes back while a checkpoint is still being written")
         why = ""
         for path in paths:
             found: Restored | None = None

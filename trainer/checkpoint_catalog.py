@@ -147,7 +147,7 @@ def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
 
     `keep` complete ones stay, not counting those that were rejected, in this life or before: they
     must not push out what is whole. Of those without a manifest the older ones go: nobody writes
-    there any more. Raises OSError.
+    there any more. Raises OSError where one can not be removed, after it tried the others.
     """
     there = {one: storage.names(one.name) for one in ids(storage)}
     complete = [one for one, names in there.items() if MANIFEST_FILE in names]
@@ -155,8 +155,14 @@ def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
     # Where none is known to be good, none is known to be useless.
     old = [one for one in complete if staying and one < staying[-1]]
     broken = [one for one in there if one < newest and one not in complete]
+    trouble: OSError | None = None
     for one in (*old, *broken):
-        storage.remove(one.name)
+        try:
+            storage.remove(one.name)
+        except OSError as error:
+            trouble = error
+    if trouble is not None:
+        raise trouble
     return [one.name for one in (*old, *broken)]
 
 

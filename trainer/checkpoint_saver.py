@@ -117,13 +117,13 @@ class Saver:
         outcome, size, why = Outcome.FAILED, 0, "a bug"
         try:
             if snapshot.is_sweeper:
-                sweep(self._storage, snapshot.id, self._keep)
+                self._sweep(snapshot.id)
             if snapshot.blocks:
                 size = self._write_part(snapshot)
             is_complete = self._publish(snapshot)
             outcome, why = (Outcome.COMPLETE if is_complete else Outcome.WRITTEN), ""
             if is_complete:
-                sweep(self._storage, snapshot.id, self._keep)
+                self._sweep(snapshot.id)
         except (OSError, ValueError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             _log.warning(
@@ -141,6 +141,14 @@ class Saver:
             )
         if outcome is Outcome.COMPLETE:
             _log.info("checkpoint=%s complete after %.3f s", snapshot.id.name, took_s)
+
+    def _sweep(self, newest: CheckpointId) -> None:
+        """What can not be removed stays: that must not keep a checkpoint from being written."""
+        try:
+            sweep(self._storage, newest, self._keep)
+        except OSError as error:
+            root, why = self._storage.root, error.strerror or str(error)
+            _log.warning("an older checkpoint in %s can not be removed: %s", root, why)
 
     def _write_part(self, snapshot: Snapshot) -> int:
         """One file with all blocks, then what lies where in it; bytes of the file."""

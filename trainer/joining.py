@@ -89,9 +89,12 @@ class Candidate:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Candidate":
-        """From what `asdict` and JSON made of one."""
+        """From what `asdict` and JSON made of one. Raises KeyError, TypeError for anything else."""
         node, address, ranks = values["node"], values["address"], values["ranks"]
-        assert isinstance(node, int) and isinstance(address, str) and isinstance(ranks, list)
+        if not (isinstance(node, int) and isinstance(address, str) and isinstance(ranks, list)):
+            raise TypeError(f"node {node}, address {address}, ranks {ranks}")
+        if not all(isinstance(rank, int) for rank in ranks):
+            raise TypeError(f"ranks {ranks}")
         return cls(node=node, address=address, ranks=tuple(ranks))
 
 
@@ -125,8 +128,15 @@ def encode_asking(candidate: Candidate, beat: int) -> str:
 
 
 def decode_asking(text: str) -> tuple[Candidate, int]:
-    values = json.loads(text)
-    return Candidate.of(values), values["beat"]
+    """Raises VersionError for what no launcher of this version asks."""
+    try:
+        values = json.loads(text)
+        return Candidate.of(values), int(values["beat"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise VersionError(
+            f"it asks what this side does not understand: {error!r}",
+            remedy="install the same pacekeeper on all nodes of the job",
+        ) from None
 
 
 def encode_admission(group: Group, verdict: str, facts: JobFacts) -> str:

@@ -4,6 +4,7 @@ A thread with a connection of its own looks into the store of the leader's node.
 silent or gone costs the loop nothing: then nobody waits, as far as the leader knows.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -11,10 +12,11 @@ from collections.abc import Mapping
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.errors import UnreachableError
+from pacekeeper.core.errors import UnreachableError, VersionError
 from pacekeeper.trainer.joining import ASKING_KEY, Candidate, asking_key, decode_asking, unknown
 from pacekeeper.trainer.stores import connect_store
 
+_log = logging.getLogger(__name__)
 LOOK_S = 0.5  # who has not asked again since the last look is not there any more
 
 
@@ -25,6 +27,7 @@ class Lobby:
         self.waiting: tuple[Candidate, ...] = ()
         self._address = address
         self._beats: dict[int, int] = {}
+        self._refused: set[int] = set()  # what they ask is not understood
 
     def open(self) -> None:
         """Look from now on, until the process ends."""
@@ -50,10 +53,17 @@ class Lobby:
         """Who has asked, and has asked again since the last look."""
         if not store.check([ASKING_KEY]):
             return ()
-        nodes = sorted({int(node) for node in store.get(ASKING_KEY).decode().split(",") if node})
+        names = store.get(ASKING_KEY).decode().split(",")
+        nodes = sorted({int(name) for name in names if name.isdecimal()})
         found, beats = [], {}
         for node in nodes:
-            candidate, beats[node] = decode_asking(store.get(asking_key(node)).decode())
+            try:
+                candidate, beats[node] = decode_asking(store.get(asking_key(node)).decode())
+            except VersionError as error:
+                if node not in self._refused:
+                    _log.warning("node=%d that wants to join is not heard: %s", node, error)
+                self._refused.add(node)
+                continue
             if self._beats.get(node, beats[node]) != beats[node]:
                 found.append(candidate)
         self._beats = beats

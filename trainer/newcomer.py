@@ -156,6 +156,20 @@ def take_numbers(facts: JobFacts, num_ranks: int) -> tuple[int, int]:
     )
 
 
+def _check_numbers(own: Candidate, facts: JobFacts) -> None:
+    """Claims stand in one store, and another leader's knew none of ours.
+
+    Raises HostError where others came in with our numbers first.
+    """
+    holder = dict(enumerate(facts.addresses)).get(own.node, "")
+    if holder == own.address:
+        return  # as is decided and not said to us yet
+    taken = [rank for rank in own.ranks if rank in facts.node_of]
+    if holder or taken:
+        what = f"node number {own.node} went to {holder}" if holder else f"ranks {taken} are taken"
+        raise HostError(f"{what} meanwhile", remedy="start this again: it takes others")
+
+
 class Door:
     """This node, as it asks to be let in."""
 
@@ -204,11 +218,7 @@ class Door:
                 continue
             facts = JobFacts.decode(text)
             self._stores.learn(facts.addresses)
-            if dict(enumerate(facts.addresses)).get(own.node, "") not in ("", own.address):
-                raise HostError(
-                    f"node number {own.node} went to {facts.addresses[own.node]} meanwhile",
-                    remedy="start this again: it takes others",
-                )
+            _check_numbers(own, facts)
             return facts
         raise UnreachableError(
             "the job ended, or is out of reach, before this node was let in",

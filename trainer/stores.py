@@ -98,29 +98,51 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
 
 
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
-    """A client of the store at host:port. Raises UnreachableError."""
+    """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
     host, port = split_address(address)
+    before = open_wires()
+    answer: SimpleQueue[TCPStore | Exception] = SimpleQueue()
+
+    def connect() -> None:
+        try:
+            answer.put(
+                TCPStore(
+                    host,
+                    port,
+                    is_master=False,
+                    wait_for_workers=False,
+                    timeout=timedelta(seconds=timeout_s),
+                )
+            )
+        except (DistError, RuntimeError) as error:
+            answer.put(error)
+
     try:
-        # The client below knocks for all of `timeout_s`, even at a door that is not there.
-        socket.create_connection((host, port), timeout_s).close()
-        return TCPStore(
-            host,
-            port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        # The client above knocks for all of `timeout_s`, even at a door that is not there.
+        with socket.create_connection((host, port), timeout_s) as knock:
+            peer = knock.getpeername()[0]
+        # It greets the store and waits for the answer without a deadline: the kernel of a frozen
+        # host takes connections for it.
+        threading.Thread(target=connect, daemon=True, name="connect").start()
+        found = answer.get(timeout=timeout_s)
+        if isinstance(found, Exception):
+            raise found
+        return found
+    except Empty:
+        cut({wire for wire in open_wires() - before if leads_to(wire, port, peer)})
+        why = f"it takes connections and has not answered for {timeout_s:.0f} s"
     except (OSError, DistError, RuntimeError) as error:
-        raise UnreachableError(
-            f"no store at {address}: {str(error).splitlines()[0]}",
-            remedy="is the launcher of node 0 running, and is --rendezvous the same everywhere?",
-        ) from None
+        why = str(error).splitlines()[0]
+    raise UnreachableError(
+        f"no store at {address}: {why}",
+        remedy="is the launcher of node 0 running, and is --rendezvous the same everywhere?",
+    )
 
 
-def _opens(address: str) -> bool:
-    """Does anybody listen there?"""
-    with contextlib.suppress(OSError):
-        socket.create_connection(split_address(address), CONNECT_TIMEOUT_S).close()
+def _answers(address: str) -> bool:
+    """Is a store there that is not frozen?"""
+    with contextlib.suppress(UnreachableError):
+        connect_store(address)
         return True
     return False
 
@@ -177,7 +199,7 @@ class Stores:
             try:
                 self._clients[node] = connect_store(self.addresses[node])
             except UnreachableError:
-                self.gone.add(node)
+                self._lose(node)
                 return None
             _, port = split_address(self.addresses[node])
             fresh = open_wires() - before
@@ -221,8 +243,9 @@ class Stores:
         strangers = [n for n in nodes if n not in self._clients and n not in self.gone]
         if strangers:
             with ThreadPoolExecutor(max_workers=_KNOCKS) as pool:
-                answers = pool.map(_opens, [self.addresses[node] for node in strangers])
-            self.gone |= {n for n, opens in zip(strangers, answers, strict=True) if not opens}
+                answers = pool.map(_answers, [self.addresses[node] for node in strangers])
+            for node in (n for n, lives in zip(strangers, answers, strict=True) if not lives):
+                self._lose(node)
         asked = {node: self._put(node, lambda store: store.check([DEATHS_KEY])) for node in nodes}
         give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
         for node, answer in asked.items():

@@ -14,6 +14,7 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
@@ -97,9 +98,12 @@ def supervise(
 
 
 def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> ExitCode:
-    """Start the ranks, watch them, end with them."""
+    """Start the ranks, watch them, end with them.
+
+    A wish to end that comes before or after is not this life's: it has its usual effect.
+    """
     supervisor.first_life = 0 if rung is None else rung.first_life
-    _on_stop(supervisor.ask_to_stop)
+    before = _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
         code = supervisor.watch()
@@ -108,6 +112,8 @@ def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> Ex
         return code
     finally:
         supervisor.kill_all()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Supervisor:
@@ -251,9 +257,11 @@ class Supervisor:
 
     def _look_for_nodes(self, now_s: float) -> None:
         """Deaths here must be told to nodes that joined, too."""
-        if now_s - self._learnt_s < LEARN_S:
-            return
-        self._learnt_s = now_s
+        if now_s - self._learnt_s >= LEARN_S:
+            self._learnt_s = now_s
+            self._learn_nodes()
+
+    def _learn_nodes(self) -> None:
         text = self.stores.read(self.spec.node_rank, JOB_KEY)
         if text is not None and text != self._facts:
             self._facts = text
@@ -283,6 +291,7 @@ class Supervisor:
         else:
             _log.warning("rank=%d died: %s", rank, _describe(code))
         if code:
+            self._learn_nodes()  # one that joined a moment ago must hear of it, too
             self.stores.append_everywhere(DEATHS_KEY, notice(rank, self._last_group(rank)))
 
     def _last_group(self, rank: int) -> str:
@@ -338,9 +347,10 @@ def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:
     body(spec)
 
 
-def _on_stop(stop: Callable[[], None]) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop())
+def _on_stop(stop: Callable[[], None]) -> dict[signal.Signals, Any]:
+    """What stood there before."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    return {number: signal.signal(number, lambda *_: stop()) for number in numbers}
 
 
 def _is_stopped(pid: int | None) -> bool:

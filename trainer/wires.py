@@ -23,11 +23,12 @@ def open_wires() -> set[Wire]:
     return found
 
 
-def leads_to(wire: Wire, port: int) -> bool:
-    """Is it connected to a peer's `port`?"""
+def leads_to(wire: Wire, port: int, host: str = "") -> bool:
+    """Is it connected to a peer's `port`? `host`: and to this numeric address."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(wire[0])) as copy:
         peer = copy.getpeername()
-        return isinstance(peer, tuple) and peer[1] == port
+        if isinstance(peer, tuple) and peer[1] == port:
+            return host in ("", peer[0], peer[0].removeprefix("::ffff:"))  # IPv4 as IPv6 writes it
     return False
 
 

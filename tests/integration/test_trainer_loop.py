@@ -249,6 +249,21 @@ def test_a_stopped_rank_is_fenced_and_the_others_go_on(tmp_path: Path) -> None:
         assert "rank=1 is fenced" in fleet.launchers[0].output()
 
 
+def test_a_node_that_freezes_as_a_whole_is_left_behind(tmp_path: Path) -> None:
+    """Its kernel still takes connections for its store, to which nobody had one before."""
+    config = replace(SMALL, peer_timeout_s=4.0)
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1, is_quick=True
+    ) as fleet:
+        fleet.await_step(4, 1)
+        os.kill(fleet.launchers[1].pid, signal.SIGSTOP)
+        fleet.signal(1, signal.SIGSTOP)
+        fleet.await_(lambda: fleet.launchers[0].code() is not None)
+        assert fleet.launchers[0].code() == 0
+        assert_exact(fleet, (0,))
+        assert "node 1 is gone" in fleet.launchers[0].output()
+
+
 def test_a_rank_that_the_fleet_declared_dead_is_left_behind(tmp_path: Path) -> None:
     with Fleet(directory=tmp_path) as fleet:
         fleet.await_step(4, 0)

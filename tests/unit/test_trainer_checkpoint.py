@@ -74,6 +74,21 @@ def test_the_newest_complete_ones_stay_and_what_was_broken_off_goes(tmp_path: Pa
     assert [CheckpointId.of_name(name).step for name in lone.names()] == [3, 4]  # type: ignore[union-attr]
 
 
+def test_what_can_not_be_removed_keeps_no_checkpoint_from_being_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = Lone(tmp_path)
+    lone.save()
+    (lone.root / lone.names()[0] / "somebody's").mkdir()  # a directory in it is not ours
+    for _ in range(4):
+        lone.train()
+        lone.save()
+    assert lone.checkpoints.counts[Outcome.COMPLETE] == 5
+    assert [CheckpointId.of_name(name).step for name in lone.names()] == [0, 3, 4]  # type: ignore[union-attr]
+    assert "an older checkpoint in" in caplog.text and "can not be removed" in caplog.text
+    assert "is not written" not in caplog.text
+
+
 def test_strangers_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     lone = Lone(tmp_path)
     (lone.root / "notes").mkdir(parents=True)
@@ -215,6 +230,27 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     lone.checkpoints.close()
     lone.go_back()
     assert all(torch.equal(lone.state()[name], saved[name]) for name in saved)
+
+
+def test_a_disk_that_hangs_keeps_nobody_from_going_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = Lone(tmp_path, replace(TINY, peer_timeout_s=0.2))
+    lone.save()
+    lone.train()
+    gate = threading.Event()
+
+    def hang(self: LocalStorage, path: str, parts: object) -> None:
+        gate.wait(60.0)
+
+    monkeypatch.setattr(LocalStorage, "write", hang)
+    at = Position(layout=lone.layout, step=1, ticket=1, last_loss=1.0)
+    lone.checkpoints.save_if_due(at, is_storing=False)
+    lone.go_back()
+    assert lone.step == 0
+    assert lone.checkpoints.is_storing and "still being written" in caplog.text
+    gate.set()
+    lone.checkpoints.close()
 
 
 def test_a_disk_that_refuses_is_a_warning_and_the_one_before_stays(

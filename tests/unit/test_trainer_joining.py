@@ -1,9 +1,12 @@
 """A node at the door of a job: what it learns, which numbers it takes, when it counts as there."""
 
 import platform
+import subprocess
 import time
 from dataclasses import replace
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -38,7 +41,14 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.newcomer import Door, JoinSpec, find_job, join, take_numbers
 from pacekeeper.trainer.node_spec import NodeSpec, Seat
 from pacekeeper.trainer.quorum import NO_GROUP, Group
-from pacekeeper.trainer.stores import STOP_KEY, Stores, connect_store, host_store
+from pacekeeper.trainer.stores import (
+    DEATHS_KEY,
+    STOP_KEY,
+    Stores,
+    connect_store,
+    host_store,
+    notice,
+)
 from pacekeeper.trainer.supervisor import Supervisor
 from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
 
@@ -102,6 +112,24 @@ def test_who_has_not_asked_again_is_not_there() -> None:
     store.set(asking_key(2), encode_asking(TWO, 2))
     assert lobby.look(store) == (TWO,)
     assert lobby.look(store) == ()
+
+
+def test_what_is_asked_in_other_words_keeps_nobody_else_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{server.port}"
+    lobby, store = Lobby(address), connect_store(address)
+    store.set(asking_key(2), encode_asking(TWO, 1))
+    said = ("?", "[]", '{"node": 4}', encode_asking(TWO, 1).replace("[4, 5]", '["4"]'))
+    for node, text in enumerate(said, start=3):
+        store.set(asking_key(node), text)
+    store.set(ASKING_KEY, "6,5,4,3,x,2,")
+    assert lobby.look(store) == ()
+    store.set(asking_key(2), encode_asking(TWO, 2))
+    assert lobby.look(store) == (TWO,)
+    for node in range(3, 7):
+        assert caplog.text.count(f"node={node} that wants to join is not heard") == 1
 
 
 def test_all_open_the_group_if_the_leader_knows_of_nodes_that_wait() -> None:
@@ -196,10 +224,22 @@ def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_pa
     waiting = Waiting(tmp_path)
     waiting.own.set(ready_key(4), "1")
     waiting.own.set(ready_key(5), "1")
-    taken = replace(waiting.facts, addresses=(*waiting.facts.addresses, "127.0.0.1:9"))
-    waiting.leader.set(JOB_KEY, taken.encode())
+    wider = (*waiting.facts.addresses, "127.0.0.1:9")
+    waiting.leader.set(JOB_KEY, replace(waiting.facts, addresses=wider).encode())
     with pytest.raises(HostError, match=r"node number 2 went to 127\.0\.0\.1:9 meanwhile"):
         waiting.knock()
+    others = {**waiting.facts.node_of, 5: 3, 6: 3}  # by a leader that knew of no claim of ours
+    waiting.leader.set(JOB_KEY, replace(waiting.facts, node_of=others).encode())
+    with pytest.raises(HostError, match=r"ranks \[5\] are taken meanwhile"):
+        waiting.knock()
+    mine = dict.fromkeys((4, 5), 2)
+    own = replace(
+        waiting.facts,
+        addresses=(*waiting.facts.addresses, waiting.supervisor.addresses[2]),
+        node_of={**waiting.facts.node_of, **mine},
+    )
+    waiting.leader.set(JOB_KEY, own.encode())
+    assert waiting.knock(), "decided, and not said yet"
     del waiting.servers[0]
     with pytest.raises(UnreachableError, match="the job ended, or is out of reach"):
         waiting.knock()
@@ -233,6 +273,28 @@ def test_a_launcher_learns_of_nodes_that_joined(tmp_path: Path) -> None:
     stores.append_everywhere("deaths", "4@none,")
     assert Stores((address,)).read(0, "deaths") == "4@none,"
     assert stores.gone >= {1, 3}, "of those nobody knows a store"
+
+
+def test_a_death_is_told_to_a_node_that_joined_a_moment_ago(tmp_path: Path) -> None:
+    waiting = Waiting(tmp_path)
+    waiting.supervisor._look_for_nodes(1e9)  # and would not look again for a while
+    later = host_store("127.0.0.1", 0)
+    address = f"127.0.0.1:{later.port}"
+    wider = (*waiting.supervisor.stores.addresses, address)
+    waiting.own.set(JOB_KEY, replace(FACTS, addresses=wider).encode())
+    process = subprocess.Popen(["false"])
+    waiting.supervisor.processes[4] = cast(ForkServerProcess, Ended(process))
+    waiting.supervisor._ended(4)
+    assert Stores((address,)).read(0, DEATHS_KEY) == notice(4, NO_GROUP)
+
+
+class Ended:
+    """As `multiprocessing` shows a process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.pid, self.exitcode = process.pid, process.wait()
+
+    def join(self) -> None: ...
 
 
 def test_a_node_that_is_told_to_end_while_it_waits_ends_alone(tmp_path: Path) -> None:

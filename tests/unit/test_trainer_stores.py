@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -17,6 +18,9 @@ from pacekeeper.trainer.stores import (
     parse_notices,
     split_address,
 )
+from pacekeeper.trainer.wires import open_wires
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture
@@ -64,6 +68,22 @@ def test_nobody_there_is_known_at_once(nobody: str) -> None:
     with pytest.raises(UnreachableError, match=f"no store at {nobody}"):
         connect_store(nobody)
     assert time.monotonic() - began_s < CONNECT_TIMEOUT_S, "it does not keep knocking"
+
+
+def test_who_takes_connections_and_never_answers_is_gone_in_time() -> None:
+    """As the kernel does for a frozen host; whoever waits for its greeting waits for ever."""
+    with ThreadPoolExecutor(1) as pool, socket.create_server(("127.0.0.1", 0)) as frozen:
+        address = f"127.0.0.1:{frozen.getsockname()[1]}"
+        before = open_wires()
+        try:
+            with pytest.raises(UnreachableError, match="takes connections and has not answered"):
+                pool.submit(connect_store, address, 0.2).result(PATIENCE_S)
+            give_up_s = time.monotonic() + PATIENCE_S
+            while open_wires() - before:  # nor is a connection left behind
+                assert time.monotonic() < give_up_s
+                time.sleep(0.01)
+        finally:
+            frozen.close()
 
 
 def test_what_one_writes_all_read_and_the_first_verdict_stands() -> None:

@@ -24,7 +24,7 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.stores import FINISHED_KEY, STOP_KEY, group_key, host_store, notice
-from pacekeeper.trainer.supervisor import Supervisor, supervise
+from pacekeeper.trainer.supervisor import Supervisor, run_to_the_end, supervise
 
 
 def spec(directory: Path, **values: object) -> NodeSpec:
@@ -164,6 +164,19 @@ def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
     node._look_for_agent(born_s + 31.0)
     said = [record.getMessage().partition(" the rings")[0] for record in caplog.records]
     assert said == ["no agent has read", "an agent reads", "no agent has read"]
+
+
+def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(tmp_path: Path) -> None:
+    """A launcher that meets the others again, for up to a minute, ends as it did the first time."""
+    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    class Ended(Supervisor):
+        def start(self) -> None:
+            assert all(signal.getsignal(number) != handler for number, handler in usual.items())
+            self.codes = {0: 0}
+
+    assert run_to_the_end(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
+    assert {number: signal.getsignal(number) for number in usual} == usual
 
 
 class Slow:
