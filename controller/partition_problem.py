@@ -5,7 +5,7 @@ bytes of state are weights, master weights, moments and gradients together.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite
 
@@ -175,3 +175,12 @@ class Problem:
         """The least step time over the healthy one: devices over the sum of their speeds."""
         total = sum(self.device_of[rank].speed for rank in self.home.ranks)
         return len(self.home.ranks) / total if total > 0.0 else inf
+
+
+def healthy(problem: Problem) -> Problem:
+    """The same with all devices and links as specified, running at home."""
+    return replace(
+        problem,
+        devices=tuple(replace(d, speed=1.0, link_speed=1.0) for d in problem.devices),
+        present=None,
+    )

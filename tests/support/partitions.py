@@ -121,3 +121,16 @@ def problem_of(
         schedule=schedule,
         prices=prices,
     )
+
+
+def with_cuts(model: ModelCost, ranks: Sequence[int], ends: Sequence[int]) -> tuple[Cell, ...]:
+    """A pipeline of one rank for each stage."""
+    return tuple(
+        Cell(
+            first_layer=first,
+            end_layer=end,
+            attention=runs_of([rank], [model.num_attention_shards]),
+            mlp=runs_of([rank], [model.num_mlp_shards]),
+        )
+        for rank, first, end in zip(ranks, (0, *ends[:-1]), ends, strict=True)
+    )

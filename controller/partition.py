@@ -1,0 +1,101 @@
+"""The cheapest partition for the devices as they are: layers, shards, rows, who stands by. Pure.
+
+Of every draft of groups: shards by speed in each group, the best cuts of layers for each pipeline
+(or for those that share experts), rows so that all end together. The cheapest in seconds until the
+next plan wins, what runs now included; its forecast is a longest path (research 3, 8).
+"""
+
+from dataclasses import dataclass
+
+from pacekeeper.controller.partition_build import Builder
+from pacekeeper.controller.partition_drafts import drafts
+from pacekeeper.controller.partition_memory import memory_bytes
+from pacekeeper.controller.partition_moves import moves
+from pacekeeper.controller.partition_plan import Moves, Partition, Plan
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import Problem, healthy
+from pacekeeper.controller.partition_rules import check_partition
+
+NUM_EXACT = 4  # of the best drafts by the closed form: priced again by their longest path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    name: str
+    partition: Partition
+    step_s: float
+    moves: Moves
+
+    def cost_s(self, num_steps: int) -> float:
+        return self.step_s * num_steps + self.moves.move_s
+
+
+def plan_partition(problem: Problem) -> Plan:
+    """Raises ValueError where no partition of the living devices holds the model."""
+    builder = Builder(problem)
+    candidates = []
+    if _is_allowed(problem.now, problem):
+        candidates.append(_candidate("nothing changes", problem.now, problem, is_exact=False))
+    for draft in drafts(problem):
+        for is_tight in (False, True):
+            partition = builder.build(draft, is_tight=is_tight)
+            if partition is not None and _is_allowed(partition, problem):
+                candidates.append(_candidate(draft.name, partition, problem, is_exact=False))
+                break
+    if not candidates:
+        raise ValueError("no partition of the living devices holds the model")
+    num_steps = problem.prices.num_steps
+    candidates.sort(key=lambda candidate: candidate.cost_s(num_steps))
+    exact = [
+        _candidate(candidate.name, candidate.partition, problem, is_exact=True)
+        for candidate in candidates[:NUM_EXACT]
+    ]
+    best = min(exact, key=lambda candidate: candidate.cost_s(num_steps))
+    return _plan(best, len(candidates), problem)
+
+
+def _is_allowed(partition: Partition, problem: Problem) -> bool:
+    try:
+        check_partition(partition, problem)
+    except ValueError:
+        return False
+    return True
+
+
+def _candidate(name: str, partition: Partition, problem: Problem, *, is_exact: bool) -> _Candidate:
+    return _Candidate(
+        name=name,
+        partition=partition,
+        step_s=price(partition, problem, is_exact=is_exact).step_s,
+        moves=moves(partition, problem),
+    )
+
+
+def _plan(best: _Candidate, num_candidates: int, problem: Problem) -> Plan:
+    placed = set(best.partition.ranks)
+    known = set(problem.home.ranks) | set(problem.now.ranks)
+    fluid_s = price(problem.home, healthy(problem)).step_s * problem.fluid_ratio
+    return Plan(
+        partition=best.partition,
+        step_s=best.step_s,
+        fluid_s=fluid_s,
+        memory_bytes=tuple(sorted(memory_bytes(best.partition, problem).items())),
+        moves=best.moves,
+        standby=tuple(
+            sorted(
+                rank
+                for rank, device in problem.device_of.items()
+                if rank not in placed and device.speed > 0.0
+            )
+        ),
+        evicted=tuple(sorted(r for r in known if problem.device_of[r].speed <= 0.0)),
+        reason=_in_words(best, num_candidates, fluid_s),
+    )
+
+
+def _in_words(best: _Candidate, num_candidates: int, fluid_s: float) -> str:
+    count = best.moves.total_bytes
+    return (
+        f"{best.name}: {best.step_s:.4g} s a step, {fluid_s / best.step_s:.1%} of the fluid limit,"
+        f" {count:.3g} bytes to move; the cheapest of {num_candidates} partitions"
+    )

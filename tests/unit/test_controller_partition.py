@@ -1,0 +1,165 @@
+"""Plans for a partition: what they do with slow, dead and returned devices, and what they say."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_home import home_partition
+from pacekeeper.controller.partition_moves import moves
+from pacekeeper.controller.partition_plan import Partition
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import MovePrices, healthy
+from pacekeeper.controller.partition_rules import check_partition
+from pacekeeper.core.schedule import Schedule
+from support.partitions import FAST, even_partition, model_of, problem_of
+
+MODEL = model_of(16, attention=32, mlp=64)
+HOME = even_partition(MODEL, data=2, stages=2, tensor=4, rows=32, micro_batches=4)
+
+
+def test_a_healthy_job_stays_as_it_is() -> None:
+    plan = plan_partition(problem_of(MODEL, HOME))
+    assert plan.partition == HOME
+    assert plan.moves.total_bytes == 0.0 and plan.moves.move_s == 0.0
+    assert plan.fluid_fraction == pytest.approx(1.0)
+    assert plan.standby == plan.evicted == ()
+
+
+def test_a_slow_rank_keeps_fewer_shards_and_its_pipeline_fewer_layers_or_rows() -> None:
+    problem = problem_of(MODEL, HOME, slow={5: 0.5})
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    runs = {run.rank: run for _, _, cell in plan.partition.places() for run in cell.mlp}
+    sizes = {rank: run.end - run.first for rank, run in runs.items()}
+    assert sizes[5] < 16 < max(sizes.values())
+    assert plan.fluid_fraction > 0.95
+    assert plan.step_s < 0.65 * price(HOME, problem).step_s
+    assert f"{plan.fluid_fraction:.1%} of the fluid limit" in plan.reason
+
+
+def test_the_fluid_limit_is_the_healthy_step_over_the_mean_speed() -> None:
+    problem = problem_of(MODEL, HOME, slow={0: 0.2, 9: 0.0})
+    healthy_s = price(HOME, healthy(problem)).step_s
+    assert plan_partition(problem).fluid_s == pytest.approx(healthy_s * 16 / 14.2)
+
+
+def test_the_price_of_an_even_pipeline_is_that_of_the_books() -> None:
+    # 8 layers of 4 s over 4 ranks, forward and twice that: (4 + 2 - 1) micro-batches of 8 rows.
+    assert price(HOME, problem_of(MODEL, HOME)).step_s == pytest.approx(5 * 8 * 8 * 3)
+    # Zero bubble: the weight gradient fills what the backward pass of the other stage leaves.
+    split = problem_of(MODEL, HOME, schedule=Schedule.ZERO_BUBBLE)
+    assert price(HOME, split).step_s == pytest.approx((4 * 3 + 1) * 8 * 8)
+
+
+def test_a_dead_rank_is_evicted_and_its_shards_go_to_its_group() -> None:
+    problem = problem_of(MODEL, HOME, slow={6: 0.0})
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    assert plan.evicted == (6,)
+    assert 6 not in plan.partition.ranks
+    assert plan.fluid_fraction > 0.93
+    assert plan.moves.bytes_from_checkpoint == 0.0
+
+
+def test_a_group_that_died_leaves_a_shorter_pipeline_or_one_less() -> None:
+    problem = problem_of(MODEL, HOME, slow=dict.fromkeys(range(4, 8), 0.0), ranks_per_node=4)
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    assert plan.evicted == (4, 5, 6, 7)
+    assert plan.fluid_fraction > 0.8
+
+
+def test_what_no_living_rank_holds_comes_from_a_checkpoint() -> None:
+    slow = dict.fromkeys((0, 4), 0.0)  # the first quarter of the first stage, in both pipelines
+    plan = plan_partition(problem_of(MODEL, HOME, slow=slow))
+    assert plan.moves.bytes_from_checkpoint == pytest.approx(8 * 2e9 / 4)
+
+
+def test_groups_of_one_stage_change_pipelines_without_moving_a_byte() -> None:
+    first, second = HOME.pipelines
+    swapped = Partition(
+        pipelines=(
+            replace(first, cells=(second.cells[0], first.cells[1])),
+            replace(second, cells=(first.cells[0], second.cells[1])),
+        )
+    )
+    problem = problem_of(MODEL, HOME, prices=MovePrices(pause_s=2.0))
+    assert moves(swapped, problem).total_bytes == 0.0
+    assert moves(swapped, problem).move_s == 2.0
+    upside = Partition(
+        pipelines=tuple(
+            replace(
+                pipeline,
+                cells=tuple(
+                    replace(cell, attention=other.attention, mlp=other.mlp)
+                    for cell, other in zip(pipeline.cells, reversed(pipeline.cells), strict=True)
+                ),
+            )
+            for pipeline in HOME.pipelines
+        )
+    )
+    # Every rank gets the other stage: 8 layers of 2 GB, a quarter of each.
+    assert moves(upside, problem).total_bytes == pytest.approx(16 * 8 * 2e9 / 4)
+
+
+def test_a_move_that_does_not_pay_is_not_made() -> None:
+    dear = problem_of(MODEL, HOME, slow={5: 0.99}, prices=MovePrices(num_steps=1, pause_s=1e4))
+    assert plan_partition(dear).partition == HOME
+
+
+def test_recovery_brings_the_healthy_partition_back() -> None:
+    slow = plan_partition(problem_of(MODEL, HOME, slow={5: 0.5})).partition
+    back = plan_partition(replace(problem_of(MODEL, HOME), present=slow))
+    assert back.step_s == pytest.approx(price(HOME, problem_of(MODEL, HOME)).step_s)
+
+
+def test_pipelines_that_share_experts_stay_in_lock_step() -> None:
+    model = model_of(8, attention=8, expert_s=3.0)
+    home = even_partition(
+        model, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
+    )
+    problem = problem_of(model, home, slow={1: 0.5, 6: 0.7})
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    assert len({pipeline.cuts for pipeline in plan.partition.pipelines}) == 1
+    assert {len(pipeline.micro_batches) for pipeline in plan.partition.pipelines} == {4}
+    assert len({pipeline.rows for pipeline in plan.partition.pipelines}) > 1
+    assert plan.fluid_fraction > 0.93
+
+
+def test_memory_keeps_layers_off_a_rank() -> None:
+    # Home takes 8 layers of 0.5 GB and 2 micro-batches of 8 rows of 0.1 GB per layer, quartered.
+    problem = problem_of(MODEL, HOME, slow={0: 0.3}, memory_bytes=8.4e9)
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    assert max(count for _, count in plan.memory_bytes) <= 8.4e9
+    with pytest.raises(ValueError, match="holds the model"):
+        plan_partition(problem_of(MODEL, HOME, slow={0: 0.3}, memory_bytes=3e8))
+
+
+def test_stages_of_a_healthy_job_leave_room_for_the_head() -> None:
+    model = model_of(8, head_s=8.0)
+    devices = problem_of(model, HOME).devices
+    home = home_partition(
+        model,
+        FAST,
+        devices,
+        tensor=4,
+        data=2,
+        stages=2,
+        rows_per_batch=8,
+        num_microbatches=4,
+    )
+    assert home.pipelines[0].cuts == (5, 8)
+    with pytest.raises(ValueError, match="4 x 3 x 2 ranks, 16 devices"):
+        home_partition(
+            model,
+            FAST,
+            devices,
+            tensor=4,
+            data=3,
+            stages=2,
+            rows_per_batch=8,
+            num_microbatches=4,
+        )
