@@ -15,7 +15,9 @@ holds one life of one job on one node; its moments are of that node's monotonic 
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
 from typing import Any
 
 from pacekeeper.core.records import (
@@ -46,6 +48,9 @@ KINDS: dict[str, type[Any]] = {
 Sample = DeviceSample | HostSample
 Fact = Attachment | Record | Sample
 MAX_INT = (1 << 64) - 1  # of a record's fields
+UNTOLD = -1.0  # in a column of times: no time is
+_values_of = dict[str, Any].values
+_decoded = json.JSONDecoder().raw_decode  # a third of the time of json.loads is around it
 _KIND_OF = {made: kind for kind, made in KINDS.items()}
 _JOB_FIELDS = ("job", "life")  # told once, in the header
 _LISTS = ("counts", "processes")  # of whole numbers
@@ -80,7 +85,7 @@ def record_line(record: Record | Sample) -> str:
 
 def parse_header(text: str) -> TraceHeader:
     """The header in a file's first line. Raises ValueError, saying what is wrong with it."""
-    values = _object(text)
+    values = object_of(text)
     if values.get("kind") != "header" or values.get("format") != FORMAT:
         raise ValueError(f"not a {FORMAT} file: its first line is no header")
     if values.get("version") != VERSION:
@@ -93,21 +98,88 @@ def parse_header(text: str) -> TraceHeader:
 
 def parse_line(text: str, header: TraceHeader) -> Fact:
     """One fact of a file with this header. Raises ValueError, saying what is wrong with it."""
-    values = _object(text)
-    kind = values.pop("kind", None)
+    return fact_of(object_of(text), header)
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """A line's values by name, as they stand there. Raises ValueError where it is no object."""
+    try:
+        value, end = _decoded(text)
+    except (json.JSONDecodeError, RecursionError):
+        end = -1
+    if end != len(text):  # no JSON, or blanks around it
+        value = _loaded(text)
+    return _object_value(value, "a line")
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from None
+
+
+def fact_of(values: Mapping[str, Any], header: TraceHeader) -> Fact:
+    """What the values of a line say. Raises ValueError, saying what is wrong with them."""
+    told = dict(values)
+    kind = told.pop("kind", None)
     if kind == "attached":
-        values |= {"job": header.job, "life": header.life}
-        model = values.get("model")
+        told |= {"job": header.job, "life": header.life}
+        model = told.get("model")
         if model is not None:
-            values["model"] = _made(ModelShape, _object_value(model, "model"))
-        values["clock"] = Clock(values.get("clock", Clock.WALL))
-        return _made(Attachment, values)  # type: ignore[no-any-return]
-    if kind not in KINDS:
-        raise ValueError(f"unknown kind {kind!r}")
+            told["model"] = _made(ModelShape, _object_value(model, "model"))
+        told["clock"] = Clock(told.get("clock", Clock.WALL))
+        return _made(Attachment, told)  # type: ignore[no-any-return]
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r:.40}")
     for name in _LISTS:
-        if isinstance(values.get(name), list):
-            values[name] = tuple(values[name])
-    return _made(KINDS[kind], values)  # type: ignore[no-any-return]
+        if isinstance(told.get(name), list):
+            told[name] = tuple(told[name])
+    return _made(KINDS[kind], told)  # type: ignore[no-any-return]
+
+
+def columns_of(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]] | None:
+    """The values of many lines of one kind, by field, what is not told -1.0 or its default.
+
+    None where `fact_of` would refuse one of them, or might: it takes one at a time, and says why.
+    """
+    expected, names = _expected(kind), tuple(lines[0])
+    if not expected.keys() | {"kind"} >= set(names):
+        return None
+    if all(tuple(values) == names for values in lines):
+        told = dict(zip(names, zip(*map(_values_of, lines), strict=True), strict=True))
+    elif all(values.keys() <= expected.keys() | {"kind"} for values in lines):
+        told = {
+            name: tuple(values.get(name, default) for values in lines)
+            for name, (_, default) in expected.items()
+        }
+    else:
+        return None
+    columns: dict[str, Sequence[Any]] = {}
+    for name, (types, default) in expected.items():
+        columns[name] = told.get(name, (default,) * len(lines))
+        if not types.issuperset(map(type, columns[name])):
+            return None
+    return columns
+
+
+@cache
+def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
+    """Of each field its types and what counts where it is not told; nothing does of some."""
+    of_type: dict[Any, tuple[type, ...]] = {
+        int: (int,), bool: (bool,), float: (int, float), float | None: (int, float),
+    }  # fmt: skip
+    return {
+        field.name: (
+            frozenset(of_type.get(field.type, (list,))),
+            UNTOLD
+            if field.default is None
+            else None
+            if field.default is MISSING
+            else field.default,
+        )
+        for field in fields(KINDS[kind])
+    }
 
 
 def _told(value: Any) -> dict[str, Any]:
@@ -122,14 +194,6 @@ def _told(value: Any) -> dict[str, Any]:
 
 def _line(values: dict[str, Any]) -> str:
     return json.dumps(values, separators=(",", ":"))
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"no JSON: {error}") from None
-    return _object_value(value, "a line")
 
 
 def _object_value(value: object, what: str) -> dict[str, Any]:

@@ -1,19 +1,14 @@
 """Reads our own trace files (`core/trace_file.py`): one per node, put together to one run."""
 
-from array import array
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
-from pacekeeper.core.trace_file import Fact, TraceHeader, parse_header, parse_line
+from pacekeeper.core.trace_file import TraceHeader, parse_header
 from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.trace import (
     Chunk,
@@ -29,35 +24,9 @@ from pacekeeper.predictor.trace import (
     Worker,
 )
 from pacekeeper.predictor.workload import Array, Positions
+from pacekeeper.simulator.native_lines import LOAD, MICRO_BATCH, STEP, Gathered, take_all
 from pacekeeper.simulator.tables import MAX_S, newest
 from pacekeeper.simulator.text_file import lines_of
-
-MICRO_BATCH = (
-    "step", "rank", "micro_batch", "compute_s", "tokens", "sum_len_squared", "expert_rows",
-    "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "generation",
-)  # fmt: skip
-STEP = (
-    "step", "rank", "duration_s", "tokens", "ended_mono_s", "transfer_s", "transfer_bytes",
-)  # fmt: skip
-LOAD = ("step", "rank", "layer", "first_expert")
-SECONDS = ("compute_s", "duration_s")  # without which a record says nothing
-MAX_NUMBER = 1 << 53  # of a field: a double holds it
-MAX_MOMENT_S = 1e9  # of a clock that begins at boot
-
-
-@dataclass(slots=True, kw_only=True)
-class _Gathered:
-    """What all files together told, column by column: records are many."""
-
-    header: TraceHeader
-    node_of: dict[int, str] = field(default_factory=dict)
-    attached: dict[int, Attachment] = field(default_factory=dict)
-    micro_batches: list[Any] = field(default_factory=lambda: [array("d") for _ in MICRO_BATCH])
-    steps: list[Any] = field(default_factory=lambda: [array("d") for _ in STEP])
-    loads: list[Any] = field(default_factory=lambda: [array("d") for _ in (*LOAD, "rows")])
-    devices: dict[str, dict[str, list[DeviceSample]]] = field(default_factory=dict)
-    hosts: dict[str, list[HostSample]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
 
 def read_native(paths: Sequence[Path]) -> Trace:
@@ -66,19 +35,19 @@ def read_native(paths: Sequence[Path]) -> Trace:
     Damaged lines are left out and counted in the notes. Raises DataError where a file is no trace
     file, where files are of different runs, or where nothing at all can be read.
     """
-    gathered: _Gathered | None = None
+    gathered: Gathered | None = None
     notes: list[str] = []
     for path in paths:
         header, lines = _opened(path, notes)
         if gathered is None:
-            gathered = _Gathered(header=header, notes=notes)
+            gathered = Gathered(header=header, notes=notes)
         elif (header.job, header.life) != (gathered.header.job, gathered.header.life):
             raise DataError(
                 f"{path} is of job {header.job!r}, life {header.life}; {paths[0]} of "
                 f"{gathered.header.job!r}, life {gathered.header.life}",
                 remedy="replay files of one run at a time",
             )
-        _take_all(gathered, path, header, lines)
+        take_all(gathered, path, header, lines)
     if gathered is None or not gathered.node_of:
         raise DataError(f"{', '.join(map(str, paths[:4])) or 'no file'}: no record in it")
     return _trace(gathered)
@@ -94,78 +63,7 @@ def _opened(path: Path, notes: list[str]) -> tuple[TraceHeader, Iterator[str]]:
         ) from None
 
 
-def _take_all(gathered: _Gathered, path: Path, header: TraceHeader, lines: Iterator[str]) -> None:
-    damaged: Counter[str] = Counter()
-    first = 0
-    for number, line in enumerate(lines, start=2):
-        try:
-            _take(gathered, header.node, parse_line(line, header))
-        except ValueError as error:
-            first = first or number
-            damaged[str(error)] += 1
-    if damaged:
-        why, _ = damaged.most_common(1)[0]
-        gathered.notes.append(
-            f"{path.name}: {damaged.total()} damaged lines left out ({why}), the first is line "
-            f"{first}"
-        )
-
-
-def _take(gathered: _Gathered, node: str, fact: Fact) -> None:
-    """Raises ValueError for what no rank can have measured."""
-    match fact:
-        case DeviceSample():
-            _check_moment(fact.sampled_s)
-            known = gathered.devices.setdefault(node, {})
-            known.setdefault(fact.device_uuid, []).append(fact)
-            return
-        case HostSample():
-            _check_moment(fact.sampled_s)
-            gathered.hosts.setdefault(node, []).append(fact)
-            return
-        case Attachment():
-            gathered.attached[fact.rank] = fact
-            gathered.node_of[fact.rank] = node
-            return
-        case MicroBatchRecord():
-            _append(gathered.micro_batches, fact, MICRO_BATCH)
-        case StepRecord():
-            _append(gathered.steps, fact, STEP)
-        case ExpertLoadRecord():
-            for at, count in enumerate(fact.counts):
-                expert = fact.first_expert + at
-                values = (fact.step, fact.rank, fact.layer, expert, count)
-                if not all(0 <= value < MAX_NUMBER for value in values):
-                    raise ValueError("a number that can not be")
-                for column, value in zip(gathered.loads, values, strict=True):
-                    column.append(value)
-    gathered.node_of.setdefault(fact.rank, node)
-
-
-def _check_moment(moment_s: float) -> None:
-    if not abs(moment_s) < MAX_MOMENT_S:
-        raise ValueError("sampled_s: expected a finite number")
-
-
-def _append(columns: list[Any], record: object, names: Sequence[str]) -> None:
-    """What was not measured becomes NaN."""
-    row = []
-    for name in names:
-        value = getattr(record, name)
-        if value is None:
-            value = nan
-        elif not 0 <= value < MAX_NUMBER:
-            if name in SECONDS or isinstance(value, int):
-                raise ValueError(f"{name}: a number that can not be")
-            value = nan
-        if name in SECONDS and value >= MAX_S:
-            raise ValueError(f"{name}: more than {MAX_S:g} s")
-        row.append(value)
-    for column, value in zip(columns, row, strict=True):
-        column.append(value)
-
-
-def _trace(gathered: _Gathered) -> Trace:
+def _trace(gathered: Gathered) -> Trace:
     attached = gathered.attached
     roles = sorted({a.role for a in attached.values()})
     stage_of = {r: roles.index(a.role) for r, a in attached.items()}
@@ -271,7 +169,7 @@ def _threads(done: dict[str, Array], steps: dict[str, Array] | None) -> ThreadTa
     )
 
 
-def _samples(gathered: _Gathered) -> tuple[NodeSamples, ...]:
+def _samples(gathered: Gathered) -> tuple[NodeSamples, ...]:
     pids: defaultdict[str, set[int]] = defaultdict(set)
     for rank, attachment in gathered.attached.items():
         pids[gathered.node_of[rank]].add(attachment.pid)
