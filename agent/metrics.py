@@ -4,6 +4,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
+from pacekeeper.core.config import host_and_port
 from pacekeeper.core.errors import listen_error
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import DeviceSample
@@ -58,16 +59,16 @@ class AgentMetrics:
         self._shown: dict[str, set[tuple[str, str]]] = {name: set() for name in _DEVICE_GAUGES}
 
     def serve(self, listen: str) -> WSGIServer:
-        """Answer /metrics on host:port. Raises HostError where that address can not be had."""
-        host, _, port = listen.rpartition(":")
+        """Answer /metrics on host:port (port 0: any free one).
+
+        Raises HostError where that address can not be had, ValueError where it is none.
+        """
+        host, port = host_and_port(listen, first_port=0)
         try:
-            server, _ = start_http_server(
-                int(port), addr=host.strip("[]") or "0.0.0.0", registry=self.registry
-            )
-        except (OSError, ValueError, OverflowError) as error:
-            why = error if isinstance(error, OSError) else OSError(str(error))
+            server, _ = start_http_server(port, addr=host, registry=self.registry)
+        except OSError as error:
             raise listen_error(
-                listen, why, option="--metrics-listen", rival="another agent"
+                listen, error, option="--metrics-listen", rival="another agent"
             ) from None
         return server
 

@@ -5,6 +5,7 @@ Samples of the node's devices and of its kernel go into the file of each job tha
 Recording never disturbs: a full disk ends it with one warning, a limit ends a file and says so.
 """
 
+import contextlib
 import logging
 import math
 import re
@@ -96,6 +97,9 @@ class Recording:
         except OSError as error:
             _log.warning("record=%s job=%s given up: %s", self._directory, key[0], error.strerror)
             self._sizes[key] = self._max_bytes + 1
+            if key in self._files:
+                with contextlib.suppress(OSError):  # it still holds what could not be written
+                    self._files.pop(key).close()
             return
         self._sizes[key] = size + len(text)
         if self._sizes[key] > self._max_bytes:

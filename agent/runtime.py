@@ -67,6 +67,8 @@ class Agent:
             )
         listen = self.config.metrics_listen
         server = self.metrics.serve(listen) if listen else None
+        if server is not None:
+            _log.info("metrics=%s:%d", server.server_address[0], server.server_port)
         self.sampler.start()
         _log.info(
             "node=%s rings=%s controller=%s",

@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from pacekeeper.cli.demo_folder import RINGS_PREFIX, remember_rings
+from pacekeeper.cli.demo_part import command_line
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.ring import COMMAND_OFFSET, decode_header, ring_file_name
@@ -22,6 +23,8 @@ from pacekeeper.core.ring import COMMAND_OFFSET, decode_header, ring_file_name
 NUM_NODES = 2
 RANKS_PER_NODE = 2
 NUM_RANKS = NUM_NODES * RANKS_PER_NODE
+PORTS = range(29400, 32000)
+PORTS_EACH = 7  # between those that neighbours by number of process look at first
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -65,6 +68,7 @@ class PartEndedError(PacekeeperError):
 class Fleet:
     """One controller, two agents, two launchers; `with Fleet(...)` leaves no process behind.
 
+    Nor does the end of this process, whatever ends it. Use from the main thread.
     `run_dir`, a claimed one (`demo_folder`), keeps logs, the store and the step logs; the rings lie
     on tmpfs where there is one.
     `train_file`: settings of the trainer ([train] of a TOML file) beyond those named here.
@@ -85,9 +89,10 @@ class Fleet:
         shared_memory = Path("/dev/shm")
         on_tmpfs = shared_memory.is_dir() and os.access(shared_memory, os.W_OK)
         self.ring_root = Path(
-            tempfile.mkdtemp(prefix="pacekeeper-demo-", dir=shared_memory if on_tmpfs else None)
+            tempfile.mkdtemp(prefix=RINGS_PREFIX, dir=shared_memory if on_tmpfs else None)
         )
         try:
+            remember_rings(self.run_dir, self.ring_root)
             self._start()
         except BaseException:
             self.stop()
@@ -132,7 +137,7 @@ class Fleet:
         self.commands.append("pacekeeper " + " ".join(a if a else '""' for a in arguments))
         with (self.run_dir / "logs" / f"{name}.log").open("wb") as log, held_signals():
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "pacekeeper.cli.main", *arguments],
+                command_line(*arguments),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -207,8 +212,13 @@ class Fleet:
 
 
 def free_port() -> int:
-    """A port below the ephemeral range, so that no client's connection can take it meanwhile."""
-    for port in range(29400, 32000):
+    """A port below the ephemeral range, so that no client's connection can take it meanwhile.
+
+    Two demos that start together look at different ones: it is seconds until a launcher takes it.
+    """
+    first = os.getpid() * PORTS_EACH % len(PORTS)
+    for further in range(len(PORTS)):
+        port = PORTS[(first + further) % len(PORTS)]
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -216,7 +226,9 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise HostError("no free port between 29400 and 32000", remedy="close some services")
+    raise HostError(
+        f"no free port between {PORTS.start} and {PORTS.stop}", remedy="close some services"
+    )
 
 
 def default_config(steps: int, seed: int, clock: str) -> TrainConfig:

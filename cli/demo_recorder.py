@@ -14,7 +14,7 @@ import grpc
 from pacekeeper.cli.demo_measure import LoggedIncident, LoggedStep
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout
-from pacekeeper.protos import status_pb2, status_pb2_grpc
+from pacekeeper.protos import status_pb2, status_pb2_grpc, wire
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Recorder:
     def __post_init__(self) -> None:
         self._closing = threading.Event()
         self._lock = threading.Lock()
-        self._channel = grpc.insecure_channel(self.address)
+        self._channel = grpc.insecure_channel(self.address, options=wire.GRPC_OPTIONS_CLIENT)
         self._stub = status_pb2_grpc.StatusServiceStub(self._channel)
         for target in (self._watch_steps, self._watch_incidents):
             threading.Thread(target=self._forever, args=(target,), daemon=True).start()

@@ -76,9 +76,9 @@ class Controller:
     def __init__(self, config: ControllerConfig) -> None:
         """Raises HostError and VersionError (store)."""
         self.config = config
-        self._address = host_and_port(config.listen)
+        self._address = host_and_port(config.listen, first_port=0)
         self._metrics_address = (
-            host_and_port(config.metrics_listen) if config.metrics_listen else None
+            host_and_port(config.metrics_listen, first_port=0) if config.metrics_listen else None
         )
         self.store = Store.open(Path(config.store))
         self.metrics = ControllerMetrics()
@@ -92,7 +92,11 @@ class Controller:
         )
         if jobs:
             _log.info("store=%s jobs=%d incidents=%d", config.store, len(jobs), len(incidents))
-        self.agents = AgentControl(put=self._put, on_rejected=self.metrics.rejected.inc)
+        self.agents = AgentControl(
+            put=self._put,
+            on_rejected=self.metrics.rejected.inc,
+            on_failure=self._count_failure,
+        )
         self.status = Status(state=lambda: self.state, past_layout=self.store.layout)
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self._health = health.aio.HealthServicer()

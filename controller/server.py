@@ -106,10 +106,14 @@ class _Stream:
 
 @dataclass(kw_only=True)
 class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
-    """The servicer. `put` takes an event and returns when the machine has taken it in."""
+    """The servicer. `put` takes an event and returns when the machine has taken it in.
+
+    `on_rejected` counts what an agent did wrong, `on_failure` what we did.
+    """
 
     put: Callable[[Event], Awaitable[None]]
     on_rejected: Callable[[], None]
+    on_failure: Callable[[str, Exception], None]
     streams: dict[str, _Stream] = field(default_factory=dict)
 
     async def Attach(
@@ -223,9 +227,9 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
             stream.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except grpc.aio.AioRpcError as error:
             _log.info("node=%s stream broke: %s", stream.node, error.code().name)
-        except Exception:
+        except Exception as error:
             # Our bug: this stream ends, the agent comes back and sends its reports again.
-            _log.exception("node=%s reader failed", stream.node)
+            self.on_failure(f"node={stream.node} reader failed", error)
             stream.close(grpc.StatusCode.INTERNAL, "the controller failed to read a report")
         finally:
             stream.close()

@@ -11,6 +11,7 @@ from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name,
 
 GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
 METRICS_PORT = 9464
+SHORTEST_DOCUMENT_TOKENS = 16  # of the trainer's text; a row must have room for one
 
 
 def _positive(owner: object, *names: str) -> None:
@@ -25,23 +26,26 @@ def _at_least(owner: object, floor: float, *names: str) -> None:
             raise ValueError(f"{name}: expected at least {floor}, got {getattr(owner, name)}")
 
 
-def host_and_port(address: str) -> tuple[str, int]:
+def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
     """HOST:PORT or [HOST]:PORT as (host, port); raises ValueError for anything else.
 
-    Not left to gRPC, which takes port 443 for a missing one and wraps one that is too large.
+    Who listens may say port 0, for any free one: `first_port=0`. Not left to gRPC, which takes port
+    443 for a missing one and wraps one that is too large.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    is_port = port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= 65535
-    if not host or not is_port:
-        raise ValueError(f"expected HOST:PORT with a port from 0 to 65535, got {address!r}")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or not is_number or not first_port <= int(port) <= 65535:
+        raise ValueError(
+            f"expected HOST:PORT with a port from {first_port} to 65535, got {address!r}"
+        )
     return host, int(port)
 
 
-def _address(owner: object, *names: str) -> None:
+def _address(owner: object, *names: str, first_port: int = 1) -> None:
     for name in names:
         try:
-            host_and_port(getattr(owner, name))
+            host_and_port(getattr(owner, name), first_port=first_port)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
 
@@ -76,7 +80,11 @@ class AgentConfig:
     def __post_init__(self) -> None:
         _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
         _at_least(self, 1, "spool_batches", "record_max_bytes")
-        _address(self, "controller", *(["metrics_listen"] if self.metrics_listen else []))
+        if not self.ring_dir:
+            raise ValueError("ring_dir: expected a directory, got ''")
+        _address(self, "controller")
+        if self.metrics_listen:
+            _address(self, "metrics_listen", first_port=0)
         if self.node and not is_node_name(self.node):
             raise ValueError(f"node: expected {NODE_NAME_RULE}, got {self.node!r}")
 
@@ -206,7 +214,9 @@ class ControllerConfig:
 
     def __post_init__(self) -> None:
         _positive(self, "tick_interval_s", "blind_after_s")
-        _address(self, "listen", *(["metrics_listen"] if self.metrics_listen else []))
+        if not self.store:
+            raise ValueError("store: expected a file, got ''")
+        _address(self, "listen", *(["metrics_listen"] if self.metrics_listen else []), first_port=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +289,6 @@ class TrainConfig:
             "experts_per_token",
             "replicas",
             "rows_per_step",
-            "row_tokens",
             "num_microbatches",
             "expert_hidden_size",
             "checkpoint_period_steps",
@@ -287,6 +296,7 @@ class TrainConfig:
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
         _at_least(self, 0, "max_restarts")
         _at_least(self, 2, "checkpoints_kept")
+        _at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
         _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
         if self.experts_per_token > self.num_experts:

@@ -38,7 +38,12 @@ _COMMON = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
 )
-GRPC_OPTIONS_CLIENT = (*_COMMON, ("grpc.keepalive_permit_without_calls", 1))
+GRPC_OPTIONS_CLIENT = (
+    *_COMMON,
+    ("grpc.keepalive_permit_without_calls", 1),
+    # A controller is in the private network: the environment's proxy leads out of it.
+    ("grpc.enable_http_proxy", 0),
+)
 GRPC_OPTIONS_SERVER = (
     *_COMMON,
     # A restart brings all agents back at once: the defaults would cancel half of them.

@@ -33,6 +33,8 @@ from pacekeeper.trainer.checkpoint_state import (
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.model import MoETransformer
 
+LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
+STILL_BUSY = "the one before is still being written"
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 _RESUME_REMEDY = (
     "`pacekeeper checkpoint verify` names the damage; --resume PATH takes one by name, "
@@ -118,20 +120,22 @@ class Checkpoints:
         is_time = at.step % self.config.checkpoint_period_steps == 0
         if (is_time or is_last) and self._last != (at.layout.generation, at.step):
             if is_storing and not is_last:
-                why = "the one before is still being written"
-                _log.warning("step=%d checkpoint skipped: %s", at.step, why)
-                news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=why))
-            elif self._saver.wait(self._patience_s if is_last else 0.0):
+                _log.warning("step=%d checkpoint skipped: %s", at.step, STILL_BUSY)
+                news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_BUSY))
+            elif self._saver.wait(LAST_SAVE_S if is_last else 0.0):
                 self._last = (at.layout.generation, at.step)
                 self._saver.save(self._snapshot(at, is_last))
+            elif is_last:
+                _log.warning("step=%d the last checkpoint is not begun: %s", at.step, STILL_BUSY)
+                news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_BUSY))
         return self._counted(self._saver.take_news() + news)
 
     def close(self) -> list[News]:
         """Wait for what is being written; say so where it does not come to an end."""
         if self._saver is None:
             return []
-        if not self._saver.wait(self._patience_s):
-            _log.warning("the last checkpoint is given up after %.0f s", self._patience_s)
+        if not self._saver.wait(LAST_SAVE_S):
+            _log.warning("a checkpoint is given up: not written after %.0f s", LAST_SAVE_S)
         return self._counted(self._saver.take_news())
 
     @property

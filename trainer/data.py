@@ -18,11 +18,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config import SHORTEST_DOCUMENT_TOKENS, TrainConfig
 from pacekeeper.core.errors import HostError
 
 MAX_CORPUS_BYTES = 2_000_000
-MIN_DOCUMENT_BYTES = 16
 NO_TARGET = -1
 MAX_OPEN_ROWS = 16
 _BLANK_LINES = re.compile(rb"\n[ \t]*\n+")
@@ -83,18 +82,13 @@ class Corpus:
     def from_stdlib(cls, config: TrainConfig) -> "Corpus":
         """The standard library's source, shuffled by the seed, packed, shuffled again.
 
-        Raises ValueError where a row has no room for a document, HostError where this Python came
-        without its source.
+        Raises HostError where this Python came without its source, or it can not be read.
         """
-        if config.row_tokens < MIN_DOCUMENT_BYTES:
-            raise ValueError(
-                f"row_tokens: expected at least {MIN_DOCUMENT_BYTES}, got {config.row_tokens}"
-            )
         documents = [
             piece
             for document in _stdlib_documents()
             for piece in _cut(document, config.row_tokens)
-            if len(piece) >= MIN_DOCUMENT_BYTES
+            if len(piece) >= SHORTEST_DOCUMENT_TOKENS
         ]
         if not documents:
             raise HostError(
@@ -190,7 +184,13 @@ def _stdlib_documents() -> Iterator[bytes]:
         modules += [Path(folder, name) for name in names if name.endswith(".py")]
     taken = 0
     for path in sorted(modules):
-        source = path.read_bytes()
+        try:
+            source = path.read_bytes()
+        except OSError as error:  # left out, this rank's text would be another one
+            raise HostError(
+                f"can not read {path}, which is trained on: {error.strerror}",
+                remedy="use a Python whose standard library this user can read",
+            ) from None
         yield from split_paragraphs(source)
         taken += len(source)
         if taken > MAX_CORPUS_BYTES:

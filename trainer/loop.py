@@ -114,7 +114,6 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
                 break
             is_over = rank.step >= spec.config.steps
         if is_over:
-            rank.save(is_storing=False, is_last=True)
             # Nobody leaves before all have committed the last step.
             _, lost = _attempt(lambda: rank.fabric.exchange([1.0]))
             if lost is None:
@@ -130,8 +129,10 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
             gc.collect()
         if rank.spec.rank == rank.layout.ranks[0] and rank.step % _LOG_PERIOD_STEPS == 0:
             _log.info("step=%d loss=%.4f", rank.step, rank.last_loss)
-    rank.checkpoints.close()
     agreement.finish(rank.group)
+    # Nobody waits for this rank any more: it may take its time with the last checkpoint.
+    rank.save(is_storing=False, is_last=True)
+    rank.checkpoints.close()
     rank.hooks.detach()
     rank.fabric.close()
     return rank

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pacekeeper.core.config import host_and_port
 from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
 from pacekeeper.core.ring import MAX_RANKS
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
@@ -30,7 +31,7 @@ from pacekeeper.trainer.limits import check_startable, node_limits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec, Seat
 from pacekeeper.trainer.rank import RankSpec
-from pacekeeper.trainer.stores import Stores, host_store_near, split_address
+from pacekeeper.trainer.stores import Stores, host_store_near
 from pacekeeper.trainer.supervisor import Supervisor, run_to_the_end
 from pacekeeper.trainer.telemetry import claim_directory
 
@@ -56,6 +57,11 @@ class JoinSpec:
     def __post_init__(self) -> None:
         if not self.addresses:
             raise ValueError("join: expected HOST:PORT of at least one node of the job")
+        for address in self.addresses:
+            try:
+                host_and_port(address)
+            except ValueError as error:
+                raise ValueError(f"join: {error}") from None
         if self.ranks_per_node < 1:
             raise ValueError("a node has at least one rank")
 
@@ -116,10 +122,8 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
 def find_job(addresses: Sequence[str]) -> tuple[JobFacts, str]:
     """The facts of the job, from the first of these stores that is one of its, and its address.
 
-    Raises UnreachableError where none is, ConfigError where one is no HOST:PORT.
+    Raises UnreachableError where none is.
     """
-    for address in addresses:
-        split_address(address)
     for address in addresses:
         text = Stores((address,)).read(0, JOB_KEY)
         if text is not None:

@@ -4,7 +4,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config import TrainConfig, host_and_port
 from pacekeeper.core.ring import MAX_RANKS
 
 
@@ -44,6 +44,21 @@ class NodeSpec:
             raise ValueError(f"{self.world_size} ranks: a job has at most {MAX_RANKS}")
         if not 0 <= self.node_rank < self.num_nodes:
             raise ValueError(f"node-rank: expected 0 to {self.num_nodes - 1}, got {self.node_rank}")
+        try:
+            host_and_port(self.rendezvous)
+        except ValueError as error:
+            raise ValueError(f"rendezvous: {error}") from None
+        self._check_slots()
+
+    def _check_slots(self) -> None:
+        """Raises ValueError where the job could not even begin within its slots."""
+        slots = self.config.slots_per_rank
+        replicas = self.config.num_experts * min(self.config.replicas, self.world_size)
+        if self.seat is None and slots and slots * self.world_size < replicas:
+            raise ValueError(
+                f"slots_per_rank: expected at least {-(-replicas // self.world_size)} (per layer "
+                f"{replicas} expert replicas on {self.world_size} ranks) or 0, got {slots}"
+            )
 
     @property
     def ranks(self) -> range:

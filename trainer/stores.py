@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.errors import ConfigError, HostError, UnreachableError, listen_error
+from pacekeeper.core.config import host_and_port
+from pacekeeper.core.errors import HostError, UnreachableError, listen_error
 from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires
 
 CONNECT_TIMEOUT_S = 5.0
@@ -31,14 +32,6 @@ T = TypeVar("T")
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """(host, port) of HOST:PORT. Raises ConfigError."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
-        raise ConfigError(f"expected HOST:PORT with a port from 1 to 65535, got {address!r}")
-    return host, int(port)
-
-
 def own_host_towards(address: str) -> str:
     """The address of this machine's interface that leads to HOST:PORT.
 
@@ -46,7 +39,7 @@ def own_host_towards(address: str) -> str:
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(split_address(address))  # sends nothing
+            probe.connect(host_and_port(address))  # sends nothing
             return str(probe.getsockname()[0])
     except socket.gaierror as error:
         raise UnreachableError(
@@ -90,7 +83,7 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
     On a machine of its own it listens on the port of the rendezvous, if that is free: who wants to
     join later then knows it. Raises as `own_host_towards` and `host_store`.
     """
-    host, (other, port) = own_host_towards(rendezvous), split_address(rendezvous)
+    host, (other, port) = own_host_towards(rendezvous), host_and_port(rendezvous)
     with contextlib.suppress(OSError, HostError):
         if socket.gethostbyname(other) != host:
             return host, host_store(host, port)
@@ -99,7 +92,7 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
 
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
-    host, port = split_address(address)
+    host, port = host_and_port(address)
     before = open_wires()
     answer: SimpleQueue[TCPStore | Exception] = SimpleQueue()
 
@@ -201,7 +194,7 @@ class Stores:
             except UnreachableError:
                 self._lose(node)
                 return None
-            _, port = split_address(self.addresses[node])
+            _, port = host_and_port(self.addresses[node])
             fresh = open_wires() - before
             self._wires[node] = {wire for wire in fresh if leads_to(wire, port)}
         return self._clients[node]

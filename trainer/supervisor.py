@@ -16,6 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.core.config import host_and_port
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING
@@ -40,7 +41,6 @@ from pacekeeper.trainer.stores import (
     host_store,
     host_store_near,
     notice,
-    split_address,
 )
 from pacekeeper.trainer.telemetry import Ring, claim_directory
 
@@ -60,14 +60,14 @@ def supervise(
     """Run this node's part of the job to its end; `body` is what its rank processes run.
 
     OK where at least one rank finished (others may have died on the way) or all ended on request;
-    the worst rank's code otherwise. Raises ConfigError (no HOST:PORT, another job meets there or on
-    other terms), HostError (port or ring directory taken, too many ranks for this machine, no such
+    the worst rank's code otherwise. Raises ConfigError (another job meets there, or on other
+    terms), HostError (port or ring directory taken, too many ranks for this machine, no such
     device) and UnreachableError (no rendezvous).
     """
     check_startable(spec.ranks_per_node, spec.world_size, node_limits())
     wanted, devices = spec.config.clock, num_devices()
     clock = choose_clock(wanted, devices)
-    host, port = split_address(spec.rendezvous)
+    host, port = host_and_port(spec.rendezvous)
     if spec.node_rank > 0:
         host, server = host_store_near(spec.rendezvous)
     else:
@@ -229,8 +229,8 @@ class Supervisor:
             if not self.is_waiting:  # else the job is not this node's to end
                 self.stores.append_everywhere(STOP_KEY, f"{self.spec.node_rank},")
             self._tell_to_stop()
-        grace_s = GRACE_S + self.spec.config.peer_timeout_s
-        if self.is_impatient or now_s - self.stop_asked_s > grace_s:
+        is_late = now_s - self.stop_asked_s > GRACE_S + self.spec.config.peer_timeout_s
+        if self.is_impatient or (is_late and not self.over_s):  # over: its last checkpoint
             self.kill_all()
 
     def kill_all(self) -> None:

@@ -233,6 +233,7 @@ def test_no_controller_is_said_with_its_address(command: str) -> None:
         (("launch", "--num-nodes", "100000000"), "200000000 ranks: a job has at most 16384"),
         (("launch", "--ranks-per-node", "0"), "at least one node and one rank per node"),
         (("launch", "--rendezvous", "127.0.0.1:0"), "expected HOST:PORT with a port from 1"),
+        (("launch", "--join", "node0:29400,node1"), "join: expected HOST:PORT with a port from 1"),
         (("agent", "--controller", "nowhere"), "controller: expected HOST:PORT"),
         (("agent", "--metrics-listen", "all"), "metrics_listen: expected HOST:PORT"),
         (("status", "--controller", ""), "controller: expected HOST:PORT"),
@@ -299,6 +300,12 @@ def test_doctor_says_when_a_part_can_not_run(tmp_path: Path) -> None:
     done = pacekeeper("doctor", "--ring-dir", str(tmp_path / "file" / "x"))
     assert done.returncode == ExitCode.HOST
     assert "broken" in done.stdout
+
+
+def test_a_path_that_the_system_refuses_to_look_at_does_not_end_doctor() -> None:
+    done = pacekeeper("doctor", "--ring-dir", f"/tmp/{'x' * 300}")
+    assert done.returncode == ExitCode.HOST
+    assert "File name too long" in done.stdout and "Traceback" not in done.stderr
 
 
 def test_doctor_shows_brackets_in_a_path_as_they_are() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.cli.demo_folder import RINGS, RINGS_PREFIX, claimed
 from pacekeeper.core.errors import ExitCode
 
 PATIENCE_S = 60.0
@@ -69,6 +70,34 @@ def test_a_demo_that_is_told_to_end_leaves_no_process(
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert left == {}
+
+
+def test_a_demo_that_is_killed_leaves_no_process_and_the_next_one_its_rings_not(
+    tmp_path: Path,
+) -> None:
+    run_dir = tmp_path / "run"
+    process = demo(run_dir)
+    give_up_s = time.monotonic() + PATIENCE_S
+    while len(users_of(run_dir)) < 4:
+        assert time.monotonic() < give_up_s and process.poll() is None, "it never started"
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    while left := users_of(run_dir):
+        if time.monotonic() > give_up_s:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"processes that outlived the demo: {left}")
+        time.sleep(0.05)
+    rings = Path((run_dir / RINGS).read_text())
+    assert rings.is_dir() and rings.name.startswith(RINGS_PREFIX)
+    with claimed(run_dir):
+        assert not rings.exists()
+
+
+def test_a_part_whose_demo_ended_before_it_began_does_not_begin() -> None:
+    line = [sys.executable, "-m", "pacekeeper.cli.demo_part", "1", "--version"]
+    assert subprocess.run(line, capture_output=True).returncode == 128 + signal.SIGTERM
 
 
 def test_a_demo_that_is_deaf_to_hang_ups_stays_so(tmp_path: Path) -> None:

@@ -49,6 +49,16 @@ def document(controller: ControllerProcess, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_the_way(
+    controller: ControllerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    assert document(controller)["jobs"]
+
+
 def test_a_program_gets_jobs_ranks_and_nodes(controller: ControllerProcess) -> None:
     answer = document(controller)
     assert [job["name"] for job in answer["jobs"]] == ["a", "b"]

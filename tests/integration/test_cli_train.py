@@ -6,6 +6,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.manifest import CheckpointId
+from support.commands import pacekeeper
 from support.fleet import SMALL, write_config
 
 
@@ -19,3 +24,21 @@ def test_it_trains_and_says_so(tmp_path: Path) -> None:
     assert [int(step) for step, _ in found] == list(range(30))
     losses = [float(loss) for _, loss in found]
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("checkpoint_dir", "there"),
+        ("resume", f"there/{CheckpointId(life=1, generation=1, step=4).name}"),
+        ("max_restarts", 1),
+    ],
+)
+def test_what_one_process_would_have_to_ignore_is_refused(
+    key: str, value: object, tmp_path: Path
+) -> None:
+    config = write_config(tmp_path / "job.toml", replace(SMALL, **{key: value}))  # type: ignore[arg-type]
+    done = pacekeeper("train", "--config", str(config), "--steps", "1")
+    assert done.returncode == ExitCode.CONFIG, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert f"job.toml: [train] {key}: expected" in line and "pacekeeper launch" in line

@@ -65,18 +65,9 @@ def test_counters_follow_the_agents_own() -> None:
     assert (seen["pacekeeper_agent_rings"], seen["pacekeeper_agent_connected"]) == (4.0, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("listen", "remedy"),
-    [
-        ("127.0.0.1", "choose another --metrics-listen"),
-        ("127.0.0.1:port", "choose another --metrics-listen"),
-        ("127.0.0.1:99999", "choose another --metrics-listen"),
-        ("a.invalid:1", "give --metrics-listen an address of this machine"),
-    ],
-)
-def test_an_address_that_can_not_be_had_says_what_to_do(listen: str, remedy: str) -> None:
-    with pytest.raises(HostError, match=remedy):
-        AgentMetrics().serve(listen)
+def test_an_address_that_can_not_be_had_says_what_to_do() -> None:
+    with pytest.raises(HostError, match="give --metrics-listen an address of this machine"):
+        AgentMetrics().serve("a.invalid:1")
 
 
 def test_a_port_in_use_says_so_and_a_free_one_answers() -> None:

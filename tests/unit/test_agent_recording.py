@@ -84,6 +84,19 @@ def test_a_file_ends_at_its_limit(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert np.unique(trace.compute.step).tolist() == [0]
 
 
+def test_a_full_disk_ends_a_recording_with_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = Recording.begin(tmp_path, node="n", max_bytes=1 << 20)
+    (tmp_path / "moe-7-n.trace.jsonl").symlink_to("/dev/full")
+    for step in range(2):
+        recording.take([Reading(job="moe", life=7, records=records(0, step))])
+    recording.close()  # what could not be written is not tried again
+    assert [r.getMessage().partition("job=")[2] for r in caplog.records] == [
+        "moe given up: No space left on device"
+    ]
+
+
 def test_a_directory_that_can_not_be_written_is_said_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HostError, match="record directory"):

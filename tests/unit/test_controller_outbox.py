@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 
 from pacekeeper.controller import server
-from pacekeeper.controller.events import Event
+from pacekeeper.controller.events import Event, NodeReported
 from pacekeeper.controller.server import AgentControl, Outbox
-from pacekeeper.protos import control_pb2, control_pb2_grpc
+from pacekeeper.protos import control_pb2, control_pb2_grpc, telemetry_pb2, wire
 
 
 def offer(job: str, generation: int) -> control_pb2.AttachResponse:
@@ -69,6 +69,44 @@ def test_who_waits_is_woken_by_a_message_and_by_the_end() -> None:
     asyncio.run(scene())
 
 
+def never(what: str, error: Exception) -> None:
+    raise AssertionError(what) from error
+
+
+def test_a_bug_in_taking_a_report_in_is_counted_and_ends_that_stream() -> None:
+    failures: list[str] = []
+
+    async def put(event: Event) -> None:
+        if isinstance(event, NodeReported):
+            raise ZeroDivisionError
+
+    async def scene() -> grpc.aio.AioRpcError:
+        service = grpc.aio.server()
+        control = AgentControl(
+            put=put, on_rejected=lambda: None, on_failure=lambda what, _: failures.append(what)
+        )
+        control_pb2_grpc.add_AgentControlServiceServicer_to_server(control, service)
+        port = service.add_insecure_port("127.0.0.1:0")
+        await service.start()
+        try:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach(timeout=20.0)
+                hello = control_pb2.Hello(protocol_version=wire.PROTOCOL_VERSION, node="n")
+                await call.write(control_pb2.AttachRequest(hello=hello))
+                assert (await call.read()).HasField("welcome")
+                report = telemetry_pb2.NodeReport(sequence=1)
+                await call.write(control_pb2.AttachRequest(report=report))
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    while await call.read() is not grpc.aio.EOF:
+                        pass
+                return caught.value
+        finally:
+            await service.stop(None)
+
+    assert asyncio.run(scene()).code() is grpc.StatusCode.INTERNAL
+    assert failures == ["node=n reader failed"]
+
+
 def test_a_stream_that_never_says_hello_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HELLO_WITHIN_S", 0.05)
     events: list[Event] = []
@@ -79,7 +117,7 @@ def test_a_stream_that_never_says_hello_does_not_stay(monkeypatch: pytest.Monkey
 
     async def scene() -> grpc.aio.AioRpcError:
         service = grpc.aio.server()
-        control = AgentControl(put=put, on_rejected=lambda: refused.append(None))
+        control = AgentControl(put=put, on_rejected=lambda: refused.append(None), on_failure=never)
         control_pb2_grpc.add_AgentControlServiceServicer_to_server(control, service)
         port = service.add_insecure_port("127.0.0.1:0")
         await service.start()

@@ -91,7 +91,7 @@ def test_the_terms_are_all_that_decides_what_is_trained() -> None:
             node_rank=0,
             num_nodes=2,
             ranks_per_node=ranks_per_node,
-            rendezvous="127.0.0.1:0",
+            rendezvous="127.0.0.1:29400",
             ring_dir="here",
             run_dir="there",
         ).terms

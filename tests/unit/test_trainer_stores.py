@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from pacekeeper.core.errors import ConfigError, HostError, UnreachableError
+from pacekeeper.core.errors import HostError, UnreachableError
 from pacekeeper.trainer.stores import (
     CONNECT_TIMEOUT_S,
     Stores,
@@ -16,7 +16,6 @@ from pacekeeper.trainer.stores import (
     notice,
     own_host_towards,
     parse_notices,
-    split_address,
 )
 from pacekeeper.trainer.wires import open_wires
 
@@ -29,15 +28,6 @@ def nobody() -> Iterator[str]:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{taken.getsockname()[1]}"
-
-
-@pytest.mark.parametrize(
-    "address", ["29400", ":29400", "host:", "host:port", "host:70000", "host:0", ""]
-)
-def test_an_address_is_host_and_port(address: str) -> None:
-    with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        split_address(address)
-    assert split_address("node-0:29400") == ("node-0", 29400)
 
 
 def test_a_port_in_use_is_said_with_a_remedy() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import cast
@@ -16,7 +17,7 @@ from torch.distributed import DistNetworkError
 
 from pacekeeper.agent.intake import Intake
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
+from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
 from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
 from pacekeeper.trainer import rendezvous, supervisor
 from pacekeeper.trainer.limits import NodeLimits
@@ -32,7 +33,7 @@ def spec(directory: Path, **values: object) -> NodeSpec:
         "node_rank": 0,
         "num_nodes": 1,
         "ranks_per_node": 2,
-        "rendezvous": "127.0.0.1:0",
+        "rendezvous": "127.0.0.1:29400",
         "ring_dir": str(directory / "rings"),
         "run_dir": str(directory / "run"),
     }
@@ -53,6 +54,8 @@ def test_a_nodes_ranks_follow_those_of_the_nodes_before_it(tmp_path: Path) -> No
         ({"ranks_per_node": 4097, "num_nodes": 4}, "16388 ranks: a job has at most 16384"),
         ({"node_rank": 2, "num_nodes": 2}, "node-rank: expected 0 to 1, got 2"),
         ({"node_rank": -1}, "node-rank: expected 0 to 0"),
+        ({"rendezvous": "somewhere"}, "rendezvous: expected HOST:PORT with a port from 1"),
+        ({"rendezvous": "127.0.0.1:0"}, "rendezvous: expected HOST:PORT with a port from 1"),
     ],
 )
 def test_impossible_nodes_are_refused(
@@ -105,9 +108,16 @@ def test_a_notice_names_the_last_group_if_that_can_be_known(tmp_path: Path) -> N
     assert node._last_group(0) == "", "it counts as one that may live"
 
 
-def test_a_rendezvous_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        supervise(spec(tmp_path, rendezvous="somewhere"))
+def test_a_job_that_could_not_begin_within_its_slots_is_refused(tmp_path: Path) -> None:
+    """Eight experts on two hosts each, on four ranks: four slots."""
+    node = spec(tmp_path, num_nodes=2)
+    for slots in (0, 4):
+        replace(node, config=replace(node.config, slots_per_rank=slots))
+    with pytest.raises(ValueError, match=r"slots_per_rank: expected at least 4 .* or 0, got 3"):
+        replace(node, config=replace(node.config, slots_per_rank=3))
+
+
+def test_a_rendezvous_on_another_machine_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="can not listen on"):
         supervise(spec(tmp_path, rendezvous="192.0.2.1:29400"))
 
@@ -218,6 +228,21 @@ def test_a_wish_to_end_is_told_to_all_before_anybody_is_killed(
     assert node.stores.read(0, STOP_KEY) == "0,"
     node._follow_stop(now_s + patience_s + 0.1)
     assert rank.killed == 1
+
+
+def test_who_saves_the_end_of_a_job_that_is_over_is_not_killed_for_being_slow(
+    slow: tuple[Supervisor, Slow],
+) -> None:
+    node, rank = slow
+    node.ask_to_stop()
+    node.over_s = node.stop_asked_s
+    later_s = node.stop_asked_s + node.spec.config.peer_timeout_s + supervisor.GRACE_S + 1.0
+    node._follow_stop(later_s)
+    assert (rank.asked, rank.killed) == (1, 0)
+    node.stop_asked_s -= 2.0
+    node.ask_to_stop()
+    node._follow_stop(later_s)
+    assert rank.killed == 1, "asked twice, nobody is waited for"
 
 
 def test_what_another_launcher_was_asked_is_followed_here(slow: tuple[Supervisor, Slow]) -> None:

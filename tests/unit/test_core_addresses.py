@@ -1,0 +1,35 @@
+"""HOST:PORT: one rule for all who listen or connect."""
+
+import pytest
+
+from pacekeeper.core.config import AgentConfig, ControllerConfig, host_and_port
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["29400", ":29400", "host:", "host:port", "host:70000", "host:0", "host:-1", "host:\u00b2", "",
+     "[]:1", "host:000080"],
+)  # fmt: skip
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match="expected HOST:PORT with a port from 1 to 65535, got"):
+        host_and_port(address)
+
+
+def test_an_address_is_host_and_port_with_brackets_or_without() -> None:
+    assert host_and_port("node-0:29400") == ("node-0", 29400)
+    assert host_and_port("[::1]:7443") == ("::1", 7443)
+    assert host_and_port("127.0.0.1:0", first_port=0) == ("127.0.0.1", 0)
+
+
+def test_port_0_is_for_those_who_listen() -> None:
+    assert AgentConfig(metrics_listen="h:0").metrics_listen == "h:0"
+    assert ControllerConfig(listen="h:0", metrics_listen="h:0").listen == "h:0"
+    with pytest.raises(ValueError, match="controller: expected HOST:PORT with a port from 1"):
+        AgentConfig(controller="h:0")
+
+
+def test_a_place_without_a_name_is_none() -> None:
+    with pytest.raises(ValueError, match="ring_dir: expected a directory"):
+        AgentConfig(ring_dir="")
+    with pytest.raises(ValueError, match="store: expected a file"):
+        ControllerConfig(store="")
