@@ -1,6 +1,7 @@
 """The power fails at any moment: what was complete before is there, and exact."""
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,8 +38,11 @@ def test_what_was_complete_outlives_the_power(
             wanted[lone.step] = state
     disk.release()
     assert {0, 1, 2, 3} == set(cuts)
+    seen = tmp_path / "seen"
+    other = Lone(seen / "made" / "here")
     for number, newest in enumerate(cuts):
-        other = Lone(left / str(number) / "made" / "here")
+        shutil.rmtree(seen, ignore_errors=True)
+        (left / str(number)).rename(seen)
         if newest == 0 and not other.checkpoints.candidates():
             continue
         other.go_back()
@@ -55,9 +59,10 @@ def test_a_checkpoint_that_is_removed_is_never_seen_half_gone(
     cuts: list[list[str]] = []
 
     def cut() -> None:
-        at = tmp_path / "left" / str(len(cuts))
-        disk.after_power_loss(at, random.Random(len(cuts)), 0.5)
-        cuts.append(open_storage(str(at)).names("a"))
+        for seed in range(40):
+            at = tmp_path / "left" / str(len(cuts))
+            disk.after_power_loss(at, random.Random(seed), 0.5)
+            cuts.append(open_storage(str(at)).names("a"))
 
     disk = Disk(base=tmp_path / "disk", before_each=cut)
     with monkeypatch.context() as patch:
@@ -67,6 +72,7 @@ def test_a_checkpoint_that_is_removed_is_never_seen_half_gone(
             storage.publish(f"a/{name}", b"x")
         first = len(cuts)
         storage.remove("a")
+        cut()
     disk.release()
     cuts = cuts[first:]
     assert any("manifest.json" not in names for names in cuts)
