@@ -1,8 +1,9 @@
 """Random fault schedules on real ranks: none may hang, none may lose a step or an expert.
 
 `python -m benchmarks.fault_schedules --schedules 50 --seed 0`; some minutes. Ranks are killed,
-frozen and woken, nodes killed, plans offered, several at once, inside moves and inside recoveries.
-`--only N` runs one of them again. Prints a line for each, last one line of JSON.
+frozen and woken, nodes killed and joined, plans offered, checkpoints damaged, several at once,
+inside moves and inside recoveries; of some jobs all ranks die, and their launchers start them
+again. `--only N` runs one of them again. Prints a line for each, last one line of JSON.
 """
 
 import argparse
@@ -24,18 +25,19 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="*", help="these numbers only")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from support.fault_runs import Reference, run, undisturbed
+    from support.fault_judge import Reference
+    from support.fault_runs import run, undisturbed
     from support.fault_schedules import drawn
 
     outcomes = []
-    references: dict[str, Reference] = {}
+    references: dict[tuple[str, int], Reference] = {}
     with tempfile.TemporaryDirectory(prefix="pacekeeper-faults-") as folder:
         for number in arguments.only or range(arguments.schedules):
             schedule = drawn(arguments.seed, number)
-            dtype = schedule.config.dtype
-            if dtype not in references:
-                references[dtype] = undisturbed(schedule, Path(folder) / dtype)
-            outcome = run(schedule, Path(folder) / str(number), references[dtype])
+            kind = (schedule.config.dtype, schedule.config.steps)
+            if kind not in references:
+                references[kind] = undisturbed(schedule, Path(folder) / "-".join(map(str, kind)))
+            outcome = run(schedule, Path(folder) / str(number), references[kind])
             outcomes.append(replace(outcome, losses=()))
             print(f"{number:3d} {outcome.ending:10s} {outcome.took_s:5.1f} s  {schedule}")
             for complaint in outcome.complaints:
@@ -54,6 +56,11 @@ def main() -> int:
                 "wrong": wrong,
                 "lost_steps": sum(outcome.num_lost_steps for outcome in outcomes),
                 "lost_experts": sum(outcome.num_lost_experts for outcome in outcomes),
+                "ranks_joined": sum(outcome.num_joined for outcome in outcomes),
+                "restarts": sum(outcome.num_restarts for outcome in outcomes),
+                "went_back": sum(outcome.num_went_back for outcome in outcomes),
+                "checkpoints_damaged": sum(outcome.num_spoilt for outcome in outcomes),
+                "first_store_lost": sum(outcome.has_lost_store for outcome in outcomes),
                 "deviation_max": max(outcome.deviation for outcome in outcomes),
                 "took_max_s": round(max(outcome.took_s for outcome in outcomes), 1),
                 "load_average": round(os.getloadavg()[0], 1),

@@ -133,6 +133,9 @@ class Fabric:
             self._await_members(own, timeout_s if arrive_s is None else arrive_s)
             before = open_wires()
             began_s = time.monotonic()
+            # It names the group's keys, and counts this rank's failed attempts, too: who had one
+            # more than the others would look for them elsewhere, for ever.
+            dist.distributed_c10d._world.group_count = 0
             with self._store_answers(form_s + STORE_TIMEOUT_S):
                 dist.init_process_group(
                     "gloo",

@@ -11,6 +11,7 @@ from support.gloo_ranks import (
     Notes,
     end_with_the_tick,
     exchange_uneven,
+    fail_alone,
     keep_a_stranger,
     lose_a_peer,
     outlive_a_frozen_store,
@@ -50,6 +51,11 @@ def test_nobody_waits_for_the_dead_or_for_ever(tmp_path: Path) -> None:
         assert seen[rank]["3"] == [False, False]
         assert seen[rank]["4"] == [False, True]
     assert any(seen[rank]["2"][1] for rank in (2, 5))
+
+
+def test_who_failed_to_connect_alone_finds_the_others_afterwards(tmp_path: Path) -> None:
+    seen = run_ranks(fail_alone, tmp_path, (0, 1))
+    assert seen[0]["votes"] == seen[1]["votes"] == [[1.0], [0.0]]
 
 
 def test_a_collective_that_ends_as_its_tick_does_is_no_broken_group(tmp_path: Path) -> None:

@@ -1,65 +1,42 @@
-"""A schedule of faults on real processes, and whether all came out as it must.
+"""A schedule of faults on real processes: all of it is done to a job, and the end is judged.
 
-Survivors must have done every step once with the losses of the undisturbed run, and hold equal
-copies of every expert. Only where no rank could help it may the job end otherwise: with the stated
-code and reason.
+How it is judged: support/fault_judge.py.
 """
 
 import contextlib
 import os
-import re
 import signal
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.manifest import CheckpointId
+from pacekeeper.trainer.checkpoint_catalog import complete_ids
+from pacekeeper.trainer.checkpoint_files import Storage, open_storage
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import Group, rule
-from support.endings import KeepsEnding, ending_path, read_ending
+from support.endings import KeepsEnding, read_ending
+from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
 from support.fault_schedules import Act, Burst, Fault, Schedule, random_plan
 from support.fleet import Fleet, Launcher
 
 # Losses against the undisturbed run; float32 drifts by itself with another order of summation.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
-_LOST = re.compile(r"layer \d+ expert \d+: all its hosts \[([\d, ]+)\] are dead; ")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
-    """An undisturbed run: losses by step, and what its rank held at the end."""
-
-    losses: tuple[float, ...]
-    state: dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What became of a schedule. `ending`: "done", "lost state", "no quorum" or "hung".
-
-    `complaints`: what should not be; `num_lost_steps` and `num_lost_experts` are of the survivors.
-    `deviation`: the largest of losses from the undisturbed run, relative. `num_moves` and
-    `num_regroups`: what the watcher took part in.
-    """
-
-    ending: str
-    complaints: tuple[str, ...] = ()
-    num_lost_steps: int = 0
-    num_lost_experts: int = 0
-    deviation: float = 0.0
-    num_moves: int = 0
-    num_regroups: int = 0
-    took_s: float = 0.0
-    losses: tuple[float, ...] = ()
+SETTLED_STEPS = 3  # after newcomers came in: then their group has stood for all
 
 
 def undisturbed(schedule: Schedule, directory: Path, *, num_ranks: int = 1) -> Reference:
     """The same steps by ranks that nobody disturbs."""
-    config = replace(schedule.config, replicas=min(schedule.config.replicas, num_ranks))
+    config = replace(
+        schedule.config,
+        replicas=min(schedule.config.replicas, num_ranks),
+        emulated_step_s=0.001,
+        max_restarts=0,
+    )
     directory.mkdir()
     body = KeepsEnding(directory=str(directory))
     with Fleet(
@@ -82,15 +59,18 @@ def run(
     directory.mkdir()
     began_s = time.monotonic()
     body = KeepsEnding(directory=str(directory), body=schedule.sabotage or rank_main)
+    config = schedule.config
+    if schedule.is_saving:
+        config = replace(config, checkpoint_dir=str(directory / "kept"))
     with Fleet(
         directory=directory,
-        config=schedule.config,
+        config=config,
         num_nodes=schedule.num_nodes,
         ranks_per_node=schedule.ranks_per_node,
         body=body,
         is_quick=True,
     ) as fleet:
-        harm = _Harm(schedule=schedule, fleet=fleet)
+        harm = Harm(schedule=schedule, fleet=fleet)
         try:
             for burst in schedule.bursts:
                 if not harm.settle(burst.step):
@@ -100,18 +80,15 @@ def run(
         except AssertionError as error:
             return Outcome(ending="hung", complaints=(str(error)[-4000:],))
         bound = TOLERANCES[schedule.config.dtype] if tolerance is None else tolerance
-        judge = _Judge(harm=harm, directory=directory, reference=reference, tolerance=bound)
+        judge = Judge(
+            course=harm.course(), directory=directory, reference=reference, tolerance=bound
+        )
         outcome = judge.outcome()
     return replace(outcome, took_s=time.monotonic() - began_s)
 
 
-def apart(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The largest relative difference of two runs' losses, over the steps that both did."""
-    return max((abs(a / b - 1.0) for a, b in zip(ours, theirs, strict=False)), default=0.0)
-
-
 @dataclass(kw_only=True)
-class _Harm:
+class Harm:
     """What was done so far, and what the job can be held to.
 
     `is_safe`: every expert had a host that nothing was done to, in any layout it may have been in.
@@ -122,32 +99,72 @@ class _Harm:
     dead: set[int] = field(default_factory=set)
     nodes: set[int] = field(default_factory=set)
     plans: dict[int, Layout] = field(default_factory=dict)
+    newcomers: list[Newcomers] = field(default_factory=list)
+    spoilt: set[CheckpointId] = field(default_factory=set)
+    saved: list[tuple[float, int]] = field(default_factory=list)
+    num_restarts: int = 0
     is_safe: bool = True
     has_quorum: bool = True
+
+    def course(self) -> Course:
+        """What the judge must know of it."""
+        return Course(
+            schedule=self.schedule,
+            fleet=self.fleet,
+            dead=self.dead,
+            newcomers=tuple(self.newcomers),
+            saved=tuple(self.saved),
+            num_spoilt=len(self.spoilt),
+            num_restarts=self.num_restarts,
+            has_lost_store=0 in self.nodes,
+            is_safe=self.is_safe,
+            has_quorum=self.has_quorum,
+        )
 
     def launchers(self) -> list[Launcher]:
         """Those that were not killed."""
         return [node for n, node in enumerate(self.fleet.launchers) if n not in self.nodes]
 
     def settle(self, step: int) -> bool:
-        """Wait for `step`, and for a layout without the dead. False: the job ended before."""
+        """Wait for `step`, and for a layout with the newcomers and without the dead.
+
+        False: the job ended before.
+        """
         home = self.fleet.launchers[self.schedule.watcher // self.schedule.ranks_per_node]
         is_ready = False
 
         def look() -> bool:
             nonlocal is_ready
-            steps = self.fleet.steps(self.schedule.watcher)
-            is_there = bool(steps) and steps[-1]["step"] >= step
-            is_ready = is_there and not self.dead & set(self.layout().ranks)
-            is_over = len(steps) == self.schedule.config.steps
-            return is_ready or is_over or home.code() is not None
+            log = self.fleet.log(self.schedule.watcher)
+            steps = [line for line in log if "loss" in line]
+            is_over = bool(steps) and steps[-1]["step"] == self.schedule.config.steps - 1
+            if home.code() is not None or is_over:
+                return True
+            firsts = [e for e in log if e.get("event") == "plan" and e["generation"] == 1]
+            if not steps or steps[-1]["step"] < step or len(firsts) <= self.num_restarts:
+                return False
+            since = next(i for i, line in enumerate(reversed(log)) if _is_entry(line))
+            if self.newcomers and since < SETTLED_STEPS:
+                return False
+            ranks = set(self.layout().ranks)
+            is_ready = not self.dead & ranks and all(
+                self._is_settled(n, ranks) for n in self.newcomers
+            )
+            return is_ready
 
         self.fleet.await_(look)
         return is_ready
 
+    def _is_settled(self, one: Newcomers, ranks: set[int]) -> bool:
+        """In it, or not to come any more."""
+        code = self.fleet.launchers[one.launcher].code()
+        if code is not None and one.launcher not in self.nodes:
+            one.refused = f"newcomers {one.ranks} ended with code {code} while the job went on"
+        return code is not None or set(one.ranks) - self.dead <= ranks
+
     def layout(self) -> Layout:
         """The one the watcher is in."""
-        events = [e for e in self.fleet.log(self.schedule.watcher) if "took_s" in e]
+        events = [e for e in self.fleet.log(self.schedule.watcher) if _is_entry(e)]
         last = events[-1]
         if last["event"] == "plan" and last["generation"] > 1:
             return self.plans[last["generation"]]
@@ -165,6 +182,7 @@ class _Harm:
         now = self.layout()
         lost = burst.victims | self.schedule.struck
         self.is_safe &= _hosts_all(now, lost)
+        self.saved.append((time.monotonic(), self._newest()))
         for fault in burst.faults:
             time.sleep(fault.delay_s)
             match fault.act:
@@ -178,13 +196,56 @@ class _Harm:
                     left = [rank for rank in now.ranks if rank not in fault.ranks]
                     group = Group.first(now.generation, now.ranks)
                     self.has_quorum &= rule(group, left, {}).goes_on
-                    node = fault.ranks[0] // self.schedule.ranks_per_node
+                    node = self._launcher_of(fault.ranks[0])
                     self.nodes.add(node)
                     self.dead |= set(fault.ranks)
                     self.fleet.launchers[node].kill()
+                case Act.JOIN:
+                    self._join(fault)
+                case Act.SPOIL:
+                    self._spoil()
+                case Act.ALL:
+                    self.num_restarts += 1
+                    self.saved.append((time.monotonic(), self._newest()))
+                    self._signal(replace(fault, act=Act.KILL, ranks=tuple(self.fleet.ranks)))
+                    self.dead.clear()  # all are started again
                 case _:
                     self._signal(fault)
         self.dead -= set().union(*(f.ranks for f in burst.faults if f.act is Act.WAKE))
+
+    def _launcher_of(self, rank: int) -> int:
+        joined = {r: one.launcher for one in self.newcomers for r in one.ranks}
+        return joined.get(rank, rank // self.schedule.ranks_per_node)
+
+    def _join(self, fault: Fault) -> None:
+        """Until it has its numbers: then they are what the schedule says."""
+        body = KeepsEnding(directory=str(self.fleet.directory))
+        launcher = self.fleet.join(
+            ranks_per_node=len(fault.ranks),
+            at=(self._launcher_of(self.schedule.watcher),),
+            body=body,
+        )
+        one = Newcomers(ranks=fault.ranks, launcher=len(self.fleet.launchers) - 1)
+        self.newcomers.append(one)
+        said = f"ranks={list(fault.ranks)} get ready to join"
+        self.fleet.await_(lambda: launcher.code() is not None or said in launcher.output())
+
+    def _storage(self) -> Storage:
+        config = self.fleet.config
+        return open_storage(f"{config.checkpoint_dir}/{config.job}")
+
+    def _newest(self) -> int:
+        """The step of the newest checkpoint that is whole, 0 for none."""
+        there = complete_ids(self._storage()) if self.schedule.is_saving else []
+        return next((one.step for one in there if one not in self.spoilt), 0)
+
+    def _spoil(self) -> None:
+        storage = self._storage()
+        for one in complete_ids(storage)[:1]:
+            names = [n for n in storage.names(one.name) if n.endswith(".safetensors")]
+            with contextlib.suppress(FileNotFoundError):  # it was swept meanwhile
+                os.truncate(Path(storage.root, one.name, names[-1]), 100)
+            self.spoilt.add(one)
 
     def _signal(self, fault: Fault) -> None:
         number = {
@@ -193,109 +254,17 @@ class _Harm:
             Act.WAKE: signal.SIGCONT,
         }[fault.act]
         for rank in fault.ranks:
-            with contextlib.suppress(ProcessLookupError):  # it was fenced, or it is done
+            self.dead.add(rank)
+            # It was fenced, it is done, or it never came.
+            with contextlib.suppress(ProcessLookupError, FileNotFoundError):
                 os.kill(self.fleet.pid(rank), number)
-                self.dead.add(rank)
+
+
+def _is_entry(line: dict[str, Any]) -> bool:
+    """Does this line of a log say that a layout was entered?"""
+    return line.get("event") in ("plan", "regroup")
 
 
 def _hosts_all(layout: Layout, lost: frozenset[int]) -> bool:
     """Has every expert a host that is not among the lost?"""
     return all({host.rank for host in on} - lost for layer in layout.experts for on in layer)
-
-
-@dataclass(kw_only=True)
-class _Judge:
-    """The end of one job against what must be."""
-
-    harm: _Harm
-    directory: Path
-    reference: Reference
-    tolerance: float
-    complaints: list[str] = field(default_factory=list)
-
-    def outcome(self) -> Outcome:
-        fleet, harm = self.harm.fleet, self.harm
-        dead = harm.dead | self._struck()
-        survivors = [rank for rank in fleet.ranks if rank not in dead]
-        node_of = {rank: rank // fleet.ranks_per_node for rank in fleet.ranks}
-        codes = {fleet.launchers[node_of[rank]].code() for rank in survivors}
-        said = "\n".join(node.output() for node in fleet.launchers)
-        losses = self._losses(survivors)
-        deviation = max(apart(own, self.reference.losses) for own in losses.values())
-        if deviation > self.tolerance:
-            self._complain(f"losses are off by {deviation:.1e}")
-        missing = lost = 0
-        match next(iter(codes)) if len(codes) == 1 else None:
-            case ExitCode.OK:
-                ending = "done"
-                if not harm.has_quorum:
-                    self._complain("a side that is no quorum went on")
-                missing = sum(len(self.reference.losses) - len(own) for own in losses.values())
-                if missing:
-                    self._complain(f"{missing} steps are missing")
-                lost = self._judge_state(survivors)
-            case ExitCode.NO_QUORUM:
-                ending = "no quorum"
-                if harm.has_quorum or "are no quorum" not in said:
-                    self._complain("it could have gone on, or says nothing")
-            case ExitCode.LOST_STATE:
-                ending = "lost state"
-                named = [{*map(int, m.split(","))} for m in _LOST.findall(said)]
-                if harm.is_safe or not named or not all(hosts <= dead for hosts in named):
-                    self._complain(f"no expert had to be lost: {named} of {sorted(dead)}")
-            case _:
-                ending = "wrong"
-                self._complain(f"codes {codes} of ranks {survivors}")
-        if self.complaints:
-            self._complain(said[-6000:])
-        return Outcome(
-            ending=ending,
-            complaints=tuple(self.complaints),
-            num_lost_steps=missing,
-            num_lost_experts=lost,
-            deviation=deviation,
-            num_moves=len(fleet.events(harm.schedule.watcher, "plan")) - 1,
-            num_regroups=len(fleet.events(harm.schedule.watcher, "regroup")),
-            losses=losses[survivors[0]],
-        )
-
-    def _complain(self, what: str) -> None:
-        self.complaints.append(what)
-
-    def _struck(self) -> set[int]:
-        """Who came to its moment: it died there, or was fenced."""
-        said = "\n".join(node.output() for node in self.harm.fleet.launchers)
-        return {r for r in self.harm.schedule.struck if f"rank={r} died" in said}
-
-    def _losses(self, survivors: list[int]) -> dict[int, tuple[float, ...]]:
-        """By rank; every step once and in order, or it is said."""
-        found = {}
-        for rank in survivors:
-            steps = self.harm.fleet.steps(rank)
-            if [line["step"] for line in steps] != list(range(len(steps))):
-                self._complain(f"rank {rank} did steps {[line['step'] for line in steps]}")
-            found[rank] = tuple(line["loss"] for line in steps)
-        return found
-
-    def _judge_state(self, survivors: list[int]) -> int:
-        """Copies are equal bit by bit, and those of the undisturbed run; lost experts."""
-        wanted = self.reference.state
-        seen: dict[str, torch.Tensor] = {}
-        for rank in survivors:
-            if not ending_path(self.directory, rank).exists():
-                self._complain(f"rank {rank} left no state")
-                continue
-            for name, tensor in read_ending(self.directory, rank).items():
-                if not torch.equal(seen.setdefault(name, tensor), tensor):
-                    self._complain(f"{name} on rank {rank} is another than before it")
-        if self.harm.schedule.config.dtype == "float64":
-            for name, tensor in seen.items():
-                scale = wanted[name].abs().max().clamp(min=1e-300)
-                off = float((tensor - wanted[name]).abs().max() / scale)
-                if not off <= 1e-7:  # single values; their sums, the losses, are held to 1e-9
-                    self._complain(f"{name} is off by {off:.1e}")
-        experts = {name.rsplit("/w", 1)[0] for name in wanted if not name.startswith("dense")}
-        lost = experts - {name.rsplit("/w", 1)[0] for name in seen}
-        if lost:
-            self._complain(f"nobody holds experts {sorted(lost)}")
-        return len(lost)

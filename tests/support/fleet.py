@@ -171,19 +171,20 @@ class Fleet:
         return [launcher.code() or 0 for launcher in self.launchers]
 
     def layout(self, generation: int, node: int = 0) -> Layout:
-        """A layout the trainer wrote down for the node's agent."""
+        """A layout the trainer wrote down for the node's agent, in the job's newest life."""
         directory = self.ring_dir(node) / self.config.job
-        (path,) = (
-            path
+        found = [
+            (named[1], path)
             for path in directory.iterdir()
-            if (ring.parse_layout_file_name(path.name) or (0, 0))[0] == generation
-        )
+            if (named := ring.parse_layout_file_name(path.name)) and named[0] == generation
+        ]
+        _, path = max(found)  # of the newest life; raises ValueError where there is none
         return decode_layout(path.read_bytes())
 
     def offer(self, layout: Layout, base_generation: int) -> None:
         """Offer a plan as every node's agent does: the file first, then the command slots."""
         data = encode_layout(layout)
-        for rank in self.ranks:
+        for rank in {*self.ranks, *layout.ranks}:
             path = self.ring_path(rank).with_name(ring.plan_file_name(layout.generation))
             path.write_bytes(data)
         command = ring.CommandSlot(
@@ -191,7 +192,7 @@ class Fleet:
             base_generation=base_generation,
             plan_sha256=hashlib.sha256(data).digest(),
         )
-        for rank in self.ranks:
+        for rank in {*self.ranks, *layout.ranks}:
             self.command(rank, command)
 
     def command(self, rank: int, command: ring.CommandSlot) -> None:

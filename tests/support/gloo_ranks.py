@@ -163,6 +163,23 @@ def wait_for_nobody(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
     return seen
 
 
+def fail_alone(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """The first rank tries to connect to one that came and died; then it meets the others."""
+    lost = 0
+    if rank == ranks[0]:
+        store = FileStore(str(directory / "store-1"), 2)
+        store.add("group-1/arrived", 1)
+        try:
+            form(directory, 1, rank, (rank, 99), timeout_s=0.5)
+        except PeerLost:
+            lost = 1
+    fabric = form(directory, 2, rank, ranks, timeout_s=TIMEOUT_S / 3)
+    votes = fabric.exchange([lost])
+    fabric.exchange([1.0])
+    fabric.close()
+    return {"votes": votes.tolist()}
+
+
 def keep_a_stranger(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
     """One of the group's descriptors has become another connection's when the group is closed."""
     fabric = form(directory, 1, rank, ranks)
