@@ -14,9 +14,9 @@ from pacekeeper.controller.partition_cost import (
     layer_sums,
     message_s,
 )
-from pacekeeper.controller.partition_memory import end_bytes, shares_of
-from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
+from pacekeeper.controller.partition_plan import Partition, Pipeline
 from pacekeeper.controller.partition_problem import Problem
+from pacekeeper.controller.partition_sync import cell_sync_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,7 +68,9 @@ def partition_times(partition: Partition, problem: Problem) -> tuple[PipelineTim
                 message_s=_messages(pipeline, problem),
                 sync_s=np.array(
                     [
-                        _sync_s(cell, len(partition.pipelines), problem, is_inside=num_nodes == 1)
+                        cell_sync_s(
+                            cell, len(partition.pipelines), problem, is_inside=num_nodes == 1
+                        )
                         for cell in pipeline.cells
                     ]
                 ),
@@ -121,25 +123,3 @@ def _messages(pipeline: Pipeline, problem: Problem) -> Array:
                 size, sender, receiver, problem.model, problem.links
             )
     return result
-
-
-def _sync_s(cell: Cell, num_pipelines: int, problem: Problem, *, is_inside: bool) -> float:
-    """A ring over the pipelines for what they all hold: the slowest rank's share of gradients."""
-    if num_pipelines == 1:
-        return 0.0
-    model, links = problem.model, problem.links
-    layers = model.layers[cell.first_layer : cell.end_layer]
-    attention_bytes = sum(layer.attention_bytes for layer in layers)
-    mlp_bytes = sum(layer.mlp_bytes for layer in layers)
-    mlp_bytes += end_bytes(model, cell.first_layer, cell.end_layer)
-    whole_bytes = sum(layer.replicated_bytes for layer in layers)
-    heads, columns = shares_of(cell.attention), shares_of(cell.mlp)
-    latency_s = links.inside_latency_s if is_inside else links.between_latency_s
-    slowest_s = 0.0
-    for rank in cell.ranks:
-        count = heads.get(rank, 0.0) * attention_bytes + columns.get(rank, 0.0) * mlp_bytes
-        link = problem.device_of[rank].link_speed
-        bandwidth = links.inside_bytes_per_s if is_inside else links.between_bytes_per_s * link
-        slowest_s = max(slowest_s, (count + whole_bytes) / bandwidth)
-    ring = 2.0 * (num_pipelines - 1) / num_pipelines
-    return ring * model.gradient_share * slowest_s + 2.0 * (num_pipelines - 1) * latency_s

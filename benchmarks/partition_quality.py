@@ -1,0 +1,120 @@
+"""How near to the fluid limit are planned partitions when devices are slow, and beside others'?
+
+`python -m benchmarks.partition_quality`; minutes. ResiHP's six models, each on its cluster, with
+1 to 1/8 of the devices at 0.65, 0.45 or 0.3 of their speed (weak, medium, severe), drawn at random.
+For each cell of model and severity the median and least fraction of the fluid limit (healthy
+throughput times the mean speed) that is reached without a plan, by Greyhound's S2 and S3, a planner
+as Malleus', ResiHP's three steps, and ours; all priced by the same longest paths. The fluid limit
+counts work, not the pipeline's bubbles: a plan may pass it. `whole` cells: ours without a packer,
+that may hand on whole micro-batches only, as the others do. Prints a table, last one line of JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.partition_cases import CASES, Case, problem_of
+from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_greyhound import greyhound
+from pacekeeper.controller.partition_malleus import malleus
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import Problem, healthy
+from pacekeeper.controller.partition_resihp import resihp
+
+SEVERITIES = {"weak": 0.65, "medium": 0.45, "severe": 0.3}
+MOST_SLOW = 8  # one device of so many, at most
+
+PLANNERS: dict[str, Callable[[Problem], float]] = {
+    "none": lambda problem: price(problem.home, problem).step_s,
+    "greyhound": lambda problem: price(greyhound(problem), problem).step_s,
+    "malleus": lambda problem: price(malleus(problem), problem).step_s,
+    "resihp": lambda problem: resihp(problem).step_s,
+    "ours": lambda problem: plan_partition(problem).step_s,
+}
+
+Row = dict[str, object]
+
+
+def draw(case: Case, speed: float, seed: int) -> list[float]:
+    """Speeds of all ranks."""
+    random = np.random.default_rng([seed, case.num_ranks, int(100 * speed)])
+    speeds = np.ones(case.num_ranks)
+    number = int(random.integers(1, case.num_ranks // MOST_SLOW + 1))
+    speeds[random.choice(case.num_ranks, number, replace=False)] = speed
+    return [float(speed) for speed in speeds]
+
+
+def fractions(case: Case, speed: float, seed: int) -> dict[str, float]:
+    """Of the fluid limit, by planner; `whole`: ours where a micro-batch is one row."""
+    speeds = draw(case, speed, seed)
+    result: dict[str, float] = {}
+    for name, rows_per_batch in (("", 16), ("whole", 1)):
+        problem = problem_of(case, speeds, rows_per_batch=rows_per_batch)
+        fluid_s = price(problem.home, healthy(problem)).step_s * problem.fluid_ratio
+        chosen = {name: PLANNERS["ours"]} if name else PLANNERS
+        result |= {of: fluid_s / step_s(problem) for of, step_s in chosen.items()}
+    return result
+
+
+def healthy_gain(case: Case) -> float:
+    """What our planner adds where all devices are healthy: above 1, home is no fair measure."""
+    problem = problem_of(case, [1.0] * case.num_ranks)
+    return price(problem.home, problem).step_s / plan_partition(problem).step_s
+
+
+def cell(case: Case, severity: str, num_draws: int) -> Row:
+    found = [fractions(case, SEVERITIES[severity], seed) for seed in range(num_draws)]
+    row: Row = {"model": case.name, "severity": severity, "draws": num_draws}
+    for name in (*PLANNERS, "whole"):
+        of_name = [fraction[name] for fraction in found]
+        row[name] = float(np.median(of_name))
+        row[f"{name}_min"] = float(np.min(of_name))
+    against = [fraction["ours"] / fraction["resihp"] for fraction in found]
+    row["over_resihp"] = float(np.median(against))
+    row["over_resihp_min"] = float(np.min(against))
+    row["whole_over_resihp"] = float(
+        np.median([fraction["whole"] / fraction["resihp"] for fraction in found])
+    )
+    return row
+
+
+def show(rows: list[Row]) -> None:
+    table = Table(title="fraction of the fluid limit: median of draws (least)")
+    names = ("none", "greyhound", "malleus", "resihp", "ours", "whole", "over_resihp")
+    for name in ("model", "severity", *names):
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in rows:
+        table.add_row(
+            str(row["model"]),
+            str(row["severity"]),
+            *(f"{row[name]:.3f} ({row[f'{name}_min']:.3f})" for name in names),
+        )
+    Console(width=150).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--draws", type=int, default=10)
+    arguments = parser.parse_args()
+    rows = [cell(case, severity, arguments.draws) for case in CASES for severity in SEVERITIES]
+    show(rows)
+    ours = [float(str(row["ours"])) for row in rows]
+    summary = {
+        "cells": len(rows),
+        "cells_won": sum(float(str(row["over_resihp"])) > 1.0 for row in rows),
+        "draws_won_all": sum(float(str(row["over_resihp_min"])) > 1.0 for row in rows),
+        "median_fluid_fraction": float(np.median(ours)),
+        "min_fluid_fraction": min(float(str(row["ours_min"])) for row in rows),
+        "whole_cells_won": sum(float(str(row["whole_over_resihp"])) > 1.0 for row in rows),
+        "most_healthy_gain": max(healthy_gain(case) for case in CASES),
+        "rows": rows,
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Micro-batches that change pipelines stage by stage while a step runs (ResiHP, Algorithm 1). Pure.
+
+The schedule is walked in time: backward passes first, forwards as long as a stage may hold their
+activations, as 1F1B does. A stage that is free takes the next forward of the slowest pipeline's
+same stage where that is behind by more than delta, or dead; its backward pass stays with it.
+"""
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageWork:
+    """forward_s, backward_s [pipelines][stages] of one micro-batch; None: the stage is dead.
+
+    message_s: one boundary; in_flight [stages]: micro-batches whose activations a stage may hold.
+    """
+
+    forward_s: tuple[tuple[float | None, ...], ...]
+    backward_s: tuple[tuple[float | None, ...], ...]
+    message_s: float
+    num_microbatches: tuple[int, ...]
+    in_flight: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Migration:
+    """Stage `stage` of a pipeline's micro-batch runs on another pipeline's ranks."""
+
+    pipeline: int
+    stage: int
+    micro_batch: int
+    to_pipeline: int
+
+
+def migrate(work: StageWork, *, delta: int) -> tuple[float, tuple[Migration, ...]]:
+    """How long the step takes, and what changed hands, in order."""
+    return _Walk(work, delta).run()
+
+
+class _Walk:
+    """One step in time. A task is (pipeline, micro-batch) on a stage."""
+
+    def __init__(self, work: StageWork, delta: int) -> None:
+        self.work = work
+        self.delta = delta
+        self.num_pipelines = len(work.forward_s)
+        self.num_stages = len(work.in_flight)
+        stages, pipelines = range(self.num_stages), range(self.num_pipelines)
+        # Forwards that have their input, per pipeline and stage, the next one first.
+        self.ready: list[list[list[int]]] = [[[] for _ in stages] for _ in pipelines]
+        self.ready_back: list[list[list[tuple[int, int]]]] = [
+            [[] for _ in stages] for _ in pipelines
+        ]
+        self.progress = [[0] * self.num_stages for _ in pipelines]  # forwards done, for themselves
+        self.open = [[0] * self.num_stages for _ in pipelines]  # activations held
+        self.is_free = [[True] * self.num_stages for _ in pipelines]
+        self.runs_on: dict[tuple[int, int, int], int] = {}
+        self.events: list[tuple[float, int, int, int, int, int]] = []
+        self.migrations: list[Migration] = []
+        self.now_s = 0.0
+        self.num_done = 0
+
+    def run(self) -> tuple[float, tuple[Migration, ...]]:
+        for pipeline, count in enumerate(self.work.num_microbatches):
+            self.ready[pipeline][0] = list(range(count))
+        for pipeline in range(self.num_pipelines):
+            self._start(pipeline, 0)
+        while self.events:
+            self.now_s = self.events[0][0]
+            touched = set()
+            while self.events and self.events[0][0] == self.now_s:
+                touched.add(self._happened(*heappop(self.events)[1:]))
+            for stage in sorted(touched):
+                for pipeline in range(self.num_pipelines):
+                    self._start(pipeline, stage)
+        assert self.num_done == sum(self.work.num_microbatches), "the step ran to its end"
+        return self.now_s, tuple(self.migrations)
+
+    def _happened(self, kind: int, on: int, stage: int, pipeline: int, batch: int) -> int:
+        """Write one event down; the stage where work may begin by it."""
+        if kind == ARRIVED_FORWARD:
+            self.ready[pipeline][stage].append(batch)
+        elif kind == ARRIVED_BACKWARD:
+            owner = self.runs_on[pipeline, stage, batch]
+            heappush(self.ready_back[owner][stage], (batch, pipeline))
+        else:
+            self._ended(kind, on, stage, pipeline, batch)
+        return stage
+
+    def _ended(self, kind: int, on: int, stage: int, pipeline: int, batch: int) -> None:
+        self.is_free[on][stage] = True
+        arrives_s = self.now_s + self.work.message_s
+        if kind == ENDED_FORWARD:
+            self.progress[pipeline][stage] += 1
+            if stage + 1 < self.num_stages:
+                self._push(arrives_s, ARRIVED_FORWARD, on, stage + 1, pipeline, batch)
+            else:
+                heappush(self.ready_back[on][stage], (batch, pipeline))
+            return
+        self.open[on][stage] -= 1
+        self.num_done += stage == 0
+        if stage > 0:
+            self._push(arrives_s, ARRIVED_BACKWARD, on, stage - 1, pipeline, batch)
+
+    def _start(self, on: int, stage: int) -> None:
+        forward_s = self.work.forward_s[on][stage]
+        backward_s = self.work.backward_s[on][stage]
+        if forward_s is None or backward_s is None or not self.is_free[on][stage]:
+            return
+        if self.ready_back[on][stage]:
+            batch, pipeline = heappop(self.ready_back[on][stage])
+            self.is_free[on][stage] = False
+            self._push(self.now_s + backward_s, ENDED_BACKWARD, on, stage, pipeline, batch)
+            return
+        if self.open[on][stage] >= self.work.in_flight[stage]:
+            return
+        taken_from = self._whose(on, stage)
+        if taken_from is None:
+            return
+        batch = self.ready[taken_from][stage].pop(0)
+        self.runs_on[taken_from, stage, batch] = on
+        if taken_from != on:
+            self.migrations.append(Migration(taken_from, stage, batch, on))
+        self.open[on][stage] += 1
+        self.is_free[on][stage] = False
+        self._push(self.now_s + forward_s, ENDED_FORWARD, on, stage, taken_from, batch)
+
+    def _whose(self, on: int, stage: int) -> int | None:
+        """The pipeline whose next forward this stage takes: its own, or that of one far behind."""
+        waiting = [
+            pipeline
+            for pipeline in range(self.num_pipelines)
+            if pipeline != on and self.ready[pipeline][stage]
+        ]
+        dead = [pipeline for pipeline in waiting if self.work.forward_s[pipeline][stage] is None]
+        behind = [
+            pipeline
+            for pipeline in waiting
+            if self.progress[on][stage] - self.progress[pipeline][stage] > self.delta
+        ]
+        if dead or behind:
+            return min(dead or behind, key=lambda p: (self.progress[p][stage], p))
+        return on if self.ready[on][stage] else None
+
+    def _push(self, at_s: float, kind: int, on: int, stage: int, pipeline: int, batch: int) -> None:
+        heappush(self.events, (at_s, kind, on, stage, pipeline, batch))
+
+
+ENDED_BACKWARD, ENDED_FORWARD, ARRIVED_BACKWARD, ARRIVED_FORWARD = range(4)

@@ -1,0 +1,181 @@
+"""ResiHP's Scheduler, from its published rules: a baseline. Pure.
+
+1. Tensor groups keep the k fastest devices, k a power of two, of the largest k * min speed (eq. 3
+and 4). 2. Layers of slow stages go to the others, the same cuts for all pipelines (3.3; no rule is
+published). 3. Forward by forward, stages of fast pipelines take micro-batches of slow ones
+(Algorithm 1; `partition_migration.py`). Where the paper leaves a choice open, each is tried and the
+best is taken: cuts as they are, by the slowest pipeline of a stage or by the mean; delta 0 or 1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pacekeeper.controller.partition_cost import GroupCost, constant_s, layer_sums, row_s
+from pacekeeper.controller.partition_even import (
+    Ranks,
+    batch_rows,
+    even_cell,
+    even_cost,
+    home_groups,
+)
+from pacekeeper.controller.partition_memory import cell_bytes, in_flight
+from pacekeeper.controller.partition_migration import Migration, StageWork, migrate
+from pacekeeper.controller.partition_problem import Problem
+from pacekeeper.controller.partition_sync import cell_sync_s
+
+DELTAS = (0, 1)  # Algorithm 1's gap of progress, which is not published
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResihpPlan:
+    """groups[pipeline][stage]: the ranks that stay (none: a dead stage); ends: of the stages.
+
+    migrations: what other pipelines run of a pipeline's work. standby: living ranks left out.
+    """
+
+    groups: tuple[tuple[Ranks, ...], ...]
+    ends: tuple[int, ...]
+    migrations: tuple[Migration, ...]
+    step_s: float
+    standby: tuple[int, ...]
+
+
+def resihp(problem: Problem) -> ResihpPlan:
+    """Raises ValueError where a stage has no living device left in any pipeline."""
+    groups = [
+        [
+            exclude(ranks, problem, pipeline.cells[stage].first_layer, cell_end)
+            for stage, (ranks, cell_end) in enumerate(zip(of_pipeline, pipeline.cuts, strict=True))
+        ]
+        for of_pipeline, pipeline in zip(home_groups(problem), problem.home.pipelines, strict=True)
+    ]
+    costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
+    for stage in range(len(groups[0])):
+        if not any(of_pipeline[stage] for of_pipeline in groups):
+            raise ValueError(f"stage {stage} has no living device")
+    best: ResihpPlan | None = None
+    standby = tuple(
+        sorted(
+            {rank for rank, device in problem.device_of.items() if device.speed > 0.0}
+            - {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
+        )
+    )
+    for ends in _choices(costs, problem):
+        work = _work(costs, ends, problem)
+        for delta in DELTAS:
+            step_s, migrations = migrate(work, delta=delta)
+            step_s += _sync_s(groups, ends, problem)
+            if best is None or step_s < best.step_s:
+                best = ResihpPlan(
+                    groups=tuple(tuple(of_pipeline) for of_pipeline in groups),
+                    ends=ends,
+                    migrations=migrations,
+                    step_s=step_s,
+                    standby=standby,
+                )
+    assert best is not None, "home's cuts are always tried"
+    return best
+
+
+def exclude(ranks: Sequence[int], problem: Problem, first_layer: int, end_layer: int) -> Ranks:
+    """Equations 3 and 4: the k fastest, k = 2^q from what memory needs, of most k * min speed."""
+    living = [rank for rank in ranks if problem.device_of[rank].speed > 0.0]
+    by_speed = sorted(living, key=lambda rank: (-problem.device_of[rank].speed, rank))
+    best: Ranks = ()
+    best_speed = 0.0
+    size = 1
+    while size <= len(by_speed):
+        chosen = tuple(sorted(by_speed[:size]))
+        speed = size * problem.device_of[by_speed[size - 1]].speed
+        if speed >= best_speed and _fits(chosen, problem, first_layer, end_layer):
+            best, best_speed = chosen, speed
+        size *= 2
+    return best
+
+
+def _fits(ranks: Ranks, problem: Problem, first_layer: int, end_layer: int) -> bool:
+    cell = even_cell(ranks, first_layer, end_layer, problem)
+    used = cell_bytes(cell, problem.model, rows=batch_rows(problem), sharers=1)
+    return all(used[rank] <= problem.device_of[rank].memory_bytes for rank in ranks)
+
+
+def _choices(
+    costs: Sequence[Sequence[GroupCost | None]], problem: Problem
+) -> list[tuple[int, ...]]:
+    """Cuts to try: those of home; layers by what a stage is worth, its slowest or its mean."""
+    home = problem.home.pipelines[0].cuts
+    sizes = [end - first for first, end in zip((0, *home[:-1]), home, strict=True)]
+    sums = layer_sums(problem.model, problem.links)
+    worth = []
+    for stage in range(len(home)):
+        known = [of[stage] for of in costs]
+        healthy = max(1.0 / float(row_s(sums, cost)[-1]) for cost in known if cost is not None)
+        worth.append(
+            [
+                0.0 if cost is None else 1.0 / float(row_s(sums, cost)[-1]) / healthy
+                for cost in known
+            ]
+        )
+    slowest = [min((w for w in of if w > 0.0), default=1.0) for of in worth]
+    means = [sum(of) / len(of) for of in worth]
+    found = [home, _repartition(sizes, slowest), _repartition(sizes, means)]
+    return list(dict.fromkeys(found))
+
+
+def _repartition(sizes: Sequence[int], worth: Sequence[float]) -> tuple[int, ...]:
+    """Each stage its layers times its worth, rounded down; the rest where there is least for it."""
+    counts = [max(1, int(size * part)) for size, part in zip(sizes, worth, strict=True)]
+    while sum(counts) < sum(sizes):
+        counts[min(range(len(counts)), key=lambda i: ((counts[i] + 1) / worth[i], i))] += 1
+    while sum(counts) > sum(sizes):
+        counts[max(range(len(counts)), key=lambda i: (counts[i] / worth[i], i))] -= 1
+    return tuple(sum(counts[: stage + 1]) for stage in range(len(counts)))
+
+
+def _work(
+    costs: Sequence[Sequence[GroupCost | None]], ends: Sequence[int], problem: Problem
+) -> StageWork:
+    sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
+    ratio = problem.model.backward_ratio
+    forward: list[list[float | None]] = []
+    backward: list[list[float | None]] = []
+    for of_pipeline in costs:
+        forward.append([])
+        backward.append([])
+        for cost, first, end in zip(of_pipeline, (0, *ends[:-1]), ends, strict=True):
+            if cost is None:
+                forward[-1].append(None)
+                backward[-1].append(None)
+                continue
+            of_row, fixed = row_s(sums, cost), constant_s(sums, cost)
+            both = rows * float(of_row[end] - of_row[first]) + float(fixed[end] - fixed[first])
+            told = (end - first) * (rows * cost.sum_row_s + cost.sum_s)
+            own = (both - 2.0 * told) / (1.0 + ratio)
+            forward[-1].append(own + told)
+            backward[-1].append(ratio * own + told)
+    num_stages = len(ends)
+    batches = [len(pipeline.micro_batches) for pipeline in problem.home.pipelines]
+    lanes = max(1, min(cost.num_ranks for of in costs for cost in of if cost is not None))
+    return StageWork(
+        forward_s=tuple(tuple(of) for of in forward),
+        backward_s=tuple(tuple(of) for of in backward),
+        message_s=problem.links.between_latency_s
+        + rows * problem.model.boundary_bytes / (problem.links.between_bytes_per_s * lanes),
+        num_microbatches=tuple(batches),
+        in_flight=tuple(in_flight(num_stages, s, max(batches)) for s in range(num_stages)),
+    )
+
+
+def _sync_s(groups: Sequence[Sequence[Ranks]], ends: Sequence[int], problem: Problem) -> float:
+    """Of the slowest cell of the first stage, which ends last."""
+    nodes = {problem.device_of[rank].node for of in groups for ranks in of for rank in ranks}
+    return max(
+        cell_sync_s(
+            even_cell(of_pipeline[0], 0, ends[0], problem),
+            len(groups),
+            problem,
+            is_inside=len(nodes) == 1,
+        )
+        for of_pipeline in groups
+        if of_pipeline[0]
+    )

@@ -1,0 +1,113 @@
+"""The published planners of partitions do what their papers say, by hand."""
+
+import pytest
+
+from pacekeeper.controller.partition_greyhound import greyhound, least_variance, s3
+from pacekeeper.controller.partition_malleus import malleus, parts_of
+from pacekeeper.controller.partition_migration import Migration, StageWork, migrate
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_resihp import exclude, resihp
+from pacekeeper.controller.partition_rules import check_partition
+from support.partitions import even_partition, model_of, problem_of
+
+MODEL = model_of(16, attention=32, mlp=64)
+HOME = even_partition(MODEL, data=2, stages=2, tensor=4, rows=32, micro_batches=8)
+GROUP = (4, 5, 6, 7)
+
+
+def work(paces: list[list[float | None]], number: int = 4) -> StageWork:
+    """Forward takes a pace, backward twice that."""
+    num_stages = len(paces[0])
+    return StageWork(
+        forward_s=tuple(tuple(of) for of in paces),
+        backward_s=tuple(tuple(p and 2 * p for p in of) for of in paces),
+        message_s=0.0,
+        num_microbatches=(number,) * len(paces),
+        in_flight=tuple(range(num_stages, 0, -1)),
+    )
+
+
+def test_devices_stay_while_their_number_times_the_slowest_grows() -> None:
+    def kept(*speeds: float) -> tuple[int, ...]:
+        slow = dict(zip(GROUP, speeds, strict=True))
+        return exclude(GROUP, problem_of(MODEL, HOME, slow=slow), 0, 8)
+
+    assert kept(1.0, 1.0, 1.0, 0.6) == GROUP  # 4 x 0.6 > 2 x 1
+    assert kept(1.0, 0.4, 1.0, 1.0) == (4, 6)  # 2 x 1 > 4 x 0.4; the third is left over
+    assert kept(0.0, 0.3, 0.0, 0.0) == (5,)
+    assert kept(0.0, 0.0, 0.0, 0.0) == ()
+
+
+def test_memory_sets_the_fewest_devices() -> None:
+    slow = {4: 0.4}
+    # 8 layers of 2 GB on two ranks are 8 GB; activations of 4 rows in 8 layers come on top.
+    tight = problem_of(MODEL, HOME, slow=slow, memory_bytes=7e9)
+    assert exclude(GROUP, tight, 0, 8) == GROUP
+
+
+def test_equal_stages_hand_nothing_over_and_take_as_long_as_1f1b() -> None:
+    assert migrate(work([[1.0, 1.0], [1.0, 1.0]]), delta=0) == (15.0, ())
+
+
+def test_a_dead_stage_is_run_by_the_other_pipeline() -> None:
+    step_s, moved = migrate(work([[1.0, None], [1.0, 1.0]]), delta=1)
+    assert {m for m in moved if m.pipeline == 0 and m.stage == 1} == {
+        Migration(0, 1, batch, 1) for batch in range(4)
+    }
+    # Eight micro-batches on one stage, and one way there and back.
+    assert 8 * 3 + 3 <= step_s <= 8 * 3 + 6
+
+
+def test_a_slow_stage_hands_micro_batches_over() -> None:
+    slow = work([[1.0, 4.0], [1.0, 1.0]], number=8)
+    (with_s, moved), (without_s, none) = migrate(slow, delta=0), migrate(slow, delta=100)
+    assert none == () and moved
+    assert {(m.pipeline, m.to_pipeline) for m in moved} == {(0, 1)}
+    assert with_s < 0.7 * without_s
+
+
+def test_resihp_plans_the_healthy_job_as_it_is() -> None:
+    problem = problem_of(MODEL, HOME)
+    plan = resihp(problem)
+    assert plan.ends == HOME.pipelines[0].cuts
+    assert plan.standby == () and plan.migrations == ()
+    assert plan.step_s == pytest.approx(price(HOME, problem).step_s)
+
+
+def test_resihp_leaves_slow_ranks_out_and_beats_doing_nothing() -> None:
+    problem = problem_of(MODEL, HOME, slow={5: 0.3})
+    plan = resihp(problem)
+    assert plan.standby == (5, 7)
+    assert plan.step_s < 0.7 * price(HOME, problem).step_s
+
+
+def test_resihp_needs_each_stage_once() -> None:
+    dead = dict.fromkeys((0, 1, 2, 3), 0.0)
+    assert resihp(problem_of(MODEL, HOME, slow=dead)).groups[0][0] == ()
+    with pytest.raises(ValueError, match="stage 0 has no living device"):
+        resihp(problem_of(MODEL, HOME, slow=dict.fromkeys(range(8), 0.0)))
+
+
+def test_greyhound_divides_micro_batches_by_pace() -> None:
+    assert least_variance(10, [1.0, 1.0, 2.0]) == (4, 4, 2)
+    assert least_variance(3, [1.0, 1.0, 100.0]) == (1, 1, 1)
+    plan = greyhound(problem_of(MODEL, HOME, slow={5: 0.5}))
+    assert [len(pipeline.micro_batches) for pipeline in plan.pipelines] == [11, 5]
+    with pytest.raises(ValueError, match="dead"):
+        greyhound(problem_of(MODEL, HOME, slow={5: 0.0}))
+
+
+def test_greyhound_brings_slow_groups_together() -> None:
+    groups = s3(problem_of(MODEL, HOME, slow={1: 0.5, 13: 0.5}))
+    assert [of_pipeline[0][0] for of_pipeline in groups] == [4, 0]
+    assert [of_pipeline[1][0] for of_pipeline in groups] == [8, 12]
+
+
+def test_malleus_gives_stragglers_stages_of_their_own() -> None:
+    problem = problem_of(MODEL, HOME, slow={5: 0.5})
+    assert parts_of(GROUP, problem, 1) == [(4, 6), (7,), (5,)]
+    assert parts_of(GROUP, problem, 2) == [(4, 6)]
+    assert parts_of((0, 1, 2, 3), problem, 1) == [(0, 1, 2, 3)]
+    plan = malleus(problem)
+    check_partition(plan, problem)
+    assert price(plan, problem).step_s < 0.7 * price(HOME, problem).step_s
