@@ -4,7 +4,8 @@ Every rank gets one price u_j per layer; an expert splits over its hosts in prop
 speed_j * exp(u_j). The prices minimise a smooth convex function whose optimum is the split with the
 least sum of speed_j * (load_j / speed_j)^2: among all splits that one also has the least maximum
 (the base of a polymatroid that is lexicographically least serves every convex aim). Newton's
-method, one small matrix per layer; experts have few hosts, so only these pairs are looked at.
+method, one small matrix per layer, over ranks or over the experts with a choice, whichever are
+fewer; experts have few hosts, so only these pairs are looked at.
 """
 
 from collections.abc import Iterator
@@ -22,15 +23,16 @@ SOFTNESS = (1e-3, 3e-5)
 MAX_STEPS = 40  # for each
 SETTLED = 1e-4  # of the fluid: a largest gradient below it ends a stage
 NUM_CUTS, CUT = 20, 0.3  # of a step that leads upwards
-FAR = 3.0  # a price to begin with is no farther from 0: from there Newton's steps are few
 UNPROVEN = 1e-3  # a value this far above its bound is solved again, exactly
 LEAST_SHARE = 1e-6  # smaller shares are none
+DENSE_RANKS = 96  # with more, matrices over ranks are so empty that sparse ones are quicker
 MAX_TOGETHER = 256  # ranks: with more, layers are solved one by one, each over groups of its own
 MAX_ENTRIES = 2_000_000  # of matrices, at once: some tens of megabytes
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
+Hosts = tuple[Counts, Counts, Counts]  # layer, expert and rank of every replica, in that order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,14 +40,13 @@ class EvenShares:
     """shares [layers, experts, ranks], of an expert 1 in all; `value` [layers] is the largest
     load_j / speed_j; `inside` [layers, ranks] a set of ranks and `bound` [layers] the rows that
     only these can take / their speed, at least the fluid: no shares over these hosts have a lower
-    value than that. `prices` [layers, ranks]: from where a search over similar hosts is short.
+    value than that.
     """
 
     shares: Array
     value: Array
     bound: Array
     inside: Flags
-    prices: Array
 
     def put(self, layers: Counts, other: "EvenShares") -> None:
         """Takes these layers from `other`, in place."""
@@ -54,7 +55,6 @@ class EvenShares:
             (self.value, other.value),
             (self.bound, other.bound),
             (self.inside, other.inside),
-            (self.prices, other.prices),
         ):
             mine[layers] = theirs
 
@@ -65,23 +65,14 @@ class EvenShares:
             value=self.value[layers],
             bound=self.bound[layers],
             inside=self.inside[layers],
-            prices=self.prices[layers],
         )
 
 
-def even_shares(
-    loads: Array,
-    hosts: Flags,
-    speeds: Array,
-    *,
-    start: Array | None = None,
-    is_exact: bool = True,
-) -> EvenShares:
+def even_shares(loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True) -> EvenShares:
     """loads [layers, experts] rows, hosts [layers, experts, ranks], each expert with one at least;
     speeds [ranks] > 0. The value is within a few 1e-4 of the least, and `bound` proves it.
 
-    `start` [layers, ranks]: prices to begin with. Not `is_exact`: where Newton's method runs out of
-    steps the value stays above the least.
+    Not `is_exact`: where Newton's method runs out of steps the value stays above the least.
     """
     assert hosts.any(axis=2).all(), "an expert without host"
     fluid = loads.sum(axis=1) / speeds.sum()
@@ -89,34 +80,32 @@ def even_shares(
     is_shared = hosts.sum(axis=2) > 1
     # Only experts with a choice take part; the others are a fixed load.
     fixed = np.einsum("le,ler->lr", np.where(is_shared, 0.0, rows), hosts.astype(np.float64))
-    prices = np.zeros_like(fixed) if start is None else np.clip(start, -FAR, FAR)
+    prices = np.empty_like(fixed)
     for part in _parts(hosts):
         pairs = _Pairs.of(np.where(is_shared[part], rows[part], 0.0), hosts[part], speeds)
-        aims = SOFTNESS if start is None else SOFTNESS[-1:]
-        prices[part] = _prices(pairs, fixed[part], speeds, prices[part], aims)
-    shares, at_rank = _at_prices(rows, hosts, speeds, prices)
+        prices[part] = _prices(pairs, fixed[part], speeds)
+    on = hosts.nonzero()
+    shares, at_rank = _at_prices(rows, on, speeds, prices)
     value = at_rank.max(axis=1)
-    inside, bound = _witness(rows, hosts, speeds, at_rank)
+    inside, bound = _witness(rows, on, speeds, at_rank)
     bound = np.maximum(bound, 1.0)
     # Newton's method may run out of steps where one witness stands far above the rest.
     for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist() if is_exact else ():
         shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], hosts[at], speeds)
-    return EvenShares(
-        shares=shares, value=value * fluid, bound=bound * fluid, inside=inside, prices=prices
-    )
+    return EvenShares(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
 
 
-def _at_prices(rows: Array, hosts: Flags, speeds: Array, prices: Array) -> tuple[Array, Array]:
+def _at_prices(rows: Array, on: Hosts, speeds: Array, prices: Array) -> tuple[Array, Array]:
     """The shares [layers, experts, ranks] and the rows / speed [layers, ranks] they make."""
-    layer, expert, rank = hosts.nonzero()
-    owner = layer * hosts.shape[1] + expert
+    layer, expert, rank = on
+    owner = layer * rows.shape[1] + expert
     first = np.flatnonzero(np.diff(owner, prepend=-1))
     logs = np.log(speeds)[rank] + prices[layer, rank]
     weights = np.exp(logs - np.maximum.reduceat(logs, first)[owner])
     part = weights / np.add.reduceat(weights, first)[owner]
     part[part < LEAST_SHARE] = 0.0
     part /= np.add.reduceat(part, first)[owner]
-    shares = np.zeros(hosts.shape)
+    shares = np.zeros((*rows.shape, len(speeds)))
     shares[layer, expert, rank] = part
     taken = rows[layer, expert] * part
     at = np.bincount(layer * len(speeds) + rank, taken, len(rows) * len(speeds))
@@ -151,22 +140,15 @@ def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, fl
 
 
 def shares_on_ranks(
-    loads: Array,
-    hosts: Flags,
-    speeds: Array,
-    *,
-    start: Array | None = None,
-    is_exact: bool = True,
+    loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
 ) -> EvenShares:
     """`even_shares` over groups of ranks that hold the same experts: such ranks share by speed."""
     if hosts.shape[2] <= MAX_TOGETHER:
-        return _over_groups(loads, hosts, speeds, start, is_exact)
+        return _over_groups(loads, hosts, speeds, is_exact)
     result: EvenShares | None = None
     for layer in range(len(loads)):
         at = slice(layer, layer + 1)
-        one = _over_groups(
-            loads[at], hosts[at], speeds, None if start is None else start[at], is_exact
-        )
+        one = _over_groups(loads[at], hosts[at], speeds, is_exact)
         if result is None:
             result = one.of(np.zeros(len(loads), dtype=np.intp))
         result.put(np.array([layer]), one)
@@ -174,24 +156,15 @@ def shares_on_ranks(
     return result
 
 
-def _over_groups(
-    loads: Array, hosts: Flags, speeds: Array, start: Array | None, is_exact: bool
-) -> EvenShares:
+def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> EvenShares:
     first, group_of = numbered_rows(hosts.reshape(-1, hosts.shape[2]).T)
     whole = np.bincount(group_of, weights=speeds).astype(np.float64)
-    even = even_shares(
-        loads,
-        hosts[:, :, first],
-        whole,
-        start=None if start is None else start[:, first],
-        is_exact=is_exact,
-    )
+    even = even_shares(loads, hosts[:, :, first], whole, is_exact=is_exact)
     return EvenShares(
         shares=even.shares[:, :, group_of] * (speeds / whole[group_of]),
         value=even.value,
         bound=even.bound,
         inside=even.inside[:, group_of],
-        prices=even.prices[:, group_of],
     )
 
 
@@ -199,8 +172,8 @@ def _over_groups(
 class _Pairs:
     """The experts with a choice, and each of them with each of its hosts.
 
-    layer, rows, first [experts]: `first` is where an expert's pairs begin; expert, rank, log_weight
-    [pairs]; left, right [entries]: all pairs of one expert with all of them.
+    layer, rows, first, number [experts]: `first` is where an expert's pairs begin, `number` counts
+    them in its layer, `most` of them; expert, rank, log_weight [pairs].
     """
 
     num_layers: int
@@ -208,11 +181,11 @@ class _Pairs:
     layer: Counts
     rows: Array
     first: Counts
+    number: Counts
+    most: int
     expert: Counts
     rank: Counts
     log_weight: Array
-    left: Counts
-    right: Counts
 
     @classmethod
     def of(cls, rows: Array, hosts: Flags, speeds: Array) -> "_Pairs":
@@ -233,21 +206,18 @@ class _Pairs:
         speeds: Array,
     ) -> "_Pairs":
         count = np.bincount(expert, minlength=len(layer))
-        first = np.cumsum(count) - count
-        number = count[expert]  # of entries that begin with each pair
-        left = np.repeat(np.arange(len(expert)), number)
-        turn = np.arange(len(left)) - np.repeat(np.cumsum(number) - number, number)
+        in_layer = np.bincount(layer, minlength=num_layers)
         return cls(
             num_layers=num_layers,
             num_ranks=num_ranks,
             layer=layer,
             rows=rows,
-            first=first,
+            first=np.cumsum(count) - count,
+            number=np.arange(len(layer)) - (np.cumsum(in_layer) - in_layer)[layer],
+            most=int(in_layer.max(initial=0)),
             expert=expert,
             rank=rank,
             log_weight=np.log(speeds)[rank],
-            left=left,
-            right=first[expert[left]] + turn,
         )
 
     def of_layers(self, layers: Counts, speeds: Array) -> "_Pairs":
@@ -304,11 +274,9 @@ class _Aim:
     softness: float
 
 
-def _prices(
-    pairs: _Pairs, fixed: Array, speeds: Array, prices: Array, aims: tuple[float, ...]
-) -> Array:
-    prices = prices.copy()
-    for softness in aims:
+def _prices(pairs: _Pairs, fixed: Array, speeds: Array) -> Array:
+    prices = np.zeros_like(fixed)
+    for softness in SOFTNESS:
         active, part = np.arange(len(prices)), pairs
         for _ in range(MAX_STEPS):
             aim = _Aim(fixed[active], speeds, softness)
@@ -323,7 +291,7 @@ def _prices(
 
 def _newton(pairs: _Pairs, prices: Array, aim: _Aim) -> tuple[Array, Flags]:
     """One step cut as often as it takes, by layer; and which need no other."""
-    num, speeds = pairs.num_ranks, aim.speeds
+    speeds = aim.speeds
     shares, log_total = pairs.split(prices)
     taken = pairs.rows[pairs.expert] * shares
     load = np.bincount(pairs.place, taken, prices.size).reshape(prices.shape)
@@ -331,38 +299,67 @@ def _newton(pairs: _Pairs, prices: Array, aim: _Aim) -> tuple[Array, Flags]:
     is_settled: Flags = np.abs(slope / speeds).max(axis=1) < SETTLED
     if is_settled.all():
         return prices, is_settled
-    entry = pairs.place[pairs.left] * num + pairs.rank[pairs.right]
-    product = -taken[pairs.left] * shares[pairs.right]
-    entries = np.bincount(entry, product, prices.size * num).astype(np.float64)
-    curve: Array = entries.reshape(*prices.shape, num)
-    ranks = np.arange(num)
-    curve[:, ranks, ranks] += load + aim.softness * speeds
-    step = -np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
+    step = -_curved(pairs, shares, taken, load + aim.softness * speeds, slope)
     before = pairs.value(prices, log_total, aim)
     expected = (slope * step).sum(axis=1)
     length = np.where(is_settled, 0.0, 1.0)
-    worse = (~is_settled).nonzero()[0]
     for _ in range(NUM_CUTS):
-        trial = prices[worse] + length[worse, None] * step[worse]
-        part = pairs.of_layers(worse, speeds)
-        here = _Aim(aim.fixed[worse], speeds, aim.softness)
-        after = part.value(trial, part.split(trial)[1], here)
-        worse = worse[after > (before + 1e-4 * length * expected + 1e-12)[worse]]
-        if len(worse) == 0:
+        trial = prices + length[:, None] * step
+        after = pairs.value(trial, pairs.split(trial)[1], aim)
+        is_worse = after > before + 1e-4 * length * expected + 1e-12
+        if not is_worse.any():
             break
-        length[worse] *= CUT
-    length[worse] = 0.0
+        length[is_worse] *= CUT
+    else:
+        length[is_worse] = 0.0
     return prices + length[:, None] * step, is_settled
 
 
-def _witness(rows: Array, hosts: Flags, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
+def _curved(pairs: _Pairs, shares: Array, taken: Array, own: Array, slope: Array) -> Array:
+    """The slope [layers, ranks] over the curvature: own [layers, ranks] on the diagonal, less
+    rows * shares x shares of every expert. With fewer experts than ranks by Woodbury's formula.
+    """
+    num, result = pairs.num_ranks, slope
+    if pairs.most < num:
+        root = np.zeros((pairs.num_layers, pairs.most, num))
+        at = (pairs.layer * pairs.most + pairs.number)[pairs.expert] * num + pairs.rank
+        root.ravel()[at] = taken / np.sqrt(pairs.rows)[pairs.expert]
+        over = root / own[:, None, :]
+        inner = np.eye(pairs.most) - over @ root.transpose(0, 2, 1)
+        mixed = np.linalg.solve(inner, over @ slope[:, :, None])
+        result = slope / own + (mixed * over).sum(axis=1)
+        return result
+    count = np.diff(pairs.first, append=len(pairs.expert))[pairs.expert]  # partners of each pair
+    left = np.repeat(np.arange(len(pairs.expert)), count)
+    turn = np.arange(len(left)) - np.repeat(np.cumsum(count) - count, count)
+    right = pairs.first[pairs.expert[left]] + turn
+    product, place = -taken[left] * shares[right], pairs.place
+    if num <= DENSE_RANKS:
+        entries = np.bincount(place[left] * num + pairs.rank[right], product, own.size * num)
+        curve = entries.astype(np.float64).reshape(*own.shape, num)
+        curve[:, np.arange(num), np.arange(num)] += own
+        result = np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
+        return result
+    from scipy.sparse import csc_array  # not at start-up
+    from scipy.sparse.linalg import splu
+
+    at_own = np.arange(own.size)
+    rows, columns = np.concatenate([place[left], at_own]), np.concatenate([place[right], at_own])
+    values = np.concatenate([product, own.ravel()])
+    whole = csc_array((values, (rows, columns)), shape=(own.size, own.size))
+    factors = splu(whole, diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    result = factors.solve(slope.ravel()).reshape(own.shape)
+    return result
+
+
+def _witness(rows: Array, on: Hosts, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
     """The densest of the sets "ranks at least so loaded", by layer, and its rows / speed."""
     num_layers, num_ranks = at_rank.shape
     order = np.argsort(-at_rank, axis=1, kind="stable")
     place = np.argsort(order, axis=1)
     # An expert lies inside the first k ranks once its last host is among them.
-    at_layer, at_expert, rank = hosts.nonzero()
-    first = np.flatnonzero(np.diff(at_layer * hosts.shape[1] + at_expert, prepend=-1))
+    at_layer, at_expert, rank = on
+    first = np.flatnonzero(np.diff(at_layer * rows.shape[1] + at_expert, prepend=-1))
     last = np.maximum.reduceat(place[at_layer, rank], first).reshape(rows.shape)
     layer = np.arange(num_layers)
     flat = layer[:, None] * num_ranks + last

@@ -49,7 +49,6 @@ def filled(loads: Array, speeds: Array, slots: Counts) -> tuple[Flags, EvenShare
         value=value,
         bound=fluid,
         inside=np.ones((len(loads), len(speeds)), dtype=np.bool_),
-        prices=np.zeros((len(loads), len(speeds))),
     )
 
 

@@ -23,6 +23,10 @@ Flags = npt.NDArray[np.bool_]
 PresentHosts = Sequence[Sequence[Sequence[int]]]
 
 
+class NoPlacement(ValueError):
+    """Floors, slots or the limit of copies leave none: nothing is wrong with the question."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertPlan:
     """hosts[layer][expert]: (rank, share) of each host, ascending, with what is proven of them."""
@@ -50,7 +54,7 @@ def plan_experts(
     `present[layer][expert]`: the ranks that hold it now (those that left are not named); every
     other host is a copy, of which there are at most `max_copies`. `expert_bytes`: of the state of
     one replica. `max_losses`: survival is proven up to so many lost nodes. Raises ValueError for
-    bad input, and where floors, experts or the limit of copies leave no placement.
+    bad input; NoPlacement, which is one, where floors, slots or the limit of copies leave none.
     """
     task = Task(
         loads=as_loads(loads),
@@ -62,7 +66,7 @@ def plan_experts(
     now = None if present is None else _flags(present, task)
     lacking = _lacking_room(task)
     if lacking and (task.floors.is_strict or now is None):
-        raise ValueError(lacking)
+        raise NoPlacement(lacking)
     limit = task.loads.size * cluster.num_ranks if max_copies is None else max_copies
     best: Draft | None = None
     saved_s = 0.0
@@ -79,7 +83,7 @@ def plan_experts(
     if best is None and not lacking:
         best = next(filter(None, map(near, dealt(task))), None)
     if best is None:
-        raise ValueError("no placement was found that keeps the floors and the limit of copies")
+        raise NoPlacement("no placement was found that keeps the floors and the limit of copies")
     if now is None:
         best = polished(task, best)
     return _finished(best, task, now, expert_bytes, max_losses)
@@ -148,17 +152,21 @@ def _host_tuples(
     draft: Draft, even: EvenShares, speeds: npt.NDArray[np.float64]
 ) -> tuple[tuple[ExpertHosts, ...], ...]:
     """Shares of groups split over their ranks by speed."""
-    parts = [
-        [(rank, float(speeds[rank] / speeds[list(ranks)].sum())) for rank in ranks]
-        for ranks in draft.groups
-    ]
+    if max(map(len, draft.groups)) == 1:
+        group_of, parts = np.argsort([ranks[0] for ranks in draft.groups]), np.ones(len(speeds))
+    else:
+        group_of = np.empty(len(speeds), dtype=np.intp)
+        parts = speeds.copy()
+        for group, ranks in enumerate(draft.groups):
+            group_of[list(ranks)] = group
+            parts[list(ranks)] /= speeds[list(ranks)].sum()
     layers = []
     for hosts, shares in zip(draft.hosts, even.shares, strict=True):
-        on: list[list[Host]] = [[] for _ in hosts]
-        expert, group = hosts.nonzero()
-        for e, g, share in zip(
-            expert.tolist(), group.tolist(), shares[expert, group].tolist(), strict=True
-        ):
-            on[e] += [Host(rank, share * part) for rank, part in parts[g]]
-        layers.append(tuple(tuple(sorted(found)) for found in on))
+        expert, rank = hosts[:, group_of].nonzero()
+        share = shares[expert, group_of[rank]] * parts[rank]
+        on = list(map(Host, rank.tolist(), share.tolist()))
+        ends = np.cumsum(np.bincount(expert, minlength=len(hosts))).tolist()
+        layers.append(
+            tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
+        )
     return tuple(layers)

@@ -108,7 +108,9 @@ def evened(
         for way in ways if turn < MAX_ROUNDS else ():
             change = None
             is_near = way.aim < split.value[way.layer] <= FAR_OFF * way.aim
-            if is_near and len(way.failed) < MAX_FAILED:
+            # Even if one copy more made the layer even, it has to be cheaper than the best so far.
+            may_pay = (way.num_copies + 1) * task.prices.move_s < way.price_s
+            if is_near and may_pay and len(way.failed) < MAX_FAILED:
                 change = _best_change(way, task, needs, split)
             if change is not None and change.num_copies <= max_copies:
                 max_copies -= change.num_copies
@@ -149,7 +151,6 @@ def _try(trials: list[_Trial], task: Task, split: EvenShares) -> int:
         task.loads[layers],
         np.stack([trial.hosts for trial in trials]),
         task.speeds,
-        start=split.prices[layers],
         is_exact=False,
     )
     helps = after.value < split.value[layers] * (1.0 - LEAST_GAIN)

@@ -15,7 +15,7 @@ from pacekeeper.controller.spread_floor import SpreadFloor, exposed, num_narrow
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
-from pacekeeper.core.layout import BlockKind, ExpertHosts, Layout, transfers
+from pacekeeper.core.layout import ExpertHosts, Layout, num_expert_copies
 from pacekeeper.core.spread import DomainOf
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.cost_model import CostModel
@@ -374,8 +374,7 @@ def _price(view: View, layout: Layout, speeds: Mapping[int, float], overhead_s: 
 
 
 def _moved_bytes(old: Layout, new: Layout, shape: ModelShape) -> int:
-    moved = [t for t in transfers(old, new) if t.block.kind is BlockKind.EXPERT]
-    return len(moved) * shape.expert_bytes
+    return num_expert_copies(old, new) * shape.expert_bytes
 
 
 def _reason(view: View, rung: Rung, current_s: float, price: Forecast) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices
-from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.controller.expert_plan import ExpertPlan, NoPlacement, plan_experts
 from pacekeeper.controller.expert_proof import loss_of
 from pacekeeper.controller.shares import Split
 from pacekeeper.controller.spread_floor import SpreadFloor
@@ -68,7 +68,8 @@ def plan_replicas(
     """The cheapest hosts for these loads[layer][expert] in rows, from the present ones on.
 
     `splits`: the best shares over the present hosts, which layers without other hosts keep. None
-    where every expert stays on the ranks it is on.
+    where every expert stays on the ranks it is on. Raises ValueError for loads or speeds that are
+    none.
     """
     experts = [split.hosts for split in splits]
     node = _numbered_nodes(layout, wishes.spread)
@@ -165,7 +166,7 @@ def _planned(
             max_copies=left,
             max_losses=MAX_LOSSES,
         )
-    except ValueError:
+    except NoPlacement:
         return None  # the budget of copies is too small for any change
 
 

@@ -12,6 +12,7 @@ from math import comb, expm1, log1p, sqrt
 import numpy as np
 import numpy.typing as npt
 
+FEW = 3  # losses that have a closed form, whatever the kill sets
 DENSE_NODES = 16  # up to here all sets of failed nodes are looked at, as bits of one index
 MAX_BRANCHES = 20_000  # of the exact count; beyond it is sampled
 SETS_AT_ONCE = 4  # that take as long as a branch itself
@@ -75,13 +76,17 @@ def survival(
 ) -> Survival:
     """The part of all losses of k nodes that is survived, for k = 0 .. max_losses (default all).
 
-    Exact where counting is feasible; else exact for at most two losses and sampled above, from the
+    Exact where counting is feasible; else exact for at most FEW losses and sampled above, from the
     same NUM_SAMPLES orders of failing for every k (`seed` chooses them). Raises ValueError for a
     kill set with a node that is not one of 0 .. num_nodes - 1.
     """
     if any(not 0 <= node < num_nodes for killer in killers for node in killer):
         raise ValueError(f"kill sets must be of nodes 0 to {num_nodes - 1}")
+    killers = kill_sets(killers)
     most = num_nodes if max_losses is None else min(max_losses, num_nodes)
+    if most <= FEW:
+        few = tuple(_few_survived(killers, num_nodes, k) for k in range(most + 1))
+        return Survival(by_losses=few, standard_error=(0.0,) * len(few))
     try:
         counts = _num_survived(killers, num_nodes)
     except _TooManyBranches:
@@ -285,7 +290,7 @@ def _sampled(killers: Sequence[KillSet], num_nodes: int, most: int, seed: int) -
             lost_at[here] = np.minimum(lost_at[here], last.min(axis=1) + 1)
     parts, errors = [], []
     for k in range(most + 1):
-        if k <= 2:
+        if k <= FEW:
             parts.append(_few_survived(killers, num_nodes, k))
             errors.append(0.0)
             continue
@@ -297,18 +302,39 @@ def _sampled(killers: Sequence[KillSet], num_nodes: int, most: int, seed: int) -
     return Survival(by_losses=tuple(parts), standard_error=tuple(errors))
 
 
-def _few_survived(killers: Iterable[KillSet], num_nodes: int, num_losses: int) -> float:
-    """At most two losses, exactly: single nodes, and pairs of others."""
-    killers = tuple(killers)
-    single = num_nodes - sum(len(killer) == 1 for killer in killers)
+def _few_survived(killers: Sequence[KillSet], num_nodes: int, num_losses: int) -> float:
+    """At most FEW losses, exactly: sets of nodes none of which, no two and no three kill."""
+    by_size: dict[int, list[KillSet]] = {size: [] for size in range(1, FEW + 1)}
+    for killer in killers:
+        by_size.setdefault(len(killer), []).append(killer)
+    harmless = num_nodes - len(by_size[1])
     match num_losses:
         case 0:
             return 1.0
         case 1:
-            return single / num_nodes
+            survived = harmless
+        case 2:
+            survived = comb(harmless, 2) - len(by_size[2])
         case _:
-            pairs = sum(len(killer) == 2 for killer in killers)
-            return (comb(single, 2) - pairs) / comb(num_nodes, 2)
+            survived = comb(harmless, 3) - _num_with_pair(by_size[2], harmless) - len(by_size[3])
+    return survived / comb(num_nodes, num_losses)
+
+
+def _num_with_pair(pairs: Iterable[KillSet], num_nodes: int) -> int:
+    """How many sets of three nodes hold one of these pairs.
+
+    Each pair with each third node, less those counted twice: two pairs with a node in common (three
+    such in a triangle, which is counted three times and taken away as often: once is right).
+    """
+    partners: dict[int, set[int]] = {}
+    for one, other in map(sorted, pairs):
+        partners.setdefault(one, set()).add(other)
+        partners.setdefault(other, set()).add(one)
+    degrees = [len(others) for others in partners.values()]
+    triangles = sum(
+        len(partners[one] & partners[other]) for one, others in partners.items() for other in others
+    )
+    return sum(degrees) * (num_nodes - 2) // 2 - sum(comb(d, 2) for d in degrees) + triangles // 6
 
 
 def _failing_orders(

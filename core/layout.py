@@ -220,6 +220,19 @@ def transfers(
     return tuple(result)
 
 
+def num_expert_copies(old: Layout, new: Layout) -> int:
+    """How many replicas of experts are in `new` where they were not in `old`: the transfers of such
+    blocks, counted. Both layouts are of one model.
+    """
+    return sum(
+        len({host.rank for host in after}.difference(host.rank for host in before))
+        for old_layer, new_layer in zip(old.experts, new.experts, strict=True)
+        if old_layer is not new_layer
+        for before, after in zip(old_layer, new_layer, strict=True)
+        if before is not after
+    )
+
+
 def apportion(total: int, shares: Iterable[float]) -> tuple[int, ...]:
     """Split `total` whole things by `shares` (largest remainder; ties go to the first).
 

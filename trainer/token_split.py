@@ -5,7 +5,8 @@ no other one has a smaller largest load_j / capacity_j (linear programme of rese
 maximum flow, so whole tokens come out; a failed flow's cut names the ranks that must take more).
 Rows stay on the rank they come from as far as that costs no balance.
 
-Shape suffixes: W ranks of the group, E experts, P pairs of an expert and a host of it.
+Shape suffixes: W ranks of the group, E experts, P pairs of an expert and a host of it; C and F
+those pairs and experts that leave a choice: the experts with several hosts.
 """
 
 from collections.abc import Sequence
@@ -30,14 +31,14 @@ Flags = npt.NDArray[np.bool_]
 class HostPairs:
     """The hosts of one layer's experts as pairs, ordered by expert, then rank position.
 
-    `graph`: see `_Graph`, made once for a layout and used in every step.
+    `choice`: see `_Choice`, made once for a layout and used in every step.
     """
 
     expert_P: Ints
     host_P: Ints
     num_experts: int
     num_ranks: int
-    graph: "_Graph"
+    choice: "_Choice"
 
     @classmethod
     def of(cls, hosts: Sequence[Sequence[int]], num_ranks: int) -> "HostPairs":
@@ -52,7 +53,7 @@ class HostPairs:
             host_P=host_P,
             num_experts=len(hosts),
             num_ranks=num_ranks,
-            graph=_Graph.of(expert_P, host_P, len(hosts), num_ranks),
+            choice=_Choice.of(expert_P, host_P, num_ranks),
         )
 
 
@@ -80,28 +81,30 @@ def split_rows(pairs: HostPairs, counts_WE: Ints, capacity_W: Ints) -> TokenSpli
 
     The value is within one row a rank of the exact optimum over fractions.
     """
+    choice = pairs.choice
     rows_E: Ints = counts_WE.sum(axis=0)
-    inside = _first_witness(pairs, rows_E, capacity_W)
+    own_C = counts_WE[choice.host_C, choice.expert_C]
+    fixed_W = choice.fixed_rows(pairs, rows_E)
+    inside = _first_witness(fixed_W, rows_E, capacity_W)
     for _ in range(MAX_ROUNDS):
-        limit_W = _limits(pairs, rows_E, capacity_W, inside)
-        local_P = _local_rows(pairs, counts_WE, limit_W)
-        rows_P, cut = pairs.graph.completed(local_P, rows_E, limit_W)
+        # Never below 0: no rank's own experts, held nowhere else, are denser than the witness.
+        room_W = _limits(pairs, rows_E, capacity_W, inside) - fixed_W
+        rows_C, cut = choice.completed(choice.local_rows(own_C, room_W), rows_E, room_W)
         if cut is None:
+            rows_P = rows_E[pairs.expert_P]
+            rows_P[choice.pair_C] = rows_C
             return TokenSplit(rows_P=rows_P, witness=tuple(np.flatnonzero(inside).tolist()))
         inside = cut
     raise AssertionError("every round proves a larger value, over finitely many sets of ranks")
 
 
-def _first_witness(pairs: HostPairs, rows_E: Ints, capacity_W: Ints) -> Flags:
+def _first_witness(fixed_W: Ints, rows_E: Ints, capacity_W: Ints) -> Flags:
     """All ranks, or the one rank whose own experts, held nowhere else, prove a larger value."""
-    is_only_P = (np.bincount(pairs.expert_P) == 1)[pairs.expert_P]
-    rows_W = np.zeros(pairs.num_ranks, dtype=np.int64)
-    np.add.at(rows_W, pairs.host_P[is_only_P], rows_E[pairs.expert_P[is_only_P]])
     # Whole numbers, ties to the lowest: all ranks must see the same order.
-    worst = max(range(pairs.num_ranks), key=lambda j: (int(rows_W[j]) << 32) // int(capacity_W[j]))
-    if int(rows_W[worst]) * int(capacity_W.sum()) <= int(rows_E.sum()) * int(capacity_W[worst]):
-        return np.ones(pairs.num_ranks, dtype=np.bool_)
-    alone = np.zeros(pairs.num_ranks, dtype=np.bool_)
+    worst = int(((fixed_W << 32) // capacity_W).argmax())
+    if int(fixed_W[worst]) * int(capacity_W.sum()) <= int(rows_E.sum()) * int(capacity_W[worst]):
+        return np.ones(len(fixed_W), dtype=np.bool_)
+    alone = np.zeros(len(fixed_W), dtype=np.bool_)
     alone[worst] = True
     return alone
 
@@ -114,79 +117,97 @@ def _limits(pairs: HostPairs, rows_E: Ints, capacity_W: Ints, inside: Flags) -> 
     return -(-rows * capacity_W // capacity)
 
 
-def _local_rows(pairs: HostPairs, counts_WE: Ints, limit_W: Ints) -> Ints:
-    """[P] rows that stay where they come from, as far as the limits allow, first experts first."""
-    own_P = counts_WE[pairs.host_P, pairs.expert_P]
-    order = pairs.graph.by_host_P
-    host, own = pairs.host_P[order], own_P[order]
-    up_to = np.cumsum(own)
-    begins = np.searchsorted(host, np.arange(pairs.num_ranks))
-    before = np.concatenate([[0], up_to])[begins]  # rows of the ranks before
-    within = np.minimum(up_to - before[host], limit_W[host])
-    earlier = np.minimum(up_to - own - before[host], limit_W[host])
-    local_P = np.empty_like(own_P)
-    local_P[order] = within - earlier
-    return local_P
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Graph:
-    """source -> expert -> host -> sink, every edge with its way back, as sparse rows.
+class _Choice:
+    """source -> expert -> host -> sink for the experts with several hosts: the rows of the others
+    lie fixed, and a graph without them is a part of the size where slots are scarce.
 
-    The places of edges are fixed, a step only fills in capacities. The way back from a host to an
-    expert has the rows placed beforehand, so that the flow can undo them.
+    As sparse rows, every edge with its way back; the places of edges are fixed, a step only fills
+    in capacities. The way back from a host to an expert has the rows placed beforehand, so that the
+    flow can undo them.
     """
 
+    pair_C: Ints
+    expert_C: Ints
+    number_C: Ints  # of the expert among those with a choice
+    host_C: Ints
+    by_host_C: Ints  # ordered by host, then expert
+    expert_F: Ints
+    only_O: Ints  # the other pairs
     indptr: npt.NDArray[np.int32]
     indices: npt.NDArray[np.int32]
-    place: Ints  # of edges: to experts [E], to hosts [P], to the sink [W], and their ways back
-    expert_P: Ints
-    host_P: Ints
-    by_host_P: Ints  # pairs ordered by host, then expert
+    place: Ints  # of edges: to experts [F], to hosts [C], to the sink [W], and their ways back
 
     @classmethod
-    def of(cls, expert_P: Ints, host_P: Ints, num_experts: int, num_ranks: int) -> "_Graph":
-        experts, ranks = np.arange(num_experts) + 1, np.arange(num_ranks) + 1 + num_experts
-        sink = num_experts + num_ranks + 1
-        forth = np.concatenate([0 * experts, experts[expert_P], ranks])
-        there = np.concatenate([experts, ranks[host_P], 0 * ranks + sink])
+    def of(cls, expert_P: Ints, host_P: Ints, num_ranks: int) -> "_Choice":
+        has_choice_P = (np.bincount(expert_P) > 1)[expert_P]
+        expert_C, host_C = expert_P[has_choice_P], host_P[has_choice_P]
+        expert_F, number_C = np.unique(expert_C, return_inverse=True)
+        experts, ranks = np.arange(len(expert_F)) + 1, np.arange(num_ranks) + 1 + len(expert_F)
+        sink = len(expert_F) + num_ranks + 1
+        forth = np.concatenate([0 * experts, experts[number_C], ranks])
+        there = np.concatenate([experts, ranks[host_C], 0 * ranks + sink])
         tail, head = np.concatenate([forth, there]), np.concatenate([there, forth])
         order = np.lexsort((head, tail))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         return cls(
+            pair_C=np.flatnonzero(has_choice_P),
+            expert_C=expert_C,
+            number_C=number_C,
+            host_C=host_C,
+            by_host_C=np.lexsort((expert_C, host_C)),
+            expert_F=expert_F,
+            only_O=np.flatnonzero(~has_choice_P),
             indptr=np.searchsorted(tail[order], np.arange(sink + 2)).astype(np.int32),
             indices=head[order].astype(np.int32),
             place=place,
-            expert_P=expert_P,
-            host_P=host_P,
-            by_host_P=np.lexsort((expert_P, host_P)),
         )
 
-    def completed(self, placed_P: Ints, rows_E: Ints, limit_W: Ints) -> tuple[Ints, Flags | None]:
-        """All rows of the experts on their hosts within the limits, from `placed_P` on; or, where
-        that can not be, the ranks [W] whose limits leave rows over.
+    def fixed_rows(self, pairs: HostPairs, rows_E: Ints) -> Ints:
+        """[W] rows of the experts that a rank alone holds."""
+        fixed_W = np.zeros(pairs.num_ranks, dtype=np.int64)
+        np.add.at(fixed_W, pairs.host_P[self.only_O], rows_E[pairs.expert_P[self.only_O]])
+        return fixed_W
+
+    def local_rows(self, own_C: Ints, room_W: Ints) -> Ints:
+        """[C] of the rows that hosts bring themselves, those that stay there: as far as there is
+        room, first experts first.
         """
-        num_experts, num_pairs = len(rows_E), len(placed_P)
-        left_E, room_W = rows_E.copy(), limit_W.copy()
-        np.subtract.at(left_E, self.expert_P, placed_P)
-        np.subtract.at(room_W, self.host_P, placed_P)
-        forth_P = rows_E[self.expert_P] - placed_P
+        host, own = self.host_C[self.by_host_C], own_C[self.by_host_C]
+        up_to = np.cumsum(own)
+        begins = np.searchsorted(host, np.arange(len(room_W)))
+        before = np.concatenate([[0], up_to])[begins]  # rows of the ranks before
+        within = np.minimum(up_to - before[host], room_W[host])
+        earlier = np.minimum(up_to - own - before[host], room_W[host])
+        local_C = np.empty_like(own_C)
+        local_C[self.by_host_C] = within - earlier
+        return local_C
+
+    def completed(self, placed_C: Ints, rows_E: Ints, room_W: Ints) -> tuple[Ints, Flags | None]:
+        """All rows of the experts on their hosts within the room, from `placed_C` on; or, where
+        that can not be, the ranks [W] whose room leaves rows over.
+        """
+        num_experts, num_pairs = len(self.expert_F), len(placed_C)
+        left_F, left_W = rows_E[self.expert_F], room_W.copy()
+        np.subtract.at(left_F, self.number_C, placed_C)
+        np.subtract.at(left_W, self.host_C, placed_C)
+        forth_C = rows_E[self.expert_C] - placed_C
         capacity = np.empty(len(self.place), dtype=np.int32)
         capacity[self.place] = np.concatenate(
-            [left_E, forth_P, room_W, 0 * left_E, placed_P, 0 * room_W]
+            [left_F, forth_C, left_W, 0 * left_F, placed_C, 0 * left_W]
         )
         size = len(self.indptr) - 1
         graph = csr_array((capacity, self.indices, self.indptr), shape=(size, size))
         result = maximum_flow(graph, 0, size - 1, method="dinic")
         flow = result.flow.data
         assert len(flow) == len(capacity), "every edge has its way back already"
-        if result.flow_value == left_E.sum():
-            return placed_P + flow[self.place[num_experts : num_experts + num_pairs]], None
+        if result.flow_value == left_F.sum():
+            return placed_C + flow[self.place[num_experts : num_experts + num_pairs]], None
         residual = csr_array(
             (capacity - flow, self.indices, self.indptr), shape=(size, size), copy=True
         )
         residual.eliminate_zeros()  # in place: not in our own arrays
         is_reached = np.zeros(size, dtype=np.bool_)
         is_reached[breadth_first_order(residual, 0, return_predecessors=False)] = True
-        return placed_P, is_reached[1 + num_experts : -1]
+        return placed_C, is_reached[1 + num_experts : -1]

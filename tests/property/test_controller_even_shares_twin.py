@@ -5,6 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pacekeeper.controller import even_shares as module
 from pacekeeper.controller.arc_values import MARGIN, Arcs, arc_values, drift_deviation
 from pacekeeper.controller.even_shares import even_shares
 from support.densest import least_split, ranks_of
@@ -76,3 +77,25 @@ def test_long_chains_of_hosts_settle_too(seed: int) -> None:
     loads = np.exp(0.03 * turn)[None]
     found = even_shares(loads, hosts, np.ones(num))
     assert found.value[0] <= found.bound[0] * (1.0 + 1e-3)
+
+
+@pytest.mark.parametrize("dense_ranks", [0, 96])
+@pytest.mark.parametrize("num_experts", [3, 12])
+def test_every_way_to_a_step_solves_the_same_matrix(
+    dense_ranks: int, num_experts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DENSE_RANKS", dense_ranks)
+    random, num = np.random.default_rng(0), 7  # ranks: more than 3 experts, fewer than 12
+    hosts = random.random((2, num_experts, num)) < 0.5
+    hosts[:, :, 0] = True
+    pairs = module._Pairs.of(random.random((2, num_experts)) + 0.1, hosts, np.ones(num))
+    shares, _ = pairs.split(random.standard_normal((2, num)))
+    taken = pairs.rows[pairs.expert] * shares
+    own, slope = random.random((2, num)) + num_experts, random.standard_normal((2, num))
+    curve = np.array([np.diag(row) for row in own])
+    for expert, layer in enumerate(pairs.layer):
+        of_expert = pairs.expert == expert
+        on = np.ix_(pairs.rank[of_expert], pairs.rank[of_expert])
+        curve[layer][on] -= np.outer(taken[of_expert], shares[of_expert])
+    expected = np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
+    assert module._curved(pairs, shares, taken, own, slope) == pytest.approx(expected)

@@ -47,6 +47,15 @@ def test_the_part_survived_is_what_trying_every_loss_gives(
 
 
 @given(placements(), st.integers(0, 3))
+def test_few_losses_have_a_closed_form(
+    placement: tuple[int, list[frozenset[int]]], max_losses: int
+) -> None:
+    num_nodes, hosts = placement
+    few = survival(hosts, num_nodes, max_losses=max_losses).by_losses
+    assert list(few) == pytest.approx(tried(num_nodes, hosts)[: max_losses + 1], abs=1e-12)
+
+
+@given(placements(), st.integers(0, 3))
 def test_counting_by_branches_agrees_with_looking_at_all_sets(
     placement: tuple[int, list[frozenset[int]]], num_idle: int
 ) -> None:

@@ -21,7 +21,23 @@ def planned(
     """The best splits over the hosts there are, and the plan made from them: a second for a row."""
     layout, loads, speeds, slots = case
     splits = split_layers(layout, loads=loads, speeds=speeds)
-    wishes = Wishes(
+    asked = wishes(
+        slots, min_hosts, spread=spread, move_s=move_s, restart_s=restart_s, max_copies=max_copies
+    )
+    return splits, plan_replicas(layout, splits, loads, speeds, asked)
+
+
+def wishes(
+    slots: int,
+    min_hosts: int,
+    *,
+    spread: SpreadFloor | None = None,
+    move_s: float = 0.0,
+    restart_s: float = 0.0,
+    max_copies: int | None = None,
+) -> Wishes:
+    """A second for a row."""
+    return Wishes(
         slots_per_rank=slots,
         min_hosts=min_hosts,
         spread=spread or SpreadFloor(),
@@ -33,7 +49,6 @@ def planned(
         failure_probability=0.01,
         max_copies=max_copies,
     )
-    return splits, plan_replicas(layout, splits, loads, speeds, wishes)
 
 
 def hosts_after(case: Case, min_hosts: int, **prices: float) -> list[list[list[int]]]:

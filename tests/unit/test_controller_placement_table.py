@@ -3,11 +3,12 @@
 import pytest
 
 from pacekeeper.controller import shares as shares_module
+from pacekeeper.controller.replica_plan import plan_replicas
 from pacekeeper.controller.shares import SLACK, batch_rows, best_value, token_shares
 from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.core.layout import Host, Layout, even_layout
 from support.placements import hosts_after as layers_after
-from support.placements import planned
+from support.placements import planned, wishes
 
 
 def shares(split_hosts: tuple[tuple[Host, ...], ...]) -> list[dict[int, float]]:
@@ -192,6 +193,16 @@ def test_hot_experts_end_near_what_the_slots_allow(
         for host in on:
             at[host.rank] += host.share * load / speeds[host.rank]
     assert max(at.values()) <= 1.03 * least
+
+
+def test_a_wrong_question_is_told_and_too_small_a_budget_is_no_error() -> None:
+    layout, speeds, asked = layout_of([[0], [1]], ranks=2), {0: 1.0, 1: 1.0}, wishes(2, 1)
+    splits, plan = planned((layout, [[30.0, 10.0]], speeds, 2), 2, max_copies=0)
+    assert plan is None
+    with pytest.raises(ValueError, match="finite"):
+        plan_replicas(layout, splits, [[30.0, float("nan")]], speeds, asked)
+    with pytest.raises(ValueError, match="1 layers x 3 experts"):
+        plan_replicas(layout, splits, [[30.0, 10.0, 5.0]], speeds, asked)
 
 
 def test_a_replica_is_copied_only_where_that_pays() -> None:
