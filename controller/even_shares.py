@@ -32,7 +32,7 @@ MAX_ENTRIES = 2_000_000  # of matrices, at once: some tens of megabytes
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.intp]
 Flags = npt.NDArray[np.bool_]
-Hosts = tuple[Counts, Counts, Counts]  # layer, expert and rank of every replica, in that order
+Hosts = tuple[Counts, ...]  # layer, expert and rank of every replica, in that order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -319,7 +319,7 @@ def _curved(pairs: _Pairs, shares: Array, taken: Array, own: Array, slope: Array
     """The slope [layers, ranks] over the curvature: own [layers, ranks] on the diagonal, less
     rows * shares x shares of every expert. With fewer experts than ranks by Woodbury's formula.
     """
-    num, result = pairs.num_ranks, slope
+    num = pairs.num_ranks
     if pairs.most < num:
         root = np.zeros((pairs.num_layers, pairs.most, num))
         at = (pairs.layer * pairs.most + pairs.number)[pairs.expert] * num + pairs.rank
@@ -327,7 +327,7 @@ def _curved(pairs: _Pairs, shares: Array, taken: Array, own: Array, slope: Array
         over = root / own[:, None, :]
         inner = np.eye(pairs.most) - over @ root.transpose(0, 2, 1)
         mixed = np.linalg.solve(inner, over @ slope[:, :, None])
-        result = slope / own + (mixed * over).sum(axis=1)
+        result: Array = slope / own + (mixed * over).sum(axis=1)
         return result
     count = np.diff(pairs.first, append=len(pairs.expert))[pairs.expert]  # partners of each pair
     left = np.repeat(np.arange(len(pairs.expert)), count)
@@ -336,10 +336,9 @@ def _curved(pairs: _Pairs, shares: Array, taken: Array, own: Array, slope: Array
     product, place = -taken[left] * shares[right], pairs.place
     if num <= DENSE_RANKS:
         entries = np.bincount(place[left] * num + pairs.rank[right], product, own.size * num)
-        curve = entries.astype(np.float64).reshape(*own.shape, num)
+        curve: Array = entries.astype(np.float64).reshape(*own.shape, num)
         curve[:, np.arange(num), np.arange(num)] += own
-        result = np.linalg.solve(curve, slope[:, :, None])[:, :, 0]
-        return result
+        return np.linalg.solve(curve, slope[:, :, None])[:, :, 0].astype(np.float64)
     from scipy.sparse import csc_array  # not at start-up
     from scipy.sparse.linalg import splu
 
