@@ -1,0 +1,86 @@
+"""Makes histories of faults by a rule and a seed: nodes that stop, nodes that become slow.
+
+The rules are those of ResiHP's evaluation (research 4.1-4.3): one fault each period, of one kind or
+of two in turn. How slow "weak", "medium" and "severe" are is not published in numbers, so the speed
+is always the caller's.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+
+import numpy as np
+
+from pacekeeper.simulator.changes import (
+    Change,
+    History,
+    NodesJoined,
+    NodesLost,
+    SpeedChanged,
+    in_order,
+)
+
+
+class FaultKind(StrEnum):
+    STOP = "stop"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultRule:
+    """One fault every `every_s`, kinds in turn, each of a healthy node drawn evenly.
+
+    `slow_speed`: of a slow node; `mended_after_s`: until it is healthy, or joins again; inf: never.
+    Raises ValueError for numbers that are none of these.
+    """
+
+    kinds: tuple[FaultKind, ...]
+    every_s: float
+    slow_speed: float = 0.5
+    mended_after_s: float = inf
+
+    def __post_init__(self) -> None:
+        if not self.kinds:
+            raise ValueError("kinds: expected at least one")
+        if not (self.every_s > 0.0 and self.mended_after_s > 0.0):
+            raise ValueError("every_s, mended_after_s: expected values above 0")
+        if not 0.0 < self.slow_speed < 1.0:
+            raise ValueError(f"slow_speed: expected above 0 and below 1, got {self.slow_speed}")
+
+
+def drawn_history(rule: FaultRule, *, num_nodes: int, duration_s: float, seed: int) -> History:
+    """All nodes from 0 s on, and faults at every_s, 2 every_s, ... before the end.
+
+    Where no node is healthy any more a fault hits nobody. The same seed gives the same history.
+    """
+    draw = np.random.default_rng(seed)
+    healthy = set(range(num_nodes))
+    mended: list[tuple[float, int]] = []
+    changes: list[Change] = [NodesJoined(at_s=0.0, nodes=tuple(range(num_nodes)))]
+    number = 0
+    while (at_s := (number + 1) * rule.every_s) < duration_s:
+        kind = rule.kinds[number % len(rule.kinds)]
+        number += 1
+        healthy |= {node for when_s, node in mended if when_s <= at_s}
+        mended = [(when_s, node) for when_s, node in mended if when_s > at_s]
+        if not healthy:
+            continue
+        node = int(draw.choice(sorted(healthy)))
+        healthy.remove(node)
+        back_s = at_s + rule.mended_after_s
+        mended.append((back_s, node))
+        match kind:
+            case FaultKind.STOP:
+                changes.append(NodesLost(at_s=at_s, nodes=(node,)))
+                back: Change = NodesJoined(at_s=back_s, nodes=(node,))
+            case FaultKind.SLOW:
+                changes.append(SpeedChanged(at_s=at_s, node=node, speed=rule.slow_speed))
+                back = SpeedChanged(at_s=back_s, node=node, speed=1.0)
+        if back_s < duration_s:
+            changes.append(back)
+    return History(
+        name="+".join(rule.kinds),
+        num_nodes=num_nodes,
+        duration_s=duration_s,
+        changes=in_order(changes),
+    )

@@ -1,0 +1,153 @@
+"""Policies of the simulated cluster: each keeps its published rules, ours runs the real code."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pacekeeper.core.layout import even_layout
+from pacekeeper.predictor.forecast import forecast
+from pacekeeper.simulator.changes import History, NodesJoined, NodesLost
+from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes, with_hosts
+from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, grouped
+from pacekeeper.simulator.policy_lazarus import Lazarus, placed
+from pacekeeper.simulator.policy_pacekeeper import Pacekeeper, model_of, workload_of
+from pacekeeper.simulator.routing import Routing, even_routing
+from pacekeeper.simulator.sim_policy import Draws, Policy, Use
+from pacekeeper.simulator.simulate import Outcome, simulate
+from support.sim_jobs import EXACT, small_job
+
+SKEWED = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]])
+
+
+def job_of_four(**more: object) -> JobModel:
+    return small_job(num_experts=4, slots_per_node=2, **more)
+
+
+def run(policy: Policy, *lost: int, num_nodes: int = 6, back_s: float | None = None) -> Outcome:
+    """All nodes from the start; some are lost at 50 s, and perhaps join again."""
+    changes = [NodesJoined(at_s=0.0, nodes=tuple(range(num_nodes)))]
+    more = [] if not lost else [NodesLost(at_s=50.0, nodes=lost)]
+    if back_s is not None:
+        more.append(NodesJoined(at_s=back_s, nodes=lost))  # type: ignore[arg-type]
+    history = History(name="x", num_nodes=num_nodes, duration_s=200.0, changes=(*changes, *more))
+    routing = Routing(parts=SKEWED[None], steps=np.zeros(1, dtype=np.intp))
+    return simulate(history, job_of_four(), routing, policy, seed=1)
+
+
+def test_the_price_of_a_layout_is_that_of_the_predictor_that_knows_the_job() -> None:
+    job = job_of_four()
+    layout = even_layout(ranks=range(4), num_layers=2, num_experts=4, replicas=2)
+    speed = {1: 0.5}
+    told = forecast(layout, model=model_of(job), workload=workload_of(job, SKEWED, 4), speeds=speed)
+    assert job.step_s(layout, SKEWED, speed, Dispatch.BY_SHARES) == pytest.approx(told.step_s)
+
+
+def test_evened_tokens_are_as_even_as_hosts_allow_and_padded_ones_as_long_as_the_busiest() -> None:
+    job = job_of_four()
+    layout = with_hosts((0, 1), [[{0: 1.0}, {0: 0.5, 1: 0.5}, {1: 1.0}, {1: 1.0}]])
+    # The first layer's busy expert stands alone on a node: 0.7 of 1.0 there, or twice the mean.
+    assert job.imbalance(layout, SKEWED[:1], Dispatch.EVENED) == pytest.approx(1.4, abs=1e-3)
+    assert job.imbalance(layout, SKEWED[:1], Dispatch.BY_SHARES) == pytest.approx(1.5)
+    assert job.imbalance(layout, SKEWED[:1], Dispatch.PADDED) == pytest.approx(4 * 0.7)
+
+
+def test_checkpointing_restarts_at_every_loss_and_fast_reconfiguration_only_at_lost_experts() -> (
+    None
+):
+    restarting = run(Restarting(group_size=2, checkpoint_steps=5, costs=EXACT), 0)
+    assert (restarting.restarts, restarting.needless_restarts) == (1, 1)
+    regrouping = Regrouping(group_size=2, checkpoint_steps=5, costs=EXACT)
+    assert (run(regrouping, 0).restarts, run(regrouping, 0).reconfigurations) == (0, 1)
+    # Nodes 0, 2 and 4 are the first ones of all three groups: their experts are gone.
+    gone = run(regrouping, 0, 2, 4)
+    assert (gone.restarts, gone.needless_restarts) == (1, 0)
+
+
+def test_nodes_that_make_no_whole_group_stand_idle_and_cost_nothing_when_lost() -> None:
+    layout = grouped(range(7), 2, job_of_four())
+    assert layout is not None and layout.ranks == (0, 1, 2, 3, 4, 5)
+    policy = Restarting(group_size=2, checkpoint_steps=5, costs=EXACT)
+    assert run(policy, 6, num_nodes=7).restarts == 0
+    with pytest.raises(ValueError, match="group_size"):
+        grouped(range(4), 1, job_of_four())
+
+
+def test_without_checkpoints_a_loss_takes_everything() -> None:
+    outcome = run(Restarting(group_size=2, checkpoint_steps=None, costs=EXACT), 0)
+    assert outcome.spent_s[Use.REDONE] > 40.0 and outcome.spent_s[Use.SAVED] == 0.0
+
+
+def test_lazarus_gives_replicas_by_load_and_keeps_columns_near() -> None:
+    job = job_of_four()
+    layout = placed(range(6), SKEWED, job, min_replicas=2)
+    assert layout is not None
+    number = [[len(on) for on in experts] for experts in layout.experts]
+    assert min(map(min, number)) >= 2 and number[0][0] > number[0][1]
+    again = placed(range(6), SKEWED, job, min_replicas=2, layout=layout)
+    assert again is not None
+    assert copied_bytes(layout, again, job, living=range(6)) == 0
+    assert placed(range(1), SKEWED, job, min_replicas=2) is None
+
+
+def test_lazarus_and_ours_go_on_without_a_restart_while_a_copy_lives() -> None:
+    for policy in (Lazarus(costs=EXACT), Pacekeeper(costs=EXACT)):
+        for lost in range(6):
+            outcome = run(policy, lost)
+            assert (outcome.restarts, outcome.reconfigurations >= 1) == (0, True), policy.name
+
+
+def test_no_node_holds_more_experts_than_it_has_slots() -> None:
+    seen = []
+
+    class Watched(Pacekeeper):
+        def answer(self, moment, job):  # type: ignore[no-untyped-def]
+            told = Pacekeeper.answer(self, moment, job)
+            seen.append(told.layout)
+            return told
+
+    run(Watched(costs=EXACT), 0, 3, back_s=90.0)
+    held = [
+        sum(rank in [host.rank for host in hosts] for hosts in experts)
+        for layout in seen
+        if layout is not None
+        for experts in layout.experts
+        for rank in layout.ranks
+    ]
+    assert held and max(held) <= 2
+
+
+def test_too_few_nodes_wait_and_go_on_from_the_checkpoint() -> None:
+    for policy in (
+        Restarting(group_size=2, checkpoint_steps=5, costs=EXACT),
+        Lazarus(checkpoint_steps=5, costs=EXACT),
+        Pacekeeper(checkpoint_steps=5, costs=EXACT),
+    ):
+        outcome = run(policy, 0, 1, 2, 3, 4, back_s=100.0)
+        assert outcome.spent_s[Use.WAITED] == pytest.approx(54.0), policy.name
+        assert outcome.samples > 0.0 and outcome.restarts >= 1
+
+
+def test_a_checkpoint_that_is_written_behind_counts_when_it_is_whole() -> None:
+    behind = replace(EXACT, copy_s_per_byte=0.0, save_s_per_byte=1.0)  # 10 s behind the training
+    stops = run(Pacekeeper(checkpoint_steps=20, costs=behind, review_steps=None))
+    assert stops.spent_s[Use.SAVED] == 0.0
+    # Everything is lost at 50 s: the copy at 44 s or so was not written yet.
+    gone = run(Pacekeeper(checkpoint_steps=20, costs=behind, review_steps=None), *range(6))
+    assert gone.samples == 0.0
+
+
+def test_luck_belongs_to_the_event_and_not_to_the_order_of_questions() -> None:
+    draws = Draws(7)
+    assert draws.between((1.0, 2.0), 5.0, "x") == Draws(7).between((1.0, 2.0), 5.0, "x")
+    assert draws.between((1.0, 2.0), 5.0, "x") != draws.between((1.0, 2.0), 5.0, "y")
+    drawn = [Draws(seed).between((1.0, 2.0), 5.0, "x") for seed in range(200)]
+    assert 1.0 <= min(drawn) < 1.1 and 1.9 < max(drawn) <= 2.0
+
+
+def test_a_routing_of_another_model_is_refused() -> None:
+    history = History(
+        name="x", num_nodes=1, duration_s=1.0, changes=(NodesJoined(at_s=0.0, nodes=(0,)),)
+    )
+    with pytest.raises(ValueError, match="routing of 2 layers x 3"):
+        simulate(history, small_job(), even_routing(2, 3), Lazarus())
