@@ -11,7 +11,7 @@ from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
 from pacekeeper.simulator.policy_lazarus import Lazarus
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.sim_policy import Policy, Use
+from pacekeeper.simulator.sim_policy import Policy
 from pacekeeper.simulator.simulate import simulate
 from support.sim_jobs import EXACT, histories, small_job
 from support.sim_walk import Walk
