@@ -21,20 +21,23 @@ class Next(StrEnum):
     END = "end"
 
 
-def next_move(num_nodes: int, ended: Mapping[int, int], gone: Collection[int]) -> tuple[Next, str]:
+def next_move(
+    nodes: Collection[int], ended: Mapping[int, int], gone: Collection[int]
+) -> tuple[Next, str]:
     """What to do, and why.
 
-    `ended`: with which exit code each node's ranks ended, where they did; `gone`: nodes whose
-    launcher does not answer.
+    `nodes`: those the job began with, and those that joined and have a part in it; the others went
+    on without any other one. `ended`: with which exit code each node's ranks ended, where they did;
+    `gone`: nodes whose launcher does not answer.
     """
-    for node, code in sorted(ended.items()):
-        if code not in RESTARTABLE:
-            return Next.END, f"node {node} ended with code {code}"
-    lost = sorted(set(gone) - set(ended))
+    for node in sorted(set(nodes).intersection(ended)):
+        if ended[node] not in RESTARTABLE:
+            return Next.END, f"node {node} ended with code {ended[node]}"
+    lost = sorted(set(nodes).intersection(gone).difference(ended))
     if lost:
         return Next.END, f"the launchers of nodes {lost} are gone"
-    if len(ended) < num_nodes:
-        living = [node for node in range(num_nodes) if node not in ended]
+    living = sorted(set(nodes).difference(ended))
+    if living:
         return Next.WAIT, f"nodes {living} train on"
     return Next.AGAIN, "all ranks of all nodes have ended"
 

@@ -3,10 +3,12 @@
 When they come in is the agreement's matter (trainer/agreement.py), what they get the mover's.
 """
 
+import os
 import platform
 import time
 from dataclasses import replace
 
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import UnreachableError
 from pacekeeper.trainer.agreement import START_S, Fenced
 from pacekeeper.trainer.joining import (
@@ -37,7 +39,7 @@ def await_admission(rank: Rank, stores: Stores) -> Verdict | None:
     launcher is gone.
     """
     own = _node(rank)
-    stores.write(own, ready_key(rank.spec.rank), "1")
+    stores.write(own, ready_key(rank.spec.rank), str(rank.checkpoints.identity["corpus"]))
     while not rank.is_asked_to_stop():
         text = stores.read(own, ADMISSION_KEY)
         if text is not None:
@@ -72,7 +74,9 @@ def let_in(rank: Rank, stores: Stores, verdict: Verdict) -> None:
     node_of, addresses = widened(rank.spec.node_of, rank.spec.stores, verdict.newcomers)
     rank.spec = replace(rank.spec, node_of=node_of, stores=addresses)
     stores.learn(addresses)
-    facts = _facts(rank)
+    # With who was there: until this group stands the one before may, too.
+    members = tuple(sorted({*rank.group.members, *verdict.members}))
+    facts = _facts(rank, verdict.group.generation, members)
     stores.write(_node(rank), JOB_KEY, facts.encode())
     if rank.spec.rank in rank.group.members[:NUM_TELLERS]:
         text = encode_admission(rank.group, verdict.text, facts)
@@ -84,7 +88,8 @@ def keep_door(rank: Rank, stores: Stores) -> None:
     """In a group that has just been entered: say who runs the job; the leader looks who waits."""
     members, node_of, own = rank.group.members, rank.spec.node_of, _node(rank)
     if rank.spec.rank == min(r for r in members if node_of[r] == own):
-        stores.write(own, JOB_KEY, _facts(rank).encode())
+        facts = _facts(rank, rank.group.generation, members)
+        stores.write(own, JOB_KEY, facts.encode())
     if rank.spec.rank == members[0] and rank.lobby is None:
         rank.lobby = Lobby(rank.spec.stores[own])
         rank.lobby.open()
@@ -124,14 +129,27 @@ def _node(rank: Rank) -> int:
     return rank.spec.node_of[rank.spec.rank]
 
 
-def _facts(rank: Rank) -> JobFacts:
+def _facts(rank: Rank, generation: int, members: tuple[int, ...]) -> JobFacts:
     spec = rank.spec
     return JobFacts(
         life=spec.life,
-        config=spec.config,
+        first_life=spec.first_life,
+        generation=generation,
+        config=_as_seen_elsewhere(spec.config),
         world_size=spec.world_size,
         addresses=tuple(spec.stores),
         node_of=spec.node_of,
-        members=rank.group.members,
+        members=members,
         python=platform.python_version(),
+        corpus=int(rank.checkpoints.identity["corpus"]),
     )
+
+
+def _as_seen_elsewhere(config: TrainConfig) -> TrainConfig:
+    """With whole paths: a launcher that joins was started in a directory of its own."""
+
+    def whole(path: str) -> str:
+        is_path = path not in ("", "auto", "never") and "://" not in path
+        return os.path.abspath(path) if is_path else path
+
+    return replace(config, checkpoint_dir=whole(config.checkpoint_dir), resume=whole(config.resume))

@@ -29,7 +29,7 @@ def claim_key(node: int) -> str:
 
 
 def ready_key(rank: int) -> str:
-    """In the newcomer's own store: this rank has its corpus and its model, and waits."""
+    """In the newcomer's own store: the checksum of this rank's corpus; it has its model, too."""
     return f"ready/{rank}"
 
 
@@ -37,18 +37,23 @@ def ready_key(rank: int) -> str:
 class JobFacts:
     """What a node must know of a job to join it.
 
-    `world_size`: ranks it began with. `addresses`: of each node's store, by number, empty where
-    none is known. `node_of`: of every rank that ever was a member. `members`: those of now,
-    ascending. `python`: its version; the text to train on is its standard library.
+    `first_life`: of the launch that began it (0: this one). `generation`: of the layout when this
+    was said; of two facts of one life the newer one counts. `world_size`: ranks it began with.
+    `addresses`: of each node's store, by number, empty where none is known. `node_of`: of every
+    rank that ever was a member. `members`: those of now, ascending, and whoever is about to come
+    in. `python`: its version; the text to train on is its standard library, `corpus` its checksum.
     """
 
     life: int
+    first_life: int
+    generation: int
     config: TrainConfig
     world_size: int
     addresses: tuple[str, ...]
     node_of: Mapping[int, int]
     members: tuple[int, ...]
     python: str
+    corpus: int
 
     @property
     def leader_node(self) -> int:
@@ -65,12 +70,15 @@ class JobFacts:
         try:
             return cls(
                 life=values["life"],
+                first_life=values["first_life"],
+                generation=values["generation"],
                 config=TrainConfig(**values["config"]),
                 world_size=values["world_size"],
                 addresses=tuple(values["addresses"]),
                 node_of=dict(values["node_of"]),
                 members=tuple(values["members"]),
                 python=values["python"],
+                corpus=values["corpus"],
             )
         except (KeyError, TypeError) as error:
             raise VersionError(

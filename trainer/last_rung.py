@@ -14,6 +14,7 @@ class Life(Protocol):
     life: int
     stores: Stores
     stop_asked_s: float  # 0: nobody asked
+    is_waiting: bool  # to be let into a job that is running
 
 
 class LastRung(Protocol):

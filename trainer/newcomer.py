@@ -31,6 +31,7 @@ from pacekeeper.trainer.limits import check_startable, node_limits
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec, Seat
 from pacekeeper.trainer.rank import RankSpec
+from pacekeeper.trainer.restarts import Departure
 from pacekeeper.trainer.stores import Stores, host_store_near
 from pacekeeper.trainer.supervisor import Supervisor, run_to_the_end
 from pacekeeper.trainer.telemetry import claim_directory
@@ -113,7 +114,9 @@ def join(spec: JoinSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCo
             body,
         )
         supervisor.beside = Door(supervisor, own).knock
-        return run_to_the_end(supervisor)
+        is_told = config.max_restarts > 0
+        rung = Departure(node=node, first_life=facts.first_life, is_told=is_told)
+        return run_to_the_end(supervisor, rung)
     finally:
         if claim >= 0:
             os.close(claim)
@@ -188,7 +191,8 @@ class Door:
     def knock(self) -> bool:
         """Ask, if it is time; False once there is nothing to ask for any more.
 
-        Raises UnreachableError where the job is gone, HostError where another took our numbers.
+        Raises UnreachableError where the job is gone, HostError where another took our numbers,
+        ConfigError where this node would train on another text.
         """
         own, now_s = self._own, time.monotonic()
         if self._stores.read(own.node, ADMISSION_KEY) is not None:
@@ -202,9 +206,16 @@ class Door:
         if now_s < self._next_s or self._supervisor.stop_asked_s:
             return True
         self._next_s = now_s + ASK_S
-        if any(self._stores.read(own.node, ready_key(rank)) is None for rank in own.ranks):
+        texts = [self._stores.read(own.node, ready_key(rank)) for rank in own.ranks]
+        if None in texts:
             return True
-        leader = self._look().leader_node
+        facts = self._look()
+        if set(texts) != {str(facts.corpus)}:
+            raise ConfigError(
+                "the standard library of this Python is not that of the job, which trains on it",
+                remedy="use the same build of Python on all nodes",
+            )
+        leader = facts.leader_node
         self._beat += 1
         self._stores.write(leader, asking_key(own.node), encode_asking(own, self._beat))
         if leader not in self._asked_at:

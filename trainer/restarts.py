@@ -1,31 +1,33 @@
 """The last rung: when all ranks of all nodes have ended, the launchers start the job again.
 
 Each launcher tells all stores how its ranks ended, and waits until it knows of every node or of a
-reason to end (core/restart.py). The next life meets at the same rendezvous, in a new store.
+reason to end (core/restart.py). The next life meets at the same rendezvous, in a new store. It is
+one of the nodes that began the job: those that joined tell their end, and may join again.
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch._C._distributed_c10d import TCPStore
-from torch.distributed import DistError
 
 from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.restart import Next, back_off_s, next_move
+from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung, Life
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rendezvous import RENDEZVOUS_TIMEOUT_S
-from pacekeeper.trainer.stores import STOP_KEY, connect_store
+from pacekeeper.trainer.stores import STOP_KEY, Stores
 from pacekeeper.trainer.supervisor import supervise
 
 ENDED_KEY = "ended"  # launchers append "NODE@CODE,"
 RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this life
 _POLL_S = 0.2
-_PROBE_PERIOD_S = 1.0
+_LOOK_PERIOD_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,26 @@ def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank
         rung.count()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Departure(LastRung):
+    """What the launcher of a node that joined has to do with it: to say how its ranks ended.
+
+    `is_told`: the others wait for that.
+    """
+
+    node: int
+    first_life: int
+    is_told: bool
+
+    def open(self, server: TCPStore) -> None:
+        """It meets nobody."""
+
+    def end(self, ended: Life, code: ExitCode) -> None:
+        """Say it to all, unless they do not know of this node."""
+        if self.is_told and not ended.is_waiting:
+            ended.stores.append_everywhere(ENDED_KEY, f"{self.node}@{int(code)},")
+
+
 @dataclass(kw_only=True)
 class Restarts(LastRung):
     """One launcher's part in starting a job again."""
@@ -47,11 +69,12 @@ class Restarts(LastRung):
     first_life: int = 0
     number: int = 0
     is_wanted: bool = False
+    facts: JobFacts | None = None  # the newest that any node knows of this life
 
     def count(self) -> None:
         """The next life begins."""
         self.number += 1
-        self.is_wanted = False
+        self.is_wanted, self.facts = False, None
 
     def open(self, server: TCPStore) -> None:
         """Node 0 says which life its store is of; the others wait for a store of theirs.
@@ -62,22 +85,16 @@ class Restarts(LastRung):
             server.set(RESTART_KEY, str(self.number))
             return
         give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
-        while self.number and not self._is_there():
+        stores = Stores((self.spec.rendezvous,))
+        while self.number and stores.read(0, RESTART_KEY) != str(self.number):
+            if stores.gone:  # that of the life before, or none yet
+                stores = Stores((self.spec.rendezvous,))
             if time.monotonic() > give_up_s:
                 raise UnreachableError(
                     f"node 0 did not start again at {self.spec.rendezvous}",
                     remedy="why is on its own terminal; start all launchers again",
                 )
             time.sleep(_POLL_S)
-
-    def _is_there(self) -> bool:
-        try:
-            store = connect_store(self.spec.rendezvous)
-            if not store.check([RESTART_KEY]):
-                return False
-            return store.get(RESTART_KEY).decode() == str(self.number)
-        except (UnreachableError, DistError):
-            return False
 
     def end(self, ended: Life, code: ExitCode) -> None:
         """All ranks of this node have ended; is everything started again?"""
@@ -105,15 +122,18 @@ class Restarts(LastRung):
         self.is_wanted = not ended.stop_asked_s
 
     def _await_the_others(self, life: Life) -> Next:
-        stores, said, probed_s = life.stores, "", 0.0
+        stores, said, looked_s = life.stores, "", -math.inf
         while True:
             now_s = time.monotonic()
-            if now_s - probed_s > _PROBE_PERIOD_S:
-                probed_s = now_s
-                stores.probe(set(range(len(stores.addresses))) - stores.gone)
-            num_nodes = len(stores.addresses)  # with those that joined: they start nothing again
+            is_due = now_s - looked_s > _LOOK_PERIOD_S
+            if is_due:
+                looked_s = now_s
+                self.look(stores)
             ended = parse_ends(stores.read(self.spec.node_rank, ENDED_KEY))
-            chosen, why = next_move(num_nodes, ended, stores.gone)
+            chosen, why = next_move(self._nodes(), ended, stores.gone)
+            if chosen is Next.AGAIN and not is_due:
+                looked_s = -math.inf  # has another node joined those that ended since?
+                continue
             if why != said:
                 said = why
                 _log.warning("this node's ranks have ended; %s", why)
@@ -123,6 +143,25 @@ class Restarts(LastRung):
             if chosen is not Next.WAIT:
                 return chosen
             time.sleep(_POLL_S)
+
+    def look(self, stores: Stores) -> None:
+        """Who answers, and what they know of the job. A store without ranks says it on: it is a way
+        in for nodes that want to join, and must not lead them to who is dead.
+        """
+        stores.probe(set(range(len(stores.addresses))) - stores.gone)
+        own, before = self.spec.node_rank, self.facts
+        for node in sorted(set(range(len(stores.addresses))) - stores.gone):
+            text = stores.read(node, JOB_KEY)
+            said = None if text is None else JobFacts.decode(text)
+            if said is not None and (self.facts is None or said.generation > self.facts.generation):
+                self.facts = said
+        if self.facts is not None and self.facts is not before:
+            stores.learn(self.facts.addresses)
+            stores.write(own, JOB_KEY, self.facts.encode())
+
+    def _nodes(self) -> set[int]:
+        joined = () if self.facts is None else map(self.facts.node_of.get, self.facts.members)
+        return set(range(self.spec.num_nodes)).union(node for node in joined if node is not None)
 
 
 def parse_ends(text: str | None) -> dict[int, int]:

@@ -144,16 +144,22 @@ class _Desk:
     """A daemon thread that asks one store, so that its caller can stop waiting."""
 
     def __init__(self) -> None:
-        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]]] = SimpleQueue()
+        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = (
+            SimpleQueue()
+        )
         threading.Thread(target=self._answer, daemon=True, name="store").start()
 
     def put(self, question: tuple[Callable[[], Any], SimpleQueue[Any]]) -> None:
         """Ask; the answer (or the exception) goes into the question's own queue."""
         self._questions.put(question)
 
+    def close(self) -> None:
+        """End when what was asked is answered."""
+        self._questions.put(None)
+
     def _answer(self) -> None:
-        while True:
-            ask, answer = self._questions.get()
+        while (question := self._questions.get()) is not None:
+            ask, answer = question
             try:
                 answer.put(ask())
             except Exception as error:
@@ -291,7 +297,19 @@ class Stores:
                 "node %d is gone: its store at %s does not answer", node, self.addresses[node]
             )
         self.gone.add(node)
+        self._forget(node)
+
+    def close(self) -> None:
+        """Ask nobody any more: all are gone for this process."""
+        self.gone = set(range(len(self.addresses)))
+        for node in list(self._clients):
+            self._forget(node)
+
+    def _forget(self, node: int) -> None:
         self._clients.pop(node, None)
+        desk = self._desks.pop(node, None)
+        if desk is not None:
+            desk.close()
 
 
 # Supervisors append "RANK@GROUP," when a rank's process has died: the last group it belonged to.

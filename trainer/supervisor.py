@@ -112,6 +112,7 @@ def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> Ex
         return code
     finally:
         supervisor.kill_all()
+        supervisor.stores.close()  # another life has its own
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.core.ring import parse_layout_file_name
 from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
 from support.layouts import on_nodes
+from support.resumes import saved, saving
 from support.sabotage import Moment, Sabotage
 
 # Steps long enough that few of them pass while a launcher starts; ended by request, not by number.
@@ -127,3 +129,22 @@ def test_a_newcomer_that_freezes_on_its_way_in_is_fenced_and_left_behind(tmp_pat
         assert [len(fleet.events(rank, "regroup")) for rank in (0, 1)] == [1, 1]
         end(fleet, 0)
         assert_exact(fleet, (0, 1), ())
+
+
+def test_a_job_that_others_joined_starts_again_when_all_its_ranks_have_died(tmp_path: Path) -> None:
+    config = saving(
+        tmp_path, steps=ENDLESS.steps, emulated_step_s=ENDLESS.emulated_step_s, max_restarts=1
+    )
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=1, is_quick=True) as fleet:
+        fleet.await_step(3, 0)
+        newcomer = fleet.join()
+        await_newcomers(fleet, 1)
+        fleet.await_(lambda: bool(saved(config)))
+        for rank in (1, 0):
+            fleet.signal(rank, signal.SIGKILL)
+        fleet.await_(lambda: newcomer.code() is not None)
+        fleet.await_(lambda: saved(config)[0].life > saved(config)[-1].life)
+        assert newcomer.code() == ExitCode.INTERNAL
+        assert "restart 1 of 1 in 1 s" in fleet.launchers[0].output()
+        assert "restored from" in fleet.launchers[0].output()
+        end(fleet, 0)

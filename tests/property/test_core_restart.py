@@ -18,7 +18,7 @@ def test_all_launchers_that_know_the_same_do_the_same_and_only_the_whole_job_aga
     everyone = st.integers(0, num_nodes - 1)
     ended = data.draw(st.dictionaries(everyone, codes))
     gone = data.draw(st.frozensets(everyone))
-    chosen, why = next_move(num_nodes, ended, gone)
+    chosen, why = next_move(range(num_nodes), ended, gone)
     assert why
     forbids = any(code not in RESTARTABLE for code in ended.values())
     if forbids or gone - set(ended):
@@ -38,18 +38,30 @@ def test_more_notices_never_turn_an_end_into_a_restart(num_nodes: int, data: st.
         if len(ended) < num_nodes
         else ended
     )
-    if next_move(num_nodes, ended, ())[0] is Next.END:
-        assert next_move(num_nodes, more, ())[0] is Next.END
+    if next_move(range(num_nodes), ended, ())[0] is Next.END:
+        assert next_move(range(num_nodes), more, ())[0] is Next.END
 
 
 @pytest.mark.parametrize("code", [ExitCode.OK, ExitCode.NO_QUORUM, ExitCode.CONFIG, ExitCode.DATA])
 def test_who_finished_lost_its_quorum_or_can_not_run_starts_nothing(code: ExitCode) -> None:
-    assert next_move(2, {0: ExitCode.INTERNAL, 1: code}, ())[0] is Next.END
+    assert next_move((0, 1), {0: ExitCode.INTERNAL, 1: code}, ())[0] is Next.END
 
 
 def test_a_launcher_that_told_its_end_and_went_on_is_not_gone() -> None:
     ended = {0: int(ExitCode.INTERNAL), 1: int(ExitCode.LOST_STATE)}
-    assert next_move(2, ended, {0})[0] is Next.AGAIN
+    assert next_move((0, 1), ended, {0})[0] is Next.AGAIN
+
+
+@given(nodes, st.data())
+def test_nodes_that_have_no_part_in_the_job_change_nothing(
+    num_nodes: int, data: st.DataObject
+) -> None:
+    """They joined, and the others went on without them; or their numbers were never anybody's."""
+    mine, strangers = st.integers(0, num_nodes - 1), st.integers(num_nodes, num_nodes + 3)
+    ended, gone = data.draw(st.dictionaries(mine, codes)), data.draw(st.frozensets(mine))
+    others = data.draw(st.dictionaries(strangers, codes)), data.draw(st.frozensets(strangers))
+    with_them = next_move(range(num_nodes), ended | others[0], gone | others[1])
+    assert with_them == next_move(range(num_nodes), ended, gone)
 
 
 def test_waits_double_up_to_a_limit() -> None:

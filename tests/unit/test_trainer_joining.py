@@ -55,12 +55,15 @@ from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(
     life=7,
+    first_life=5,
+    generation=3,
     config=TrainConfig(job="test", dtype="float64", replicas=3),
     world_size=4,
     addresses=(GONE, "127.0.0.1:2"),
     node_of={0: 0, 1: 0, 2: 1, 3: 1},
     members=(1, 2, 3),
     python=platform.python_version(),
+    corpus=11,
 )
 TWO = Candidate(node=2, address="127.0.0.1:3", ranks=(4, 5))
 
@@ -211,9 +214,9 @@ def test_a_node_asks_when_all_its_ranks_are_ready_and_until_it_is_let_in(tmp_pat
     waiting = Waiting(tmp_path)
     lobby = Lobby("")
     assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
-    waiting.own.set(ready_key(4), "1")
+    waiting.own.set(ready_key(4), "11")
     assert waiting.knock() and not waiting.leader.check([ASKING_KEY])
-    waiting.own.set(ready_key(5), "1")
+    waiting.own.set(ready_key(5), "11")
     seen = [bool(waiting.knock() and lobby.look(waiting.leader)) for _ in range(3)]
     assert seen == [False, True, True]
     waiting.own.set(ADMISSION_KEY, "...")
@@ -222,8 +225,8 @@ def test_a_node_asks_when_all_its_ranks_are_ready_and_until_it_is_let_in(tmp_pat
 
 def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_path: Path) -> None:
     waiting = Waiting(tmp_path)
-    waiting.own.set(ready_key(4), "1")
-    waiting.own.set(ready_key(5), "1")
+    waiting.own.set(ready_key(4), "11")
+    waiting.own.set(ready_key(5), "11")
     wider = (*waiting.facts.addresses, "127.0.0.1:9")
     waiting.leader.set(JOB_KEY, replace(waiting.facts, addresses=wider).encode())
     with pytest.raises(HostError, match=r"node number 2 went to 127\.0\.0\.1:9 meanwhile"):
@@ -243,6 +246,16 @@ def test_a_node_gives_up_where_another_took_its_number_or_the_job_is_gone(tmp_pa
     del waiting.servers[0]
     with pytest.raises(UnreachableError, match="the job ended, or is out of reach"):
         waiting.knock()
+
+
+def test_a_node_with_another_text_to_train_on_does_not_ask(tmp_path: Path) -> None:
+    """Two builds of one version of Python may differ in their libraries."""
+    waiting = Waiting(tmp_path)
+    waiting.own.set(ready_key(4), "11")
+    waiting.own.set(ready_key(5), "12")
+    with pytest.raises(ConfigError, match="use the same build of Python on all nodes"):
+        waiting.knock()
+    assert not waiting.leader.check([ASKING_KEY])
 
 
 def test_a_rank_that_ends_before_it_is_let_in_keeps_its_node_out(tmp_path: Path) -> None:

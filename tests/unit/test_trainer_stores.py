@@ -1,6 +1,7 @@
 """One store per node: it serves where it is told to; one that is gone is not asked again."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,19 @@ def test_a_store_that_is_gone_answers_nothing_and_the_others_still_do(nobody: st
     assert stores.gone == {0}
     stores.write(1, "key", "value")
     assert stores.read(1, "key") == "value"
+
+
+def test_who_is_done_leaves_no_thread_and_asks_nobody() -> None:
+    server = host_store("127.0.0.1", 0)
+    stores = Stores((f"127.0.0.1:{server.port}",))
+    before = threading.active_count()
+    stores.write(0, "key", "value")
+    stores.close()
+    give_up_s = time.monotonic() + PATIENCE_S
+    while threading.active_count() > before:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    assert stores.read(0, "key") is None
 
 
 def test_a_store_that_goes_away_later_is_noticed_at_once() -> None:

@@ -1,0 +1,203 @@
+"""The last rung where nodes have joined: who is waited for, who is told, what a newcomer knows."""
+
+import os
+import platform
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.layout import even_layout
+from pacekeeper.trainer import entry, newcomer, restarts
+from pacekeeper.trainer.joining import ADMISSION_KEY, JOB_KEY, Candidate, JobFacts, decode_admission
+from pacekeeper.trainer.newcomer import JoinSpec, join
+from pacekeeper.trainer.node_spec import NodeSpec
+from pacekeeper.trainer.quorum import Group
+from pacekeeper.trainer.rank import Rank, RankSpec
+from pacekeeper.trainer.restarts import ENDED_KEY, Departure, Restarts
+from pacekeeper.trainer.stores import Stores, connect_store, host_store
+from pacekeeper.trainer.supervisor import Supervisor
+from pacekeeper.trainer.verdict import Verdict
+
+PATIENCE_S = 60.0
+CONFIG = TrainConfig(job="test", max_restarts=1)
+
+
+@dataclass(kw_only=True)
+class Ended:
+    """What is left of a launcher's work."""
+
+    stores: Stores
+    life: int = 7
+    stop_asked_s: float = 0.0
+    is_waiting: bool = False
+
+
+class Node0:
+    """The only node that began a job; nodes 1 and 2 joined it."""
+
+    def __init__(self) -> None:
+        self.servers = [host_store("127.0.0.1", 0) for _ in range(3)]
+        self.addresses = tuple(f"127.0.0.1:{server.port}" for server in self.servers)
+        spec = NodeSpec(
+            config=CONFIG, node_rank=0, num_nodes=1, ranks_per_node=1, ring_dir="", run_dir="",
+            rendezvous=self.addresses[0],
+        )  # fmt: skip
+        self.restarts = Restarts(spec=spec)
+        self.ended = Ended(stores=Stores(self.addresses[:1]))
+        self.facts = JobFacts(
+            life=7, first_life=0, generation=3, config=CONFIG, world_size=1, corpus=11,
+            addresses=self.addresses, node_of={0: 0, 1: 1, 2: 2}, members=(0, 2),
+            python=platform.python_version(),
+        )  # fmt: skip
+
+    def say(self, node: int, facts: JobFacts) -> None:
+        connect_store(self.addresses[node]).set(JOB_KEY, facts.encode())
+
+    def end(self) -> None:
+        self.restarts.end(self.ended, ExitCode.INTERNAL)
+
+
+@pytest.fixture
+def node0(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node0]:
+    monkeypatch.setattr(restarts, "back_off_s", lambda number: 0.0)
+    monkeypatch.setattr(restarts, "_LOOK_PERIOD_S", 0.05)
+    monkeypatch.setattr(restarts, "_POLL_S", 0.01)
+    yield Node0()
+
+
+def test_a_node_that_joined_is_waited_for_and_its_end_starts_everything_again(
+    node0: Node0, caplog: pytest.LogCaptureFixture
+) -> None:
+    node0.say(0, node0.facts)
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[None] = pool.submit(node0.end)
+        try:
+            await_text(caplog, "nodes [2] train on")
+            there = Ended(stores=Stores(node0.addresses))
+            Departure(node=2, first_life=0, is_told=True).end(there, ExitCode.INTERNAL)
+            waiting.result(PATIENCE_S)
+        finally:
+            node0.ended.stop_asked_s = 1.0
+    assert node0.restarts.is_wanted
+    assert "the launchers of nodes" not in caplog.text, "node 1 went long ago, and is not missed"
+
+
+def test_without_the_launcher_of_one_that_joined_nothing_is_started(
+    node0: Node0, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its ranks may train on, out of sight."""
+    node0.say(0, node0.facts)
+    del node0.servers[2]
+    node0.end()
+    assert not node0.restarts.is_wanted
+    assert "the launchers of nodes [2] are gone" in caplog.text
+
+
+def test_a_node_without_ranks_learns_who_joined_since_and_leads_newcomers_there(
+    node0: Node0, caplog: pytest.LogCaptureFixture
+) -> None:
+    node0.say(0, replace(node0.facts, generation=2, members=(0, 1)))
+    node0.say(1, replace(node0.facts, generation=4, members=(1, 2)))
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[None] = pool.submit(node0.end)
+        try:
+            await_text(caplog, "nodes [1, 2] train on")
+            read = Stores(node0.addresses)
+            give_up_s = time.monotonic() + PATIENCE_S
+            while JobFacts.decode(read.read(0, JOB_KEY) or "").generation != 4:
+                assert time.monotonic() < give_up_s
+                time.sleep(0.01)
+        finally:
+            node0.ended.stop_asked_s = 1.0
+        waiting.result(PATIENCE_S)
+    assert newcomer.find_job(node0.addresses[:1])[0].leader_node == 1
+
+
+def await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    give_up_s = time.monotonic() + PATIENCE_S
+    while text not in caplog.text:
+        assert time.monotonic() < give_up_s, caplog.text
+        time.sleep(0.01)
+
+
+def test_who_was_never_let_in_has_no_end_to_tell(node0: Node0) -> None:
+    for is_told, is_waiting in ((True, True), (False, False)):
+        there = Ended(stores=Stores(node0.addresses), is_waiting=is_waiting)
+        Departure(node=2, first_life=0, is_told=is_told).end(there, ExitCode.INTERNAL)
+    assert Stores(node0.addresses).read(0, ENDED_KEY) is None
+
+
+def test_a_newcomer_knows_in_which_life_the_job_began(
+    node0: Node0, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may go back to what the lives since then have saved, as the others may."""
+    node0.say(0, replace(node0.facts, first_life=5))
+    seen: list[Departure] = []
+
+    def run(supervisor: Supervisor, rung: Departure) -> ExitCode:
+        seen.append(rung)
+        return ExitCode.OK
+
+    monkeypatch.setattr(newcomer, "run_to_the_end", run)
+    spec = JoinSpec(
+        addresses=node0.addresses[:1], ranks_per_node=1, ring_dir=str(tmp_path / "rings")
+    )
+    assert join(spec) is ExitCode.OK
+    assert seen == [Departure(node=3, first_life=5, is_told=True)]
+
+
+def member(address: str, config: TrainConfig) -> Rank:
+    """What the door needs of the only rank of a job that another is about to join."""
+    spec = RankSpec(
+        config=config, rank=0, world_size=1, node_of={0: 0}, stores=(address,), ring_dir="",
+        run_dir="", life=7, first_life=5,
+    )  # fmt: skip
+    rank = SimpleNamespace(
+        spec=spec,
+        group=Group.first(1, (0,)),
+        lobby=object(),
+        checkpoints=SimpleNamespace(identity={"corpus": 11}),
+    )
+    return cast(Rank, rank)
+
+
+def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) -> None:
+    config = replace(
+        CONFIG, checkpoint_dir="kept", resume="../old/0000000000001-g0001-step00000002"
+    )
+    rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
+    entry.keep_door(rank, stores)
+    facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
+    assert (facts.life, facts.first_life, facts.generation, facts.corpus) == (7, 5, 1, 11)
+    assert facts.members == (0,)
+    assert facts.config.checkpoint_dir == os.path.abspath("kept"), (
+        "a launcher has its own directory"
+    )
+    assert facts.config.resume == os.path.abspath(config.resume)
+    far = replace(config, checkpoint_dir="s3://kept", resume="auto")
+    entry.keep_door(member(node0.addresses[0], far), stores)
+    assert JobFacts.decode(stores.read(0, JOB_KEY) or "").config == far
+
+
+def test_who_is_about_to_come_in_counts_before_the_group_stands(node0: Node0) -> None:
+    """Its ranks may be all that is left of the job, if the others die in the next moment."""
+    rank, stores = member(node0.addresses[0], CONFIG), Stores(node0.addresses[:1])
+    layout = even_layout(ranks=(0, 1), num_layers=1, num_experts=2, replicas=2, generation=2)
+    verdict = Verdict(
+        group=rank.group.followed_by(2, (0, 1), "x"), layout=layout, restore=(), base=layout,
+        commits=frozenset(), last_loss=1.0, was_applied=True, ticket=1, step=1, text="x",
+        newcomers=(Candidate(node=1, address=node0.addresses[1], ranks=(1,)),),
+    )  # fmt: skip
+    entry.let_in(rank, stores, verdict)
+    facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
+    assert (facts.generation, facts.members, facts.node_of) == (2, (0, 1), {0: 0, 1: 1})
+    _, _, told = decode_admission(Stores(node0.addresses).read(1, ADMISSION_KEY) or "")
+    assert told == facts
