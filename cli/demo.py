@@ -142,6 +142,7 @@ def _play(
         ) as view:
             director.play(view, **story)
     outcome = director.outcome(clock=clock, seed=seed)
-    report = write_report(folder, outcome, director)
-    print_outcome(console, outcome, report)
+    print_outcome(console, outcome)  # first: a full disk shall not take it along
+    for name, path in write_report(folder, outcome, director).items():
+        console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
     return outcome.to_json()

@@ -2,7 +2,6 @@
 
 import html
 import math
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,17 @@ _MARKS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """Where the report lies."""
+def write_report(folder: Path, outcome: Outcome, director: Director) -> dict[str, Path]:
+    """Draw and write `report.html` and `demo.png` below `folder`; where they lie, by their names.
 
-    page: Path
-    picture: Path
-
-
-def write_report(folder: Path, outcome: Outcome, director: Director) -> Report:
-    """Draw and write `report.html` and `demo.png` below `folder`."""
+    Raises OSError.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
-    report = Report(page=folder / "report.html", picture=folder / "demo.png")
+    page, picture = folder / "report.html", folder / "demo.png"
     overview = _overview_figure(outcome, director)
-    overview.savefig(report.picture, dpi=110)
+    overview.savefig(picture, dpi=110)
     sections = [
         ("Tokens per second, and what each rank took", overview),
         ("Expert placement: share of each expert's tokens by rank", _placement_figure(director)),
@@ -55,11 +49,11 @@ def write_report(folder: Path, outcome: Outcome, director: Director) -> Report:
         for title, figure in sections
         if figure is not None
     )
-    report.page.write_text(_page(outcome, director, body))
-    return report
+    page.write_text(_page(outcome, director, body))
+    return {"report": page, "picture": picture}
 
 
-def print_outcome(console: Console, outcome: Outcome, report: Report) -> None:
+def print_outcome(console: Console, outcome: Outcome) -> None:
     """The figures as a table for people."""
     table = Table(title="what happened", show_header=False, title_justify="left")
     table.add_column(style="dim")
@@ -67,8 +61,6 @@ def print_outcome(console: Console, outcome: Outcome, report: Report) -> None:
     for name, value in summary(outcome):
         table.add_row(name, escape(value))
     console.print(table)
-    for name, path in (("report", report.page), ("picture", report.picture)):
-        console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def summary(outcome: Outcome) -> list[tuple[str, str]]:

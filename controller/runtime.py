@@ -121,7 +121,8 @@ class Controller:
             server, port = await self._serve()
             tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
             stack.push_async_callback(self._drain, server, tasks)
-            print(f"listening on {_joined(self._address[0], port)}", flush=True)
+            with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
+                print(f"listening on {_joined(self._address[0], port)}", flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
             threading.Thread(target=import_early, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())

@@ -179,6 +179,8 @@ class Checkpoints:
         """
         if self._storage is None and self.config.resume in ("auto", "never"):
             return ()
+        if self.config.resume == "never" and self.life == self.first_life:
+            return ()  # nothing can be there yet, and storage that refuses stops no training
         mine = [CheckpointId.of_name(path.rpartition("/")[2]) for path in self.candidates()]
         ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
         values = [x for one in ids for x in (one.life, one.generation, one.step)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.errors import DataError
+from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.core.layout import Block, BlockKind
 from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId
 from pacekeeper.trainer import checkpoint_saver
@@ -324,7 +324,20 @@ def test_which_checkpoints_may_be_gone_back_to(
     other = Lone(tmp_path, replace(TINY, resume=resume), life=life, first_life=first_life)
     paths = other.checkpoints.candidates()
     assert [CheckpointId.of_name(Path(p).name).step for p in paths] == steps  # type: ignore[union-attr]
-    assert other.checkpoints.agree_on_start(other.fabric) == paths
+    is_new = resume == "never" and life == first_life  # it begins at step 0
+    assert other.checkpoints.agree_on_start(other.fabric) == (() if is_new else paths)
+
+
+def test_to_begin_anew_needs_no_storage_that_says_what_it_has(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    lone = Lone(tmp_path, replace(TINY, checkpoint_dir=str(loop)), life=2)
+    with pytest.raises(HostError, match=r"can not look for checkpoints .*--resume never"):
+        lone.checkpoints.agree_on_start(lone.fabric)
+    never = replace(TINY, checkpoint_dir=str(loop), resume="never")
+    assert Lone(tmp_path, never, life=2).checkpoints.agree_on_start(lone.fabric) == ()
+    with pytest.raises(HostError, match="can not look"):  # it may have saved before it fell
+        Lone(tmp_path, never, life=3, first_life=2).checkpoints.agree_on_start(lone.fabric)
 
 
 def test_a_checkpoint_by_its_path_needs_no_directory_of_its_own(tmp_path: Path) -> None:
