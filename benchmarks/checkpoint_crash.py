@@ -30,12 +30,12 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId
 from pacekeeper.core.run_identity import identity_of
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage, open_storage
 from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.mover import ordered_parameters
 
 RANKS = (0, 1)
 LONGEST_S = 0.25  # from the start of the writers to the kill

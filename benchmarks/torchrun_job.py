@@ -21,9 +21,9 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.toml_reader import read_config
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.mover import ordered_parameters
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import learning_rate
 from pacekeeper.trainer.work import WorkMeter

@@ -34,6 +34,19 @@ class Block:
     layer: int = 0
     index: int = 0
 
+    def __str__(self) -> str:
+        match self.kind:
+            case BlockKind.EMBEDDING | BlockKind.HEAD:
+                return str(self.kind)
+            case BlockKind.NORM_ROUTER:
+                return f"layer {self.layer} norm and router"
+            case BlockKind.ATTENTION:
+                return f"layer {self.layer} attention shard {self.index}"
+            case BlockKind.DENSE_MLP:
+                return f"layer {self.layer} MLP shard {self.index}"
+            case BlockKind.EXPERT:
+                return f"layer {self.layer} expert {self.index}"
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Host:

@@ -15,21 +15,15 @@ import torch
 from pacekeeper.core.block_writers import writers
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import DataError, HostError
-from pacekeeper.core.layout import Block, BlockKind, Layout
+from pacekeeper.core.layout import Block, Layout
 from pacekeeper.core.manifest import CheckpointId, Identity, Manifest
 from pacekeeper.core.run_identity import other_course, other_model
 from pacekeeper.trainer import checkpoint_catalog
+from pacekeeper.trainer.block_state import BlockState, blocks_on, num_updates, put_in
 from pacekeeper.trainer.checkpoint_catalog import BlockReader, accept, read_manifest, reject
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
-from pacekeeper.trainer.checkpoint_state import (
-    BlockState,
-    block_bytes,
-    num_updates,
-    put_in,
-    read_block,
-    to_tensors,
-)
+from pacekeeper.trainer.checkpoint_state import block_bytes, copy_of_block, to_tensors
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.model import MoETransformer
 
@@ -247,10 +241,8 @@ class Checkpoints:
 
     def put_in_force(self, found: Restored) -> None:
         """Model and optimizer become what was saved."""
-        experts = [
-            found.layout.experts_on(self.rank, layer) for layer in range(found.layout.num_layers)
-        ]
-        put_in(self.model, self.optimizer, experts, found.state, found.manifest.num_updates)
+        wanted = blocks_on(found.layout, self.rank)
+        put_in(self.model, self.optimizer, wanted, found.state, found.manifest.num_updates)
         self._last = None
 
     def _read(self, path: str, layout: Layout) -> Restored:
@@ -272,7 +264,7 @@ class Checkpoints:
         state = {
             entry.block: to_tensors(self.model, entry.block, reader.read(entry))
             for entry in manifest.blocks
-            if entry.block.kind is not BlockKind.EXPERT or self.rank in layout.holders(entry.block)
+            if self.rank in layout.holders(entry.block)
         }
         return Restored(manifest=manifest, layout=layout, state=state)
 
@@ -284,7 +276,7 @@ class Checkpoints:
         return Snapshot(
             id=own,
             layout=at.layout,
-            blocks={block: read_block(self.model, self.optimizer, block) for block in mine},
+            blocks={block: copy_of_block(self.model, self.optimizer, block) for block in mine},
             writers=frozenset(writer_of.values()),
             # At the end others may still be writing what would be swept.
             is_sweeper=not is_last and self.rank == min(writer_of.values()),
@@ -293,7 +285,7 @@ class Checkpoints:
                 job=self.config.job,
                 id=own,
                 ticket=at.ticket,
-                num_updates=num_updates(self.model, self.optimizer),
+                num_updates=num_updates(self.optimizer),
                 last_loss=None if isnan(at.last_loss) else at.last_loss,
                 identity=self.identity,
                 layout=at.layout,

@@ -14,6 +14,7 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.spread import ALONE, DomainOf
+from pacekeeper.trainer.banks import Bank
 from pacekeeper.trainer.data import NO_TARGET, Batch
 from pacekeeper.trainer.dispatch import Routes
 from pacekeeper.trainer.fabric import Collectives
@@ -39,28 +40,57 @@ class ModelOutput:
     rows_over: tuple[int, ...]
 
 
+class AttentionShards(Bank):
+    """Heads of one layer on this rank, W columns of queries, keys and values in each shard:
+    qkv [S, 3 * W, D], out [S, D, W].
+    """
+
+    qkv: nn.Parameter
+    out: nn.Parameter
+
+    def __init__(
+        self, config: TrainConfig, layer: int, num_shards: int, shards: tuple[int, ...]
+    ) -> None:
+        hidden, width = config.hidden_size, config.hidden_size // num_shards
+        qkv = drawn(config, f"{layer}/qkv", 3 * hidden, hidden, scale=hidden**-0.5).data
+        out = drawn(config, f"{layer}/out", hidden, hidden, scale=0.5 * hidden**-0.5).data
+
+        def one(shard: int) -> dict[str, Tensor]:
+            own = slice(shard * width, (shard + 1) * width)
+            rows = qkv.view(3, hidden, hidden)[:, own].reshape(3 * width, hidden)
+            return {"qkv": rows, "out": out[:, own]}
+
+        shapes = {"qkv": (3 * width, hidden), "out": (hidden, width)}
+        super().__init__(shapes, getattr(torch, config.dtype), shards, one)
+
+
 class Attention(nn.Module):
     """Pre-norm multi-head attention that never looks across documents."""
 
-    def __init__(self, config: TrainConfig, layer: int) -> None:
+    def __init__(
+        self, config: TrainConfig, layer: int, num_shards: int, shards: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.config = config
-        hidden = config.hidden_size
-        self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
-        self.qkv = drawn(config, f"{layer}/qkv", 3 * hidden, hidden, scale=hidden**-0.5)
-        self.out = drawn(config, f"{layer}/out", hidden, hidden, scale=0.5 * hidden**-0.5)
+        self.norm = nn.Parameter(torch.ones(config.hidden_size, dtype=getattr(torch, config.dtype)))
+        self.bank = AttentionShards(config, layer, num_shards, shards)
 
     def forward(self, x_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
         """x plus attention over it; the mask is 0 where a token may look, else -inf."""
         rows, length, hidden = x_BLD.shape
-        heads = self.config.num_heads
+        num_shards, _, width = self.bank.out.shape
+        head_size = hidden // self.config.num_heads
+        heads = num_shards * width // head_size  # that are here
         normed = F.rms_norm(x_BLD, (hidden,), self.norm)
+        mixed = F.linear(normed, self.bank.qkv.reshape(-1, hidden))
         q, k, v = (
-            part.view(rows, length, heads, hidden // heads).transpose(1, 2)
-            for part in F.linear(normed, self.qkv).chunk(3, dim=-1)
+            part.reshape(rows, length, heads, head_size).transpose(1, 2)
+            for part in mixed.view(rows, length, num_shards, 3, width).unbind(3)
         )
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B1LL)
-        return x_BLD + F.linear(seen.transpose(1, 2).reshape(rows, length, hidden), self.out)
+        out = self.bank.out.transpose(0, 1).reshape(hidden, num_shards * width)
+        seen_BLW = seen.transpose(1, 2).reshape(rows, length, num_shards * width)
+        return x_BLD + F.linear(seen_BLW, out)
 
 
 class MoETransformer(nn.Module):
@@ -72,8 +102,12 @@ class MoETransformer(nn.Module):
         hidden = config.hidden_size
         self.embedding = drawn(config, "embedding", VOCABULARY, hidden, scale=0.5)
         self.places = drawn(config, "places", config.row_tokens, hidden, scale=0.1)
+        shards = layout.num_virtual_shards
+        if config.num_heads % shards:
+            raise ValueError(f"{config.num_heads} heads do not make {shards} equal shards")
         self.attention = nn.ModuleList(
-            Attention(config, layer) for layer in range(config.num_layers)
+            Attention(config, layer, shards, tuple(range(shards)))
+            for layer in range(config.num_layers)
         )
         self.moe = nn.ModuleList(
             MoELayer(config, layer, layout.experts_on(rank, layer))
@@ -82,21 +116,30 @@ class MoETransformer(nn.Module):
         self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
         self.head = drawn(config, "head", VOCABULARY, hidden, scale=hidden**-0.5)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of all parameters."""
+        return self.embedding.dtype
+
     def layers(self) -> list[MoELayer]:
         """The MoE layers, in order."""
         return [layer for layer in self.moe if isinstance(layer, MoELayer)]
 
+    def attentions(self) -> list[Attention]:
+        """The attention layers, in order."""
+        return [layer for layer in self.attention if isinstance(layer, Attention)]
+
     def set_layout(self, layout: Layout, fabric: Collectives, domain_of: DomainOf = ALONE) -> None:
         """Dispatch by this layout's hosts and speeds from now on; moves no weights."""
         for layer, module in enumerate(self.layers()):
-            held, wanted = module.bank.experts, layout.experts_on(fabric.rank, layer)
+            held, wanted = module.bank.held, layout.experts_on(fabric.rank, layer)
             assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
             module.routes = Routes.of(layout, layer, fabric, domain_of)
 
     def dense_parameters(self) -> list[nn.Parameter]:
-        """All parameters that every rank holds, in a fixed order."""
-        banks = {id(p) for layer in self.layers() for p in layer.bank.parameters()}
-        return [p for p in self.parameters() if id(p) not in banks]
+        """All parameters but the experts', in a fixed order."""
+        experts = {id(p) for layer in self.layers() for p in layer.bank.parameters()}
+        return [p for p in self.parameters() if id(p) not in experts]
 
     def forward(self, batch: Batch, fabric: Collectives, meter: WorkMeter) -> ModelOutput:
         """Forward pass of one micro-batch (perhaps without rows). Raises PeerLost."""

@@ -5,7 +5,6 @@ R rows. Weights of an expert are drawn from (seed, layer, expert): any rank buil
 """
 
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_rows import rows_over
+from pacekeeper.trainer.banks import Bank
 from pacekeeper.trainer.dispatch import Routes, combine, dispatch
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.work import WorkMeter, combine_work, expert_work, router_work
@@ -48,44 +48,27 @@ def _can_group(weights: Tensor) -> bool:
     return is_known and aligned and hasattr(F, "grouped_mm")
 
 
-class ExpertBank(nn.Module):
-    """The expert replicas of one layer on this rank: w1 [S, D, H], w2 [S, H, D].
-
-    `experts` are their expert numbers in slot order, ascending.
-    """
+class ExpertBank(Bank):
+    """The expert replicas of one layer on this rank: w1 [S, D, H], w2 [S, H, D]."""
 
     w1: nn.Parameter
     w2: nn.Parameter
 
     def __init__(self, config: TrainConfig, layer: int, experts: tuple[int, ...]) -> None:
-        super().__init__()
-        self.experts = experts
         hidden, wide = config.hidden_size, config.expert_hidden_size
-        w1 = torch.empty(0, hidden, wide, dtype=getattr(torch, config.dtype))
-        w2 = torch.empty(0, wide, hidden, dtype=getattr(torch, config.dtype))
-        if experts:
-            w1 = torch.stack(
-                [
-                    drawn(config, f"{layer}/{e}/w1", hidden, wide, scale=hidden**-0.5).data
-                    for e in experts
-                ]
-            )
-            w2 = torch.stack(
-                [
-                    drawn(config, f"{layer}/{e}/w2", wide, hidden, scale=wide**-0.5).data
-                    for e in experts
-                ]
-            )
-        self.w1, self.w2 = nn.Parameter(w1), nn.Parameter(w2)
 
-    def replace(self, experts: tuple[int, ...], tensors: Mapping[str, Tensor]) -> None:
-        """Hold other replicas from now on: fresh parameters with the given values."""
-        self.experts = experts
-        self.w1, self.w2 = nn.Parameter(tensors["w1"]), nn.Parameter(tensors["w2"])
+        def one(expert: int) -> dict[str, Tensor]:
+            name = f"{layer}/{expert}"
+            w1 = drawn(config, f"{name}/w1", hidden, wide, scale=hidden**-0.5)
+            w2 = drawn(config, f"{name}/w2", wide, hidden, scale=wide**-0.5)
+            return {"w1": w1.data, "w2": w2.data}
+
+        shapes = {"w1": (hidden, wide), "w2": (wide, hidden)}
+        super().__init__(shapes, getattr(torch, config.dtype), experts, one)
 
     def forward(self, rows_RD: Tensor, counts_S: Tensor) -> Tensor:
         """The experts' answers; rows are grouped by slot, counts_S rows each."""
-        if not self.experts or rows_RD.shape[0] == 0:
+        if not self.held or rows_RD.shape[0] == 0:
             # Nothing to compute, but the backward collectives still need their way through.
             return rows_RD * 1.0
         if _can_group(self.w1):
@@ -132,7 +115,7 @@ class MoELayer(nn.Module):
         balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows)
         meter.add(router_work(len(tokens_TD), config.hidden_size, num_experts))
         dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, meter)
-        counts_S = dispatched.counts_E[list(self.bank.experts)]
+        counts_S = dispatched.counts_E[list(self.bank.held)]
         answers_RD = self.bank(dispatched.rows_RD, counts_S)
         counts = counts_S.tolist()
         num_rows_here, num_active = len(answers_RD), sum(count > 0 for count in counts)

@@ -17,6 +17,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer import hooks, mover, probe, replica_check
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position, Restored
 from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
@@ -105,7 +106,7 @@ class Rank:
         self.device = rank_device(config.clock, spec.rank, spec.node_of)
         self.model = MoETransformer(config, self.layout, spec.rank).to(self.device)
         self.optimizer = torch.optim.AdamW(
-            mover.ordered_parameters(self.model),
+            ordered_parameters(self.model),
             lr=config.learning_rate,
             weight_decay=config.weight_decay,
         )
@@ -216,7 +217,7 @@ class Rank:
         """Go over to `new` with the present members; returns bytes sent. Raises PeerLost."""
         self.phase = Phase.PRE
         staged = mover.stage(self.model, self.optimizer, self.layout, new, self.fabric)
-        self.pending = lambda: mover.swap_in(self.model, self.optimizer, staged, self.fabric)
+        self.pending = lambda: mover.swap_in(self.model, self.optimizer, staged)
         self.pending_layout = new
         self.phase = Phase.VOTE
         self._vote(is_finite=True)

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pacekeeper.core.errors import CorruptStateError
-from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout import Block, Layout
+from pacekeeper.trainer.block_state import MOMENTS, blocks_on, parts_of
 from pacekeeper.trainer.fabric import Collectives, PeerLost
 from pacekeeper.trainer.model import MoETransformer
 
-Copy = tuple[int, int] | None  # (layer, expert); None: the dense parameters, which all ranks hold
 PARTS = ("weights", "first moments", "second moments", "gradients")
 _NAMED_DIFFERENCES = 4
 
@@ -30,14 +30,13 @@ class Difference:
     `sides`: the ranks that hold equal copies, the largest side first, then that of the lowest rank.
     """
 
-    block: Copy
+    block: Block
     part: str
     sides: tuple[tuple[int, ...], ...]
 
     def __str__(self) -> str:
-        name = "dense" if self.block is None else "layer {} expert {}".format(*self.block)
         first, *others = ([*side] for side in self.sides)
-        return f"{name}: {self.part} on ranks {', '.join(map(str, others))} not as on {first}"
+        return f"{self.block}: {self.part} on ranks {', '.join(map(str, others))} not as on {first}"
 
 
 def check(
@@ -51,8 +50,9 @@ def check(
 
     All ranks come to the same end. Raises CorruptStateError where copies differ, PeerLost.
     """
-    own = torch.tensor(checksums(model, optimizer), dtype=torch.int64)
     held = [blocks_on(layout, rank) for rank in fabric.ranks]
+    mine = held[fabric.ranks.index(fabric.rank)]
+    own = torch.tensor([checksums(model, optimizer, b) for b in mine], dtype=torch.int64)
     counts, size = [len(blocks) for blocks in held], len(fabric.ranks)
     arrived = own.new_empty(sum(counts), len(PARTS))
     fabric.all_to_all(arrived, own.repeat(size, 1), counts, [len(own)] * size)
@@ -74,25 +74,21 @@ def check(
     )
 
 
-def blocks_on(layout: Layout, rank: int) -> list[Copy]:
-    """What `checksums` of that rank are of, in the same order."""
-    experts = [(n, e) for n in range(layout.num_layers) for e in layout.experts_on(rank, n)]
-    return [None, *experts]
+def checksums(model: MoETransformer, optimizer: torch.optim.Optimizer, block: Block) -> list[int]:
+    """The CRC32 of each of PARTS of a block held here; what does not exist yet counts as 0."""
+    sums = [0] * len(PARTS)
+    for part in parts_of(model, block).values():
+        state = optimizer.state.get(part.parameter, {})
+        whole = (part.parameter.detach(), *map(state.get, MOMENTS), part.parameter.grad)
+        for i, tensor in enumerate(whole):
+            if tensor is not None:
+                sums[i] = _crc(part.of(tensor), sums[i])
+    return sums
 
 
-def checksums(model: MoETransformer, optimizer: torch.optim.Optimizer) -> list[list[int]]:
-    """One CRC32 for each of PARTS of each block held here: dense first, then experts by layer."""
-    found = [_sums(model.dense_parameters(), optimizer, None)]
-    for layer in model.layers():
-        bank = layer.bank
-        for slot in range(len(bank.experts)):
-            found.append(_sums([bank.w1, bank.w2], optimizer, slot))
-    return found
-
-
-def differences(by_rank: Mapping[int, Mapping[Copy, Sequence[int]]]) -> list[Difference]:
+def differences(by_rank: Mapping[int, Mapping[Block, Sequence[int]]]) -> list[Difference]:
     """What is not the same on all its holders; `by_rank`: the checksums of PARTS, by rank. Pure."""
-    holders: dict[Copy, list[int]] = defaultdict(list)
+    holders: dict[Block, list[int]] = defaultdict(list)
     for rank, sums in sorted(by_rank.items()):
         for block in sums:
             holders[block].append(rank)
@@ -106,20 +102,6 @@ def differences(by_rank: Mapping[int, Mapping[Copy, Sequence[int]]]) -> list[Dif
                 order = sorted(sides.values(), key=lambda side: (-len(side), side))
                 found.append(Difference(block=block, part=part, sides=tuple(map(tuple, order))))
     return found
-
-
-def _sums(
-    parameters: Sequence[nn.Parameter], optimizer: torch.optim.Optimizer, slot: int | None
-) -> list[int]:
-    """The checksums of PARTS; `slot`: of these rows only. What does not exist yet counts as 0."""
-    sums = [0] * len(PARTS)
-    for parameter in parameters:
-        state = optimizer.state.get(parameter, {})
-        moments = (state.get("exp_avg"), state.get("exp_avg_sq"))
-        for i, tensor in enumerate((parameter.detach(), *moments, parameter.grad)):
-            if tensor is not None:
-                sums[i] = _crc(tensor if slot is None else tensor[slot], sums[i])
-    return sums
 
 
 def _crc(tensor: Tensor, before: int) -> int:

@@ -1,21 +1,21 @@
-"""Sums gradients: dense ones over all ranks, an expert's over its hosts - in two all-to-alls.
+"""Sums gradients: every block's over its holders, in two all-to-alls whatever the layout.
 
-Reduce-scatter and gather: each dense chunk and each expert has one owner that adds the parts up in
-rank order and hands the sum back. So all holders get bit-equal gradients, and a new placement
-needs no communicator.
+Reduce-scatter and gather: blocks with the same holders are one flat vector, cut into as many
+chunks; each holder owns one, adds the parts up in rank order and hands the sum back. So all holders
+get bit-equal gradients, and a new placement needs no communicator.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout import Block, Layout
+from pacekeeper.trainer.block_state import parts_of
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.moe import ExpertBank
 
-ExpertKey = tuple[int, int]  # (layer, expert)
+Holders = tuple[int, ...]  # positions in the group, ascending
 
 
 class ReplicaSync:
@@ -24,115 +24,102 @@ class ReplicaSync:
     def __init__(self, layout: Layout, fabric: Collectives) -> None:
         self._fabric = fabric
         self._position = fabric.ranks.index(fabric.rank)
-        self._hosts: dict[ExpertKey, tuple[int, ...]] = {}  # positions in the group, ascending
-        for layer, experts in enumerate(layout.experts):
-            for expert, hosts in enumerate(experts):
-                self._hosts[layer, expert] = tuple(fabric.ranks.index(h.rank) for h in hosts)
-        # An expert with one host has nothing to add up.
-        shared = [key for key, hosts in self._hosts.items() if len(hosts) > 1]
-        mine = [key for key in shared if self._position in self._hosts[key]]
-        self._owned = [key for key in mine if self._owner(key) == self._position]
-        size = len(fabric.ranks)
-        # Blocks that travel to and from each member, in the same order on both sides.
-        self._to_owner: list[list[ExpertKey]] = [
-            [k for k in mine if self._owner(k) == other and other != self._position]
-            for other in range(size)
+        # In the order of blocks, the same on all ranks. One holder alone has nothing to add up.
+        self._blocks: dict[Holders, list[Block]] = {}
+        for block in layout.blocks():
+            holders = tuple(fabric.ranks.index(rank) for rank in layout.holders(block))
+            if self._position in holders and len(holders) > 1:
+                self._blocks.setdefault(holders, []).append(block)
+        self._shared_with: list[list[Holders]] = [
+            [holders for holders in self._blocks if other in holders and other != self._position]
+            for other in range(len(fabric.ranks))
         ]
-        self._from_host: list[list[ExpertKey]] = [
-            [k for k in self._owned if other in self._hosts[k] and other != self._position]
-            for other in range(size)
-        ]
-
-    def _owner(self, key: ExpertKey) -> int:
-        """Owners are spread over an expert's hosts, so that the adding is, too."""
-        hosts = self._hosts[key]
-        return hosts[sum(key) % len(hosts)]
 
     def synchronise(self, model: MoETransformer) -> None:
         """Replace every gradient by its sum. A missing gradient counts as zero. Raises PeerLost."""
-        dense = model.dense_parameters()
-        flat = torch.cat([_gradient(p).reshape(-1) for p in dense])
-        banks = [layer.bank for layer in model.layers()]
-        rows = [_expert_rows(bank) for bank in banks]
-        size = len(self._fabric.ranks)
-        bounds = [len(flat) * i // size for i in range(size + 1)]
+        for parameter in model.parameters():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        chunks = {
+            holders: _gradients(model, blocks).tensor_split(len(holders))
+            for holders, blocks in self._blocks.items()
+        }
 
-        def row(key: ExpertKey) -> Tensor:
-            return rows[key[0]][banks[key[0]].experts.index(key[1])]
+        def chunk_of(other: int, holders: Holders) -> Tensor:
+            return chunks[holders][holders.index(other)]
 
-        own = flat[bounds[self._position] : bounds[self._position + 1]]
-        parts = [
-            [flat[bounds[other] : bounds[other + 1]], *map(row, self._to_owner[other])]
-            for other in range(size)
-        ]
-        arrived = self._travel(parts, len(own), self._from_host, rows)
-        chunk = _sum_in_order([part[0] for part in arrived])
-        for key in self._owned:
-            in_order = []
-            for host in self._hosts[key]:
-                if host == self._position:
-                    in_order.append(row(key))
-                else:
-                    in_order.append(arrived[host][1 + self._from_host[host].index(key)])
-            row(key).copy_(_sum_in_order(in_order))
-        parts = [[chunk, *map(row, self._from_host[other])] for other in range(size)]
-        home = self._travel(parts, bounds, self._to_owner, rows)
-        flat = torch.cat([part[0] for part in home])
-        for other in range(size):
-            for key, summed in zip(self._to_owner[other], home[other][1:], strict=True):
-                row(key).copy_(summed)
-        _store_dense(dense, flat)
-        for bank, summed_rows in zip(banks, rows, strict=True):
-            _store_expert_rows(bank, summed_rows)
+        def own(holders: Holders) -> Tensor:
+            return chunk_of(self._position, holders)
 
-    def _travel(
-        self,
-        parts: Sequence[Sequence[Tensor]],
-        dense_sizes: int | Sequence[int],
-        expected: Sequence[Sequence[ExpertKey]],
-        rows: Sequence[Tensor],
-    ) -> list[list[Tensor]]:
-        """One all-to-all of ragged lists; what arrives from each member, cut up again."""
-        size = len(parts)
-        sent = [torch.cat(list(part)) if part else rows[0].new_empty(0) for part in parts]
-        lengths = []
-        for other in range(size):
-            dense = (
-                dense_sizes
-                if isinstance(dense_sizes, int)
-                else dense_sizes[other + 1] - dense_sizes[other]
+        none = model.head.new_empty(0)
+        parts = self._swap(none, send=chunk_of, expect=lambda _, holders: len(own(holders)))
+        sums = {
+            holders: _sum_in_order(
+                [own(holders) if r == self._position else parts[r, holders] for r in holders]
             )
-            lengths.append([dense, *(rows[key[0]].shape[1] for key in expected[other])])
-        totals = [sum(length) for length in lengths]
-        output = sent[0].new_empty(sum(totals))
-        self._fabric.all_to_all(output, torch.cat(sent), totals, [len(part) for part in sent])
-        return [
-            list(part.split(length))
-            for part, length in zip(output.split(totals), lengths, strict=True)
+            for holders in self._blocks
+        }
+        home = self._swap(
+            none,
+            send=lambda _, holders: sums[holders],
+            expect=lambda other, holders: len(chunk_of(other, holders)),
+        )
+        for holders, blocks in self._blocks.items():
+            in_order = [sums[holders] if r == self._position else home[r, holders] for r in holders]
+            _store(model, blocks, torch.cat(in_order))
+
+    def _swap(
+        self,
+        none: Tensor,
+        *,
+        send: Callable[[int, Holders], Tensor],
+        expect: Callable[[int, Holders], int],
+    ) -> dict[tuple[int, Holders], Tensor]:
+        """One all-to-all: what each other member sends for each set of holders we are both in."""
+        outgoing, lengths = list[Tensor](), list[list[int]]()
+        sent = []
+        for other, shared in enumerate(self._shared_with):
+            outgoing += [send(other, holders) for holders in shared]
+            sent.append(sum(len(part) for part in outgoing[len(outgoing) - len(shared) :]))
+            lengths.append([expect(other, holders) for holders in shared])
+        totals = [sum(some) for some in lengths]
+        output = none.new_empty(sum(totals))
+        self._fabric.all_to_all(output, torch.cat([none, *outgoing]), totals, sent)
+        arrived = iter(output.split([length for some in lengths for length in some]))
+        return {
+            (other, holders): next(arrived)
+            for other, shared in enumerate(self._shared_with)
+            for holders in shared
+        }
+
+
+def _gradients(model: MoETransformer, blocks: Iterable[Block]) -> Tensor:
+    """Of these blocks, one after the other, flat."""
+    return torch.cat(
+        [
+            part.of(_grad(part.parameter)).flatten()
+            for block in blocks
+            for part in parts_of(model, block).values()
         ]
+    )
 
 
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-def _expert_rows(bank: ExpertBank) -> Tensor:
-    """[S, size of one expert]: gradients of each local expert as one row."""
-    return torch.cat([_gradient(bank.w1).flatten(1), _gradient(bank.w2).flatten(1)], dim=1)
-
-
-def _store_expert_rows(bank: ExpertBank, rows: Tensor) -> None:
-    cut = bank.w1[0].numel() if len(bank.experts) else 0
-    if cut:
-        bank.w1.grad = rows[:, :cut].reshape(bank.w1.shape)
-        bank.w2.grad = rows[:, cut:].reshape(bank.w2.shape)
-
-
-def _store_dense(parameters: Iterable[nn.Parameter], flat: Tensor) -> None:
+def _store(model: MoETransformer, blocks: Iterable[Block], flat: Tensor) -> None:
     at = 0
-    for parameter in parameters:
-        parameter.grad = flat[at : at + parameter.numel()].view_as(parameter)
-        at += parameter.numel()
+    for block in blocks:
+        for part in parts_of(model, block).values():
+            old = part.of(_grad(part.parameter))
+            new = flat[at : at + old.numel()].view_as(old)
+            at += old.numel()
+            if part.slot is None:
+                part.parameter.grad = new
+            else:
+                old.copy_(new)
+
+
+def _grad(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "set before"
+    return parameter.grad
 
 
 def _sum_in_order(parts: Sequence[Tensor]) -> Tensor:

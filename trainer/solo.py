@@ -11,10 +11,10 @@ import torch
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import even_layout
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.mover import ordered_parameters
 from pacekeeper.trainer.rules import learning_rate
 from pacekeeper.trainer.work import WorkMeter
 

@@ -14,6 +14,7 @@ from pacekeeper.core.grow import grow
 from pacekeeper.core.layout import Host, Layout, even_layout
 from pacekeeper.core.shrink import Floor
 from pacekeeper.trainer import mover
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
@@ -35,9 +36,7 @@ class Worker:
     def __init__(self, fabric: ThreadFabric, layout: Layout) -> None:
         self.fabric, self.layout = fabric, layout
         self.model = MoETransformer(CONFIG, layout, fabric.rank)
-        self.optimizer = torch.optim.AdamW(
-            mover.ordered_parameters(self.model), lr=1e-2, foreach=False
-        )
+        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model), lr=1e-2, foreach=False)
 
     def steps(self, numbers: range) -> None:
         self.model.set_layout(self.layout, self.fabric)
@@ -54,14 +53,14 @@ class Worker:
 
     def move(self, new: Layout) -> int:
         staged = mover.stage(self.model, self.optimizer, self.layout, new, self.fabric)
-        mover.swap_in(self.model, self.optimizer, staged, self.fabric)
+        mover.swap_in(self.model, self.optimizer, staged)
         self.layout = new
         return staged.moved_bytes
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that makes up the training state, by name."""
         found: dict[str, Tensor] = {}
-        for i, parameter in enumerate(mover.ordered_parameters(self.model)):
+        for i, parameter in enumerate(ordered_parameters(self.model)):
             found[f"{i}"] = parameter.detach().clone()
             for name, value in self.optimizer.state.get(parameter, {}).items():
                 found[f"{i}.{name}"] = value.clone()
@@ -117,13 +116,13 @@ def test_training_through_a_move_equals_training_without_it(new: Layout) -> None
         ):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
         for layer, module in enumerate(ours[rank].model.layers()):
-            assert module.bank.experts == new.experts_on(rank, layer)
-            for slot, expert in enumerate(module.bank.experts):
+            assert module.bank.held == new.experts_on(rank, layer)
+            for slot, expert in enumerate(module.bank.held):
                 holder = FIRST.experts[layer][expert][0].rank
                 bank = theirs[holder].model.layers()[layer].bank
                 torch.testing.assert_close(
                     module.bank.w1[slot],
-                    bank.w1[bank.experts.index(expert)],
+                    bank.w1[bank.held.index(expert)],
                     rtol=1e-9,
                     atol=1e-12,
                 )
@@ -161,8 +160,8 @@ def test_a_block_without_living_holder_is_named() -> None:
         FIRST,
         experts=tuple(tuple((Host(0, 1.0),) for _ in layer) for layer in FIRST.experts),
     )
-    with pytest.raises(LostStateError, match=r"\(0, 0\)"):
-        mover.expert_transfers(alone, replace(FIRST, generation=2), living=(1, 2))
+    with pytest.raises(LostStateError, match="of layer 0 expert 0, layer 0 expert 1"):
+        mover.block_transfers(alone, replace(FIRST, generation=2), living=(1, 2))
 
 
 def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:

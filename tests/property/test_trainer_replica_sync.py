@@ -20,7 +20,7 @@ def expert_gradients(model: MoETransformer) -> dict[tuple[int, int], Tensor]:
     """(layer, expert) -> both matrices' gradients as one row."""
     found = {}
     for layer, module in enumerate(model.layers()):
-        for slot, expert in enumerate(module.bank.experts):
+        for slot, expert in enumerate(module.bank.held):
             parts = [p.grad for p in (module.bank.w1, module.bank.w2)]
             assert all(part is not None for part in parts), "a missing gradient became zero"
             found[layer, expert] = torch.cat([p[slot].flatten() for p in parts if p is not None])

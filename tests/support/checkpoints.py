@@ -11,11 +11,11 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.manifest import BlockEntry, CheckpointId, FileEntry, Manifest
 from pacekeeper.core.run_identity import identity_of
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.mover import ordered_parameters
 from pacekeeper.trainer.work import WorkMeter
 from support.layouts import layouts
 

@@ -57,7 +57,7 @@ def held_state(rank: Rank) -> dict[str, Tensor]:
     for i, parameter in enumerate(rank.model.dense_parameters()):
         add(f"dense/{i}", parameter)
     for layer, module in enumerate(rank.model.layers()):
-        for slot, expert in enumerate(module.bank.experts):
+        for slot, expert in enumerate(module.bank.held):
             add(f"{layer}/{expert}/w1", module.bank.w1, slot)
             add(f"{layer}/{expert}/w2", module.bank.w2, slot)
     return state

@@ -11,6 +11,7 @@ from torch import Tensor
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Host, Layout, even_layout
 from pacekeeper.trainer import mover
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import Collectives, LocalFabric
 from pacekeeper.trainer.model import MoETransformer
@@ -55,15 +56,13 @@ def train(fabric: Collectives, run: Run) -> dict[str, Tensor]:
     model = MoETransformer(config, layout, fabric.rank)
     model.set_layout(layout, fabric)
     sync = ReplicaSync(layout, fabric)
-    optimizer = torch.optim.AdamW(
-        mover.ordered_parameters(model), lr=config.learning_rate, foreach=False
-    )
+    optimizer = torch.optim.AdamW(ordered_parameters(model), lr=config.learning_rate, foreach=False)
     losses = []
     for step in range(run.steps):
         wanted = run.layouts[min(step, len(run.layouts) - 1)]
         if wanted != layout:
             staged = mover.stage(model, optimizer, layout, wanted, fabric)
-            mover.swap_in(model, optimizer, staged, fabric)
+            mover.swap_in(model, optimizer, staged)
             model.set_layout(wanted, fabric)
             layout, sync = wanted, ReplicaSync(wanted, fabric)
         own_sum = forward_backward(model, corpus, layout, fabric, step)
@@ -100,7 +99,7 @@ def named_state(model: MoETransformer) -> dict[str, Tensor]:
     """Parameters by names that do not depend on the layout: "dense/3", "layer/expert/w1"."""
     state = {f"dense/{i}": p.detach() for i, p in enumerate(model.dense_parameters())}
     for layer, module in enumerate(model.layers()):
-        for slot, expert in enumerate(module.bank.experts):
+        for slot, expert in enumerate(module.bank.held):
             state[f"{layer}/{expert}/w1"] = module.bank.w1[slot].detach()
             state[f"{layer}/{expert}/w2"] = module.bank.w2[slot].detach()
     return {name: tensor.clone() for name, tensor in state.items()}

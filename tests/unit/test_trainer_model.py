@@ -1,5 +1,7 @@
 """The model: what a document's loss depends on, what it does not, and how its work is counted."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -80,6 +82,31 @@ def test_a_token_knows_the_past_of_its_document_and_not_the_future() -> None:
     here = loss_of_target(5, A)
     assert loss_of_target(5, A[:7] + b"??????????") == pytest.approx(here, rel=1e-12)
     assert abs(loss_of_target(5, b"D" + A[1:]) - here) > 1e-6
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4])
+def test_attention_is_the_same_however_many_shards_its_heads_make(num_shards: int) -> None:
+    config = replace(CONFIG, num_heads=4)
+    batch, losses, gradients = batch_of((A, B), (C, A)), [], []
+    for count in (1, num_shards):
+        layout = even_layout(
+            ranks=[0], num_layers=2, num_experts=4, replicas=1, num_virtual_shards=count
+        )
+        made = MoETransformer(config, layout, 0)
+        made.set_layout(layout, LocalFabric())
+        output = made(batch, LocalFabric(), WorkMeter())
+        output.loss_sum.backward()
+        losses.append(output.loss_sum.item())
+        gradients.append([made.embedding.grad, made.attentions()[0].norm.grad])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_heads_that_do_not_make_equal_shards_are_refused() -> None:
+    three = even_layout(ranks=[0], num_layers=2, num_experts=4, replicas=1, num_virtual_shards=3)
+    with pytest.raises(ValueError, match="2 heads do not make 3 equal shards"):
+        MoETransformer(CONFIG, three, 0)
 
 
 def test_the_mask_is_causal_within_documents() -> None:

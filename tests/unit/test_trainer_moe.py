@@ -84,7 +84,7 @@ def test_replacing_the_replicas_replaces_the_parameters() -> None:
     bank = ExpertBank(CONFIG, 0, (0, 1))
     before = bank.w1
     bank.replace((3,), {"w1": torch.ones(1, 16, 24), "w2": torch.ones(1, 24, 16)})
-    assert bank.experts == (3,)
+    assert bank.held == (3,)
     assert bank.w1 is not before
     assert [tuple(p.shape) for p in bank.parameters()] == [(1, 16, 24), (1, 24, 16)]
     assert all(p.requires_grad for p in bank.parameters())

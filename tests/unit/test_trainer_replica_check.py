@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from pacekeeper.core.errors import CorruptStateError
-from pacekeeper.core.layout import Layout
-from pacekeeper.trainer import mover
+from pacekeeper.core.layout import Block, BlockKind, Layout
+from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.replica_check import PARTS, Copy, Difference, check, differences
+from pacekeeper.trainer.replica_check import PARTS, Difference, check, differences
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from support.sabotage import flip_bit
 from support.training import CONFIG, RANKS, even, forward_backward, skewed
@@ -24,7 +24,7 @@ class Trained:
         self.fabric, self.layout = fabric, layout
         self.model = MoETransformer(CONFIG, layout, fabric.rank)
         self.model.set_layout(layout, fabric)
-        self.optimizer = torch.optim.AdamW(mover.ordered_parameters(self.model))
+        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model))
         sync = ReplicaSync(layout, fabric)
         for step in range(2):
             self.optimizer.zero_grad()
@@ -56,7 +56,7 @@ def test_one_bit_in_one_copy_is_named_on_all_ranks(part: str) -> None:
         mine = Trained(fabric, layout)
         if fabric.rank == victim:
             bank = mine.model.layers()[1].bank
-            slot = bank.experts.index(3)
+            slot = bank.held.index(3)
             moments = mine.optimizer.state[bank.w2]
             assert bank.w2.grad is not None
             tensors = (bank.w2, moments["exp_avg"], moments["exp_avg_sq"], bank.w2.grad)
@@ -78,11 +78,15 @@ def test_a_dense_parameter_that_differs_on_one_rank_names_that_rank() -> None:
         return mine.said()
 
     for text in run_world(RANKS, body).values():
-        assert "dense: weights on ranks [2] not as on [0, 3, 7]; restart" in text
+        assert "head: weights on ranks [2] not as on [0, 3, 7]; restart" in text
+
+
+def expert(layer: int, number: int) -> Block:
+    return Block(BlockKind.EXPERT, layer, number)
 
 
 def test_sides_are_told_from_the_largest_to_the_smallest() -> None:
-    block: Copy = (0, 4)
+    block = expert(0, 4)
     sums = {rank: {block: (value, 0, 0, 0)} for rank, value in enumerate((5, 6, 7, 6))}
     (found,) = differences(sums)
     assert found == Difference(block=block, part="weights", sides=((1, 3), (0,), (2,)))
@@ -90,4 +94,4 @@ def test_sides_are_told_from_the_largest_to_the_smallest() -> None:
 
 
 def test_a_block_on_one_rank_only_has_nothing_to_differ_from() -> None:
-    assert differences({0: {(0, 0): (1, 2, 3, 4)}, 1: {(0, 1): (5, 6, 7, 8)}}) == []
+    assert differences({0: {expert(0, 0): (1, 2, 3, 4)}, 1: {expert(0, 1): (5, 6, 7, 8)}}) == []

@@ -1,0 +1,181 @@
+"""A model and its optimizer as blocks: every tensor of a block by a name that no layout changes.
+
+A parameter `w1` comes with its moments `w1.exp_avg` and `w1.exp_avg_sq`; before the first update
+these are zero.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from pacekeeper.core.layout import Block, BlockKind, Layout
+from pacekeeper.trainer.banks import Bank
+from pacekeeper.trainer.model import MoETransformer
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+ENDINGS = ("", *(f".{moment}" for moment in MOMENTS))
+BlockState = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor of a block: a parameter of its own, or a row of a bank's."""
+
+    parameter: nn.Parameter
+    slot: int | None = None
+
+    def of(self, whole: Tensor) -> Tensor:
+        """This part of a tensor that is shaped as the parameter."""
+        return whole if self.slot is None else whole[self.slot]
+
+
+def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
+    """What a rank holds, in the layout's order."""
+    return tuple(block for block in layout.blocks() if rank in layout.holders(block))
+
+
+def parts_of(model: MoETransformer, block: Block) -> dict[str, Part]:
+    """The tensors of a block that the model holds, by name. Raises ValueError for another."""
+    bank = bank_of(model, block)
+    if bank is None:
+        return {name: Part(whole) for name, whole in _wholes(model, block).items()}
+    slot = bank.held.index(block.index)
+    return {name: Part(bank.get_parameter(name), slot) for name in bank.shapes}
+
+
+def shapes_of(model: MoETransformer, block: Block) -> dict[str, tuple[int, ...]]:
+    """Of the block's tensors, wherever they live; the moments' are the same."""
+    bank = bank_of(model, block)
+    if bank is not None:
+        return bank.shapes
+    return {name: tuple(whole.shape) for name, whole in _wholes(model, block).items()}
+
+
+def num_values(model: MoETransformer, block: Block) -> int:
+    """Numbers in the state of a block: weights and both moments."""
+    sizes = (torch.Size(shape).numel() for shape in shapes_of(model, block).values())
+    return len(ENDINGS) * sum(sizes)
+
+
+def read_block(
+    model: MoETransformer, optimizer: torch.optim.Optimizer, block: Block
+) -> dict[str, Tensor]:
+    """The state of a block that this rank holds, as it is: no copies; names ascend."""
+    found: dict[str, Tensor] = {}
+    for name, part in parts_of(model, block).items():
+        memory = optimizer.state.get(part.parameter, {})
+        for ending in ENDINGS:
+            whole = memory.get(ending[1:]) if ending else part.parameter
+            value = torch.zeros_like(part.parameter) if whole is None else whole
+            found[f"{name}{ending}"] = part.of(value.detach())
+    return dict(sorted(found.items()))
+
+
+def num_updates(optimizer: torch.optim.Optimizer) -> int:
+    """How many the optimizer has made, the same of all parameters."""
+    steps = [float(state.get("step", 0.0)) for state in optimizer.state.values()]
+    return int(max(steps, default=0.0))
+
+
+def put_in(
+    model: MoETransformer,
+    optimizer: torch.optim.Optimizer,
+    wanted: Collection[Block],
+    state: Mapping[Block, BlockState],
+    updates: int,
+) -> None:
+    """Hold the blocks `wanted` from now on: those in `state` as it says, the others as they are.
+
+    `updates`: how many the optimizer had made. What stays and where it stays changes no bit.
+    """
+    for bank, kind, layer in banks_of(model):
+        numbers = tuple(b.index for b in wanted if b.kind is kind and b.layer == layer)
+        if numbers != bank.held or any(Block(kind, layer, n) in state for n in numbers):
+            _fill(bank, kind, layer, numbers, optimizer, state, updates)
+    for block, tensors in state.items():
+        if bank_of(model, block) is None:
+            for name, whole in _wholes(model, block).items():
+                with torch.no_grad():
+                    whole.copy_(tensors[name])
+                moments = {m: tensors[f"{name}.{m}"].to(whole, copy=True) for m in MOMENTS}
+                _remember(optimizer, whole, moments, updates)
+    optimizer.param_groups[0]["params"] = ordered_parameters(model)
+
+
+def ordered_parameters(model: MoETransformer) -> list[nn.Parameter]:
+    """All parameters in the order the optimizer walks them: dense first, then experts by layer."""
+    experts = [p for layer in model.layers() for p in layer.bank.parameters()]
+    return model.dense_parameters() + experts
+
+
+def banks_of(model: MoETransformer) -> Iterator[tuple[Bank, BlockKind, int]]:
+    """Every bank with the kind and the layer of its blocks."""
+    for layer, (attention, moe) in enumerate(zip(model.attentions(), model.layers(), strict=True)):
+        yield attention.bank, BlockKind.ATTENTION, layer
+        yield moe.bank, BlockKind.EXPERT, layer
+
+
+def bank_of(model: MoETransformer, block: Block) -> Bank | None:
+    """The bank that a block would be a row of; None for one with parameters of its own."""
+    match block.kind:
+        case BlockKind.ATTENTION:
+            return model.attentions()[block.layer].bank
+        case BlockKind.EXPERT:
+            return model.layers()[block.layer].bank
+        case _:
+            return None
+
+
+def _fill(
+    bank: Bank,
+    kind: BlockKind,
+    layer: int,
+    numbers: tuple[int, ...],
+    optimizer: torch.optim.Optimizer,
+    state: Mapping[Block, BlockState],
+    updates: int,
+) -> None:
+    fresh: dict[str, Tensor] = {}
+    for name in bank.shapes:
+        old = bank.get_parameter(name)
+        memory = optimizer.state.pop(old, {})
+        for ending in ENDINGS:
+            whole = memory.get(ending[1:], torch.zeros_like(old)) if ending else old.detach()
+            rows = whole.new_empty((len(numbers), *bank.shapes[name]))
+            for slot, number in enumerate(numbers):
+                told = state.get(Block(kind, layer, number))
+                if told is not None:
+                    rows[slot] = told[f"{name}{ending}"]
+                else:
+                    rows[slot] = whole[bank.held.index(number)]
+            fresh[f"{name}{ending}"] = rows
+    bank.replace(numbers, fresh)
+    for name in bank.shapes:
+        moments = {moment: fresh[f"{name}.{moment}"] for moment in MOMENTS}
+        _remember(optimizer, bank.get_parameter(name), moments, updates)
+
+
+def _remember(
+    optimizer: torch.optim.Optimizer,
+    parameter: nn.Parameter,
+    moments: Mapping[str, Tensor],
+    updates: int,
+) -> None:
+    optimizer.state.pop(parameter, None)
+    if updates:
+        optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
+
+
+def _wholes(model: MoETransformer, block: Block) -> dict[str, nn.Parameter]:
+    match block.kind:
+        case BlockKind.EMBEDDING:
+            return {"embedding": model.embedding, "places": model.places}
+        case BlockKind.HEAD:
+            return {"norm": model.norm, "head": model.head}
+        case BlockKind.NORM_ROUTER:
+            attention, moe = model.attentions()[block.layer], model.layers()[block.layer]
+            return {"attention_norm": attention.norm, "norm": moe.norm, "router": moe.router}
+        case _:
+            raise ValueError(f"{block}: no block of this model with parameters of its own")
