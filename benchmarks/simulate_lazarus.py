@@ -29,6 +29,7 @@ from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.read_spot import read_spot
 from pacekeeper.simulator.routing import Routing, read_routing
 from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
+from pacekeeper.simulator.sim_summary import summarised
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 MAX_NODES, SLOTS, SAMPLES, TOKENS, LAYERS = 10, 6, 4, 1024, 12
@@ -173,33 +174,22 @@ def played(
 
 def summary(found: dict[str, list[Outcome]], bar: float) -> dict[str, Any]:
     """Samples over those of checkpointing: mean and 95 % interval over seeds; restarts; time."""
-    base = np.array([o.samples for o in found["checkpoint"]])
+    rows = {row.policy: row for row in summarised(found)}
     result: dict[str, Any] = {"bar": bar}
-    for name, outcomes in found.items():
-        ratios = np.array([o.samples for o in outcomes]) / base
-        spread = float(ratios.std(ddof=1)) if len(ratios) > 1 else 0.0
+    for name, row in rows.items():
         result[name] = {
-            "ratio": round(float(ratios.mean()), 3),
-            "ratio_95": round(1.96 * spread / len(ratios) ** 0.5, 3),
-            "samples": round(float(np.mean([o.samples for o in outcomes]))),
-            "restarts": round(float(np.mean([o.restarts for o in outcomes])), 2),
-            "needless_restarts": sum(o.needless_restarts for o in outcomes),
-            "spent": {
-                use.value: round(
-                    float(np.mean([o.spent_s[use] / o.duration_s for o in outcomes])), 4
-                )
-                for use in Use
-            },
+            "ratio": round(row.ratio, 3),
+            "ratio_95": round(row.ratio_95, 3),
+            "samples": round(row.samples),
+            "restarts": round(row.restarts, 2),
+            "needless_restarts": row.needless_restarts,
+            "spent": {str(use): round(part, 4) for use, part in row.spent.items()},
         }
-    low = found["checkpoint_low"]
-    ours = result["ours"]
-    result["ours_over_low"] = round(
-        float(np.mean([a.samples / b.samples for a, b in zip(found["ours"], low, strict=True)])), 3
-    )
+    pairs = zip(found["ours"], found["checkpoint_low"], strict=True)
+    result["ours_over_low"] = round(float(np.mean([a.samples / b.samples for a, b in pairs])), 3)
+    ours = rows["ours"]
     result["met"] = bool(
-        ours["ratio"] >= bar
-        and ours["samples"] > result["lazarus"]["samples"]
-        and ours["needless_restarts"] == 0
+        ours.ratio >= bar and ours.samples > rows["lazarus"].samples and ours.needless_restarts == 0
     )
     return result
 

@@ -50,6 +50,16 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
     return settings
 
 
+def read_table(kind: type[T], values: dict[str, Any], *, where: str) -> T:
+    """One table as `kind`; keys without a default must be there. Complaints name `where`."""
+    for known in fields(kind):  # type: ignore[arg-type]
+        is_needed = known.default is MISSING and known.default_factory is MISSING
+        if is_needed and known.name not in values:
+            name = known.type.__name__ if isinstance(known.type, type) else str(known.type)
+            raise ConfigError(f"{where} {known.name}: missing", remedy=f"expected {name}")
+    return _build(kind, values, where)
+
+
 def override(settings: T, *, where: str = "command line", **values: Any) -> T:
     """`settings` with the values that are not None put in; complaints name `where`."""
     given = {name: value for name, value in values.items() if value is not None}

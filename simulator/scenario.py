@@ -1,0 +1,261 @@
+"""A scenario file: which failures meet which job under which policies; one TOML file, checked.
+
+Paths in it are relative to the file. Every table and key is described in docs/simulator.md.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.toml_reader import read_table
+from pacekeeper.simulator.changes import History
+from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
+from pacekeeper.simulator.job_model import JobModel
+from pacekeeper.simulator.job_nodes import capped
+from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
+from pacekeeper.simulator.policy_lazarus import Lazarus
+from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
+from pacekeeper.simulator.read_faults import read_faults
+from pacekeeper.simulator.read_spot import read_spot
+from pacekeeper.simulator.routing import Routing, even_routing, read_routing
+from pacekeeper.simulator.sim_policy import Policy
+from pacekeeper.simulator.simulate import Outcome, simulate
+
+TABLES = ("scenario", "failures", "job", "routing", "policies")
+SOURCES = ("spot", "faults", "drawn")
+KINDS = ("none", "checkpoint", "checkpoint_fast", "lazarus", "pacekeeper")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """[failures]; 0 and "" mean: not given."""
+
+    source: str
+    file: str = ""
+    num_nodes: int = 0
+    start_s: float = 0.0
+    duration_s: float = 0.0
+    max_nodes: int = 0
+    time_unit_s: float = 0.0
+    slow_speed: float = 0.0
+    kinds: str = ""
+    every_s: float = 0.0
+    mended_after_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
+        needed = {
+            "spot": ("file",),
+            "faults": ("file", "num_nodes"),
+            "drawn": ("num_nodes", "kinds", "every_s", "duration_s"),
+        }[self.source]
+        for name in needed:
+            if not getattr(self, name):
+                raise ValueError(f"{name}: missing, source = {self.source!r} needs it")
+        for name in ("num_nodes", "start_s", "duration_s", "max_nodes", "time_unit_s", "every_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        known = set(FaultKind)
+        if self.kinds and not set(self.kinds.split("+")) <= known:
+            raise ValueError(f"kinds: expected {' or '.join(sorted(known))}, or several joined by "
+                             f"'+', got {self.kinds!r}")  # fmt: skip
+        if FaultKind.SLOW in self.kinds.split("+") and not 0.0 < self.slow_speed < 1.0:
+            raise ValueError(f"slow_speed: expected above 0 and below 1, got {self.slow_speed}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingTable:
+    """[routing]; no file: every expert gets as much."""
+
+    file: str = ""
+    every_steps: int = 50
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1:
+            raise ValueError(f"every_steps: expected at least 1, got {self.every_steps}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTable:
+    """[policies.NAME]; 0: the policy's own value."""
+
+    kind: str
+    group_size: int = 0
+    checkpoint_steps: int = 0
+    review_steps: int = 0
+    failure_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {self.kind!r}")
+        is_grouped = self.kind in ("none", "checkpoint", "checkpoint_fast")
+        if is_grouped and self.group_size < 1:
+            raise ValueError(f"group_size: expected at least 1, got {self.group_size}")
+        for name in ("checkpoint_steps", "review_steps"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if not 0.0 <= self.failure_probability <= 1.0:
+            raise ValueError(
+                f"failure_probability: expected 0 to 1, got {self.failure_probability}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """[scenario]"""
+
+    seeds: int = 3
+    first_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1 or self.first_seed < 0:
+            raise ValueError("seeds, first_seed: expected at least 1 and 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is to be played. `recorded` is None where failures are drawn."""
+
+    name: str
+    play: Play
+    failures: Failures
+    recorded: History | None
+    job: JobModel
+    routing: Routing
+    policies: Mapping[str, Policy]
+
+    def history(self, seed: int) -> History:
+        """Of one seed: which faults are drawn, or which of the nodes the job gets."""
+        failures = self.failures
+        if self.recorded is not None:
+            history = self.recorded
+        else:
+            history = drawn_history(
+                FaultRule(
+                    kinds=tuple(FaultKind(kind) for kind in failures.kinds.split("+")),
+                    every_s=failures.every_s,
+                    slow_speed=failures.slow_speed or 0.5,  # of a rule without slow nodes
+                    mended_after_s=failures.mended_after_s or inf,
+                ),
+                num_nodes=failures.num_nodes,
+                duration_s=failures.duration_s,
+                seed=seed,
+            )
+        if failures.max_nodes:
+            history = capped(history, max_nodes=failures.max_nodes, seed=seed)
+        return history
+
+
+def read_scenario(path: Path) -> Scenario:
+    """The scenario in a file, its data read. Raises ConfigError that names file, key and what was
+    expected, and DataError for damaged data."""
+    where = str(path)
+    document = _document(path)
+    if unknown := [table for table in document if table not in TABLES]:
+        expected = ", ".join(f"[{name}]" for name in TABLES)
+        raise ConfigError(f"{where}: unknown table [{unknown[0]}]", remedy=f"expected {expected}")
+    tables = {name: _table(document, name, where) for name in TABLES}
+    failures = read_table(Failures, tables["failures"], where=f"{where}: [failures]")
+    job = read_table(JobModel, tables["job"], where=f"{where}: [job]")
+    asked = read_table(RoutingTable, tables["routing"], where=f"{where}: [routing]")
+    if asked.file:
+        routing = read_routing(
+            path.parent / asked.file, num_experts=job.num_experts, num_layers=job.num_layers
+        ).thinned(asked.every_steps)
+    else:
+        routing = even_routing(job.num_layers, job.num_experts)
+    if not tables["policies"]:
+        raise ConfigError(f"{where}: no policy", remedy="expected at least one [policies.NAME]")
+    return Scenario(
+        name=path.stem,
+        play=read_table(Play, tables["scenario"], where=f"{where}: [scenario]"),
+        failures=failures,
+        recorded=_recorded(failures, path),
+        job=job,
+        routing=routing,
+        policies={
+            name: _policy(name, values, job, where) for name, values in tables["policies"].items()
+        },
+    )
+
+
+def played(scenario: Scenario, *, seeds: int | None = None) -> dict[str, list[Outcome]]:
+    """Outcomes by policy and seed; of one seed all policies meet the same history and luck."""
+    first = scenario.play.first_seed
+    found: dict[str, list[Outcome]] = {name: [] for name in scenario.policies}
+    for seed in range(first, first + (seeds or scenario.play.seeds)):
+        history = scenario.history(seed)
+        for name, policy in scenario.policies.items():
+            outcome = simulate(history, scenario.job, scenario.routing, policy, seed=seed)
+            found[name].append(outcome)
+    return found
+
+
+def _document(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
+def _table(document: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    values = document.get(name, {})
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: {name}: expected a table, got {values!r}")
+    return values
+
+
+def _recorded(failures: Failures, path: Path) -> History | None:
+    if failures.source == "drawn":
+        return None
+    file = path.parent / failures.file
+    if failures.source == "spot":
+        history = read_spot(file, unit_s=failures.time_unit_s or None)
+    else:
+        history = read_faults(
+            file, num_nodes=failures.num_nodes, slow_speed=failures.slow_speed or None
+        )
+    if not (failures.start_s or failures.duration_s):
+        return history
+    try:
+        return history.cut(start_s=failures.start_s, duration_s=failures.duration_s or None)
+    except ValueError as error:
+        raise ConfigError(f"{path}: [failures] start_s, duration_s: {error}") from None
+
+
+def _policy(name: str, values: Any, job: JobModel, where: str) -> Policy:
+    where = f"{where}: [policies.{name}]"
+    if not isinstance(values, dict):
+        raise ConfigError(f"{where}: expected a table, got {values!r}")
+    table = read_table(PolicyTable, values, where=where)
+    if table.group_size and table.group_size * job.slots_per_node < job.num_experts:
+        raise ConfigError(
+            f"{where} group_size: {table.group_size} nodes of {job.slots_per_node} slots can not "
+            f"hold {job.num_experts} experts"
+        )
+    given = {
+        key: getattr(table, key) for key in ("checkpoint_steps", "review_steps")
+        if getattr(table, key)
+    }  # fmt: skip
+    match table.kind:
+        case "none":
+            return Restarting(name=name, group_size=table.group_size, checkpoint_steps=None)
+        case "checkpoint":
+            return replace(Restarting(name=name, group_size=table.group_size), **given)
+        case "checkpoint_fast":
+            return replace(Regrouping(name=name, group_size=table.group_size), **given)
+        case "lazarus":
+            return replace(Lazarus(name=name), **given)
+        case _:
+            known = PolicyConfig()
+            likelihood = table.failure_probability or known.failure_probability
+            config = replace(known, failure_probability=likelihood)
+            return replace(Pacekeeper(name=name, config=config), **given)

@@ -1,0 +1,75 @@
+"""Outcomes of several seeds in one row per policy: rates with their confidence, uses of time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.simulator.sim_policy import Use
+from pacekeeper.simulator.simulate import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Means over seeds; `_95`: half the width of the 95 % interval of the mean (Student's), 0 for
+    one seed. `ratio`: of the first policy's samples on the same seed; 0 where it has none.
+    `spent`: parts of the time, adding up to 1. `needless_restarts` of all seeds.
+    """
+
+    policy: str
+    samples: float
+    samples_per_s: float
+    samples_per_s_95: float
+    ratio: float
+    ratio_95: float
+    restarts: float
+    needless_restarts: int
+    reconfigurations: float
+    copied_bytes: float
+    spent: dict[Use, float]
+
+
+def summarised(found: Mapping[str, Sequence[Outcome]]) -> tuple[Summary, ...]:
+    """One for each policy, in their order; each with as many outcomes."""
+    base = next(iter(found.values()))
+    return tuple(_summary(name, outcomes, base) for name, outcomes in found.items())
+
+
+def rates(outcome: Outcome, num_windows: int) -> list[tuple[float, float]]:
+    """(middle of a window in seconds, samples trained per second in it), rolled back ones too."""
+    edges = np.linspace(0.0, outcome.duration_s, num_windows + 1)
+    times = np.array([at_s for at_s, _ in outcome.points])
+    gained = np.maximum(np.diff([samples for _, samples in outcome.points]), 0.0)
+    trained = np.concatenate([[0.0], np.cumsum(gained)])
+    at_edges = np.interp(edges, times, trained)
+    rate = np.diff(at_edges) / np.diff(edges)
+    return list(zip(((edges[1:] + edges[:-1]) / 2.0).tolist(), rate.tolist(), strict=True))
+
+
+def _summary(name: str, outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> Summary:
+    rate, rate_95 = _mean([o.samples_per_s for o in outcomes])
+    pairs = list(zip(outcomes, base, strict=True))
+    ratios = [o.samples / b.samples if b.samples > 0.0 else 0.0 for o, b in pairs]
+    ratio, ratio_95 = _mean(ratios)
+    return Summary(
+        policy=name,
+        samples=_mean([o.samples for o in outcomes])[0],
+        samples_per_s=rate,
+        samples_per_s_95=rate_95,
+        ratio=ratio,
+        ratio_95=ratio_95,
+        restarts=_mean([o.restarts for o in outcomes])[0],
+        needless_restarts=sum(o.needless_restarts for o in outcomes),
+        reconfigurations=_mean([o.reconfigurations for o in outcomes])[0],
+        copied_bytes=_mean([o.copied_bytes for o in outcomes])[0],
+        spent={use: _mean([o.spent_s[use] / o.duration_s for o in outcomes])[0] for use in Use},
+    )
+
+
+def _mean(values: Sequence[float]) -> tuple[float, float]:
+    from scipy.stats import t  # slow to import: not at start-up
+
+    if len(values) < 2:
+        return float(values[0]), 0.0
+    spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return float(np.mean(values)), float(t.ppf(0.975, len(values) - 1)) * spread
