@@ -12,7 +12,7 @@ from pacekeeper.controller.partition_drafts import drafts
 from pacekeeper.controller.partition_memory import memory_bytes
 from pacekeeper.controller.partition_moves import moves
 from pacekeeper.controller.partition_plan import Moves, Partition, Plan
-from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_price import Pricer, price
 from pacekeeper.controller.partition_problem import Problem, healthy
 from pacekeeper.controller.partition_rules import check_partition
 
@@ -32,22 +32,23 @@ class _Candidate:
 
 def plan_partition(problem: Problem) -> Plan:
     """Raises ValueError where no partition of the living devices holds the model."""
-    builder = Builder(problem)
+    pricer = Pricer(problem)
+    builder = Builder(problem, pricer)
     candidates = []
     if _is_allowed(problem.now, problem):
-        candidates.append(_candidate("nothing changes", problem.now, problem, is_exact=False))
+        candidates.append(_candidate("nothing changes", problem.now, pricer, is_exact=False))
     for draft in drafts(problem):
         for is_tight in (False, True):
             partition = builder.build(draft, is_tight=is_tight)
             if partition is not None and _is_allowed(partition, problem):
-                candidates.append(_candidate(draft.name, partition, problem, is_exact=False))
+                candidates.append(_candidate(draft.name, partition, pricer, is_exact=False))
                 break
     if not candidates:
         raise ValueError("no partition of the living devices holds the model")
     num_steps = problem.prices.num_steps
     candidates.sort(key=lambda candidate: candidate.cost_s(num_steps))
     exact = [
-        _candidate(candidate.name, candidate.partition, problem, is_exact=True)
+        _candidate(candidate.name, candidate.partition, pricer, is_exact=True)
         for candidate in candidates[:NUM_EXACT]
     ]
     best = min(exact, key=lambda candidate: candidate.cost_s(num_steps))
@@ -62,12 +63,12 @@ def _is_allowed(partition: Partition, problem: Problem) -> bool:
     return True
 
 
-def _candidate(name: str, partition: Partition, problem: Problem, *, is_exact: bool) -> _Candidate:
+def _candidate(name: str, partition: Partition, pricer: Pricer, *, is_exact: bool) -> _Candidate:
     return _Candidate(
         name=name,
         partition=partition,
-        step_s=price(partition, problem, is_exact=is_exact).step_s,
-        moves=moves(partition, problem),
+        step_s=pricer.price(partition, is_exact=is_exact).step_s,
+        moves=moves(partition, pricer.problem),
     )
 
 

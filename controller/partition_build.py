@@ -11,7 +11,7 @@ from math import ceil
 from pacekeeper.controller.partition_cost import GroupCost, layer_sums
 from pacekeeper.controller.partition_drafts import Draft, Ranks
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
-from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_price import Pricer
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_shards import GroupShape, shape_group
 from pacekeeper.controller.partition_units import (
@@ -41,8 +41,9 @@ class _Unit:
 class Builder:
     """Builds partitions for one problem; remembers shapes and cuts."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, pricer: Pricer) -> None:
         self.problem = problem
+        self.pricer = pricer
         self.sums = layer_sums(problem.model, problem.links)
         self.num_microbatches = max(len(p.micro_batches) for p in problem.home.pipelines)
         self.per_batch = max(max(p.micro_batches) for p in problem.home.pipelines)
@@ -64,7 +65,7 @@ class Builder:
         for _ in range(ROUNDS):
             rows = share_rows(self.problem.rows_per_step, slopes, constants, least)
             partition = self._assemble(units, rows)
-            found = price(partition, self.problem, is_exact=False)
+            found = self.pricer.price(partition, is_exact=False)
             if best is None or found.step_s < best_s:
                 best, best_s = partition, found.step_s
             slopes = [

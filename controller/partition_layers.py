@@ -75,21 +75,28 @@ def _reaches_the_end(costs: Sequence[Array], bound: float) -> bool:
 
 
 def _least_sum(costs: Sequence[Array], bound: float) -> tuple[float, tuple[int, ...]] | None:
+    """A shortest path over cuts, by the number of layers of a stage: few fit under a low bound."""
     num_layers = costs[0].shape[0] - 1
+    ends = np.arange(num_layers + 1)
     reached: Array = np.full(num_layers + 1, np.inf)
     reached[0] = 0.0
-    came_from = []
+    taken = []
     for cost in costs:
-        through = reached[:, None] + np.where(cost <= bound, cost, np.inf)
-        came_from.append(through.argmin(axis=0))
-        reached = through.min(axis=0)
+        most = max(1, int((cost <= bound).sum(axis=1).max()))
+        first = ends[None, :] - np.arange(1, most + 1)[:, None]  # [layers of the stage, end]
+        before = np.maximum(first, 0)
+        through = np.where(first >= 0, cost[before, ends[None, :]], np.inf)
+        through = np.where(through <= bound, through + reached[before], np.inf)
+        best = through.argmin(axis=0)
+        taken.append(best + 1)
+        reached = through[best, ends]
     if not np.isfinite(reached[-1]):
         return None
-    ends, at = [], num_layers
-    for before in reversed(came_from):
-        ends.append(at)
-        at = int(before[at])
-    return float(reached[num_layers]), tuple(reversed(ends))
+    cuts, at = [], num_layers
+    for lengths in reversed(taken):
+        cuts.append(at)
+        at -= int(lengths[at])
+    return float(reached[num_layers]), tuple(reversed(cuts))
 
 
 def _slowest(costs: Sequence[Array], ends: Sequence[int]) -> float:

@@ -4,7 +4,7 @@ A rank lacks what it will hold and does not hold. It comes from any living rank 
 nobody living has comes from a checkpoint. Experts move by their own planner.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,13 +23,16 @@ def moves(new: Partition, problem: Problem) -> Moves:
         return Moves(bytes_in=(), bytes_from_checkpoint=0.0, move_s=0.0)
     sums = layer_sums(model, problem.links)
     shards = (model.num_attention_shards, model.num_mlp_shards)
-    attention_bytes = np.diff(sums.attention_bytes) / shards[0]
-    mlp_bytes = np.diff(sums.mlp_bytes) / shards[1]
+    attention_bytes = (sums.attention_bytes / shards[0]).tolist()  # of one shard, summed
+    mlp_bytes = (sums.mlp_bytes / shards[1]).tolist()
+    whole_bytes = sums.replicated_bytes.tolist()
     old_cells = {rank: cell for _, _, cell in now.places() for rank in cell.ranks}
     bytes_in: dict[int, float] = {}
     for _, _, cell in new.places():
         for rank in cell.ranks:
             old = old_cells.get(rank)
+            if old == cell:
+                continue
             lacking = _lacking(
                 _held(cell, cell.attention, rank),
                 None if old is None else _held(old, old.attention, rank),
@@ -39,11 +42,10 @@ def moves(new: Partition, problem: Problem) -> Moves:
                 None if old is None else _held(old, old.mlp, rank),
                 mlp_bytes,
             )
-            known = range(0) if old is None else range(old.first_layer, old.end_layer)
-            lacking += sum(
-                model.layers[layer].replicated_bytes
-                for layer in range(cell.first_layer, cell.end_layer)
-                if layer not in known
+            lacking += _lacking(
+                (cell.first_layer, cell.end_layer, 0, 1),
+                None if old is None else (old.first_layer, old.end_layer, 0, 1),
+                whole_bytes,
             )
             if lacking > 0.0:
                 bytes_in[rank] = lacking
@@ -56,7 +58,7 @@ def moves(new: Partition, problem: Problem) -> Moves:
     )
     return Moves(
         bytes_in=tuple(sorted(bytes_in.items())),
-        bytes_from_checkpoint=_lost_bytes(problem, attention_bytes, mlp_bytes),
+        bytes_from_checkpoint=_lost_bytes(problem, np.diff(attention_bytes), np.diff(mlp_bytes)),
         move_s=move_s,
     )
 
@@ -68,16 +70,16 @@ def _held(cell: Cell, runs: Iterable[ShardRun], rank: int) -> Held:
     return cell.first_layer, cell.end_layer, 0, 0
 
 
-def _lacking(new: Held, old: Held | None, shard_bytes: Array) -> float:
+def _lacking(new: Held, old: Held | None, shard_bytes: Sequence[float]) -> float:
     """Bytes of the rectangle `new` of layers x shards without what `old` covers of it."""
-    whole = float(shard_bytes[new[0] : new[1]].sum()) * (new[3] - new[2])
+    whole = (shard_bytes[new[1]] - shard_bytes[new[0]]) * (new[3] - new[2])
     if old is None:
         return whole
     first, end = max(new[0], old[0]), min(new[1], old[1])
     shards = min(new[3], old[3]) - max(new[2], old[2])
     if end <= first or shards <= 0:
         return whole
-    return whole - float(shard_bytes[first:end].sum()) * shards
+    return whole - (shard_bytes[end] - shard_bytes[first]) * shards
 
 
 def _lost_bytes(problem: Problem, attention_bytes: Array, mlp_bytes: Array) -> float:

@@ -37,6 +37,11 @@ class Cell:
             if not runs or len({run.rank for run in runs}) != len(runs):
                 raise ValueError(f"{name}: one run for each rank that has one, got {runs}")
 
+    def __hash__(self) -> int:
+        """Of what tells cells apart: plans of large jobs look theirs up often."""
+        first = self.attention[0]
+        return hash((self.first_layer, self.end_layer, first.rank, first.end, self.mlp[0].end))
+
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({run.rank for run in (*self.attention, *self.mlp)}))

@@ -14,7 +14,7 @@ import numpy as np
 from pacekeeper.controller.partition_cost import Array
 from pacekeeper.controller.partition_plan import Partition
 from pacekeeper.controller.partition_problem import Problem
-from pacekeeper.controller.partition_times import PipelineTimes, partition_times
+from pacekeeper.controller.partition_times import Clock, PipelineTimes
 from pacekeeper.core.schedule import ChunkKind, Schedule, pipeline_program
 from pacekeeper.predictor.critical_path import critical_path
 from pacekeeper.predictor.path_graph import PathGraph, path_graph
@@ -28,24 +28,35 @@ class PartitionPrice:
     pipeline_s: tuple[float, ...]
 
 
+class Pricer:
+    """Prices partitions of one problem; pipelines that take as long are priced once for all."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._clock = Clock(problem)
+        self._ends: dict[tuple[object, ...], Array] = {}
+
+    def price(self, partition: Partition, *, is_exact: bool = True) -> PartitionPrice:
+        """The longest path, or (1F1B only; else it is the longest path, too) the closed form."""
+        schedule = self.problem.schedule
+        is_exact = is_exact or schedule is not Schedule.ONE_F_ONE_B
+        kinds: dict[tuple[object, ...], PipelineTimes] = {}
+        keys = []
+        for times in self._clock.times(partition):
+            key = (is_exact, *times.key())
+            keys.append(key)
+            kinds.setdefault(key, times)
+            if key not in self._ends:
+                self._ends[key] = path_ends(times, schedule) if is_exact else closed_ends(times)
+        return PartitionPrice(
+            step_s=_with_exchange(list(kinds.values()), [self._ends[key] for key in kinds]),
+            pipeline_s=tuple(float(self._ends[key].max()) for key in keys),
+        )
+
+
 def price(partition: Partition, problem: Problem, *, is_exact: bool = True) -> PartitionPrice:
-    """The longest path, or (1F1B only; else it is the longest path, too) the closed form."""
-    of_pipeline = partition_times(partition, problem)
-    is_exact = is_exact or problem.schedule is not Schedule.ONE_F_ONE_B
-    ends: dict[tuple[object, ...], Array] = {}
-    kinds: dict[tuple[object, ...], PipelineTimes] = {}
-    keys = []
-    for times in of_pipeline:
-        key = times.key()
-        keys.append(key)
-        if key not in ends:
-            kinds[key] = times
-            ends[key] = path_ends(times, problem.schedule) if is_exact else closed_ends(times)
-    found = list(kinds.values())
-    return PartitionPrice(
-        step_s=_with_exchange(found, [ends[key] for key in kinds]),
-        pipeline_s=tuple(float(ends[key].max()) for key in keys),
-    )
+    """One partition's price."""
+    return Pricer(problem).price(partition, is_exact=is_exact)
 
 
 def path_ends(times: PipelineTimes, schedule: Schedule) -> Array:

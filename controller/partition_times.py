@@ -2,19 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from pacekeeper.controller.partition_cost import (
     Array,
-    GroupCost,
-    LayerSums,
     cell_cost,
     forward_row_s,
     layer_sums,
     message_s,
 )
-from pacekeeper.controller.partition_plan import Partition, Pipeline
+from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_sync import cell_sync_s
 
@@ -39,87 +38,116 @@ class PipelineTimes:
         return (self.cuts, *(array.tobytes() for array in arrays))
 
 
-def partition_times(partition: Partition, problem: Problem) -> tuple[PipelineTimes, ...]:
-    """Per pipeline. What shares experts waits, micro-batch by micro-batch, for its slowest part."""
-    sums = layer_sums(problem.model, problem.links)
-    num_nodes = len({problem.device_of[rank].node for rank in partition.ranks})
-    costs = [
-        [
-            cell_cost(cell, problem.model, problem.links, problem.device_of)
-            for cell in pipeline.cells
-        ]
-        for pipeline in partition.pipelines
-    ]
-    parts: dict[object, list[int]] = {}
-    for at, pipeline in enumerate(partition.pipelines):
-        alone = ("alone", at) if pipeline.expert_group is None else pipeline.expert_group
-        parts.setdefault(alone, []).append(at)
-    result: list[PipelineTimes | None] = [None] * len(partition.pipelines)
-    for members in parts.values():
-        pipelines = [partition.pipelines[at] for at in members]
-        forward_s, backward_s, weight_s = _compute(
-            pipelines, [costs[at] for at in members], sums, problem.unevenness
-        )
-        for at, pipeline in zip(members, pipelines, strict=True):
-            result[at] = PipelineTimes(
-                forward_s=forward_s,
-                backward_s=backward_s,
-                weight_s=weight_s,
-                message_s=_messages(pipeline, problem),
-                sync_s=np.array(
-                    [
-                        cell_sync_s(
-                            cell, len(partition.pipelines), problem, is_inside=num_nodes == 1
-                        )
-                        for cell in pipeline.cells
-                    ]
-                ),
-                cuts=pipeline.cuts,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CellTimes:
+    """compute_s, told_s: one row's forward and its messages; sum_s: messages of a micro-batch.
+
+    expert_s: of one row of all that share the experts, at speed 1; launch_s: of a micro-batch.
+    """
+
+    compute_s: float
+    told_s: float
+    sum_s: float
+    expert_s: float
+    launch_s: float
+    speed: float
+
+
+class Clock:
+    """The times of partitions of one problem; what cells have in common is found once."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.sums = layer_sums(problem.model, problem.links)
+        self._cells: dict[Cell, _CellTimes] = {}
+        self._syncs: dict[tuple[Cell, int, bool], float] = {}
+        self._messages: dict[tuple[Cell, Cell], tuple[float, float]] = {}
+
+    def times(self, partition: Partition) -> tuple[PipelineTimes, ...]:
+        """Per pipeline. What shares experts waits, micro-batch by micro-batch, for its slowest."""
+        nodes = {self.problem.device_of[rank].node for rank in partition.ranks}
+        parts: dict[object, list[int]] = {}
+        for at, pipeline in enumerate(partition.pipelines):
+            alone = ("alone", at) if pipeline.expert_group is None else pipeline.expert_group
+            parts.setdefault(alone, []).append(at)
+        result: dict[int, PipelineTimes] = {}
+        for members in parts.values():
+            pipelines = [partition.pipelines[at] for at in members]
+            forward_s, backward_s, weight_s = self._compute(pipelines)
+            for at, pipeline in zip(members, pipelines, strict=True):
+                result[at] = PipelineTimes(
+                    forward_s=forward_s,
+                    backward_s=backward_s,
+                    weight_s=weight_s,
+                    message_s=self._boundaries(pipeline),
+                    sync_s=np.array(
+                        [
+                            self._sync_s(cell, len(partition.pipelines), len(nodes) == 1)
+                            for cell in pipeline.cells
+                        ]
+                    ),
+                    cuts=pipeline.cuts,
+                )
+        return tuple(result[at] for at in range(len(partition.pipelines)))
+
+    def _compute(self, pipelines: Sequence[Pipeline]) -> tuple[Array, Array, Array]:
+        """Forward, input and weight gradients [stages, micro-batches] of one lock-step."""
+        rows = np.array([pipeline.micro_batches for pipeline in pipelines], dtype=np.float64)
+        ratio = self.problem.model.backward_ratio
+        cells = [[self._cell(cell) for cell in pipeline.cells] for pipeline in pipelines]
+        # [pipelines, stages]
+        compute = np.array([[cell.compute_s for cell in of_pipeline] for of_pipeline in cells])
+        told = np.array([[cell.told_s for cell in of_pipeline] for of_pipeline in cells])
+        sums = np.array([[cell.sum_s for cell in of_pipeline] for of_pipeline in cells])
+        speed = np.array([[cell.speed for cell in of_pipeline] for of_pipeline in cells])
+        expert = np.array([cell.expert_s for cell in cells[0]])
+        expert *= self.problem.unevenness / speed.sum(axis=0)
+        launch = np.array([cell.launch_s for cell in cells[0]])
+        own_s = (compute[:, :, None] * rows[:, None, :]).max(axis=0)
+        own_s += expert[:, None] * rows.sum(axis=0) + launch[:, None]
+        told_s = (told[:, :, None] * rows[:, None, :]).max(axis=0) + sums.max(axis=0)[:, None]
+        half_s = 0.5 * ratio * own_s
+        return own_s + told_s, half_s + told_s, half_s
+
+    def _cell(self, cell: Cell) -> _CellTimes:
+        found = self._cells.get(cell)
+        if found is None:
+            problem, sums = self.problem, self.sums
+            first, end = cell.first_layer, cell.end_layer
+            cost = cell_cost(cell, problem.model, problem.links, problem.device_of)
+            compute_s, told_s = forward_row_s(sums, cost)
+            found = self._cells[cell] = _CellTimes(
+                compute_s=float(compute_s[end] - compute_s[first]),
+                told_s=float(told_s[end] - told_s[first]),
+                sum_s=(end - first) * cost.sum_s,
+                expert_s=float(sums.expert_s[end] - sums.expert_s[first]),
+                launch_s=(end - first) * problem.model.launch_s,
+                speed=cost.speed,
             )
-    return tuple(times for times in result if times is not None)
+        return found
 
+    def _sync_s(self, cell: Cell, num_pipelines: int, is_inside: bool) -> float:
+        key = (cell, num_pipelines, is_inside)
+        if key not in self._syncs:
+            self._syncs[key] = cell_sync_s(cell, num_pipelines, self.problem, is_inside=is_inside)
+        return self._syncs[key]
 
-def _compute(
-    pipelines: Sequence[Pipeline],
-    costs: Sequence[Sequence[GroupCost]],
-    sums: LayerSums,
-    unevenness: float,
-) -> tuple[Array, Array, Array]:
-    """Forward, input gradients and weight gradients [stages, micro-batches] of one lock-step."""
-    rows = np.array([pipeline.micro_batches for pipeline in pipelines], dtype=np.float64)
-    ratio = sums.model.backward_ratio
-    forward, backward, weight = [], [], []
-    for stage, cell in enumerate(pipelines[0].cells):
-        first, end = cell.first_layer, cell.end_layer
-        compute = np.zeros(len(pipelines))
-        message = np.zeros(len(pipelines))
-        for at, of_pipeline in enumerate(costs):
-            both = forward_row_s(sums, of_pipeline[stage])
-            compute[at], message[at] = (float(part[end] - part[first]) for part in both)
-        expert = unevenness * float(sums.expert_s[end] - sums.expert_s[first])
-        expert /= sum(of_pipeline[stage].speed for of_pipeline in costs)
-        launch = (end - first) * sums.model.launch_s
-        sum_s = (end - first) * max(of_pipeline[stage].sum_s for of_pipeline in costs)
-        own = (rows * compute[:, None]).max(axis=0) + rows.sum(axis=0) * expert + launch
-        told = (rows * message[:, None]).max(axis=0) + sum_s
-        forward.append(own + told)
-        backward.append(0.5 * ratio * own + told)
-        weight.append(0.5 * ratio * own)
-    return np.array(forward), np.array(backward), np.array(weight)
+    def _boundaries(self, pipeline: Pipeline) -> Array:
+        """[stages - 1, micro-batches]"""
+        each = [self._message(*pair) for pair in pairwise(pipeline.cells)]
+        fixed, of_row = np.array(each).reshape(-1, 2).T
+        rows = np.array(pipeline.micro_batches, dtype=np.float64)
+        boundaries: Array = fixed[:, None] + of_row[:, None] * rows
+        return boundaries
 
-
-def _messages(pipeline: Pipeline, problem: Problem) -> Array:
-    """[stages - 1, micro-batches]"""
-    sizes = sorted(set(pipeline.micro_batches))
-    result = np.zeros((len(pipeline.cells) - 1, len(pipeline.micro_batches)))
-    rows = np.array(pipeline.micro_batches)
-    for stage in range(len(pipeline.cells) - 1):
-        sender, receiver = (
-            [problem.device_of[rank] for rank in pipeline.cells[at].ranks]
-            for at in (stage, stage + 1)
-        )
-        for size in sizes:
-            result[stage, rows == size] = message_s(
-                size, sender, receiver, problem.model, problem.links
+    def _message(self, sender: Cell, receiver: Cell) -> tuple[float, float]:
+        """Of a boundary without rows, and what one row adds."""
+        key = (sender, receiver)
+        if key not in self._messages:
+            problem = self.problem
+            source, target = ([problem.device_of[r] for r in cell.ranks] for cell in key)
+            none, one = (
+                message_s(rows, source, target, problem.model, problem.links) for rows in (0.0, 1.0)
             )
-    return result
+            self._messages[key] = (none, one - none)
+        return self._messages[key]
