@@ -43,21 +43,29 @@ def best_cuts(costs: Sequence[Array], num_microbatches: int) -> Cuts | None:
             low = middle + 1
     if low == len(bounds):
         return None
-    cheapest = _least_sum(costs, np.inf)
-    assert cheapest is not None, "what fits under a bound fits without one"
+    tried = bounds[low : low + MAX_BOUNDS].tolist()
+    bands = _bands(costs, tried[-1])
+    cheapest = _least_sum(bands, tried[-1])
     repeats = num_microbatches - 1
     best: Cuts | None = None
-    for bound in bounds[low : low + MAX_BOUNDS].tolist():
+    for bound in tried:
         if best is not None and cheapest[0] + repeats * bound >= best.value:
             break
-        found = _least_sum(costs, bound)
-        assert found is not None, "bounds above one that is met are met"
-        total, ends = found
+        total, ends = _least_sum(bands, bound)
         slowest = _slowest(costs, ends)
         value = total + repeats * slowest
         if best is None or value < best.value:
             best = Cuts(ends=ends, value=value, slowest=slowest)
     return best
+
+
+def _bands(costs: Sequence[Array], bound: float) -> Array:
+    """[stages, layers of a stage - 1, layer after its last]: few layers fit under a low bound."""
+    most = max(int((cost <= bound).sum(axis=1).max()) for cost in costs)
+    ends = np.arange(costs[0].shape[0])
+    first = ends[None, :] - np.arange(1, most + 1)[:, None]
+    found: Array = np.stack([cost[np.maximum(first, 0), ends[None, :]] for cost in costs])
+    return np.where(first >= 0, found, np.inf)
 
 
 def _reaches_the_end(costs: Sequence[Array], bound: float) -> bool:
@@ -74,29 +82,25 @@ def _reaches_the_end(costs: Sequence[Array], bound: float) -> bool:
     return bool(at == num_layers)
 
 
-def _least_sum(costs: Sequence[Array], bound: float) -> tuple[float, tuple[int, ...]] | None:
-    """A shortest path over cuts, by the number of layers of a stage: few fit under a low bound."""
-    num_layers = costs[0].shape[0] - 1
-    ends = np.arange(num_layers + 1)
-    reached: Array = np.full(num_layers + 1, np.inf)
+def _least_sum(bands: Array, bound: float) -> tuple[float, tuple[int, ...]]:
+    """A shortest path over cuts, of stages that take the bound at most. It has to be reachable."""
+    _, most, size = bands.shape
+    ends = np.arange(size)
+    before = np.maximum(ends[None, :] - np.arange(1, most + 1)[:, None], 0)
+    reached: Array = np.full(size, np.inf)
     reached[0] = 0.0
     taken = []
-    for cost in costs:
-        most = max(1, int((cost <= bound).sum(axis=1).max()))
-        first = ends[None, :] - np.arange(1, most + 1)[:, None]  # [layers of the stage, end]
-        before = np.maximum(first, 0)
-        through = np.where(first >= 0, cost[before, ends[None, :]], np.inf)
-        through = np.where(through <= bound, through + reached[before], np.inf)
+    for band in np.where(bands <= bound, bands, np.inf):
+        through = band + reached[before]
         best = through.argmin(axis=0)
-        taken.append(best + 1)
+        taken.append(best)
         reached = through[best, ends]
-    if not np.isfinite(reached[-1]):
-        return None
-    cuts, at = [], num_layers
+    assert np.isfinite(reached[-1]), "bounds that a greedy choice meets are met"
+    cuts, at = [], size - 1
     for lengths in reversed(taken):
         cuts.append(at)
-        at -= int(lengths[at])
-    return float(reached[num_layers]), tuple(reversed(cuts))
+        at -= int(lengths[at]) + 1
+    return float(reached[-1]), tuple(reversed(cuts))
 
 
 def _slowest(costs: Sequence[Array], ends: Sequence[int]) -> float:
