@@ -1,0 +1,142 @@
+"""A partition and the hosts of its experts as one plan. Pure.
+
+Where experts stand decides how unevenly ranks work on them, which the partition is priced with; the
+partition says which ranks share which layers' experts. So both are planned in turns, until the
+unevenness stays.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isclose
+
+from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices
+from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_plan import Partition, Plan
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import Problem
+from pacekeeper.core.layout import ExpertHosts, Host
+
+MAX_TURNS = 3
+SETTLED = 1e-3  # of unevenness, relative
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertWishes:
+    """loads [layers][experts] in rows, no experts for a dense layer; slots of each rank and layer.
+
+    present [layers][experts]: the ranks that hold each now; None: nobody does.
+    """
+
+    loads: tuple[tuple[float, ...], ...]
+    slots_per_rank: int
+    floors: Floors
+    prices: Prices
+    failure_probability: float = 0.01
+    present: tuple[tuple[tuple[int, ...], ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointPlan:
+    """experts[layer][expert]: the hosts, whose shares add up to 1 over all expert groups.
+
+    unevenness: of the fullest stage, as in `Problem`; num_copied: replicas that have to be copied.
+    """
+
+    plan: Plan
+    experts: tuple[tuple[ExpertHosts, ...], ...]
+    unevenness: float
+    num_copied: int
+
+
+def plan_with_experts(problem: Problem, wishes: ExpertWishes) -> JointPlan:
+    """Raises ValueError where either plan finds no place, or loads are not of the model's layers.
+
+    The fluid limit is that of experts spread evenly.
+    """
+    if len(wishes.loads) != len(problem.model.layers):
+        raise ValueError(f"loads of {len(wishes.loads)} layers, the model has others")
+    fluid_s = 0.0
+    best: JointPlan | None = None
+    unevenness = problem.unevenness
+    for turn in range(MAX_TURNS):
+        plan = plan_partition(replace(problem, unevenness=unevenness))
+        if turn == 0:
+            fluid_s = plan.fluid_s
+        found = _placed(replace(plan, fluid_s=fluid_s), problem, wishes)
+        if best is None or found.plan.step_s < best.plan.step_s:
+            best = found
+        if isclose(found.unevenness, unevenness, rel_tol=SETTLED):
+            break
+        unevenness = found.unevenness
+    assert best is not None
+    return best
+
+
+def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
+    """Experts of each stage on the ranks of each expert group, in proportion to its rows."""
+    on: list[list[list[Host]]] = [[[] for _ in of_layer] for of_layer in wishes.loads]
+    unevenness, num_copied = 1.0, 0
+    for (group, stage), ranks in plan.partition.expert_groups().items():
+        share = _share(plan.partition, group)
+        first, end = _layers(plan.partition, group, stage)
+        layers = [layer for layer in range(first, end) if wishes.loads[layer]]
+        if not layers:
+            continue
+        found = _hosts(layers, ranks, share, problem, wishes)
+        num_copied += found.proof.num_copied
+        values = sum(proof.value for proof in found.proof.layers)
+        unevenness = max(unevenness, values / sum(proof.fluid for proof in found.proof.layers))
+        for layer, experts in zip(layers, found.hosts, strict=True):
+            for expert, hosts in enumerate(experts):
+                on[layer][expert] += [Host(ranks[h.rank], h.share * share) for h in hosts]
+    step_s = price(plan.partition, replace(problem, unevenness=unevenness)).step_s
+    said = f"{plan.reason}; with its experts {step_s:.4g} s, unevenness {unevenness:.3f}"
+    return JointPlan(
+        plan=replace(plan, step_s=step_s, reason=said),
+        experts=tuple(tuple(tuple(sorted(hosts)) for hosts in of_layer) for of_layer in on),
+        unevenness=unevenness,
+        num_copied=num_copied,
+    )
+
+
+def _hosts(
+    layers: Sequence[int],
+    ranks: Sequence[int],
+    share: float,
+    problem: Problem,
+    wishes: ExpertWishes,
+) -> ExpertPlan:
+    devices = [problem.device_of[rank] for rank in ranks]
+    at = {rank: position for position, rank in enumerate(ranks)}
+    present = None
+    if wishes.present is not None:
+        present = [
+            [[at[rank] for rank in on if rank in at] for on in wishes.present[layer]]
+            for layer in layers
+        ]
+    nodes = tuple(device.node for device in devices)
+    return plan_experts(
+        [[share * rows for rows in wishes.loads[layer]] for layer in layers],
+        Cluster(
+            speeds=tuple(device.speed for device in devices),
+            slots=(wishes.slots_per_rank,) * len(devices),
+            failure_probability=(wishes.failure_probability,) * len(devices),
+            nodes=nodes,
+            racks=nodes,
+        ),
+        floors=wishes.floors,
+        prices=wishes.prices,
+        present=present,
+    )
+
+
+def _share(partition: Partition, group: int) -> float:
+    """An expert group's part of the rows."""
+    rows = sum(p.rows for p in partition.pipelines if p.expert_group == group)
+    return rows / partition.rows_per_step
+
+
+def _layers(partition: Partition, group: int, stage: int) -> tuple[int, int]:
+    cell = next(p for p in partition.pipelines if p.expert_group == group).cells[stage]
+    return cell.first_layer, cell.end_layer

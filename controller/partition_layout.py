@@ -1,0 +1,60 @@
+"""A partition with the hosts of its experts as a layout, where a layout can say it. Pure.
+
+A layout has one cut of layers for all pipelines and one run of virtual shards for both kinds.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
+from pacekeeper.core.layout import ExpertHosts, Layout, ShardRun, Stage
+
+
+def layout_of(
+    partition: Partition,
+    experts: Sequence[Sequence[ExpertHosts]],
+    *,
+    generation: int,
+    speeds: tuple[tuple[int, float], ...] = (),
+) -> Layout:
+    """experts[layer][expert] are hosts; an empty layer is a dense one.
+
+    Raises ValueError where pipelines have cuts of their own, and where a stage with dense layers
+    cuts its MLP otherwise than its attention.
+    """
+    pipelines = sorted(partition.pipelines, key=lambda p: p.cells[0].attention[0].rank)
+    cuts = {pipeline.cuts for pipeline in pipelines}
+    if len(cuts) != 1:
+        raise ValueError(f"a layout has one cut for all pipelines, these have {sorted(cuts)}")
+    (ends,) = cuts
+    stages = []
+    for stage, (first, end) in enumerate(pairwise((0, *ends))):
+        has_dense = not all(experts[layer] for layer in range(first, end))
+        stages.append(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                groups=tuple(_runs(pipeline.cells[stage], has_dense) for pipeline in pipelines),
+            )
+        )
+    return Layout(
+        generation=generation,
+        num_virtual_shards=pipelines[0].cells[0].attention[-1].end,
+        stages=tuple(stages),
+        experts=tuple(tuple(layer) for layer in experts),
+        batch_shares=tuple(_share(pipeline, partition) for pipeline in pipelines),
+        speeds=speeds,
+    )
+
+
+def _runs(cell: Cell, has_dense: bool) -> tuple[ShardRun, ...]:
+    if has_dense and cell.mlp != cell.attention:
+        raise ValueError(
+            f"layers {cell.first_layer} to {cell.end_layer - 1}: a layout has one run of shards"
+            " for attention and MLP"
+        )
+    return cell.attention
+
+
+def _share(pipeline: Pipeline, partition: Partition) -> tuple[int, float]:
+    return pipeline.cells[0].attention[0].rank, pipeline.rows / partition.rows_per_step

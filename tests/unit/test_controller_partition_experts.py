@@ -1,0 +1,87 @@
+"""A partition with its experts: hosts of the ranks that share them, and both as one layout."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.expert_cluster import Floors, Prices
+from pacekeeper.controller.partition_experts import ExpertWishes, plan_with_experts
+from pacekeeper.controller.partition_layout import layout_of
+from pacekeeper.controller.partition_plan import Partition
+from pacekeeper.controller.partition_rules import check_partition
+from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from support.partitions import even_partition, model_of, problem_of
+
+MODEL = model_of(4, attention=8, expert_s=3.0)
+HOME = even_partition(
+    MODEL, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
+)
+WISHES = ExpertWishes(
+    loads=((400.0, 100.0, 100.0, 40.0),) * 4,
+    slots_per_rank=3,
+    floors=Floors(nodes=1),
+    prices=Prices(restart_s=0.0),
+)
+
+
+def test_experts_stand_on_the_ranks_of_their_stage_and_slow_ones_compute_less() -> None:
+    problem = problem_of(MODEL, HOME, slow={1: 0.5})
+    joint = plan_with_experts(problem, WISHES)
+    check_partition(joint.plan.partition, problem)
+    groups = joint.plan.partition.expert_groups()
+    rows = dict.fromkeys(range(8), 0.0)
+    for layer, experts in enumerate(joint.experts):
+        ranks = groups[0, int(layer >= joint.plan.partition.pipelines[0].cuts[0])]
+        for load, hosts in zip(WISHES.loads[layer], experts, strict=True):
+            assert {host.rank for host in hosts} <= set(ranks)
+            assert sum(host.share for host in hosts) == pytest.approx(1.0)
+            for host in hosts:
+                rows[host.rank] += host.share * load
+    assert rows[1] == pytest.approx(0.5 * rows[0], rel=0.05)
+
+
+def test_unevenness_of_the_experts_is_in_the_price() -> None:
+    problem = problem_of(MODEL, HOME)
+    even = plan_with_experts(problem, WISHES)
+    assert even.unevenness == pytest.approx(1.0, abs=0.01)
+    # One slot for each expert: the rank of the first one has 400 of 640 rows, 2.5 times its part.
+    scarce = plan_with_experts(problem, replace(WISHES, slots_per_rank=1))
+    assert scarce.unevenness == pytest.approx(2.5)
+    assert scarce.plan.step_s > 1.5 * even.plan.step_s
+    assert scarce.plan.fluid_s == pytest.approx(even.plan.fluid_s)
+
+
+def test_loads_are_of_the_models_layers() -> None:
+    with pytest.raises(ValueError, match="loads of 3 layers"):
+        plan_with_experts(problem_of(MODEL, HOME), replace(WISHES, loads=WISHES.loads[:3]))
+
+
+def test_a_plan_is_a_layout() -> None:
+    problem = problem_of(MODEL, HOME, slow={1: 0.5})
+    joint = plan_with_experts(problem, WISHES)
+    partition = joint.plan.partition
+    layout = layout_of(partition, joint.experts, generation=2, speeds=((1, 0.5),))
+    assert decode_layout(encode_layout(layout)) == layout
+    assert [stage.end_layer for stage in layout.stages] == list(partition.pipelines[0].cuts)
+    assert layout.rows_of(128) == {
+        pipeline.cells[0].ranks[0]: pipeline.rows for pipeline in partition.pipelines
+    }
+
+
+def test_a_layout_has_one_cut_and_one_run_for_both_kinds() -> None:
+    dense = model_of(4, attention=4, mlp=4)
+    home = even_partition(dense, data=2, stages=2, tensor=2, rows=8, micro_batches=4)
+    layout = layout_of(home, ((),) * 4, generation=1)
+    assert layout.stages[0].groups[1] == home.pipelines[1].cells[0].attention
+    first, second = home.pipelines
+    one, two = second.cells
+    moved = (replace(one, end_layer=3), replace(two, first_layer=3))
+    with pytest.raises(ValueError, match="one cut for all"):
+        layout_of(
+            Partition(pipelines=(first, replace(second, cells=moved))), ((),) * 4, generation=1
+        )
+    finer = even_partition(
+        model_of(4, attention=4, mlp=8), data=1, stages=2, tensor=2, rows=8, micro_batches=4
+    )
+    with pytest.raises(ValueError, match="one run of shards"):
+        layout_of(finer, ((),) * 4, generation=1)
