@@ -68,6 +68,13 @@ def test_a_flipped_bit_is_named_with_file_and_block(lone: Lone) -> None:
     assert states(asked("ls", str(lone.root)))[-1] == (1, "complete"), "a list reads no blocks"
 
 
+def test_what_a_job_could_not_read_is_listed_as_rejected(lone: Lone) -> None:
+    file = lone.root / lone.names()[1] / "rank-0.safetensors"
+    file.write_bytes(b"")
+    lone.go_back()
+    assert states(asked("ls", str(lone.root)))[1] == (2, "rejected")
+
+
 def test_a_torn_manifest_is_seen_by_the_list_already(lone: Lone) -> None:
     path = lone.root / lone.names()[1] / MANIFEST_FILE
     path.write_text(path.read_text()[:99])

@@ -240,8 +240,10 @@ class Harm:
         return next((one.step for one in there if one not in self.spoilt), 0)
 
     def _spoil(self) -> None:
+        """The newest, if another is whole: without any a job must not begin anew by itself."""
         storage = self._storage()
-        for one in complete_ids(storage)[:1]:
+        whole = [one for one in complete_ids(storage) if one not in self.spoilt]
+        for one in whole[:1] if len(whole) > 1 else ():
             names = [n for n in storage.names(one.name) if n.endswith(".safetensors")]
             with contextlib.suppress(FileNotFoundError):  # it was swept meanwhile
                 os.truncate(Path(storage.root, one.name, names[-1]), 100)
