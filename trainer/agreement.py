@@ -154,6 +154,7 @@ class Agreement:
                 self.stores.write(home, _key("report", group, self.rank), report.encode())
                 self.stores.write(home, _key("left", group), "1")
                 published.add(home)
+                silence.begin_anew()
                 continue  # writing may have shown that the home is gone
             if self._is_finished(home, group):
                 raise AllDone
@@ -273,6 +274,11 @@ class _Silence:
     spoke_s: float = 0.0  # since when it is the speaker
     probe_s: float = 0.0
     given_up_s: dict[int, float] = field(default_factory=dict)
+
+    def begin_anew(self) -> None:
+        """The reports go to another store: who lives must first see that, as this rank has."""
+        self.began_s = time.monotonic()
+        self.speaker, self.spoke_s = -1, 0.0
 
     def left_behind(self, now_s: float) -> set[int]:
         """Who was given up, and had its time to be seen dead."""

@@ -1,6 +1,7 @@
 """Whoever dies while survivors agree, and whenever: those that live go on in one way."""
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -189,6 +190,35 @@ def test_a_silent_rank_is_fenced_and_left_behind(monkeypatch: pytest.MonkeyPatch
     assert results[0].members == (0,)
     assert cluster.data[1][fence_key(1)] == "silent"
     assert DEATHS_KEY not in cluster.data[1]
+
+
+def test_who_reported_in_a_store_that_went_has_its_time_to_report_in_the_next_one() -> None:
+    """Its launcher tells of the fenced one: the others had been patient already."""
+    cluster = FakeCluster(num_nodes=3, ranks_per_node=1, deaths={}, has_fences=True)
+    report = Report(progress=OPEN, newest_generation=1, last_loss=0.0, was_silence=True).encode()
+    cluster.data[0]["report/first/2"] = report
+    results: dict[int, Verdict | Exception] = {}
+
+    def run() -> None:
+        mine = Agreement(
+            stores=cluster.stores_of(1), rank=1, node_of=cluster.node_of, timeout_s=12.0,
+            known_dead=frozenset,
+        )  # fmt: skip
+        results[1] = mine.reach(
+            group=Group.first(1, (0, 1, 2)),
+            report=Report.decode(report),
+            next_layout=lambda c, d, g: next_layout(c, d, g, 3),
+        )
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    while not cluster.fenced:
+        time.sleep(0.01)
+    time.sleep(0.2)  # of two seconds
+    cluster.data[1]["report/first/2"] = report
+    thread.join(15.0)
+    assert cluster.fenced == {0}
+    assert isinstance(results[1], Verdict) and results[1].members == (1, 2)
 
 
 def test_lost_state_is_everybodys_verdict() -> None:
