@@ -9,11 +9,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
-
 from pacekeeper.core.errors import ConfigError, UnreachableError
-from pacekeeper.trainer.stores import connect_store
+from pacekeeper.trainer.stores import Stores, connect_store
 
 RENDEZVOUS_TIMEOUT_S = 60.0
 _LIFE_KEY = "life"
@@ -38,61 +35,68 @@ class Meeting:
 
 
 def meet(
-    rendezvous: str, *, node_rank: int, num_nodes: int, own: str, clock: str, terms: Terms
+    rendezvous: str,
+    *,
+    node_rank: int,
+    num_nodes: int,
+    own: str,
+    clock: str,
+    terms: Terms,
+    after_life: int = 0,
 ) -> Meeting:
     """Meet at `rendezvous` with the address of one's `own` store.
 
-    Raises ConfigError where another job meets there, on other terms, or another launcher has this
-    place; UnreachableError where a node does not come, or node 0 goes while it is waited.
+    `after_life`: one that the new one must come after, whatever node 0's clock says. Raises
+    ConfigError where another job meets there, on other terms, or another launcher has this place;
+    UnreachableError where a node does not come, or node 0 goes or falls silent while it is waited.
     """
-    try:
-        return _meet(rendezvous, node_rank, num_nodes, own, clock, terms)
-    except DistError as error:
-        raise UnreachableError(
-            f"node 0 left the rendezvous {rendezvous}: {str(error).splitlines()[0]}",
-            remedy="why it ended is on its own terminal; start all launchers again",
-        ) from None
-
-
-def _meet(
-    rendezvous: str, node_rank: int, num_nodes: int, own: str, clock: str, terms: Terms
-) -> Meeting:
     give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
     while True:
         try:
-            store = connect_store(rendezvous)
+            connect_store(rendezvous)
             break
         except UnreachableError:
             if time.monotonic() > give_up_s:
                 raise
             time.sleep(0.2)
+    stores = Stores((rendezvous,))
     places = [f"store/{node}" for node in range(num_nodes)]
 
-    def wait_for(keys: list[str]) -> None:
-        while not store.check(keys):
+    def read(key: str) -> str | None:
+        text = stores.read(0, key)
+        if stores.gone:
+            raise UnreachableError(
+                f"node 0 left the rendezvous {rendezvous}, or is frozen",
+                remedy="why it ended is on its own terminal; start all launchers again",
+            )
+        return text
+
+    def wait_for(key: str) -> str:
+        while (text := read(key)) is None:
             if time.monotonic() > give_up_s:
                 others = (node for node in range(num_nodes) if node != node_rank)
-                missing = [node for node in others if not store.check([places[node]])]
+                missing = [node for node in others if read(places[node]) is None]
                 raise UnreachableError(
                     f"{_named(missing)} did not come to {rendezvous}",
                     remedy=f"start pacekeeper launch on all {num_nodes} nodes",
                 )
             time.sleep(0.05)
+        return text
 
     told = json.dumps(dict(terms))
     if node_rank == 0:
-        store.set(_LIFE_KEY, str(time.time_ns() // 1_000_000))
-        store.set(_CLOCK_KEY, clock)
-        store.set(_TERMS_KEY, told)
-    wait_for([_TERMS_KEY])
-    _check_terms(rendezvous, json.loads(store.get(_TERMS_KEY)), json.loads(told))
-    _take_place(store, node_rank, own)
-    wait_for(places)
-    return Meeting(
-        addresses=tuple(store.get(place).decode() for place in places),
-        life=int(store.get(_LIFE_KEY)),
-        clock=store.get(_CLOCK_KEY).decode(),
+        life = max(time.time_ns() // 1_000_000, after_life + 1)
+        for key, text in ((_LIFE_KEY, str(life)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
+            stores.write(0, key, text)
+    _check_terms(rendezvous, json.loads(wait_for(_TERMS_KEY)), json.loads(told))
+    _take_place(stores, node_rank, own)
+    met = Meeting(
+        addresses=tuple(wait_for(place) for place in places),
+        life=int(wait_for(_LIFE_KEY)),
+        clock=wait_for(_CLOCK_KEY),
     )
+    stores.close()
+    return met
 
 
 def _check_terms(rendezvous: str, theirs: Terms, ours: Terms) -> None:
@@ -110,10 +114,10 @@ def _check_terms(rendezvous: str, theirs: Terms, ours: Terms) -> None:
             )
 
 
-def _take_place(store: Store, node_rank: int, own: str) -> None:
+def _take_place(stores: Stores, node_rank: int, own: str) -> None:
     """Raises ConfigError where another launcher has it, living or dead."""
-    holder = store.compare_set(f"store/{node_rank}", "", own).decode()
-    if holder != own:
+    holder = stores.write_first(0, f"store/{node_rank}", own)
+    if holder not in (own, None):  # None: who reads next says that node 0 is gone
         raise ConfigError(
             f"node-rank {node_rank}: taken by the launcher at {holder}",
             remedy="each node needs a --node-rank of its own; to come to a running job: --join",

@@ -16,11 +16,13 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core.config import host_and_port
+from pacekeeper.core.config import TrainConfig, host_and_port
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.checkpoint_catalog import ids
+from pacekeeper.trainer.checkpoint_files import below, open_storage
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung
@@ -85,6 +87,7 @@ def supervise(
             own=f"{host}:{server.port}",
             clock=clock,
             terms=spec.terms,
+            after_life=_newest_life(spec.config),
         )
         if wanted == "auto":  # one clock for all nodes: that of node 0
             clock = choose_clock(met.clock, devices)
@@ -291,9 +294,10 @@ class Supervisor:
             _log.info("rank=%d finished", rank)
         else:
             _log.warning("rank=%d died: %s", rank, _describe(code))
-        if code:
+        group = self._last_group(rank)
+        if code or group == NO_GROUP:  # others may count on it by now, and it never came in
             self._learn_nodes()  # one that joined a moment ago must hear of it, too
-            self.stores.append_everywhere(DEATHS_KEY, notice(rank, self._last_group(rank)))
+            self.stores.append_everywhere(DEATHS_KEY, notice(rank, group))
 
     def _last_group(self, rank: int) -> str:
         """What the rank said it belonged to; no group's name where that can not be known."""
@@ -341,6 +345,19 @@ class Supervisor:
         known = {int(code) for code in ExitCode}
         own = [code for code in self.codes.values() if code in known]
         return ExitCode(max(own, default=int(ExitCode.INTERNAL)))
+
+
+def _newest_life(config: TrainConfig) -> int:
+    """Of a checkpoint of the job; 0 where there is none.
+
+    With a clock that was set back, what this launch saves would be taken for older, and swept.
+    """
+    if not config.checkpoint_dir:
+        return 0
+    with contextlib.suppress(OSError):  # the ranks say so
+        storage = open_storage(below(config.checkpoint_dir, config.job))
+        return max((one.life for one in ids(storage)), default=0)
+    return 0
 
 
 def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:

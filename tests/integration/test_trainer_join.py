@@ -131,6 +131,30 @@ def test_a_newcomer_that_freezes_on_its_way_in_is_fenced_and_left_behind(tmp_pat
         assert_exact(fleet, (0, 1), ())
 
 
+def test_all_go_back_to_a_checkpoint_with_who_was_about_to_come_in(tmp_path: Path) -> None:
+    """The only host of some experts dies as the group with the newcomer is formed."""
+    config = saving(
+        tmp_path, steps=ENDLESS.steps, emulated_step_s=ENDLESS.emulated_step_s, replicas=1
+    )
+    body = Sabotage(moment=Moment.IN_FORMING, victims=(1,))
+    with Fleet(
+        directory=tmp_path, config=config, ranks_per_node=2, body=body, is_quick=True
+    ) as fleet:
+        fleet.await_(lambda: bool(saved(config)))
+        fleet.join()
+        await_newcomers(fleet, 2)
+        end(fleet, 0)
+        assert fleet.launchers[0].output().count("restored from") == 1
+        first = fleet.steps(2)[0]["step"]
+        assert first % config.checkpoint_period_steps == 0
+        last = fleet.steps(0)[-1]["step"]
+        wanted = [loss for _, loss, _ in train_alone(replace(config, steps=last + 1))]
+        for rank in (0, 2):
+            steps = fleet.steps(rank)[-(last + 1 - first) :]
+            assert [line["step"] for line in steps] == list(range(first, last + 1)), rank
+            assert [line["loss"] for line in steps] == pytest.approx(wanted[first:], rel=1e-9), rank
+
+
 def test_a_job_that_others_joined_starts_again_when_all_its_ranks_have_died(tmp_path: Path) -> None:
     config = saving(
         tmp_path, steps=ENDLESS.steps, emulated_step_s=ENDLESS.emulated_step_s, max_restarts=1

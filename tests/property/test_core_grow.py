@@ -238,6 +238,23 @@ def test_deaths_and_joins_at_once_leave_no_expert_behind(join: Join, data: st.Da
     assert all(move.source in set(first.ranks) - dead for move in moves)
 
 
+@given(come_back(), st.data())
+def test_what_a_checkpoint_fills_needs_no_living_host(join: Join, data: st.DataObject) -> None:
+    first = join.layout
+    dead = data.draw(st.sets(st.sampled_from(first.ranks), max_size=len(first.ranks) - 1))
+    staying = set(first.ranks) - dead | set(join.newcomers)
+    after = next_of(first, staying, generation=9, floor=join.floor, is_restored=True)
+    assert after.ranks == tuple(sorted(staying)) and after.generation == 9
+    assert set(after.blocks()) == set(first.blocks()), "all that was saved has a place"
+    enough = min(join.hosts, len(staying))
+    for layer in after.experts:
+        for hosts in layer:
+            assert len(hosts) >= enough and {host.rank for host in hosts} <= staying
+            assert sum(host.share for host in hosts) == pytest.approx(1.0)
+    two = min(2, enough, len({join.node_of[rank] for rank in staying}))
+    assert all(nodes >= two for layer in on_nodes(after, join.node_of) for nodes in layer)
+
+
 @given(come_back())
 def test_without_newcomers_it_is_the_survivors_own_rule(join: Join) -> None:
     dead = join.layout.ranks[:1]

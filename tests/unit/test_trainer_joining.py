@@ -46,6 +46,7 @@ from pacekeeper.trainer.stores import (
     STOP_KEY,
     Stores,
     connect_store,
+    group_key,
     host_store,
     notice,
 )
@@ -288,17 +289,23 @@ def test_a_launcher_learns_of_nodes_that_joined(tmp_path: Path) -> None:
     assert stores.gone >= {1, 3}, "of those nobody knows a store"
 
 
-def test_a_death_is_told_to_a_node_that_joined_a_moment_ago(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["false", "true"])
+def test_a_death_is_told_to_a_node_that_joined_a_moment_ago(tmp_path: Path, end: str) -> None:
+    """So is a good end of who may have been let in and never heard of it."""
     waiting = Waiting(tmp_path)
     waiting.supervisor._look_for_nodes(1e9)  # and would not look again for a while
     later = host_store("127.0.0.1", 0)
     address = f"127.0.0.1:{later.port}"
     wider = (*waiting.supervisor.stores.addresses, address)
     waiting.own.set(JOB_KEY, replace(FACTS, addresses=wider).encode())
-    process = subprocess.Popen(["false"])
+    process = subprocess.Popen([end])
     waiting.supervisor.processes[4] = cast(ForkServerProcess, Ended(process))
     waiting.supervisor._ended(4)
     assert Stores((address,)).read(0, DEATHS_KEY) == notice(4, NO_GROUP)
+    waiting.own.set(group_key(5), "2-00ff00ff")
+    waiting.supervisor.processes[5] = cast(ForkServerProcess, Ended(subprocess.Popen(["true"])))
+    waiting.supervisor._ended(5)
+    assert Stores((address,)).read(0, DEATHS_KEY) == notice(4, NO_GROUP), "5 finished"
 
 
 class Ended:

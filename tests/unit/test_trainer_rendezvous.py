@@ -1,17 +1,26 @@
 """Launchers meet only with those that would train the same, each in a place of its own."""
 
+import json
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
-from pacekeeper.trainer import rendezvous
+from pacekeeper.core.manifest import CheckpointId
+from pacekeeper.trainer import rendezvous, stores
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rendezvous import Meeting, Terms, meet
 from pacekeeper.trainer.stores import connect_store, host_store
+from pacekeeper.trainer.supervisor import _newest_life
+from support.gloo_ranks import HOST
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 
@@ -25,7 +34,13 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     del server
 
 
-def come(address: str, node_rank: int, terms: Terms = TERMS, own: str | None = None) -> Meeting:
+def come(
+    address: str,
+    node_rank: int,
+    terms: Terms = TERMS,
+    own: str | None = None,
+    after_life: int = 0,
+) -> Meeting:
     return meet(
         address,
         node_rank=node_rank,
@@ -33,6 +48,7 @@ def come(address: str, node_rank: int, terms: Terms = TERMS, own: str | None = N
         own=own or f"127.0.0.{node_rank + 1}:5",
         clock="emulated",
         terms=terms,
+        after_life=after_life,
     )
 
 
@@ -82,6 +98,46 @@ def test_where_no_job_is_nobody_is_waited_for_for_ever(
     monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 0.2)
     with pytest.raises(UnreachableError, match=r"nodes \[0\] did not come"):
         come(address, 1)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_first_node_that_leaves_or_freezes_while_it_waits_for_others_is_said(
+    end: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 0.5)
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    assert host.stdout is not None
+    address = f"127.0.0.1:{int(host.stdout.readline())}"
+    connect_store(address).set("terms", json.dumps(dict(TERMS)))
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            second: Future[Meeting] = pool.submit(come, address, 1)
+            place = connect_store(address)
+            while not place.check(["store/1"]):
+                assert not second.done()
+            host.send_signal(end)
+            with pytest.raises(
+                UnreachableError, match=r"node 0 left the rendezvous .*, or is froz"
+            ):
+                second.result(20.0)
+        finally:
+            host.kill()
+            host.wait()
+
+
+def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
+    tmp_path: Path, address: str
+) -> None:
+    """A clock that was set back must not make the newest checkpoint the oldest one."""
+    config = TrainConfig(job="a", checkpoint_dir=str(tmp_path))
+    assert _newest_life(config) == _newest_life(TrainConfig(job="a")) == 0
+    later = (time.time_ns() // 1_000_000) + 10**9
+    for life in (5, later):
+        (tmp_path / "a" / CheckpointId(life=life, generation=1, step=4).name).mkdir(parents=True)
+    assert _newest_life(config) == later
+    with ThreadPoolExecutor(1) as pool:
+        second: Future[Meeting] = pool.submit(come, address, 1)
+        assert come(address, 0, after_life=later).life == second.result().life == later + 1
 
 
 def test_the_terms_are_all_that_decides_what_is_trained() -> None:
