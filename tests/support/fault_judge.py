@@ -69,13 +69,15 @@ class Newcomers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """What was done. `dead`: ranks that were to be dead at the end. `saved`: (when, step of the
+    """What was done. `dead`: ranks that were to be dead at the end; `revived`: those that were
+    dead before all were started again, and missed some steps. `saved`: (when, step of the
     newest whole checkpoint) before each blow. `is_safe`: no expert can have lost all its hosts.
     """
 
     schedule: Schedule
     fleet: Fleet
     dead: set[int]
+    revived: set[int]
     newcomers: tuple[Newcomers, ...]
     saved: tuple[tuple[float, int], ...]
     num_spoilt: int
@@ -173,12 +175,15 @@ class Judge:
     def _losses(self, rank: int) -> list[tuple[int, float]]:
         """(step, loss) of all it did; steps follow each other or go back, or it is said."""
         steps = self.course.fleet.steps(rank)
-        if any(b["step"] > a["step"] + 1 for a, b in pairwise(steps)):
+        has_gap = any(b["step"] > a["step"] + 1 for a, b in pairwise(steps))
+        if has_gap and rank not in self.course.revived:
             self._complain(f"rank {rank} did steps {[line['step'] for line in steps]}")
         return [(line["step"], line["loss"]) for line in steps]
 
     def _num_missing(self, rank: int, losses: list[tuple[int, float]]) -> int:
         """Of the steps that it was there for."""
+        if rank in self.course.revived:
+            return len(self.reference.losses) - 1 - losses[-1][0]
         first = 0 if rank in self.course.fleet.ranks else losses[0][0]
         return len(set(range(first, len(self.reference.losses))) - {step for step, _ in losses})
 

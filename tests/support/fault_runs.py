@@ -102,6 +102,7 @@ class Harm:
     newcomers: list[Newcomers] = field(default_factory=list)
     spoilt: set[CheckpointId] = field(default_factory=set)
     saved: list[tuple[float, int]] = field(default_factory=list)
+    revived: set[int] = field(default_factory=set)
     num_restarts: int = 0
     is_safe: bool = True
     has_quorum: bool = True
@@ -112,6 +113,7 @@ class Harm:
             schedule=self.schedule,
             fleet=self.fleet,
             dead=self.dead,
+            revived=self.revived,
             newcomers=tuple(self.newcomers),
             saved=tuple(self.saved),
             num_spoilt=len(self.spoilt),
@@ -158,7 +160,7 @@ class Harm:
     def _is_settled(self, one: Newcomers, ranks: set[int]) -> bool:
         """In it, or not to come any more."""
         code = self.fleet.launchers[one.launcher].code()
-        if code is not None and one.launcher not in self.nodes:
+        if code is not None and not set(one.ranks) <= self.dead:
             one.refused = f"newcomers {one.ranks} ended with code {code} while the job went on"
         return code is not None or set(one.ranks) - self.dead <= ranks
 
@@ -207,7 +209,9 @@ class Harm:
                 case Act.ALL:
                     self.num_restarts += 1
                     self.saved.append((time.monotonic(), self._newest()))
+                    before = set(self.dead)
                     self._signal(replace(fault, act=Act.KILL, ranks=tuple(self.fleet.ranks)))
+                    self.revived |= before & set(self.fleet.ranks)
                     self.dead.clear()  # all are started again
                 case _:
                     self._signal(fault)
