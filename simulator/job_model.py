@@ -59,6 +59,15 @@ class JobModel:
         """Everything once: what a checkpoint holds."""
         return self.dense_bytes + self.num_layers * self.num_experts * self.expert_bytes
 
+    @property
+    def unit_s(self) -> tuple[float, float]:
+        """Seconds at speed 1.0 of a token's dense part, and of a row of an expert."""
+        per_node = self.samples_per_node * self.tokens_per_sample
+        return (
+            (1.0 - self.expert_part) * self.balanced_step_s / per_node,
+            self.expert_part * self.balanced_step_s / (per_node * self.num_layers),
+        )
+
     def rows(self, parts: Array, num_nodes: int) -> Array:
         """Token rows of each expert in a step of so many nodes [layers, experts]; top-1 gates."""
         return parts * float(self.tokens_per_step(num_nodes))
@@ -94,6 +103,12 @@ class JobModel:
         """Mean over the layers of the slowest rank's time over that of an even share at 1.0."""
         if dispatch is Dispatch.PADDED:
             return self.num_experts * float(parts.max(axis=1).mean()) / min(speeds.values())
+        loads = np.einsum("le,ler->lr", parts, self.shares(layout, parts, dispatch))
+        real = np.array([speeds[rank] for rank in layout.ranks])
+        return float((loads / real).max(axis=1).mean()) * len(layout.ranks)
+
+    def shares(self, layout: Layout, parts: Array, dispatch: Dispatch) -> Array:
+        """What each rank computes of each expert's tokens [layers, experts, ranks]."""
         at = {rank: place for place, rank in enumerate(layout.ranks)}
         shares = np.full((*parts.shape, len(at)), np.nan)
         for layer, experts in enumerate(layout.experts):
@@ -102,10 +117,8 @@ class JobModel:
                     shares[layer, expert, at[host.rank]] = host.share
         if dispatch is Dispatch.EVENED:
             believed = np.array([layout.speed_by_rank[rank] for rank in layout.ranks])
-            shares = even_shares(parts, ~np.isnan(shares), believed, is_exact=False).shares
-        loads = np.einsum("le,ler->lr", parts, np.nan_to_num(shares))
-        real = np.array([speeds[rank] for rank in layout.ranks])
-        return float((loads / real).max(axis=1).mean()) * len(at)
+            return even_shares(parts, ~np.isnan(shares), believed, is_exact=False).shares
+        return np.nan_to_num(shares)
 
 
 def alive_everywhere(layout: Layout, living: Collection[int]) -> bool:

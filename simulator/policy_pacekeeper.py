@@ -2,17 +2,20 @@
 
 Survivors shrink and newcomers widen the layout (`core/shrink.py`, `core/grow.py`); then, and every
 `review_steps`, the controller's policy (`controller/policy.py`) is asked with a view like a live
-one, and what it decides is done. Nothing is decided here.
+one, and what it decides is done. That a node is slow it learns from the detector
+(`sim_watch.py`). Nothing is decided here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
 from pacekeeper.controller.policy import View, decide
-from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.config import DetectorConfig, PolicyConfig
 from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.findings import Decision
 from pacekeeper.core.grow import next_of
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import Floor
@@ -22,11 +25,41 @@ from pacekeeper.predictor.forecast import Workload
 from pacekeeper.predictor.workload import FEATURES
 from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes
 from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Array, Cause, Costs, Moment, Use
+from pacekeeper.simulator.sim_watch import Sight, seen
 
 # From the end of a process until its peers know: a supervisor sees it at once, and whole recoveries
 # take less than this (`benchmarks/recovery_time.py`). Checkpoints are copied at a step boundary and
 # written beside the training (ADR 32); 1 GB/s for the copy is what MoC measured (2408.04307, 6.2).
 OURS = replace(PUBLISHED, notice_s=(1.0, 1.0), copy_s_per_byte=1e-9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Known:
+    """What the controller remembers. `slow`: open findings; `home`: the layout before the first;
+    `coming`, `coming_step`: what the detector will have seen at that step; `refused`: what it was
+    asked about last, with the answer to do nothing.
+    """
+
+    slow: Mapping[int, float] = field(default_factory=dict)
+    home: Layout | None = None
+    coming: Sight | None = None
+    coming_step: int = 0
+    refused: tuple[Layout, Array] | None = None
+
+    def has_refused(self, layout: Layout, parts: Array) -> bool:
+        return (
+            self.refused is not None
+            and self.refused[0] is layout
+            and np.array_equal(self.refused[1], parts)
+        )
+
+    def without(self, nodes: Collection[int]) -> "_Known":
+        """These nodes are gone, or everybody sits elsewhere: there is no way home any more."""
+        slow = {rank: slowdown for rank, slowdown in self.slow.items() if rank not in nodes}
+        return replace(self, slow=slow, home=None, refused=None)
+
+    def again_after(self, step: int, usual: int | None) -> int | None:
+        return usual if self.coming is None else max(1, self.coming_step - step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,59 +76,79 @@ class Pacekeeper:
     review_steps: int | None = 200
     costs: Costs = OURS
     config: PolicyConfig = field(default_factory=PolicyConfig)
+    detector: DetectorConfig = field(default_factory=DetectorConfig)
     dispatch: Dispatch = Dispatch.EVENED
 
     def answer(self, moment: Moment, job: JobModel) -> Answer:
         if not moment.nodes or not job.has_room(len(moment.nodes)):
             return Answer(layout=None, is_rolled_back=True, reason="too few nodes for the model")
+        known = moment.memory if isinstance(moment.memory, _Known) else _Known()
         if moment.layout is None:
             return self._begin(moment, job)
         if moment.cause is Cause.PACED:
-            return Answer(layout=moment.layout, reason="not measured yet")
+            return self._watched(moment, job, known, moment.layout)
         if moment.cause is Cause.DUE:
-            return self._review(moment, job)
-        return self._regroup(moment, job, moment.layout)
+            return self._review(moment, job, known, moment.layout)
+        return self._regroup(moment, job, known.without(moment.lost), moment.layout)
 
     def _begin(self, moment: Moment, job: JobModel) -> Answer:
         layout = _as_started(moment, job)
+        again = self.config.settle_steps
         if moment.is_fresh:
-            return Answer(
-                layout=layout, again_after_steps=self.config.settle_steps, reason="begins"
-            )
+            return Answer(layout=layout, again_after_steps=again, reason="begins")
         restart_s = moment.draws.between(self.costs.restart_s, moment.now_s, "restart")
         return Answer(
             layout=layout,
             phases=((Use.RESTARTED, restart_s),),
             is_rolled_back=True,
-            again_after_steps=self.config.settle_steps,
+            again_after_steps=again,
             reason="starts again",
         )
 
-    def _regroup(self, moment: Moment, job: JobModel, held: Layout) -> Answer:
+    def _watched(self, moment: Moment, job: JobModel, known: _Known, held: Layout) -> Answer:
+        """Speeds have changed: nobody knows until the detector has seen it."""
+        sight = seen(
+            job,
+            held,
+            moment.parts,
+            self.dispatch,
+            known=known.slow,
+            speed=moment.speed,
+            config=self.detector,
+            seed=moment.draws.number(moment.now_s, "jitter"),
+        )
+        known = replace(known, coming=sight, coming_step=moment.step + sight.steps)
+        return Answer(
+            layout=held,
+            again_after_steps=sight.steps,
+            memory=known,
+            reason=f"seen in {sight.steps} steps",
+        )
+
+    def _regroup(self, moment: Moment, job: JobModel, known: _Known, held: Layout) -> Answer:
         """As ranks do by themselves, and then as the controller wants it."""
         floor = Floor(hosts=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node)
-        generation = held.generation + 1
         draws, costs, now_s = moment.draws, self.costs, moment.now_s
+        regrouped = partial(
+            next_of, held, moment.nodes, generation=held.generation + 1, floor=floor
+        )
+        again = known.again_after(moment.step, self.config.settle_steps)
         try:
-            layout = next_of(held, moment.nodes, generation=generation, floor=floor)
+            layout = regrouped()
         except LostStateError as error:
-            layout = next_of(
-                held, moment.nodes, generation=generation, floor=floor, is_restored=True
-            )
-            restart_s = draws.between(costs.restart_s, now_s, "restart")
             return Answer(
-                layout=layout,
-                phases=((Use.RESTARTED, restart_s),),
+                layout=regrouped(is_restored=True),
+                phases=((Use.RESTARTED, draws.between(costs.restart_s, now_s, "restart")),),
                 is_rolled_back=True,
-                again_after_steps=self.config.settle_steps,
+                again_after_steps=again,
+                memory=known,
                 reason=error.what,
             )
         moved = copied_bytes(held, layout, job, living=moment.nodes)
         spent_s = costs.copying_s(moved) + draws.between(costs.regroup_s, now_s, "regroup")
         if moment.lost:
             spent_s += draws.between(costs.notice_s, now_s, "notice")
-        view = self._view(moment, job, layout, is_makeshift=True)
-        decision = decide(view, self._config(job, len(moment.nodes)))
+        decision = self._decision(moment, job, layout, known, is_makeshift=True, by_survivors=True)
         if decision.layout is not None:
             more = copied_bytes(layout, decision.layout, job, living=moment.nodes)
             moved, spent_s = moved + more, spent_s + costs.copying_s(more)
@@ -103,27 +156,69 @@ class Pacekeeper:
             layout=decision.layout or layout,
             phases=((Use.RECONFIGURED, spent_s),),
             copied_bytes=moved,
-            again_after_steps=self.config.settle_steps,
+            again_after_steps=again,
+            memory=known,
             reason=f"survivors and newcomers regroup; {decision.reason}",
         )
 
-    def _review(self, moment: Moment, job: JobModel) -> Answer:
-        held = moment.layout
-        assert held is not None
-        seen = _Seen(layout=held, parts=moment.parts)
-        if isinstance(moment.memory, _Seen) and moment.memory.is_same(seen):
-            return Answer(layout=held, memory=seen, reason="nothing has changed since it was asked")
-        view = self._view(moment, job, held, is_makeshift=False)
-        decision = decide(view, self._config(job, len(moment.nodes)))
+    def _review(self, moment: Moment, job: JobModel, known: _Known, held: Layout) -> Answer:
+        is_over = False
+        if known.coming is not None and moment.step >= known.coming_step:
+            slow = {r: s for r, s in known.coming.slow.items() if r in held.ranks}
+            is_over = bool(known.slow) and not slow
+            home = known.home if known.slow else held
+            known = replace(known, slow=slow, home=home, coming=None, refused=None)
+        if known.has_refused(held, moment.parts):
+            return Answer(layout=held, memory=known, reason="nothing has changed")
+        decision = self._decision(moment, job, held, known, is_makeshift=is_over)
+        again = known.again_after(moment.step, None)
         if decision.layout is None:
-            return Answer(layout=held, memory=seen, reason=decision.reason)
+            known = replace(known, refused=(held, moment.parts))
+            return Answer(
+                layout=held, again_after_steps=again, memory=known, reason=decision.reason
+            )
+        if not known.slow:
+            known = replace(known, home=None)
         moved = copied_bytes(held, decision.layout, job, living=moment.nodes)
         return Answer(
             layout=decision.layout,
             phases=((Use.RECONFIGURED, self.costs.copying_s(moved)),) if moved else (),
             copied_bytes=moved,
+            again_after_steps=again,
+            memory=known,
             reason=decision.reason,
         )
+
+    def _decision(
+        self,
+        moment: Moment,
+        job: JobModel,
+        layout: Layout,
+        known: _Known,
+        *,
+        is_makeshift: bool,
+        by_survivors: bool = False,
+    ) -> Decision:
+        """What the controller says of a view like a live one's. The probe that comes before costly
+        plans is taken for read: it takes one step."""
+        num_nodes = len(layout.ranks)
+        workload = workload_of(job, moment.parts, num_nodes)
+        settled = self.config.settle_steps
+        view = View(
+            layout=layout,
+            shape=shape_of(job, num_nodes),
+            model=model_of(job),
+            workload=workload,
+            slow={rank: slowdown for rank, slowdown in known.slow.items() if rank in layout.ranks},
+            home=known.home,
+            step_s=0.0,
+            steps_since_plan=settled,
+            is_makeshift=is_makeshift,
+            by_survivors=by_survivors,
+            num_load_steps=settled,
+            next_generation=layout.generation + 1,
+        )
+        return decide(view, self._config(job, num_nodes))
 
     def _floor(self, job: JobModel, num_nodes: int) -> int:
         return max(1, min(self.min_hosts, num_nodes * job.slots_per_node // job.num_experts))
@@ -139,34 +234,6 @@ class Pacekeeper:
             plan_s=self.costs.transfer_s,
             restart_s=sum(self.costs.restart_s) / 2.0,
         )
-
-    def _view(self, moment: Moment, job: JobModel, layout: Layout, *, is_makeshift: bool) -> View:
-        workload = workload_of(job, moment.parts, len(layout.ranks))
-        return View(
-            layout=layout,
-            shape=shape_of(job, len(layout.ranks)),
-            model=model_of(job),
-            workload=workload,
-            slow={},
-            home=None,
-            step_s=0.0,
-            steps_since_plan=self.config.settle_steps,
-            is_makeshift=is_makeshift,
-            by_survivors=is_makeshift,
-            num_load_steps=self.config.settle_steps,
-            next_generation=layout.generation + 1,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Seen:
-    """What the controller was asked about last, with the answer to do nothing."""
-
-    layout: Layout
-    parts: Array
-
-    def is_same(self, other: "_Seen") -> bool:
-        return self.layout is other.layout and np.array_equal(self.parts, other.parts)
 
 
 def _as_started(moment: Moment, job: JobModel) -> Layout:
@@ -207,11 +274,7 @@ def workload_of(job: JobModel, parts: Array, num_nodes: int) -> Workload:
 
 def model_of(job: JobModel) -> CostModel:
     """What the predictor would have learnt of this job: seconds per token and per expert row."""
-    per_node = job.samples_per_node * job.tokens_per_sample
-    known: Mapping[str, float] = {
-        "tokens": (1.0 - job.expert_part) * job.balanced_step_s / per_node,
-        "expert_rows": job.expert_part * job.balanced_step_s / (per_node * job.num_layers),
-    }
+    known = dict(zip(("tokens", "expert_rows"), job.unit_s, strict=True))
     return CostModel(
         coefficients=np.array([known.get(name, 0.0) for name in FEATURES]),
         covariance=np.zeros((len(FEATURES), len(FEATURES))),

@@ -189,6 +189,9 @@ class Draws:
 
     def between(self, range_s: Range, now_s: float, what: str) -> float:
         """Evenly drawn."""
+        return range_s[0] + self.number(now_s, what) / 2.0**64 * (range_s[1] - range_s[0])
+
+    def number(self, now_s: float, what: str) -> int:
+        """Of 64 bits."""
         text = f"{self.seed} {round(now_s * 1e3)} {what}".encode()
-        part = int.from_bytes(blake2b(text, digest_size=8).digest()) / 2.0**64
-        return range_s[0] + part * (range_s[1] - range_s[0])
+        return int.from_bytes(blake2b(text, digest_size=8).digest())
