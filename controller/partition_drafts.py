@@ -35,7 +35,7 @@ def drafts(problem: Problem) -> list[Draft]:
         start = _living(_draft(name, partition), living)
         if name == "home":
             start = _with_spares(start, problem, living)
-        ways = [start]
+        ways = [start, *_without_hopeless(start, problem)]
         for how, deal in (("slow ones together", _together), ("even groups", _evened)):
             ways.append(_dealt(start, f"{name}, {how}", deal, problem.device_of))
         for way in ways:
@@ -68,6 +68,29 @@ def _living(draft: Draft, living: set[int]) -> Draft:
         for pipeline in draft.groups
     )
     return Draft(name=draft.name, groups=groups, expert_groups=draft.expert_groups)
+
+
+def _without_hopeless(draft: Draft, problem: Problem) -> list[Draft]:
+    """Without groups for which one layer takes longer than a healthy group's whole stage."""
+    healthy = problem.home.pipelines[0].cells
+    size = len(cell_ranks(healthy[0]))
+    per_stage = len(problem.model.layers) / len(healthy)
+    groups = tuple(
+        tuple(
+            ranks if _speed(ranks, problem.device_of) * per_stage >= size else ()
+            for ranks in pipeline
+        )
+        for pipeline in draft.groups
+    )
+    if groups == draft.groups:
+        return []
+    return [
+        Draft(
+            name=f"{draft.name}, without the slowest groups",
+            groups=groups,
+            expert_groups=draft.expert_groups,
+        )
+    ]
 
 
 def _with_spares(draft: Draft, problem: Problem, living: set[int]) -> Draft:

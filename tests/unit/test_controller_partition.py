@@ -70,6 +70,16 @@ def test_a_group_that_died_leaves_a_shorter_pipeline_or_one_less() -> None:
     assert plan.fluid_fraction > 0.8
 
 
+def test_a_rank_too_slow_for_a_single_layer_stands_by() -> None:
+    home = even_partition(MODEL, data=2, stages=4, tensor=1, rows=32, micro_batches=8)
+    problem = problem_of(MODEL, home, slow={2: 0.05})
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    assert plan.standby == (2,)
+    assert plan.evicted == ()
+    assert plan.fluid_fraction > 0.9
+
+
 def test_what_no_living_rank_holds_comes_from_a_checkpoint() -> None:
     slow = dict.fromkeys((0, 4), 0.0)  # the first quarter of the first stage, in both pipelines
     plan = plan_partition(problem_of(MODEL, HOME, slow=slow))
