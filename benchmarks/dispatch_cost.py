@@ -18,7 +18,8 @@ from rich.table import Table
 
 from pacekeeper.controller.expert_cluster import alike
 from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.shares import best_value, token_shares
+from pacekeeper.controller.shares import best_value
+from pacekeeper.controller.token_shares import token_shares
 from pacekeeper.core.layout import apportion
 from pacekeeper.trainer.token_exchange import exchange, neighbourhoods
 from pacekeeper.trainer.token_split import HostPairs, split_rows, whole_capacities

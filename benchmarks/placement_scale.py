@@ -17,9 +17,10 @@ import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from pacekeeper.controller.replica_plan import Wishes, plan_replicas
-from pacekeeper.controller.shares import batch_rows, split_layers
+from pacekeeper.controller.shares import batch_rows
 from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.controller.spread_floor import SpreadFloor
+from pacekeeper.controller.token_shares import split_layers
 from pacekeeper.core.layout import ExpertHosts, even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
-from pacekeeper.controller.shares import Split, batch_rows, split_layers
+from pacekeeper.controller.shares import Split, batch_rows
 from pacekeeper.controller.spread_floor import SpreadFloor, exposed, num_narrow
 from pacekeeper.controller.state import Refusal
+from pacekeeper.controller.token_shares import split_layers
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import ExpertHosts, Layout, num_expert_copies

@@ -124,13 +124,17 @@ def _with_left(
             held[host.rank] = held.get(host.rank, 0) + 1
     result = []
     for now, then in zip(planned, present, strict=True):
-        shares = {host.rank: host.share for host in now}
-        is_wide = len({node[rank] for rank in shares}) >= wishes.spread.least
-        for host in then if is_wide else ():
-            if host.rank not in shares and held.get(host.rank, 0) < wishes.slots_per_rank:
-                shares[host.rank] = 0.0
-                held[host.rank] = held.get(host.rank, 0) + 1
-        result.append(tuple(Host(rank, share) for rank, share in sorted(shares.items())))
+        kept = {host.rank for host in now}
+        left = [host.rank for host in then if host.rank not in kept]
+        if not left or len({node[rank] for rank in kept}) < wishes.spread.least:
+            result.append(now)
+            continue
+        stays = []
+        for rank in left:
+            if held.get(rank, 0) < wishes.slots_per_rank:
+                stays.append(Host(rank, 0.0))
+                held[rank] = held.get(rank, 0) + 1
+        result.append(tuple(sorted((*now, *stays))))
     return tuple(result)
 
 

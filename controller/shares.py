@@ -12,16 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.core.layout import ExpertHosts, Host, Layout
-
-# A split may stand this far above the optimum, to stay near speed-proportional shares: those
-# average over many experts, so that noise in one expert's load hurts no one host.
-SLACK = 0.005
-AIMED_SLACK = 0.004  # the search's own error fits in between
-MIN_SHARE = 1e-4  # smaller shares are none
-MAX_ROUNDS = 200
-SETTLED = 1e-5  # of the fluid load of a rank
-LEAST_LOG_FACTOR = -30.0
+from pacekeeper.core.layout import ExpertHosts, Host
 
 Array = npt.NDArray[np.float64]
 
@@ -52,7 +43,7 @@ NO_WORK = Optimum(value=0.0, fluid=0.0, witness=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Problem:
+class SplitProblem:
     """loads [experts], speed [ranks]; expert_of and rank_of [pairs]: each expert with each host."""
 
     ranks: tuple[int, ...]
@@ -78,41 +69,14 @@ class _Problem:
         return shares
 
 
-def token_shares(
-    loads: Sequence[float],
-    hosts: Sequence[Sequence[int]],
-    speeds: Mapping[int, float],
-) -> Split:
-    """The best token shares for fixed hosts, within SLACK of the exact optimum.
-
-    loads[e] >= 0, hosts[e] the ranks that hold expert e, speeds[rank] > 0. Among the splits within
-    SLACK the one nearest to speed-proportional shares (relative entropy). Raises ValueError for a
-    negative load, an expert without host, or a speed not above 0.
-    """
-    problem = _problem(loads, hosts, speeds)
-    proportional = problem.normalised(problem.speed[problem.rank_of])
-    if problem.loads.sum() <= 0.0:
-        split = _with_shares(problem, proportional)
-        return Split(hosts=split, value=0.0, bound=NO_WORK)
-    bound, exact = _solve(problem)
-    near = _nearest(problem, bound.value * (1.0 + AIMED_SLACK) * problem.speed)
-    shares = _mixed(problem, near, exact, bound.value * (1.0 + SLACK) * problem.speed)
-    cleaned = problem.normalised(np.where(shares > MIN_SHARE, shares, 0.0))
-    return Split(
-        hosts=_with_shares(problem, cleaned),
-        value=float((problem.load_by_rank(cleaned) / problem.speed).max()),
-        bound=bound,
-    )
-
-
 def exact_shares(
     loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> Split:
     """Shares that attain the optimum itself, at the price of one programme; some hosts get none."""
-    problem = _problem(loads, hosts, speeds)
+    problem = problem_of(loads, hosts, speeds)
     bound, exact = _solve(problem)
     return Split(
-        hosts=_with_shares(problem, exact),
+        hosts=with_shares(problem, exact),
         value=float((problem.load_by_rank(exact) / problem.speed).max()),
         bound=bound,
     )
@@ -122,7 +86,7 @@ def best_value(
     loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
 ) -> Optimum:
     """What the best shares over these hosts would reach, without the shares."""
-    problem = _problem(loads, hosts, speeds)
+    problem = problem_of(loads, hosts, speeds)
     if problem.loads.sum() <= 0.0:
         return NO_WORK
     return _solve(problem)[0]
@@ -145,19 +109,7 @@ def batch_rows(num_rows: int, speeds: Mapping[int, float]) -> dict[int, int]:
     return rows
 
 
-def split_layers(
-    layout: Layout, *, loads: Sequence[Sequence[float]], speeds: Mapping[int, float]
-) -> tuple[Split, ...]:
-    """The best token shares of every layer for the hosts as they are. loads[layer][expert]."""
-    splits = []
-    for layer, layer_loads in enumerate(loads):
-        on = [[host.rank for host in hosts] for hosts in layout.experts[layer]]
-        at = {rank: speeds[rank] for rank in layout.stage_of(layer).ranks}
-        splits.append(token_shares(layer_loads, on, at))
-    return tuple(splits)
-
-
-def _solve(problem: _Problem) -> tuple[Optimum, Array]:
+def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
     """The exact optimum with its witness, and shares [pairs] that attain it."""
     from scipy.optimize import linprog  # a quarter second to import: not at start-up
     from scipy.sparse import coo_array
@@ -207,54 +159,8 @@ def _solve(problem: _Problem) -> tuple[Optimum, Array]:
     return optimum, shares
 
 
-def _nearest(problem: _Problem, capacity: Array) -> Array:
-    """The shares [pairs] nearest to speed-proportional ones with no rank above its capacity.
-
-    Nearest in relative entropy, weighted by load: then one factor per rank, at most 1, scales all
-    its replicas alike, and the logarithms of the factors minimise a smooth convex function. All
-    ranks are treated alike whatever their numbers.
-    """
-    from scipy.optimize import minimize
-
-    own, loads = problem.speed[problem.rank_of], problem.loads / problem.fluid
-    limit = capacity / problem.fluid
-
-    def dual(log_factor: Array) -> tuple[float, Array]:
-        weights = own * np.exp(log_factor[problem.rank_of])
-        total = np.bincount(problem.expert_of, weights=weights, minlength=len(loads))
-        rows = loads[problem.expert_of] * weights / total[problem.expert_of]
-        at_rank = np.bincount(problem.rank_of, weights=rows, minlength=len(limit))
-        return float(loads @ np.log(total) - limit @ log_factor), at_rank - limit
-
-    start = np.zeros(len(problem.ranks))
-    natural = problem.normalised(own)
-    if (problem.load_by_rank(natural) <= capacity).all():
-        return natural
-    solution = minimize(
-        dual,
-        start,
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(LEAST_LOG_FACTOR, 0.0)] * len(start),
-        options={"maxiter": MAX_ROUNDS, "ftol": 1e-12, "gtol": SETTLED},
-    )
-    return problem.normalised(own * np.exp(solution.x[problem.rank_of]))
-
-
-def _mixed(problem: _Problem, near: Array, exact: Array, capacity: Array) -> Array:
-    """As much of `near` as fits the capacity, the rest of `exact`: loads mix as shares do."""
-    from_near, from_exact = problem.load_by_rank(near), problem.load_by_rank(exact)
-    over = from_near > capacity
-    if not over.any():
-        return near
-    room = (capacity - from_exact)[over] / (from_near - from_exact)[over]
-    part = max(0.0, float(room.min()))
-    has_load = problem.loads[problem.expert_of] > 0.0  # no load: any shares fit, the near ones stay
-    mixed: Array = np.where(has_load, part * near + (1.0 - part) * exact, near)
-    return mixed
-
-
-def _with_shares(problem: _Problem, shares: Array) -> tuple[ExpertHosts, ...]:
+def with_shares(problem: SplitProblem, shares: Array) -> tuple[ExpertHosts, ...]:
+    """Shares [pairs] as hosts of each expert."""
     found: list[list[Host]] = [[] for _ in problem.loads]
     for expert, at, share in zip(
         problem.expert_of.tolist(), problem.rank_of.tolist(), shares.tolist(), strict=True
@@ -263,9 +169,10 @@ def _with_shares(problem: _Problem, shares: Array) -> tuple[ExpertHosts, ...]:
     return tuple(map(tuple, found))
 
 
-def _problem(
+def problem_of(
     loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
-) -> _Problem:
+) -> SplitProblem:
+    """Raises ValueError for a negative load, an expert without host, or a speed not above 0."""
     if len(loads) != len(hosts):
         raise ValueError(f"{len(loads)} loads for {len(hosts)} experts")
     if any(not 0.0 <= load < np.inf for load in loads):
@@ -278,7 +185,7 @@ def _problem(
     ranks = tuple(sorted(speeds))
     position = {rank: i for i, rank in enumerate(ranks)}
     pairs = [(e, position[rank]) for e, on in enumerate(hosts) for rank in sorted(on)]
-    return _Problem(
+    return SplitProblem(
         ranks=ranks,
         loads=np.array(loads, dtype=np.float64),
         speed=np.array([speeds[rank] for rank in ranks], dtype=np.float64),

@@ -144,6 +144,16 @@ class Layout:
         """How fast each rank is taken to be: 1.0 where `speeds` does not say."""
         return dict.fromkeys(self.ranks, 1.0) | dict(self.speeds)
 
+    @cached_property
+    def replicas(self) -> frozenset[tuple[int, int, int]]:
+        """(layer, expert, rank) of every expert and host."""
+        return frozenset(
+            (layer, expert, host.rank)
+            for layer, layer_experts in enumerate(self.experts)
+            for expert, hosts in enumerate(layer_experts)
+            for host in hosts
+        )
+
     def stage_of(self, layer: int) -> Stage:
         """The stage that runs `layer`. Raises ValueError for a layer the model lacks."""
         for stage in self.stages:
@@ -237,13 +247,7 @@ def num_expert_copies(old: Layout, new: Layout) -> int:
     """How many replicas of experts are in `new` where they were not in `old`: the transfers of such
     blocks, counted. Both layouts are of one model.
     """
-    return sum(
-        len({host.rank for host in after}.difference(host.rank for host in before))
-        for old_layer, new_layer in zip(old.experts, new.experts, strict=True)
-        if old_layer is not new_layer
-        for before, after in zip(old_layer, new_layer, strict=True)
-        if before is not after
-    )
+    return len(new.replicas - old.replicas)
 
 
 def apportion(total: int, shares: Iterable[float]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ those pairs and experts that leave a choice: the experts with several hosts.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +37,7 @@ class HostPairs:
 
     expert_P: Ints
     host_P: Ints
+    first_E: Ints  # where each expert's pairs begin
     num_experts: int
     num_ranks: int
     choice: "_Choice"
@@ -51,6 +53,7 @@ class HostPairs:
         return cls(
             expert_P=expert_P,
             host_P=host_P,
+            first_E=np.flatnonzero(np.diff(expert_P, prepend=-1)),
             num_experts=len(hosts),
             num_ranks=num_ranks,
             choice=_Choice.of(expert_P, host_P, num_ranks),
@@ -111,8 +114,7 @@ def _first_witness(fixed_W: Ints, rows_E: Ints, capacity_W: Ints) -> Flags:
 
 def _limits(pairs: HostPairs, rows_E: Ints, capacity_W: Ints, inside: Flags) -> Ints:
     """Rows each rank may take: its capacity's part of what only ranks `inside` can compute."""
-    is_free = np.zeros(pairs.num_experts, dtype=np.bool_)
-    is_free[pairs.expert_P[~inside[pairs.host_P]]] = True
+    is_free: Flags = np.logical_or.reduceat(~inside[pairs.host_P], pairs.first_E)
     rows, capacity = int(rows_E[~is_free].sum()), int(capacity_W[inside].sum())
     return -(-rows * capacity_W // capacity)
 
@@ -122,9 +124,10 @@ class _Choice:
     """source -> expert -> host -> sink for the experts with several hosts: the rows of the others
     lie fixed, and a graph without them is a part of the size where slots are scarce.
 
-    As sparse rows, every edge with its way back; the places of edges are fixed, a step only fills
-    in capacities. The way back from a host to an expert has the rows placed beforehand, so that the
-    flow can undo them.
+    `graph`: sparse rows, every edge with its way back; the places of edges are fixed, a step only
+    fills in capacities (into a shallow copy: checks of a new one take longer than the flow). The
+    way back from a host to an expert has the rows placed beforehand, so that the flow can undo
+    them.
     """
 
     pair_C: Ints
@@ -132,16 +135,17 @@ class _Choice:
     number_C: Ints  # of the expert among those with a choice
     host_C: Ints
     by_host_C: Ints  # ordered by host, then expert
+    begins_W: Ints  # where each host's begin there
     expert_F: Ints
     only_O: Ints  # the other pairs
-    indptr: npt.NDArray[np.int32]
-    indices: npt.NDArray[np.int32]
+    graph: csr_array
     place: Ints  # of edges: to experts [F], to hosts [C], to the sink [W], and their ways back
 
     @classmethod
     def of(cls, expert_P: Ints, host_P: Ints, num_ranks: int) -> "_Choice":
         has_choice_P = (np.bincount(expert_P) > 1)[expert_P]
         expert_C, host_C = expert_P[has_choice_P], host_P[has_choice_P]
+        by_host_C = np.lexsort((expert_C, host_C))
         expert_F, number_C = np.unique(expert_C, return_inverse=True)
         experts, ranks = np.arange(len(expert_F)) + 1, np.arange(num_ranks) + 1 + len(expert_F)
         sink = len(expert_F) + num_ranks + 1
@@ -151,16 +155,18 @@ class _Choice:
         order = np.lexsort((head, tail))
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
+        indptr = np.searchsorted(tail[order], np.arange(sink + 2)).astype(np.int32)
+        indices, nothing = head[order].astype(np.int32), np.zeros(len(order), dtype=np.int32)
         return cls(
             pair_C=np.flatnonzero(has_choice_P),
             expert_C=expert_C,
             number_C=number_C,
             host_C=host_C,
-            by_host_C=np.lexsort((expert_C, host_C)),
+            by_host_C=by_host_C,
+            begins_W=np.searchsorted(host_C[by_host_C], np.arange(num_ranks)),
             expert_F=expert_F,
             only_O=np.flatnonzero(~has_choice_P),
-            indptr=np.searchsorted(tail[order], np.arange(sink + 2)).astype(np.int32),
-            indices=head[order].astype(np.int32),
+            graph=csr_array((nothing, indices, indptr), shape=(sink + 1, sink + 1)),
             place=place,
         )
 
@@ -176,8 +182,7 @@ class _Choice:
         """
         host, own = self.host_C[self.by_host_C], own_C[self.by_host_C]
         up_to = np.cumsum(own)
-        begins = np.searchsorted(host, np.arange(len(room_W)))
-        before = np.concatenate([[0], up_to])[begins]  # rows of the ranks before
+        before = np.concatenate([[0], up_to])[self.begins_W]  # rows of the ranks before
         within = np.minimum(up_to - before[host], room_W[host])
         earlier = np.minimum(up_to - own - before[host], room_W[host])
         local_C = np.empty_like(own_C)
@@ -197,17 +202,18 @@ class _Choice:
         capacity[self.place] = np.concatenate(
             [left_F, forth_C, left_W, 0 * left_F, placed_C, 0 * left_W]
         )
-        size = len(self.indptr) - 1
-        graph = csr_array((capacity, self.indices, self.indptr), shape=(size, size))
+        graph, size = copy(self.graph), self.graph.shape[0]
+        graph.data = capacity
         result = maximum_flow(graph, 0, size - 1, method="dinic")
         flow = result.flow.data
         assert len(flow) == len(capacity), "every edge has its way back already"
         if result.flow_value == left_F.sum():
             return placed_C + flow[self.place[num_experts : num_experts + num_pairs]], None
+        is_open = capacity > flow
+        before = np.concatenate([[0], np.cumsum(is_open)]).astype(np.int32)
         residual = csr_array(
-            (capacity - flow, self.indices, self.indptr), shape=(size, size), copy=True
+            (capacity[is_open], graph.indices[is_open], before[graph.indptr]), shape=(size, size)
         )
-        residual.eliminate_zeros()  # in place: not in our own arrays
         is_reached = np.zeros(size, dtype=np.bool_)
         is_reached[breadth_first_order(residual, 0, return_predecessors=False)] = True
         return placed_C, is_reached[1 + num_experts : -1]

@@ -7,12 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.shares import (
-    SLACK,
-    batch_rows,
-    best_value,
-    token_shares,
-)
+from pacekeeper.controller.shares import batch_rows, best_value
+from pacekeeper.controller.token_shares import SLACK, token_shares
 from pacekeeper.core.layout import Host, Layout, even_layout
 
 Case = tuple[list[float], list[list[int]], dict[int, float]]

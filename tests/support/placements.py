@@ -1,8 +1,9 @@
 """A case of placement as tests draw it, and what the planner makes of it."""
 
 from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
-from pacekeeper.controller.shares import Split, split_layers
+from pacekeeper.controller.shares import Split
 from pacekeeper.controller.spread_floor import SpreadFloor
+from pacekeeper.controller.token_shares import split_layers
 from pacekeeper.core.layout import Layout
 
 Case = tuple[Layout, list[list[float]], dict[int, float], int]
