@@ -158,6 +158,8 @@ def shares_on_ranks(
 
 def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> EvenShares:
     first, group_of = numbered_rows(hosts.reshape(-1, hosts.shape[2]).T)
+    if len(first) == len(speeds):  # no two ranks are alike
+        return even_shares(loads, hosts, speeds, is_exact=is_exact)
     whole = np.bincount(group_of, weights=speeds).astype(np.float64)
     even = even_shares(loads, hosts[:, :, first], whole, is_exact=is_exact)
     return EvenShares(

@@ -185,7 +185,7 @@ def _widened(
     layer, aim, rows, speeds = way.layer, way.aim, task.loads[way.layer], task.speeds
     trial, chosen, num_chosen = way.hosts.copy(), way.hosts, 0
     carried = trial @ speeds
-    at_rank = (rows[:, None] * split.shares[layer]).sum(axis=0)
+    at_rank = rows @ split.shares[layer]
     free = np.array(task.cluster.slots) - trial.sum(axis=0)
     heap = [(-rows[e] / carried[e], e) for e in (rows > aim * carried).nonzero()[0].tolist()]
     heapq.heapify(heap)
@@ -259,7 +259,7 @@ def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Cha
     """The change that comes nearest to taking out what is too much inside the densest ranks."""
     hosts, layer, aim = way.hosts, way.layer, way.aim
     rows, inside = task.loads[layer], split.inside[layer]
-    at_rank = (rows[:, None] * split.shares[layer]).sum(axis=0)
+    at_rank = rows @ split.shares[layer]
     excess = float(split.bound[layer] - aim) * float(task.speeds[inside].sum())
     own = ((rows > 0.0) & ~(hosts & ~inside).any(axis=1)).nonzero()[0]
     outside = (~inside).nonzero()[0]
