@@ -142,14 +142,22 @@ def prove(
     killers = node_kill_sets(hosts, cluster)
     renamed = [frozenset(place[node] for node in killer) for killer in killers]
     num_nodes, num_experts = len(names), hosts.shape[1]
-    rarest = min(sum(min(s, num_experts) for s in cluster.slots) // num_experts, num_nodes)
+    at_node = dict.fromkeys(names, 0)
+    for node, slots in zip(cluster.nodes, cluster.slots, strict=True):
+        at_node[node] += min(slots, num_experts)
+    rarest = min(sum(at_node.values()) // num_experts, num_nodes)
+    largest = sorted(at_node.values(), reverse=True)
     survived = survival(renamed, num_nodes, max_losses=max_losses)
     num_copied = int((hosts if present is None else hosts & ~present).sum())
     return Proof(
         layers=layers,
         survival=survived,
+        # Nor do those survive that leave fewer slots than experts.
         survival_bound=tuple(
-            survival_bound(num_nodes, k, rarest) for k in range(len(survived.by_losses))
+            survival_bound(num_nodes, k, rarest)
+            if sum(largest[: num_nodes - k]) >= num_experts
+            else 0.0
+            for k in range(len(survived.by_losses))
         ),
         loss_probability=loss,
         kill_sets=killers,

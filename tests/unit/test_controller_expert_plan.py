@@ -78,6 +78,12 @@ def test_a_slow_rank_and_scarce_slots_still_leave_all_ranks_even(
     assert worst_over_fluid(plan) < 1.02
 
 
+def test_no_hosts_survive_a_loss_that_leaves_fewer_slots_than_experts() -> None:
+    proof = plan_experts([zipf(8, 1.0)], alike(10, 6), floors=FLOOR, max_losses=10).proof
+    assert proof.survival_bound[8] > 0.0 < proof.survival.by_losses[8]
+    assert proof.survival_bound[9:] == (0.0, 0.0) == proof.survival.by_losses[9:]
+
+
 def test_the_layers_share_their_kill_sets() -> None:
     loads = [np.roll(zipf(16, 1.0), shift) for shift in range(12)]
     plan = plan_experts(loads, alike(10, 6), floors=FLOOR)
