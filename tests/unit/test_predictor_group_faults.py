@@ -5,8 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pacekeeper.predictor.level_noise import noise_of
+from pacekeeper.predictor.level_shifts import strongest_shifts
 from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.trace_residuals import Residuals
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 ONSET = 8
@@ -84,3 +87,28 @@ def test_ranks_whose_work_wanders_together_are_no_group() -> None:
         shared = np.exp(wander[table.step - FIRST_STEP, table.rank // 4])
         found += bool(rank_faults(timed(trace, shared)))
     assert found <= 1
+
+
+def of_one_stage(seed: int, rise: float, *, alike: bool) -> Residuals:
+    """Twelve ranks, of which four rise by `rise` in mid-record; `alike`: their noise is one."""
+    rng, steps, group = np.random.default_rng(seed), 30, 4
+    by_step = 0.004 * rng.standard_normal((steps, 12))
+    by_step[:, :group] = 0.01 * rng.standard_normal((steps, 1 if alike else group))
+    by_step[steps // 2 :, :group] += rise
+    nothing = np.zeros_like(by_step)
+    return Residuals(
+        columns=np.zeros(0, dtype=np.intp), chunk=None, step_of=np.arange(steps), samples=by_step,
+        by_step=by_step, counts=nothing + 1.0, errors=nothing, shared=nothing,
+    )  # fmt: skip
+
+
+def test_ranks_of_a_group_that_move_as_one_count_as_one() -> None:
+    """Each stands for itself; but any four of twelve might, and theirs is a single witness."""
+    found = {True: 0, False: 0}
+    for alike in found:
+        for seed in range(8):
+            residuals = of_one_stage(seed, 0.04, alike=alike)
+            noise = noise_of(residuals, np.zeros(12, dtype=np.intp))
+            shifts = strongest_shifts(residuals, noise, false_alarms=0.01, min_slowdown=1.01)
+            found[alike] += bool(shifts)
+    assert found[True] == 0 and found[False] > 4
