@@ -5,9 +5,10 @@ what everybody shows or what is known of healthy GPUs where there is little to m
 """
 
 from dataclasses import dataclass, replace
-from math import log, log2, sqrt
+from math import exp, log, log2, sqrt
 
 import numpy as np
+from scipy.special import ndtri_exp
 from scipy.stats import norm, t
 
 from pacekeeper.predictor.robust import MAD_TO_SIGMA
@@ -24,6 +25,7 @@ QUARTILE_EFFICIENCY = 0.6
 PRIOR_STRENGTH = 8.0  # as many observations as a common or assumed scale counts for
 MOST_OWN = 3.0  # times its peers' wander: what comes and goes is a fault, not wander
 LEAST_CHANGES = 10  # of a rank, for its own noise to count
+LEAST_LOG_CHANCE = -600.0  # a float holds e to the -700
 LEAST_RANKS = 16  # whose maxima have quartiles to speak of
 LEAST_BLOCKS = 6  # means whose middle change no single fault can reach
 
@@ -87,15 +89,29 @@ class Sigmas:
 def thresholds(num_steps: int, num_ranks: int, false_alarms: float, freedom: float) -> Sigmas:
     """Half of the false alarms each: over all stretches; over ranks and octaves of time.
 
-    freedom: of the fast noise, which a short trace tells badly (Student's t). Bonferroni.
+    num_ranks: or of groups that may be looked at, as many as there can be; freedom: of the fast
+    noise, which a short trace tells badly (Student's t). Bonferroni.
     """
-    per_stretch = 0.5 * false_alarms / (num_ranks * num_steps * (num_steps + 1) / 2)
-    per_octave = 0.5 * false_alarms / (num_ranks * (1.0 + log2(num_steps)))
+    half = log(0.5 * false_alarms) - log(num_ranks)  # groups may be more than a float holds
+    per_stretch = half - log(num_steps * (num_steps + 1) / 2)
     return Sigmas(
-        fast=float(t.isf(min(0.5, per_stretch), freedom)),
-        slow=float(norm.isf(min(0.5, per_octave))),
-        sure=float(norm.isf(min(0.5, per_stretch))),
+        fast=_t_beyond(per_stretch, freedom),
+        slow=_normal_beyond(half - log(1.0 + log2(num_steps))),
+        sure=_normal_beyond(per_stretch),
     )
+
+
+def _normal_beyond(log_chance: float) -> float:
+    """What a standard normal exceeds with this chance, given as its logarithm."""
+    return float(-ndtri_exp(min(log(0.5), log_chance)))
+
+
+def _t_beyond(log_chance: float, freedom: float) -> float:
+    """The same of Student's t; of chances that no float holds by its normal twin (Wallace 1959)."""
+    if log_chance > LEAST_LOG_CHANCE:
+        return float(t.isf(min(0.5, exp(log_chance)), freedom))
+    with np.errstate(over="ignore"):
+        return float(np.sqrt(freedom * np.expm1(_normal_beyond(log_chance) ** 2 / freedom)))
 
 
 def needed_strength(highest: Array, false_alarms: float) -> float:

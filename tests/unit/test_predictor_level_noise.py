@@ -1,7 +1,10 @@
 """How noisy healthy ranks are, and how far chance brings them: told by the ranks themselves."""
 
+from math import comb
+
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
 from pacekeeper.predictor.level_noise import (
     LEAST_NOISE,
@@ -11,6 +14,7 @@ from pacekeeper.predictor.level_noise import (
     QUARTILE_EFFICIENCY,
     needed_strength,
     noise_of,
+    thresholds,
 )
 from pacekeeper.predictor.level_shifts import strongest_shifts
 from pacekeeper.predictor.trace_residuals import Residuals
@@ -111,3 +115,17 @@ def test_among_ranks_with_bouts_of_noise_a_little_more_of_it_is_no_fault() -> No
 
     assert named(quiet) == [5]
     assert named(bouts) == []
+
+
+@pytest.mark.parametrize("freedom", [300.0, 5000.0, 1e5])
+def test_thresholds_of_more_groups_than_a_float_holds_go_on_where_the_others_end(
+    freedom: float,
+) -> None:
+    asked = [thresholds(100, comb(1024, size), 0.01, freedom) for size in range(150, 400, 5)]
+    for values in ([one.fast for one in asked], [one.sure for one in asked]):
+        steps = np.diff(values) / values[:-1]
+        assert (steps > 0.0).all() and (steps < 0.1).all(), "no edge where the formula changes"
+    few = thresholds(100, 8, 0.01, freedom)
+    chance = 0.005 / (8 * 100 * 101 / 2)
+    assert few.fast == pytest.approx(t.isf(chance, freedom))
+    assert few.sure == pytest.approx(norm.isf(chance))
