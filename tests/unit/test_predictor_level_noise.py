@@ -121,7 +121,7 @@ def test_among_ranks_with_bouts_of_noise_a_little_more_of_it_is_no_fault() -> No
 def test_thresholds_of_more_groups_than_a_float_holds_go_on_where_the_others_end(
     freedom: float,
 ) -> None:
-    asked = [thresholds(100, comb(1024, size), 0.01, freedom) for size in range(150, 400, 5)]
+    asked = [thresholds(100, comb(2048, size), 0.01, freedom) for size in range(120, 900, 5)]
     for values in ([one.fast for one in asked], [one.sure for one in asked]):
         steps = np.diff(values) / values[:-1]
         assert (steps > 0.0).all() and (steps < 0.1).all(), "no edge where the formula changes"
