@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from pacekeeper.predictor.peers import relative_to_peers
-from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA, MEDIAN_ERROR
+from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 from pacekeeper.predictor.workload import BENDS, FEATURES, Array, Flags, Positions, StepSample
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
@@ -269,8 +269,8 @@ def _sigma(residuals: Array) -> float:
             MAD_TO_SIGMA * float(np.median(changes)),
             float(np.quantile(changes, 0.9)) / 1.645,
         ]
-    deviations = np.abs(residuals - np.nanmedian(residuals, axis=0))
-    scales.append(MAD_TO_SIGMA * float(np.median(np.nanmedian(deviations, axis=0))))
+    deviations = np.abs(residuals - column_medians(residuals))
+    scales.append(MAD_TO_SIGMA * float(np.median(column_medians(deviations))))
     return max(scales)
 
 
@@ -278,7 +278,7 @@ def _offsets(residuals: Array, sigma: float) -> Array:
     """Each rank's median log residual, less the part that chance alone may well have made."""
     count = np.isfinite(residuals).sum(axis=0)
     chance = 2.0 * MEDIAN_ERROR * max(sigma, LEAST_SPREAD) / np.sqrt(count)
-    middle = np.nanmedian(residuals, axis=0)
+    middle = column_medians(residuals)
     offsets: Array = np.sign(middle) * np.maximum(np.abs(middle) - chance, 0.0)
     return offsets
 

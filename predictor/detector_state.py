@@ -11,6 +11,7 @@ from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.charts import Charts
 from pacekeeper.predictor.common_pace import NO_NEWS, CommonPace, PaceNews
 from pacekeeper.predictor.cost_model import CostModel
+from pacekeeper.predictor.robust import column_medians
 from pacekeeper.predictor.thresholds import Thresholds
 from pacekeeper.predictor.workload import Array, Flags, StepSample
 
@@ -123,6 +124,4 @@ def median_of_steps(values: Array) -> Array:
     """Median over steps [steps, ranks] -> [ranks]; 0 where a rank has no value (and no warning)."""
     if len(values) == 0:
         return np.zeros(values.shape[1])
-    filled = np.where(np.isnan(values).all(axis=0), 0.0, values)
-    median: Array = np.nanmedian(filled, axis=0)
-    return median
+    return np.nan_to_num(column_medians(values))

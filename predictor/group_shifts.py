@@ -13,8 +13,9 @@ from math import comb
 import numpy as np
 
 from pacekeeper.predictor.level_noise import noise_of, thresholds
+from pacekeeper.predictor.robust import column_medians
 from pacekeeper.predictor.shift_judge import Judge, Shift, edges_of
-from pacekeeper.predictor.trace_residuals import Residuals, column_medians
+from pacekeeper.predictor.trace_residuals import Residuals
 from pacekeeper.predictor.workload import Array, Positions
 
 LEAST_APART = 0.5  # of what the least slow of the group lost: whoever is left lost less

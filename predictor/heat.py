@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pacekeeper.predictor.robust import column_medians
 from pacekeeper.predictor.trace import ComputeTable, Trace
-from pacekeeper.predictor.trace_residuals import column_medians
 from pacekeeper.predictor.workload import Array, Positions
 
 MIN_LIMIT = 0.05  # of the colours: smaller residuals than these are noise

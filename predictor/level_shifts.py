@@ -12,6 +12,7 @@ import numpy as np
 
 from pacekeeper.predictor.group_shifts import Seed, together
 from pacekeeper.predictor.level_noise import Noise, Sigmas, needed_strength, thresholds
+from pacekeeper.predictor.robust import column_medians
 from pacekeeper.predictor.shift_judge import (
     SAMPLE_CLIP,
     WORTH_A_LOOK,
@@ -20,7 +21,7 @@ from pacekeeper.predictor.shift_judge import (
     beyond,
     edges_of,
 )
-from pacekeeper.predictor.trace_residuals import Residuals, column_medians
+from pacekeeper.predictor.trace_residuals import Residuals
 from pacekeeper.predictor.workload import Array, Positions
 
 GROWTH = 1.2  # of the lengths tried, beyond the first few

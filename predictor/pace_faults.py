@@ -15,9 +15,10 @@ from pacekeeper.predictor import job_expected
 from pacekeeper.predictor.job_level import MIN_SLOWDOWN
 from pacekeeper.predictor.level_noise import noise_of
 from pacekeeper.predictor.level_shifts import strongest_shifts
+from pacekeeper.predictor.robust import column_medians
 from pacekeeper.predictor.shift_judge import Shift
 from pacekeeper.predictor.trace import ComputeTable, StepTable, Trace
-from pacekeeper.predictor.trace_residuals import Residuals, column_medians, layouts_of
+from pacekeeper.predictor.trace_residuals import Residuals, layouts_of
 from pacekeeper.predictor.verdict import Trouble, TroubleKind, Verdict
 from pacekeeper.predictor.workload import Array, Positions
 

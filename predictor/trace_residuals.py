@@ -13,7 +13,7 @@ import numpy as np
 
 from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.peers import medians_without_one
-from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA
+from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA, column_medians
 from pacekeeper.predictor.trace import ComputeTable, Trace
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
@@ -195,18 +195,6 @@ def _residuals(
         errors=errors,
         shared=shared,
     )
-
-
-def column_medians(values: Array, axis: int = 0) -> Array:
-    """Medians of what is finite along an axis; NaN where nothing is."""
-    if not values.shape[axis]:
-        return np.full(np.delete(values.shape, axis), np.nan)
-    ascending = np.sort(values, axis=axis)  # NaN last
-    count = np.isfinite(values).sum(axis=axis, keepdims=True)
-    low = np.take_along_axis(ascending, np.maximum((count - 1) // 2, 0), axis=axis)
-    high = np.take_along_axis(ascending, np.minimum(count // 2, values.shape[axis] - 1), axis=axis)
-    middle: Array = np.squeeze(0.5 * (low + high), axis=axis)
-    return middle
 
 
 def robust_scale(values: Array) -> float:

@@ -13,9 +13,8 @@ from scipy.stats import norm
 from scipy.stats import t as student
 
 from pacekeeper.predictor.groups import grouped
-from pacekeeper.predictor.robust import MAD_TO_SIGMA, MEDIAN_ERROR
+from pacekeeper.predictor.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
 from pacekeeper.predictor.trace import Chunk, ComputeTable, Worker
-from pacekeeper.predictor.trace_residuals import column_medians
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
 PARTS_OF_RUN = 4  # the best of them shows what a rank can do

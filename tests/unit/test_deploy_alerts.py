@@ -11,7 +11,10 @@ from support.tree import ROOT
 
 SELECTOR = re.compile(r"(pacekeeper_\w+)(?:\{(.*?)\})?")
 MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"(.*?)"')
-VALUES = {"cause": set(Blindness), "kind": set(FindingKind)}
+VALUES: dict[str, set[str]] = {
+    "cause": set(map(str, Blindness)),
+    "kind": set(map(str, FindingKind)),
+}
 
 
 def rules() -> dict[str, dict[str, str]]:
