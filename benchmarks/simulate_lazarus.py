@@ -1,10 +1,11 @@
 """Lazarus' experiment on spot nodes, simulated: ours beside Lazarus and restarts from checkpoints.
 
-`python -m benchmarks.simulate_lazarus`; some minutes (`--quick`: two seeds). 80 minutes of
-the P3 trace (`spot_bamboo`), at most ten nodes, recorded routing (`smartmoe_routing`), GPT-S and
-GPT-L as in the paper (arXiv 2407.04656, 6.1 and 6.4). Step times are fitted to what the paper
-prints of undisturbed and of regularly disturbed runs, not to what is compared here; every number
-has its source in docs/simulator.md. Prints tables, last one line of JSON.
+`python -m benchmarks.simulate_lazarus`; some minutes (`--quick`: two seeds; `--whole`: P3, G4dn and
+Parcae's hours as a whole, too, an hour or so; `--faults DAYS`: of the log of 400 servers). 80
+minutes of the P3 trace (`spot_bamboo`), at most ten nodes, recorded routing (`smartmoe_routing`),
+GPT-S and GPT-L as in the paper (arXiv 2407.04656, 6.1 and 6.4). Step times are fitted to what the
+paper prints of undisturbed and of regularly disturbed runs, not to what is compared here; every
+number has its source in docs/simulator.md. Prints tables, last one line of JSON.
 """
 
 import argparse
@@ -26,14 +27,16 @@ from pacekeeper.simulator.job_nodes import capped
 from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, grouped
 from pacekeeper.simulator.policy_lazarus import Lazarus, placed
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
+from pacekeeper.simulator.read_faults import DAY_S, read_faults
 from pacekeeper.simulator.read_spot import read_spot
-from pacekeeper.simulator.routing import Routing, read_routing
+from pacekeeper.simulator.routing import Routing, even_routing, read_routing
 from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
 from pacekeeper.simulator.sim_summary import summarised
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 MAX_NODES, SLOTS, SAMPLES, TOKENS, LAYERS = 10, 6, 4, 1024, 12
-MINUTES = 80.0
+MINUTES, SPAN = 80.0, "80 minutes"
+NUM_SERVERS = 400  # of the log of faults
 # Minute 34 of the paper's trace takes four of its nodes: these, of p3-trace.csv, are among its ten.
 LOST_AT_34 = ("node19", "node11", "node17", "node3")
 STATE_BYTES_PER_PARAMETER = 14  # 63 MB for an expert of 8 x 768^2 parameters
@@ -164,11 +167,28 @@ def played(
     """Outcomes of every policy, seed by seed, on the same nodes."""
     found: dict[str, list[Outcome]] = {}
     for seed in range(seeds):
-        first = [int(name[4:]) - 1 for name in LOST_AT_34]  # node1 is the first that joins
-        always = first if history.duration_s <= MINUTES * 60.0 else ()
-        mine = capped(history, max_nodes=MAX_NODES, seed=seed, always=always)
+        mine = history
+        if history.name == SPAN:
+            first = [int(name[4:]) - 1 for name in LOST_AT_34]  # node1 is the first that joins
+            mine = capped(history, max_nodes=MAX_NODES, seed=seed, always=first)
+        elif history.num_nodes != NUM_SERVERS:
+            mine = capped(history, max_nodes=MAX_NODES, seed=seed)
         for name, policy in policies(paper, job, likelihood).items():
             found.setdefault(name, []).append(simulate(mine, job, routing, policy, seed=seed))
+    return found
+
+
+def histories(data: Path, *, is_whole: bool, fault_days: float) -> dict[str, History]:
+    """By name: the 80 minutes, and what else is asked for and there."""
+    trace = read_spot(data / "spot_bamboo" / "p3-trace.csv")
+    found = {SPAN: replace(trace.cut(duration_s=MINUTES * 60.0), name=SPAN)}
+    if is_whole:
+        paths = sorted((data / "spot_bamboo").glob("*g4dn*.csv"))
+        paths += sorted((data / "spot_parcae").glob("gpt-6.7b_trace_*.txt"))
+        found |= {"whole P3": trace} | {path.stem: read_spot(path) for path in paths}
+    if fault_days:
+        log = data / "infinitehbd_faults" / "fault_trace.json.gz"
+        found["faults"] = read_faults(log, num_nodes=NUM_SERVERS).cut(duration_s=fault_days * DAY_S)
     return found
 
 
@@ -218,11 +238,11 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="two seeds, the 80 minutes only")
-    parser.add_argument("--whole", action="store_true", help="the whole P3 trace, too")
+    parser.add_argument("--whole", action="store_true", help="whole traces, too")
+    parser.add_argument("--faults", type=float, default=0.0, help="days of the log of faults")
     arguments = parser.parse_args()
     seeds = 2 if arguments.quick else arguments.seeds
     console = Console(width=160)
-    trace = read_spot(arguments.data / "spot_bamboo" / "p3-trace.csv")
     expert_part, likelihood = fitted_expert_part(arguments.data), share_lost(arguments.data)
     result: dict[str, Any] = {
         "seeds": seeds,
@@ -230,22 +250,22 @@ def main() -> int:
         "failure_probability": round(likelihood, 3),
         "step_s": {},
     }
-    spans = {"80 minutes": trace.cut(duration_s=MINUTES * 60.0)}
-    if arguments.whole:
-        spans["whole P3"] = trace
+    spans = histories(arguments.data, is_whole=arguments.whole, fault_days=arguments.faults)
     for paper in MODELS:
         step_s = fitted_step_s(paper, arguments.data, expert_part)
         result["step_s"][paper.name] = round(step_s, 4)
         job = job_of(paper, step_s=step_s, expert_part=expert_part)
-        routing = _routing(arguments.data, paper).thinned(LOADS_EVERY)
+        recorded = _routing(arguments.data, paper).thinned(LOADS_EVERY)
         for name, history in spans.items():
-            outcomes = played(history, paper, job, routing, seeds, likelihood)
-            bar = paper.bar if name == "80 minutes" else 0.0
+            # Of servers nothing is drawn; loads that stay, so that years are played in minutes.
+            is_log = history.num_nodes == NUM_SERVERS
+            routing = even_routing(LAYERS, paper.num_experts) if is_log else recorded
+            outcomes = played(history, paper, job, routing, 1 if is_log else seeds, likelihood)
             key = f"{paper.name}, {name}"
-            result[key] = summary(outcomes, bar)
+            result[key] = summary(outcomes, paper.bar if name == SPAN else 0.0)
             show(key, result[key], console)
     print(json.dumps(result))
-    return 0 if all(result[f"{paper.name}, 80 minutes"]["met"] for paper in MODELS) else 1
+    return 0 if all(result[f"{paper.name}, {SPAN}"]["met"] for paper in MODELS) else 1
 
 
 if __name__ == "__main__":

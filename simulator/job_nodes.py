@@ -57,7 +57,6 @@ def capped(history: History, *, max_nodes: int, seed: int, always: Collection[in
             case NodesJoined():
                 free = [node for node in change.nodes if node not in strangers]
                 taken = tuple(free[: max_nodes - len(mine)])
-                strangers |= set(change.nodes) - set(taken)
                 mine |= set(taken)
                 if taken:
                     changes.append(NodesJoined(at_s=change.at_s, nodes=taken))

@@ -26,7 +26,7 @@ POLICIES: tuple[Policy, ...] = (
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(history=histories(is_paced=True), seed=st.integers(0, 3))
 def test_every_second_and_every_sample_is_told_once(
     policy: Policy, history: History, seed: int
@@ -42,7 +42,7 @@ def test_every_second_and_every_sample_is_told_once(
     assert outcome == simulate(history, job, even_routing(2, 2), policy, seed=seed)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(
     history=histories(),
     every=st.integers(1, 5),

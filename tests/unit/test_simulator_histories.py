@@ -106,13 +106,17 @@ def test_a_node_is_away_while_any_of_its_faults_is_open(tmp_path: Path) -> None:
         fault("x", 4.0, "fault_end", "B"),
         fault("y", 5.0, "fault_end", "A"),
         fault("y", 6.0, "fault_start", "A"),
+        fault("y", 7.0, "fault_start", "A"),
     ]
     path = tmp_path / "faults.json.gz"
     path.write_bytes(gzip.compress(json.dumps(entries).encode()))
     history = read_faults(path, num_nodes=5)
     day = 86400.0
     assert history.num_there() == ((0.0, 5), (day, 4), (4 * day, 5), (6 * day, 4))
-    assert history.notes == ("1 faults that end without a beginning left out",)
+    assert history.notes == (
+        "1 faults that end without a beginning left out",
+        "1 faults that begin twice left out",
+    )
     with pytest.raises(DataError, match="names 2 nodes, expected at most 1"):
         read_faults(path, num_nodes=1)
 

@@ -13,7 +13,7 @@ from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, group
 from pacekeeper.simulator.policy_lazarus import Lazarus, placed
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper, model_of, workload_of
 from pacekeeper.simulator.routing import Routing, even_routing
-from pacekeeper.simulator.sim_policy import Draws, Policy, Use
+from pacekeeper.simulator.sim_policy import PUBLISHED, Draws, Policy, Use
 from pacekeeper.simulator.simulate import Outcome, simulate
 from support.sim_jobs import EXACT, small_job
 
@@ -50,6 +50,10 @@ def test_evened_tokens_are_as_even_as_hosts_allow_and_padded_ones_as_long_as_the
     assert job.imbalance(layout, SKEWED[:1], Dispatch.EVENED) == pytest.approx(1.4, abs=1e-3)
     assert job.imbalance(layout, SKEWED[:1], Dispatch.BY_SHARES) == pytest.approx(1.5)
     assert job.imbalance(layout, SKEWED[:1], Dispatch.PADDED) == pytest.approx(4 * 0.7)
+    # Half of the step is experts' and each node is at half speed: all takes twice as long.
+    for dispatch in Dispatch:
+        whole = job.step_s(layout, SKEWED[:1], {}, dispatch)
+        assert job.step_s(layout, SKEWED[:1], {0: 0.5, 1: 0.5}, dispatch) == 2.0 * whole
 
 
 def test_checkpointing_restarts_at_every_loss_and_fast_reconfiguration_only_at_lost_experts() -> (
@@ -88,6 +92,16 @@ def test_lazarus_gives_replicas_by_load_and_keeps_columns_near() -> None:
     assert again is not None
     assert copied_bytes(layout, again, job, living=range(6)) == 0
     assert placed(range(1), SKEWED, job, min_replicas=2) is None
+    wide = small_job(num_experts=8, slots_per_node=3)
+    parts = np.array([[0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05]] * 2)
+    ten = placed(range(10), parts, wide, min_replicas=2)
+    assert ten is not None
+    left = range(1, 10)
+    near = placed(left, parts, wide, min_replicas=2, layout=ten)
+    far = placed(left, parts, wide, min_replicas=2)
+    assert near is not None and far is not None
+    copies = [copied_bytes(ten, layout, wide, living=left) for layout in (near, far)]
+    assert copies[0] < copies[1]
 
 
 def test_lazarus_and_ours_go_on_without_a_restart_while_a_copy_lives() -> None:
@@ -130,11 +144,34 @@ def test_too_few_nodes_wait_and_go_on_from_the_checkpoint() -> None:
 
 def test_a_checkpoint_that_is_written_behind_counts_when_it_is_whole() -> None:
     behind = replace(EXACT, copy_s_per_byte=0.0, save_s_per_byte=1.0)  # 10 s behind the training
-    stops = run(Pacekeeper(checkpoint_steps=20, costs=behind, review_steps=None))
-    assert stops.spent_s[Use.SAVED] == 0.0
-    # Everything is lost at 50 s: the copy at 44 s or so was not written yet.
-    gone = run(Pacekeeper(checkpoint_steps=20, costs=behind, review_steps=None), *range(6))
-    assert gone.samples == 0.0
+    policy = Pacekeeper(checkpoint_steps=20, costs=behind, review_steps=None)
+    assert run(policy).spent_s[Use.SAVED] == 0.0
+    # Everything is lost at 50 s: the copy of 44 s or so was not written yet.
+    assert run(policy, *range(6)).samples == 0.0
+
+
+def test_a_loss_breaks_a_checkpoint_off_and_the_next_one_is_due_at_once() -> None:
+    behind = replace(EXACT, copy_s_per_byte=0.0, save_s_per_byte=1.0)
+    history = History(
+        name="x",
+        num_nodes=6,
+        duration_s=200.0,
+        changes=(
+            NodesJoined(at_s=0.0, nodes=tuple(range(6))),
+            NodesLost(at_s=50.0, nodes=(0,)),
+            NodesLost(at_s=80.0, nodes=(1, 2, 3, 4, 5)),
+        ),
+    )
+    policy = Pacekeeper(checkpoint_steps=20, costs=behind, review_steps=None)
+    routing = Routing(parts=SKEWED[None], steps=np.zeros(1, dtype=np.intp))
+    assert simulate(history, job_of_four(), routing, policy).steps >= 20
+
+
+def test_to_copy_nothing_costs_nothing_and_the_rest_is_the_printed_line() -> None:
+    assert PUBLISHED.copying_s(0) == 0.0
+    # Through four printed transfers: 3.1 s and 0.29 s for each GB.
+    assert PUBLISHED.copying_s(1) == pytest.approx(3.13, abs=0.05)
+    assert PUBLISHED.copying_s(10**10) == pytest.approx(6.05, abs=0.1)
 
 
 def test_luck_belongs_to_the_event_and_not_to_the_order_of_questions() -> None:
