@@ -4,7 +4,7 @@ from itertools import combinations
 from math import comb, prod
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pacekeeper.controller import survival as module
@@ -47,6 +47,7 @@ def test_the_part_survived_is_what_trying_every_loss_gives(
 
 
 @given(placements(), st.integers(0, 3))
+@example((4, [frozenset(pair) for pair in ((0, 1), (1, 2), (0, 2))]), 3)  # a triangle of pairs
 def test_few_losses_have_a_closed_form(
     placement: tuple[int, list[frozenset[int]]], max_losses: int
 ) -> None:
