@@ -143,7 +143,9 @@ def prove(
     renamed = [frozenset(place[node] for node in killer) for killer in killers]
     num_nodes, num_experts = len(names), hosts.shape[1]
     at_node = dict.fromkeys(names, 0)
-    for node, slots in zip(cluster.nodes, cluster.slots, strict=True):
+    # Where floors are no promise, a rank may hold more than its slots: then as many count.
+    held = np.maximum(cluster.slots, hosts.sum(axis=1).max(axis=0)).tolist()
+    for node, slots in zip(cluster.nodes, held, strict=True):
         at_node[node] += min(slots, num_experts)
     rarest = min(sum(at_node.values()) // num_experts, num_nodes)
     largest = sorted(at_node.values(), reverse=True)

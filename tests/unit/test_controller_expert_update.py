@@ -87,6 +87,14 @@ def test_copies_that_cost_more_than_they_save_are_not_made() -> None:
     assert dear.proof.gap > free.proof.gap
 
 
+def test_experts_beyond_the_slots_count_for_what_could_be_survived() -> None:
+    # On two nodes each, as the floor asks: nobody can spare a replica, though slots are too few.
+    floors = Floors(nodes=2, is_strict=False)
+    proof = plan_experts([[1.0, 1.0]], alike(2, 1), floors=floors, present=[[[0, 1], [0, 1]]]).proof
+    assert proof.survival.by_losses[1] == 1.0
+    assert proof.survival_bound[1] == 1.0
+
+
 @pytest.mark.parametrize("limit", [0, 2, 7])
 def test_no_more_is_copied_than_allowed(limit: int) -> None:
     loads, cluster = skewed(), alike(16, 4)
