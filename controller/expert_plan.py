@@ -152,14 +152,11 @@ def _host_tuples(
     draft: Draft, even: EvenShares, speeds: npt.NDArray[np.float64]
 ) -> tuple[tuple[ExpertHosts, ...], ...]:
     """Shares of groups split over their ranks by speed."""
-    if max(map(len, draft.groups)) == 1:
-        group_of, parts = np.argsort([ranks[0] for ranks in draft.groups]), np.ones(len(speeds))
-    else:
-        group_of = np.empty(len(speeds), dtype=np.intp)
-        parts = speeds.copy()
-        for group, ranks in enumerate(draft.groups):
-            group_of[list(ranks)] = group
-            parts[list(ranks)] /= speeds[list(ranks)].sum()
+    group_of, parts = np.empty(len(speeds), dtype=np.intp), np.empty(len(speeds))
+    for group, ranks in enumerate(draft.groups):
+        on_ranks = list(ranks)
+        group_of[on_ranks] = group
+        parts[on_ranks] = speeds[on_ranks] / speeds[on_ranks].sum()
     layers = []
     for hosts, shares in zip(draft.hosts, even.shares, strict=True):
         expert, rank = hosts[:, group_of].nonzero()
