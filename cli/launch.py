@@ -63,8 +63,8 @@ def command(
 ) -> None:
     """Start and watch this node's ranks of a training job.
 
-    Run it on every node with its --node-rank. When a rank dies the others go on; the command ends
-    with 0 as soon as this node's surviving ranks have finished.
+    Run it on every node with its --node-rank. When a rank dies the others go on; it ends with 0
+    when the survivors of this node do. Ctrl-C, SIGTERM, a closed terminal: all end after a step.
 
     With --join, on a node that is new, or whose ranks died: its ranks get ready while the others
     train, and come in between two steps. Settings are those of the running job.

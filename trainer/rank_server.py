@@ -7,18 +7,20 @@ from multiprocessing.context import ForkServerContext
 
 
 def rank_server() -> ForkServerContext:
-    """Start it, deaf to SIGTERM; processes made by what is returned are forked from it.
+    """Start it, deaf to signals to end; processes made by what is returned are forked from it.
 
-    Service managers and schedulers send it to the whole group. The ranks follow it in order; if
-    their server followed it, the kernel would kill them with it, in mid-step.
+    Service managers, schedulers and closed terminals send them to the whole group. The ranks follow
+    their launcher, in order; if their server followed a signal, the kernel would kill them with it,
+    in mid-step. To SIGTERM, by which the launcher asks, a rank opens its ears itself.
     """
     context = multiprocessing.get_context("forkserver")
     # The optimizer imports dynamo at its first step: here once, else in every rank.
     context.set_forkserver_preload(["pacekeeper.trainer.loop", "torch._dynamo"])
-    resource_tracker.ensure_running()  # else it is started below, and that unblocks the signal
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
+        resource_tracker.ensure_running()  # else it is started below, and that unblocks SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context

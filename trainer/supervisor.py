@@ -366,8 +366,10 @@ def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:
 
 
 def _on_stop(stop: Callable[[], None]) -> dict[signal.Signals, Any]:
-    """What stood there before."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    """What stood there before. A hang-up is a wish to end unless it is to be ignored (nohup)."""
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     return {number: signal.signal(number, lambda *_: stop()) for number in numbers}
 
 

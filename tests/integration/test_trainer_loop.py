@@ -332,14 +332,18 @@ def test_a_request_to_end_that_comes_while_ranks_start_is_followed_after_a_step(
         assert [len(fleet.steps(rank)) for rank in range(4)] == [1, 1, 1, 1]
 
 
-def test_a_request_to_end_that_goes_to_every_process_is_followed_in_order(tmp_path: Path) -> None:
-    # As `kill -- -GROUP`, `timeout`, systemd and Slurm send it: ranks and their server get it, too.
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
+def test_a_request_to_end_that_goes_to_every_process_is_followed_in_order(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    # As `kill -- -GROUP`, `timeout`, systemd, Slurm and a terminal that closes send it: ranks and
+    # their server get it, too.
     config = replace(SMALL, steps=100_000)
     with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
         fleet.await_step(4, 3)
         ranks = [fleet.pid(2), fleet.pid(3)]
         for pid in [*{parent(pid) for pid in ranks}, *ranks, fleet.launchers[1].pid]:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         assert fleet.codes() == [0, 0]
         assert len({fleet.steps(rank)[-1]["step"] for rank in range(4)}) == 1
 

@@ -163,7 +163,8 @@ def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
 
 def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(tmp_path: Path) -> None:
     """A launcher that meets the others again, for up to a minute, ends as it did the first time."""
-    usual = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    usual = {number: signal.getsignal(number) for number in numbers}
 
     class Ended(Supervisor):
         def start(self) -> None:
@@ -172,6 +173,22 @@ def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(tmp_path: 
 
     assert run_to_the_end(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
     assert {number: signal.getsignal(number) for number in usual} == usual
+
+
+def test_who_is_to_ignore_hang_ups_does_so(tmp_path: Path) -> None:
+    """As `nohup` starts it."""
+
+    class Ended(Supervisor):
+        def start(self) -> None:
+            signal.raise_signal(signal.SIGHUP)
+            assert not self.stop_asked_s
+            self.codes = {0: 0}
+
+    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_to_the_end(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
+    finally:
+        signal.signal(signal.SIGHUP, usual)
 
 
 class Slow:
