@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_cost import message_s
 from pacekeeper.controller.partition_home import home_partition
 from pacekeeper.controller.partition_moves import moves
 from pacekeeper.controller.partition_plan import Partition
 from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import MovePrices, healthy
+from pacekeeper.controller.partition_problem import Links, MovePrices, healthy
 from pacekeeper.controller.partition_rules import check_partition
 from pacekeeper.core.schedule import Schedule
 from support.partitions import FAST, even_partition, model_of, problem_of
@@ -50,6 +51,41 @@ def test_the_price_of_an_even_pipeline_is_that_of_the_books() -> None:
     # Zero bubble: the weight gradient fills what the backward pass of the other stage leaves.
     split = problem_of(MODEL, HOME, schedule=Schedule.ZERO_BUBBLE)
     assert price(HOME, split).step_s == pytest.approx((4 * 3 + 1) * 8 * 8)
+
+
+def test_messages_and_gradients_take_their_time() -> None:
+    model = model_of(4)
+    links = Links(
+        inside_bytes_per_s=1e15, between_bytes_per_s=1e9, inside_latency_s=0, between_latency_s=0
+    )
+    home = even_partition(model, data=2, stages=2, tensor=1, rows=1, micro_batches=1)
+    problem = problem_of(model, home, ranks_per_node=1, links=links)
+    # There and back through 2 x 2 layers of 4 s, one boundary of 1 MB each way, and a ring of two
+    # for a ninth of 2 layers of 2 GB.
+    assert price(home, problem).step_s == pytest.approx(48.0 + 0.002 + 4.0 / 9.0)
+    one, *two = problem.devices
+    assert message_s(3.0, [one], two[:1], model, links) == pytest.approx(3e-3)
+    assert message_s(3.0, two[:2], [one, two[2]], model, links) == pytest.approx(1.5e-3)
+    slow = replace(one, link_speed=0.5)
+    assert message_s(3.0, [slow], two[:2], model, links) == pytest.approx(6e-3)
+
+
+def test_pipelines_keep_their_expert_groups() -> None:
+    model = model_of(4, attention=8, expert_s=3.0)
+    home = even_partition(
+        model, data=4, stages=2, tensor=1, rows=32, micro_batches=4, shares_experts=True
+    )
+    crossed = Partition(
+        pipelines=tuple(
+            replace(pipeline, expert_group=at % 2) for at, pipeline in enumerate(home.pipelines)
+        )
+    )
+    problem = problem_of(model, crossed, slow={0: 0.5})
+    plan = plan_partition(problem)
+    check_partition(plan.partition, problem)
+    assert [pipeline.expert_group for pipeline in plan.partition.pipelines] == [0, 1, 0, 1]
+    rows = [pipeline.rows for pipeline in plan.partition.pipelines]
+    assert rows[0] + rows[2] != rows[1] + rows[3]
 
 
 def test_a_dead_rank_is_evicted_and_its_shards_go_to_its_group() -> None:

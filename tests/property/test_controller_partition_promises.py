@@ -1,0 +1,72 @@
+"""Whatever is slow or dead: a plan keeps the rules, is no worse than nothing, and is the same."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_plan import Partition
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import ModelCost
+from pacekeeper.controller.partition_rules import check_partition
+from pacekeeper.core.schedule import Schedule
+from support.partitions import even_partition, model_of, problem_of
+
+DENSE, MOE = model_of(6, attention=8, mlp=16), model_of(6, attention=8, expert_s=3.0)
+
+
+def home_of(model: ModelCost) -> Partition:
+    return even_partition(
+        model,
+        data=2,
+        stages=2,
+        tensor=2,
+        rows=12,
+        micro_batches=3,
+        shares_experts=model.has_experts,
+    )
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    model=st.sampled_from([DENSE, MOE]),
+    pace=st.lists(st.sampled_from([1.0, 1.0, 1.0, 0.6, 0.3, 0.05, 0.0]), min_size=8, max_size=8),
+    ranks_per_node=st.sampled_from([2, 4, 8]),
+    memory_bytes=st.sampled_from([1e15, 1.6e10]),
+    schedule=st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE]),
+)
+def test_every_plan_keeps_its_promises(
+    model: ModelCost,
+    pace: list[float],
+    ranks_per_node: int,
+    memory_bytes: float,
+    schedule: Schedule,
+) -> None:
+    home = home_of(model)
+    problem = problem_of(
+        model,
+        home,
+        slow=dict(enumerate(pace)),
+        ranks_per_node=ranks_per_node,
+        memory_bytes=memory_bytes,
+        schedule=schedule,
+    )
+    if not any(pace):
+        with pytest.raises(ValueError, match="holds the model"):
+            plan_partition(problem)
+        return
+    try:
+        plan = plan_partition(problem)
+    except ValueError:
+        assert memory_bytes < 1e15, "a single living rank is enough where memory is"
+        return
+    check_partition(plan.partition, problem)
+    assert plan == plan_partition(problem)
+    assert plan.step_s == pytest.approx(price(plan.partition, problem).step_s)
+    if all(pace):
+        assert plan.step_s <= price(home, problem).step_s * (1.0 + 1e-9)
+    assert plan.evicted == tuple(rank for rank in range(8) if pace[rank] == 0.0)
+    work = {*plan.partition.ranks}
+    assert work.isdisjoint(plan.evicted) and work.isdisjoint(plan.standby)
+    assert set(plan.evicted).isdisjoint(plan.standby)
+    assert work | {*plan.evicted, *plan.standby} == set(range(8))
