@@ -16,7 +16,7 @@ from pacekeeper.controller.partition_price import Pricer, price
 from pacekeeper.controller.partition_problem import Problem, healthy
 from pacekeeper.controller.partition_rules import check_partition
 
-NUM_EXACT = 4  # of the best drafts by the closed form: priced again by their longest path
+NUM_EXACT = 4  # of the best drafts by the closed form: priced by longest paths, as what runs now is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,10 @@ def plan_partition(problem: Problem) -> Plan:
         raise ValueError("no partition of the living devices holds the model")
     num_steps = problem.prices.num_steps
     candidates.sort(key=lambda candidate: candidate.cost_s(num_steps))
+    now = [found for found in candidates[NUM_EXACT:] if found.partition is problem.now]
     exact = [
-        _candidate(candidate.name, candidate.partition, pricer, is_exact=True)
-        for candidate in candidates[:NUM_EXACT]
+        _candidate(found.name, found.partition, pricer, is_exact=True)
+        for found in (*candidates[:NUM_EXACT], *now)
     ]
     best = min(exact, key=lambda candidate: candidate.cost_s(num_steps))
     return _plan(best, len(candidates), problem)
