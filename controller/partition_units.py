@@ -49,21 +49,24 @@ def plan_unit(
     unevenness: float,
 ) -> UnitPlan | None:
     """Cuts and weights for costs[pipeline][stage] and about so many rows; None: it does not fit."""
-    weights = np.full(len(costs), 1.0 / len(costs))
     best: UnitPlan | None = None
-    for _ in range(TURNS if len(costs) > 1 else 1):
-        found = _cut(costs, sums, weights * rows, num_microbatches, unevenness)
-        if found is None:
-            break
-        ends, own, fixed = found  # [pipelines, stages] of one row; [stages] beside it
-        each = own * weights[:, None]
-        plan = _priced(ends, weights, each, fixed, num_microbatches)
-        if best is None or plan.row_s < best.row_s:
-            best = plan
-        weights = _weights(own, fixed)
-        balanced = _priced(ends, weights, own * weights[:, None], fixed, num_microbatches)
-        if balanced.row_s < best.row_s:
-            best = balanced
+    for start in _starts(costs, sums):
+        weights = start
+        last: tuple[int, ...] = ()
+        for _ in range(TURNS if len(costs) > 1 else 1):
+            found = _cut(costs, sums, weights * rows, num_microbatches, unevenness)
+            if found is None:
+                break
+            ends, own, fixed = found  # [pipelines, stages] of one row; [stages] beside it
+            if ends == last:
+                break
+            last = ends
+            balanced = _weights(own, fixed)
+            for tried in (weights, balanced):
+                plan = _priced(ends, tried, own * tried[:, None], fixed, num_microbatches)
+                if best is None or plan.row_s < best.row_s:
+                    best = plan
+            weights = balanced
     if best is None:
         return None
     rest = sum(float(constant_s(sums, group)[-1]) for group in costs[0]) / len(costs[0])
@@ -73,6 +76,17 @@ def plan_unit(
         row_s=best.row_s,
         constant_s=rest / len(costs[0]) * (num_microbatches - 1) + rest,
     )
+
+
+def _starts(costs: Sequence[Sequence[GroupCost]], sums: LayerSums) -> list[Array]:
+    """Rows to begin with: as many for all; by the pace of each pipeline's slowest group."""
+    even = np.full(len(costs), 1.0 / len(costs))
+    if len(costs) == 1:
+        return [even]
+    slowest = [max(float(row_s(sums, group)[-1]) for group in of) for of in costs]
+    paces = 1.0 / np.array(slowest)
+    by_pace = paces / paces.sum()
+    return [even] if np.allclose(even, by_pace) else [even, by_pace]
 
 
 def _cut(

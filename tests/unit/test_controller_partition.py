@@ -174,6 +174,16 @@ def test_pipelines_that_share_experts_stay_in_lock_step() -> None:
     assert plan.fluid_fraction > 0.93
 
 
+def test_the_stage_of_a_slow_rank_keeps_its_layers_where_rows_and_shards_do_more() -> None:
+    model = model_of(8, attention=4, expert_s=3.0)
+    home = even_partition(
+        model, data=2, stages=2, tensor=2, rows=32, micro_batches=4, shares_experts=True
+    )
+    plan = plan_partition(problem_of(model, home, slow={3: 0.5}))
+    assert plan.partition.pipelines[0].cuts == (4, 8)
+    assert plan.fluid_fraction > 0.955
+
+
 def test_memory_keeps_layers_off_a_rank() -> None:
     # Home takes 8 layers of 0.5 GB and 2 micro-batches of 8 rows of 0.1 GB per layer, quartered.
     problem = problem_of(MODEL, HOME, slow={0: 0.3}, memory_bytes=8.4e9)
