@@ -23,6 +23,7 @@ from pacekeeper.core.layout import even_layout
 from pacekeeper.core.toml_reader import read_config
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.fabric import Collectives, LocalFabric
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import learning_rate
@@ -54,6 +55,9 @@ class World:
         theirs = torch.empty_like(mine)
         self.all_to_all(theirs, mine, [1] * size, [1] * size)
         return theirs
+
+    def group(self, ranks: tuple[int, ...]) -> Collectives:
+        return self if ranks == self.ranks else LocalFabric(self.rank)
 
 
 def join() -> tuple[World, int]:

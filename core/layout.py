@@ -204,6 +204,22 @@ class Layout:
             if any(host.rank == rank for host in hosts)
         )
 
+    def shards_on(self, rank: int, layer: int) -> tuple[int, ...]:
+        """The virtual shards of `layer` that `rank` holds, ascending."""
+        runs = (run for group in self.stage_of(layer).groups for run in group)
+        return tuple(n for run in runs if run.rank == rank for n in range(run.first, run.end))
+
+    def batch_rank(self, rank: int) -> int:
+        """The rank whose batch share `rank` works on: the first of its data-parallel group.
+
+        Raises ValueError for a rank the layout lacks.
+        """
+        for stage in self.stages:
+            for number, group in enumerate(stage.groups):
+                if any(run.rank == rank for run in group):
+                    return self.stages[0].groups[number][0].rank
+        raise ValueError(f"no rank {rank}")
+
     def rows_of(self, num_rows: int) -> dict[int, int]:
         """How many of the global batch's `num_rows` rows each data-parallel rank computes."""
         return dict(

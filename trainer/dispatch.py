@@ -5,7 +5,6 @@ of the layer, W ranks of the group, D hidden size.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from pacekeeper.core.spread import ALONE, DomainOf, domain
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.token_exchange import Exchange, Neighbourhood, exchange, neighbourhoods
 from pacekeeper.trainer.token_split import HostPairs, Ints, split_rows, whole_capacities
+from pacekeeper.trainer.travel import travel
 from pacekeeper.trainer.work import WorkMeter
 
 
@@ -70,51 +70,6 @@ class Dispatched:
     received_splits: list[int]
 
 
-class _AllToAll(torch.autograd.Function):
-    """An all-to-all whose gradient is the opposite one; both are boundaries of the work meter."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rows: Tensor,
-        fabric: Collectives,
-        meter: WorkMeter,
-        output_splits: list[int],
-        input_splits: list[int],
-        is_together: bool,
-    ) -> Tensor:
-        ctx.route = (fabric, meter, meter.boundary(), output_splits, input_splits)
-        output = rows.new_empty((sum(output_splits), rows.shape[1]))
-        fabric.all_to_all(
-            output, rows.contiguous(), output_splits, input_splits, is_together=is_together
-        )
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        fabric, meter, number, output_splits, input_splits = ctx.route
-        meter.backward_boundary(number)
-        (gradient,) = gradients
-        back = gradient.new_empty((sum(input_splits), gradient.shape[1]))
-        fabric.all_to_all(back, gradient.contiguous(), input_splits, output_splits)
-        return back, None, None, None, None, None
-
-
-def _travel(
-    rows: Tensor,
-    fabric: Collectives,
-    meter: WorkMeter,
-    output_splits: list[int],
-    input_splits: list[int],
-    *,
-    is_together: bool = False,
-) -> Tensor:
-    arrived: Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]
-        rows, fabric, meter, output_splits, input_splits, is_together
-    )
-    return arrived
-
-
 def dispatch(
     tokens_TD: Tensor,
     experts_TK: Tensor,
@@ -147,7 +102,7 @@ def dispatch(
     # index_select, here and below: advanced indexing costs several times as much on CPU.
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     # Just after the counts' all-to-all, which nobody left before the last had come.
-    arrived_RD = _travel(sent_AD, fabric, meter, received_splits, sent_splits, is_together=True)
+    arrived_RD = travel(sent_AD, fabric, meter, received_splits, sent_splits, is_together=True)
     expert_E = torch.arange(num_experts, device=received_WE.device)
     expert_R = expert_E.repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)
@@ -170,7 +125,7 @@ def combine(
 ) -> Tensor:
     """Bring the experts' answers home and add them up by the router's weights: [T, D]."""
     arrival_RD = answers_RD.index_select(0, dispatched.arrival_place_R)
-    home_AD = _travel(arrival_RD, fabric, meter, dispatched.sent_splits, dispatched.received_splits)
+    home_AD = travel(arrival_RD, fabric, meter, dispatched.sent_splits, dispatched.received_splits)
     num_tokens, experts_per_token = weights_TK.shape
     # By assignment: a token's answers are added in a fixed order whatever way they travelled.
     answers_AD = home_AD.index_select(0, dispatched.sending_place_A)

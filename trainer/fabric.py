@@ -61,6 +61,9 @@ class Collectives(Protocol):
     def exchange(self, values: Sequence[float]) -> Tensor:
         """Everybody's values: [members, len(values)] float64, the same on all members."""
 
+    def group(self, ranks: tuple[int, ...]) -> "Collectives":
+        """Some of the members, this one among them, ascending: each of these calls it alike."""
+
 
 class LocalFabric:
     """A group of one: for a single process and for tests."""
@@ -87,6 +90,10 @@ class LocalFabric:
 
     def exchange(self, values: Sequence[float]) -> Tensor:
         return torch.tensor([list(values)], dtype=torch.float64)
+
+    def group(self, ranks: tuple[int, ...]) -> "LocalFabric":
+        assert ranks == self.ranks, "there is nobody else"
+        return self
 
 
 class Fabric:
@@ -123,6 +130,7 @@ class Fabric:
         self._tick = timedelta(seconds=tick_s)
         self._timeout_s = timeout_s
         self._sockets: set[Wire] = set()
+        self._parts: dict[tuple[int, ...], _Part] = {}
         self._cut_store = cut_store
         self._is_store_silent = False
         own = PrefixStore(f"group-{name or generation}", store)
@@ -168,6 +176,31 @@ class Fabric:
         is_together: bool = False,
     ) -> None:
         """Along dimension 0, splits in rows, zero allowed. Raises PeerLost."""
+        self._exchange_rows(
+            self.ranks, None, output, input, output_splits, input_splits, is_together
+        )
+
+    def group(self, ranks: tuple[int, ...]) -> Collectives:
+        """A gloo group of some members, for this generation. Raises PeerLost."""
+        if ranks == self.ranks:
+            return self
+        if len(ranks) == 1:
+            return LocalFabric(self.rank)
+        if ranks not in self._parts:
+            self._parts[ranks] = _Part(self, ranks)
+        return self._parts[ranks]
+
+    def _exchange_rows(
+        self,
+        ranks: tuple[int, ...],
+        group: dist.ProcessGroup | None,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        is_together: bool,
+    ) -> None:
+        """Among the `ranks` of a `group` (None: all members)."""
         if self.clock is not None:
             self.clock.pause()
         # gloo speaks host memory; the copies lie outside the measured compute, and the transfer.
@@ -175,9 +208,9 @@ class Fabric:
         host_input = input if is_host else input.cpu()
         host_output = output if is_host else torch.empty(output.shape, dtype=output.dtype)
         began_s = time.perf_counter()
-        self._all_to_all(host_output, host_input, output_splits, input_splits)
+        self._all_to_all(group, host_output, host_input, output_splits, input_splits)
         if is_together and self.transfers is not None:
-            own = self.ranks.index(self.rank)
+            own = ranks.index(self.rank)
             rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
             self.transfers.took(rows * input.element_size() * input.shape[1:].numel(), began_s)
         if not is_host:
@@ -187,16 +220,13 @@ class Fabric:
 
     def exchange(self, values: Sequence[float]) -> Tensor:
         """As an all-to-all: one round of wake-ups where a ring needs many. Raises PeerLost."""
-        size = len(self.ranks)
-        mine = torch.tensor([list(values)] * size, dtype=torch.float64)
-        theirs = torch.empty_like(mine)
-        self.all_to_all(theirs, mine, [1] * size, [1] * size)
-        return theirs
+        return _exchanged(self, values)
 
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
         cut(self._sockets)
         self._sockets = set()
+        self._parts.clear()
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):
             dist.destroy_process_group()
 
@@ -243,12 +273,38 @@ class Fabric:
             timer.cancel()
             timer.join()
 
+    def _form_part(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        before, began_s = open_wires(), time.monotonic()
+        form_s = min(self._timeout_s, FORM_TIMEOUT_S)
+        try:
+            with self._store_answers(form_s + STORE_TIMEOUT_S):
+                made: dist.ProcessGroup = dist.new_group(
+                    [self.ranks.index(rank) for rank in ranks],
+                    timeout=timedelta(seconds=form_s),
+                    use_local_synchronization=True,  # the others make groups of their own meanwhile
+                )
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * self._timeout_s), made)
+        except (RuntimeError, ValueError) as error:
+            is_silence = self._is_store_silent or time.monotonic() - began_s >= form_s
+            why = f"ranks {list(ranks)} formed no group: {_in_short(error)}"
+            raise PeerLost(why, is_silence=is_silence) from None
+        finally:
+            self._sockets |= open_wires() - before
+        return made
+
     def _all_to_all(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+        self,
+        group: dist.ProcessGroup | None,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
     ) -> None:
         give_up_s = time.monotonic() + self._timeout_s
         try:
-            work = dist.all_to_all_single(output, input, output_splits, input_splits, async_op=True)
+            work = dist.all_to_all_single(
+                output, input, output_splits, input_splits, group=group, async_op=True
+            )
             assert work is not None, "an asynchronous collective returns its handle"
             while True:
                 try:
@@ -270,7 +326,44 @@ class Fabric:
             raise PeerLost(f"a collective broke: {_in_short(error)}") from None
 
 
-def _in_short(error: RuntimeError) -> str:
+class _Part:
+    """Some members of a fabric; it ends with the fabric."""
+
+    def __init__(self, whole: Fabric, ranks: tuple[int, ...]) -> None:
+        self.rank = whole.rank
+        self.ranks = ranks
+        self._whole = whole
+        self._group = whole._form_part(ranks)
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
+    ) -> None:
+        self._whole._exchange_rows(
+            self.ranks, self._group, output, input, output_splits, input_splits, is_together
+        )
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        return _exchanged(self, values)
+
+    def group(self, ranks: tuple[int, ...]) -> Collectives:
+        return self if ranks == self.ranks else self._whole.group(ranks)
+
+
+def _exchanged(group: Collectives, values: Sequence[float]) -> Tensor:
+    size = len(group.ranks)
+    mine = torch.tensor([list(values)] * size, dtype=torch.float64)
+    theirs = torch.empty_like(mine)
+    group.all_to_all(theirs, mine, [1] * size, [1] * size)
+    return theirs
+
+
+def _in_short(error: Exception) -> str:
     """What a library says of a broken connection, without its source file and its guesses."""
     first = str(error).splitlines()[0]
     said = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h|hpp):\d+\] ", "", first)

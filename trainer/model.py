@@ -1,7 +1,8 @@
 """A small but real mixture-of-experts transformer, data parallel with expert replicas.
 
 Byte tokens, positions per document, block-diagonal causal attention, top-k routed experts. Shape
-suffixes: B rows, L tokens of a row, P = B * L places, T real tokens of the batch, D hidden.
+suffixes: B rows, L tokens of a row, P = B * L places, T real tokens of the batch, S of them this
+rank's slice (all, where it holds all heads), W columns of the heads that are here, D hidden.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from pacekeeper.trainer.data import NO_TARGET, Batch
 from pacekeeper.trainer.dispatch import Routes
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.moe import MoELayer, drawn
-from pacekeeper.trainer.work import WorkMeter, attention_work, head_work
+from pacekeeper.trainer.tensor_group import TensorGroup
+from pacekeeper.trainer.work import Work, WorkMeter, attention_work, head_work
 
 VOCABULARY = 256
 
@@ -38,6 +40,31 @@ class ModelOutput:
     expert_rows: int
     num_active_experts: int
     rows_over: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where the real tokens of a batch stand among its rows, and which of them see each other.
+
+    real_T: their places in the flattened rows; `work`: of one layer's attention, all heads.
+    """
+
+    rows: int
+    length: int
+    real_T: Tensor
+    mask_B1LL: Tensor
+    work: Work
+
+    @classmethod
+    def of(cls, batch: Batch, hidden_size: int, dtype: torch.dtype) -> "Places":
+        rows, length = batch.documents.shape
+        return cls(
+            rows=rows,
+            length=length,
+            real_T=(batch.documents >= 0).reshape(-1).nonzero()[:, 0],
+            mask_B1LL=attention_mask(batch.documents, dtype),  # once for all layers
+            work=attention_work(batch.num_tokens, batch.sum_len_squared, hidden_size),
+        )
 
 
 class AttentionShards(Bank):
@@ -65,7 +92,7 @@ class AttentionShards(Bank):
 
 
 class Attention(nn.Module):
-    """Pre-norm multi-head attention that never looks across documents."""
+    """Pre-norm multi-head attention that never looks across documents; the heads that are here."""
 
     def __init__(
         self, config: TrainConfig, layer: int, num_shards: int, shards: tuple[int, ...]
@@ -75,22 +102,27 @@ class Attention(nn.Module):
         self.norm = nn.Parameter(torch.ones(config.hidden_size, dtype=getattr(torch, config.dtype)))
         self.bank = AttentionShards(config, layer, num_shards, shards)
 
-    def forward(self, x_BLD: Tensor, mask_B1LL: Tensor) -> Tensor:
-        """x plus attention over it; the mask is 0 where a token may look, else -inf."""
-        rows, length, hidden = x_BLD.shape
+    def forward(self, x_SD: Tensor, places: Places, group: TensorGroup, meter: WorkMeter) -> Tensor:
+        """x plus attention over it, for this rank's slice of the tokens. Raises PeerLost."""
+        hidden, num_tokens = self.config.hidden_size, len(places.real_T)
         num_shards, _, width = self.bank.out.shape
         head_size = hidden // self.config.num_heads
         heads = num_shards * width // head_size  # that are here
-        normed = F.rms_norm(x_BLD, (hidden,), self.norm)
-        mixed = F.linear(normed, self.bank.qkv.reshape(-1, hidden))
+        normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), self.norm), num_tokens, meter)
+        meter.add(places.work.scaled(group.share))
+        mixed_TW = F.linear(normed_TD, self.bank.qkv.reshape(-1, hidden))
+        rows, length = places.rows, places.length
+        mixed_PW = mixed_TW.new_zeros(rows * length, mixed_TW.shape[1])
+        mixed_PW = mixed_PW.index_copy(0, places.real_T, mixed_TW)
         q, k, v = (
             part.reshape(rows, length, heads, head_size).transpose(1, 2)
-            for part in mixed.view(rows, length, num_shards, 3, width).unbind(3)
+            for part in mixed_PW.view(rows, length, num_shards, 3, width).unbind(3)
         )
-        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_B1LL)
+        seen = F.scaled_dot_product_attention(q, k, v, attn_mask=places.mask_B1LL)
+        seen_PW = seen.transpose(1, 2).reshape(rows * length, num_shards * width)
         out = self.bank.out.transpose(0, 1).reshape(hidden, num_shards * width)
-        seen_BLW = seen.transpose(1, 2).reshape(rows, length, num_shards * width)
-        return x_BLD + F.linear(seen_BLW, out)
+        partial_TD = F.linear(seen_PW.index_select(0, places.real_T), out)
+        return x_SD + group.sum_back(partial_TD, meter)
 
 
 class MoETransformer(nn.Module):
@@ -106,13 +138,14 @@ class MoETransformer(nn.Module):
         if config.num_heads % shards:
             raise ValueError(f"{config.num_heads} heads do not make {shards} equal shards")
         self.attention = nn.ModuleList(
-            Attention(config, layer, shards, tuple(range(shards)))
+            Attention(config, layer, shards, layout.shards_on(rank, layer))
             for layer in range(config.num_layers)
         )
         self.moe = nn.ModuleList(
             MoELayer(config, layer, layout.experts_on(rank, layer))
             for layer in range(config.num_layers)
         )
+        self.group: TensorGroup | None = None
         self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
         self.head = drawn(config, "head", VOCABULARY, hidden, scale=hidden**-0.5)
 
@@ -130,7 +163,12 @@ class MoETransformer(nn.Module):
         return [layer for layer in self.attention if isinstance(layer, Attention)]
 
     def set_layout(self, layout: Layout, fabric: Collectives, domain_of: DomainOf = ALONE) -> None:
-        """Dispatch by this layout's hosts and speeds from now on; moves no weights."""
+        """Compute by this layout from now on: its tensor groups, hosts and speeds.
+
+        Moves no weights. All ranks call it alike. Raises PeerLost.
+        """
+        (stage,) = layout.stages
+        self.group = TensorGroup.of(stage, fabric)
         for layer, module in enumerate(self.layers()):
             held, wanted = module.bank.held, layout.experts_on(fabric.rank, layer)
             assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
@@ -143,33 +181,31 @@ class MoETransformer(nn.Module):
 
     def forward(self, batch: Batch, fabric: Collectives, meter: WorkMeter) -> ModelOutput:
         """Forward pass of one micro-batch (perhaps without rows). Raises PeerLost."""
-        config = self.config
-        x_BLD = F.embedding(batch.tokens, self.embedding) + F.embedding(
-            batch.positions, self.places
-        )
-        # Places in the flattened rows; index_select is the cheap way to gather and scatter on CPU.
-        real_T = (batch.documents >= 0).reshape(-1).nonzero()[:, 0]
-        row_T = real_T // config.row_tokens
-        mask_B1LL = attention_mask(batch.documents, x_BLD.dtype)  # once for all layers
-        balance_sum = x_BLD.new_zeros(())
+        assert self.group is not None, "set_layout() comes before forward()"
+        config, group = self.config, self.group
+        places = Places.of(batch, config.hidden_size, self.dtype)
+        # index_select is the cheap way to gather on CPU.
+        own_S = places.real_T[group.slice_of(len(places.real_T))]
+        x_SD = F.embedding(batch.tokens.reshape(-1).index_select(0, own_S), self.embedding)
+        x_SD = x_SD + F.embedding(batch.positions.reshape(-1).index_select(0, own_S), self.places)
+        row_S = own_S // config.row_tokens
+        balance_sum = x_SD.new_zeros(())
         counts, expert_rows, num_active, over = [], 0, 0, NO_ROWS_OVER
-        for attention, moe in zip(self.attention, self.layers(), strict=True):
-            meter.add(attention_work(batch.num_tokens, batch.sum_len_squared, config.hidden_size))
-            x_BLD = attention(x_BLD, mask_B1LL)
-            x_PD = x_BLD.reshape(-1, config.hidden_size)
-            mixed = moe(x_PD.index_select(0, real_T), row_T, batch.num_rows, fabric, meter)
-            x_BLD = x_PD.index_copy(0, real_T, mixed.tokens_TD).view_as(x_BLD)
+        for attention, moe in zip(self.attentions(), self.layers(), strict=True):
+            x_SD = attention(x_SD, places, group, meter)
+            mixed = moe(x_SD, row_S, batch.num_rows, group, fabric, meter)
+            x_SD = mixed.tokens_TD
             balance_sum = balance_sum + mixed.balance_sum
             counts.append(mixed.routed_E)
             expert_rows += mixed.expert_rows
             num_active += mixed.num_active
             over = tuple(map(sum, zip(over, mixed.rows_over, strict=True)))
-        targets_P = batch.targets.reshape(-1)
-        answered = (targets_P != NO_TARGET).nonzero()[:, 0]
-        x_PD = x_BLD.reshape(-1, config.hidden_size).index_select(0, answered)
-        logits = F.linear(F.rms_norm(x_PD, (config.hidden_size,), self.norm), self.head)
+        targets_S = batch.targets.reshape(-1).index_select(0, own_S)
+        answered = (targets_S != NO_TARGET).nonzero()[:, 0]
+        asked_AD = x_SD.index_select(0, answered)
+        logits = F.linear(F.rms_norm(asked_AD, (config.hidden_size,), self.norm), self.head)
         meter.add(head_work(len(logits), config.hidden_size, VOCABULARY))
-        loss_sum = F.cross_entropy(logits, targets_P[answered], reduction="sum")
+        loss_sum = F.cross_entropy(logits, targets_S[answered], reduction="sum")
         return ModelOutput(
             loss_sum=loss_sum,
             balance_sum=balance_sum,

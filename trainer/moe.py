@@ -16,6 +16,7 @@ from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.trainer.banks import Bank
 from pacekeeper.trainer.dispatch import Routes, combine, dispatch
 from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.tensor_group import TensorGroup
 from pacekeeper.trainer.work import WorkMeter, combine_work, expert_work, router_work
 
 
@@ -101,10 +102,13 @@ class MoELayer(nn.Module):
         tokens_TD: Tensor,
         row_T: Tensor,
         num_rows: int,
+        group: TensorGroup,
         fabric: Collectives,
         meter: WorkMeter,
     ) -> MoEOutput:
-        """`row_T` tells which row of the batch a token lies in (the balance loss is per row)."""
+        """`row_T` tells which row of the batch a token lies in (the balance loss is per row);
+        others of the `group` have the other tokens of these rows.
+        """
         assert self.routes is not None, "set_layout() comes before forward()"
         config = self.config
         num_experts, chosen = config.num_experts, config.experts_per_token
@@ -112,7 +116,7 @@ class MoELayer(nn.Module):
         probabilities_TE = torch.softmax(normed_TD @ self.router.T, dim=-1)
         weights_TK, experts_TK = torch.topk(probabilities_TE, chosen, dim=-1)
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
-        balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows)
+        balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows, group)
         meter.add(router_work(len(tokens_TD), config.hidden_size, num_experts))
         dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, meter)
         counts_S = dispatched.counts_E[list(self.bank.held)]
@@ -134,18 +138,24 @@ class MoELayer(nn.Module):
         )
 
 
-def _balance(probabilities_TE: Tensor, experts_TK: Tensor, row_T: Tensor, num_rows: int) -> Tensor:
+def _balance(
+    probabilities_TE: Tensor,
+    experts_TK: Tensor,
+    row_T: Tensor,
+    num_rows: int,
+    group: TensorGroup,
+) -> Tensor:
     """Load-balancing loss E * sum_e f_e P_e (Switch Transformer, eq. 4), per row, summed.
 
-    Per row rather than per batch, so that it does not depend on who computes which rows.
+    Per row rather than per batch, so that it does not depend on who computes which rows; of a row
+    that the group shares, each rank has the part of its tokens.
     """
-    num_tokens, num_experts = probabilities_TE.shape
-    mean_RE = probabilities_TE.new_zeros(num_rows, num_experts)
-    tokens_R = mean_RE.new_zeros(num_rows).index_add(0, row_T, mean_RE.new_ones(num_tokens))
-    tokens_R = tokens_R.clamp(min=1.0)[:, None]
-    mean_RE = mean_RE.index_add(0, row_T, probabilities_TE) / tokens_R
-    chosen = experts_TK.shape[1]
+    num_experts, chosen = probabilities_TE.shape[1], experts_TK.shape[1]
     flat_A = (row_T[:, None] * num_experts + experts_TK).reshape(-1)
-    routed_RE = torch.bincount(flat_A, minlength=num_rows * num_experts)
-    fraction_RE = routed_RE.view(num_rows, num_experts) / (tokens_R * chosen)
+    routed = group.total(torch.bincount(flat_A, minlength=num_rows * num_experts))
+    routed_RE = routed.view(num_rows, num_experts)
+    assigned_R = routed_RE.sum(1, keepdim=True).clamp(min=chosen)  # tokens * K
+    mean_RE = probabilities_TE.new_zeros(num_rows, num_experts)
+    mean_RE = mean_RE.index_add(0, row_T, probabilities_TE) / (assigned_R / chosen)
+    fraction_RE = routed_RE / assigned_R
     return num_experts * (fraction_RE * mean_RE).sum()

@@ -62,10 +62,10 @@ def model_shape(config: TrainConfig, dense: int) -> ModelShape:
 
 
 def own_rows(layout: Layout, config: TrainConfig, rank: int) -> range:
-    """A rank's rows of the global batch: ranks take them in order, by their shares."""
-    first = 0
+    """A rank's rows of the global batch: its group's, which take them in order, by their shares."""
+    first, own = 0, layout.batch_rank(rank)
     for other, count in layout.rows_of(config.rows_per_step).items():
-        if other == rank:
+        if other == own:
             return range(first, first + count)
         first += count
     raise AssertionError("every rank of a data-parallel job has a batch share")

@@ -1,5 +1,6 @@
 """A job spread over ranks and expert replicas computes what one rank alone computes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,18 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.layout import Layout
-from support.training import CONFIG, RANKS, Run, alone, even, random_layout, skewed, train
+from pacekeeper.trainer.block_state import blocks_on
+from support.training import (
+    CONFIG,
+    RANKS,
+    Run,
+    alone,
+    even,
+    in_groups,
+    random_layout,
+    skewed,
+    train,
+)
 from support.worlds import run_processes, run_world
 
 FLOAT32 = replace(CONFIG, dtype="float32")
@@ -32,15 +44,10 @@ def assert_same(
 
 
 def assert_holders_agree(layout: Layout, states: dict[int, dict[str, Tensor]]) -> None:
-    """Bit-equal: dense parameters on all ranks, an expert's on all its hosts, and nowhere else."""
+    """Bit-equal: each block on all that the layout names, and nowhere else."""
     for rank, state in states.items():
-        held = {name.rsplit("/", 1)[0] for name in state if name[0].isdigit()}
-        wanted = {
-            f"{layer}/{expert}"
-            for layer in range(layout.num_layers)
-            for expert in layout.experts_on(rank, layer)
-        }
-        assert held == wanted
+        held = {name.partition("/")[0] for name in state} - {"losses"}
+        assert held == {str(block) for block in blocks_on(layout, rank)}
     names = {name for state in states.values() for name in state}
     for name in names:
         copies = [state[name] for state in states.values() if name in state]
@@ -63,6 +70,37 @@ def test_another_layout_every_step_changes_nothing() -> None:
     assert_holders_agree(layouts[-1], states)
 
 
+HEADS = replace(CONFIG, num_heads=4)
+PAIRS = [(0, 1), (3, 3)], [(2, 2), (7, 2)]  # (rank, heads)
+ONE_GROUP = [[(7, 1), (0, 1), (3, 1), (2, 1)]]  # in any order of ranks
+
+
+@pytest.mark.parametrize(
+    ("base", "groups"),
+    [(skewed(), PAIRS), (random_layout(5), PAIRS), (even(), ONE_GROUP)],
+    ids=["skewed", "any", "one-group"],
+)
+def test_unequal_tensor_shares_train_as_one_rank_does(
+    base: Layout, groups: Sequence[Sequence[tuple[int, int]]]
+) -> None:
+    layout = in_groups(base, *groups)
+    states = spread(Run(config=HEADS, layouts=(layout,), steps=6))
+    assert_same(states, alone(HEADS, 6, num_shards=4), rtol=1e-9, atol=1e-11)
+    assert_holders_agree(layout, states)
+
+
+def test_heads_change_hands_while_training_goes_on() -> None:
+    """Shares become unequal, groups part and join; ranks of one group take replicas, too."""
+    four = [[(rank, 4)] for rank in RANKS]
+    turns = [four, PAIRS, ONE_GROUP, [[(0, 3), (7, 1)], [(3, 2), (2, 2)]], four]
+    layouts = tuple(
+        in_groups(random_layout(seed, seed), *groups) for seed, groups in enumerate(turns, start=1)
+    )
+    states = spread(Run(config=HEADS, layouts=layouts, steps=7))
+    assert_same(states, alone(HEADS, 7, num_shards=4), rtol=1e-9, atol=1e-11)
+    assert_holders_agree(layouts[-1], states)
+
+
 def test_micro_batches_change_nothing_even_where_some_are_empty() -> None:
     # 9 rows over ranks with 3, 0, 3, 3 rows in 3 parts: one rank walks empty parts throughout.
     config = replace(CONFIG, num_microbatches=3)
@@ -80,10 +118,11 @@ def test_in_float32_losses_stay_within_rounding_and_holders_bit_equal() -> None:
 
 
 def test_real_processes_over_gloo_train_as_one_rank_does(tmp_path: Path) -> None:
-    layouts = (skewed(), random_layout(3, 2))
-    run = Run(config=CONFIG, layouts=layouts, steps=20)
+    apart = [[(rank, 4)] for rank in RANKS]
+    layouts = (in_groups(skewed(), *apart), in_groups(random_layout(3, 2), *PAIRS))
+    run = Run(config=HEADS, layouts=layouts, steps=12)
     states = run_processes(RANKS, train, run, tmp_path)
-    assert_same(states, alone(CONFIG, 20), rtol=1e-9, atol=1e-11)
+    assert_same(states, alone(HEADS, 12, num_shards=4), rtol=1e-9, atol=1e-11)
     assert_holders_agree(layouts[-1], states)
 
 

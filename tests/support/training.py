@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Host, Layout, even_layout
+from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, even_layout
 from pacekeeper.trainer import mover
-from pacekeeper.trainer.block_state import ordered_parameters
+from pacekeeper.trainer.block_state import banks_of, ordered_parameters, parts_of
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import Collectives, LocalFabric
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
+from pacekeeper.trainer.rules import own_rows
 from pacekeeper.trainer.work import WorkMeter
 
 CONFIG = TrainConfig(
@@ -40,10 +41,14 @@ class Run:
     steps: int
 
 
-def alone(config: TrainConfig, steps: int) -> dict[str, Tensor]:
+def alone(config: TrainConfig, steps: int, num_shards: int = 1) -> dict[str, Tensor]:
     """The reference: one rank that holds everything once."""
     layout = even_layout(
-        ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1
+        ranks=[0],
+        num_layers=config.num_layers,
+        num_experts=config.num_experts,
+        replicas=1,
+        num_virtual_shards=num_shards,
     )
     return train(LocalFabric(), Run(config=config, layouts=(layout,), steps=steps))
 
@@ -89,20 +94,20 @@ def forward_backward(
 
 
 def rows_of(layout: Layout, config: TrainConfig, rank: int) -> range:
-    """The rows of the global batch that `rank` computes: in rank order, by the batch shares."""
-    counts = layout.rows_of(config.rows_per_step)
-    first = sum(count for other, count in counts.items() if other < rank)
-    return range(first, first + counts[rank])
+    """The rows of the global batch that `rank` computes: by the batch shares, in their order."""
+    return own_rows(layout, config, rank)
 
 
 def named_state(model: MoETransformer) -> dict[str, Tensor]:
-    """Parameters by names that do not depend on the layout: "dense/3", "layer/expert/w1"."""
-    state = {f"dense/{i}": p.detach() for i, p in enumerate(model.dense_parameters())}
-    for layer, module in enumerate(model.layers()):
-        for slot, expert in enumerate(module.bank.held):
-            state[f"{layer}/{expert}/w1"] = module.bank.w1[slot].detach()
-            state[f"{layer}/{expert}/w2"] = module.bank.w2[slot].detach()
-    return {name: tensor.clone() for name, tensor in state.items()}
+    """Parameters by names that do not depend on the layout: "layer 0 expert 3/w1"."""
+    held = [Block(kind, layer, n) for bank, kind, layer in banks_of(model) for n in bank.held]
+    held += [Block(BlockKind.EMBEDDING), Block(BlockKind.HEAD)]
+    held += [Block(BlockKind.NORM_ROUTER, layer) for layer in range(model.config.num_layers)]
+    return {
+        f"{block}/{name}": part.of(part.parameter.detach()).clone()
+        for block in held
+        for name, part in parts_of(model, block).items()
+    }
 
 
 def even(ranks: Sequence[int] = RANKS, config: TrainConfig = CONFIG) -> Layout:
@@ -136,6 +141,24 @@ def skewed(ranks: Sequence[int] = RANKS, config: TrainConfig = CONFIG) -> Layout
         for i, rank in enumerate(layout.ranks)
     ]
     return replace(layout, experts=tuple(layers), batch_shares=tuple(batch))
+
+
+def in_groups(layout: Layout, *groups: Sequence[tuple[int, int]]) -> Layout:
+    """`layout` with tensor groups: (rank, how many virtual shards) of each one's members."""
+    runs = []
+    for group in groups:
+        ends = [sum(count for _, count in group[: i + 1]) for i in range(len(group))]
+        runs.append(
+            tuple(ShardRun(rank, end - n, end) for (rank, n), end in zip(group, ends, strict=True))
+        )
+    share = dict(layout.batch_shares)
+    batch = [(group[0][0], sum(share[rank] for rank, _ in group)) for group in groups]
+    return replace(
+        layout,
+        num_virtual_shards=sum(count for _, count in groups[0]),
+        stages=(replace(layout.stages[0], groups=tuple(runs)),),
+        batch_shares=tuple(batch),
+    )
 
 
 def random_layout(seed: int, generation: int = 1, config: TrainConfig = CONFIG) -> Layout:

@@ -27,6 +27,20 @@ class ThreadWorld:
         self.ranks = ranks
         self.barrier = threading.Barrier(len(ranks))
         self.parcels: dict[int, list[Tensor]] = {}
+        self.parts: dict[tuple[int, ...], ThreadWorld] = {}
+        self.lock = threading.Lock()
+
+    def part(self, ranks: tuple[int, ...]) -> "ThreadWorld":
+        """The world of some of its ranks: one for all that ask."""
+        with self.lock:
+            return self.parts.setdefault(ranks, ThreadWorld(ranks))
+
+    def abort(self) -> None:
+        """Nobody waits any more."""
+        with self.lock:
+            worlds = [self, *self.parts.values()]
+        for world in worlds:
+            world.barrier.abort()
 
 
 class ThreadFabric:
@@ -57,6 +71,9 @@ class ThreadFabric:
         output.copy_(torch.cat(arrived))
         world.barrier.wait()
 
+    def group(self, ranks: tuple[int, ...]) -> "ThreadFabric":
+        return self if ranks == self.ranks else ThreadFabric(self._world.part(ranks), self.rank)
+
     def exchange(self, values: Sequence[float]) -> Tensor:
         size = len(self.ranks)
         mine = torch.tensor([list(values)] * size, dtype=torch.float64)
@@ -76,7 +93,7 @@ def run_world(ranks: tuple[int, ...], body: Callable[[ThreadFabric], T]) -> dict
             results[rank] = body(ThreadFabric(world, rank))
         except BaseException as error:
             failures.append(error)
-            world.barrier.abort()
+            world.abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
     for thread in threads:
