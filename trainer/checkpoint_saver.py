@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from queue import Empty, SimpleQueue
 
@@ -36,6 +36,7 @@ from pacekeeper.trainer.checkpoint_catalog import sweep
 from pacekeeper.trainer.checkpoint_files import Storage
 from pacekeeper.trainer.checkpoint_state import DTYPE_NAMES
 
+_NAMED_RANKS = 8  # of those that wrote nothing
 _log = logging.getLogger(__name__)
 
 
@@ -83,6 +84,7 @@ class Saver:
         self._rank = rank
         self._keep = keep
         self._thread: threading.Thread | None = None
+        self._before: Snapshot | None = None  # without its blocks
         self._news: SimpleQueue[News] = SimpleQueue()
 
     @property
@@ -117,7 +119,9 @@ class Saver:
         outcome, size, why = Outcome.FAILED, 0, "a bug"
         try:
             if snapshot.is_sweeper:
+                self._look_back()
                 self._sweep(snapshot.id)
+            self._before = replace(snapshot, blocks={})
             if snapshot.blocks:
                 size = self._write_part(snapshot)
             is_complete = self._publish(snapshot)
@@ -141,6 +145,25 @@ class Saver:
             )
         if outcome is Outcome.COMPLETE:
             _log.info("checkpoint=%s complete after %.3f s", snapshot.id.name, took_s)
+
+    def _look_back(self) -> None:
+        """Did the one before become whole? Each rank sees no more than that its own part is."""
+        if self._before is None:
+            return
+        folder = self._before.id.name
+        try:
+            names = self._storage.names(folder)
+        except OSError:
+            return  # who can not look can not write either, and says that
+        missing = sorted(r for r in self._before.writers if part_name(r) not in names)
+        if missing and MANIFEST_FILE not in names:
+            _log.warning(
+                "checkpoint=%s never became whole: of ranks %s nothing is in %s; "
+                "unless they died, do all nodes see it?",
+                folder,
+                missing[:_NAMED_RANKS],
+                self._storage.root,
+            )
 
     def _sweep(self, newest: CheckpointId) -> None:
         """What can not be removed stays: that must not keep a checkpoint from being written."""

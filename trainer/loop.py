@@ -23,7 +23,7 @@ from pacekeeper.core.errors import ExitCode, LostStateError, PacekeeperError
 from pacekeeper.core.grow import next_of
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer import entry
+from pacekeeper.trainer import entry, same_text
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced
 from pacekeeper.trainer.fabric import Fabric, PeerLost
 from pacekeeper.trainer.joining import widened
@@ -181,6 +181,7 @@ def _begin(
 
     def resume() -> None:
         _join(rank, stores, agreement, rank.group)
+        same_text.check(rank.corpus.crc(), rank.fabric)
         paths = rank.checkpoints.agree_on_start(rank.fabric)
         if paths:
             rank.do_restore(paths, rank.layout)

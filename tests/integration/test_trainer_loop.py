@@ -20,7 +20,7 @@ from pacekeeper.core.shrink import shrink
 from pacekeeper.trainer.rules import first_layout
 from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
-from support.sabotage import BadGradient, Moment, Sabotage
+from support.sabotage import BadGradient, Moment, OtherText, Sabotage
 
 FIRST = first_layout(SMALL, 4)
 
@@ -281,6 +281,13 @@ def test_lost_state_ends_the_job_with_its_own_code(tmp_path: Path) -> None:
         fleet.signal(1, signal.SIGKILL)
         assert fleet.codes() == [ExitCode.LOST_STATE]
         assert "are dead; restart from a checkpoint" in fleet.launchers[0].output()
+
+
+def test_ranks_with_another_text_to_train_on_do_not_begin(tmp_path: Path) -> None:
+    with Fleet(directory=tmp_path, body=OtherText(victim=1), is_quick=True) as fleet:
+        assert fleet.codes() == [ExitCode.CONFIG]
+        assert fleet.launchers[0].output().count("ranks [1] would train on another text") == 4
+        assert fleet.steps(0) == []
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_by_all(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer import agreement, checkpoint, fabric, loop, mover, probe, rank
+from pacekeeper.trainer import agreement, checkpoint, data, fabric, loop, mover, probe, rank
 from pacekeeper.trainer.fabric import PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
 
@@ -163,6 +163,19 @@ class BadCopy:
 
         if spec.rank == self.victim:
             wrap(rank.Rank, "_apply_update", after=flip)
+        loop.rank_main(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherText:
+    """Rank `victim` has another text to train on."""
+
+    victim: int
+
+    def __call__(self, spec: RankSpec) -> None:
+        if spec.rank == self.victim:
+            crc = data.Corpus.crc
+            data.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign]
         loop.rank_main(spec)
 
 

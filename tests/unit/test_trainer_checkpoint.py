@@ -4,6 +4,7 @@ import logging
 import shutil
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,24 @@ def test_what_can_not_be_removed_keeps_no_checkpoint_from_being_written(
     assert [CheckpointId.of_name(name).step for name in lone.names()] == [0, 3, 4]  # type: ignore[union-attr]
     assert "an older checkpoint in" in caplog.text and "can not be removed" in caplog.text
     assert "is not written" not in caplog.text
+
+
+def test_a_part_that_never_came_is_said_with_its_rank(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a node that does not see the directory: it wrote elsewhere, and found nothing wrong."""
+    lone = Lone(tmp_path)
+    at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
+    one = lone.checkpoints._snapshot(at, False)
+    saver = checkpoint_saver.Saver(open_storage(str(lone.root)), rank=0, keep=2)
+    for step, writers in enumerate(({0, 1, 5}, {0}, {0})):
+        own = CheckpointId(life=1, generation=1, step=step)
+        saver.save(
+            replace(one, id=own, writers=frozenset(writers), manifest=partial(one.manifest, id=own))
+        )
+        assert saver.wait()
+    said = [line for line in caplog.messages if "never became whole" in line]
+    assert len(said) == 1 and "step00000000 never" in said[0] and "ranks [1, 5]" in said[0]
 
 
 def test_strangers_in_the_directory_are_left_alone(tmp_path: Path) -> None:

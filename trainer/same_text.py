@@ -1,0 +1,28 @@
+"""All ranks of a job train on one text: known before the first step, or a redone step would differ.
+
+Launchers compare versions of Python only; two builds of one version may differ in their libraries.
+"""
+
+import contextlib
+
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.trainer.fabric import Collectives, PeerLost
+
+_NAMED_RANKS = 8
+
+
+def check(crc: int, fabric: Collectives) -> None:
+    """Compare the checksums of all ranks' texts. Raises ConfigError on all ranks, PeerLost."""
+    told = fabric.exchange([float(crc)])[:, 0].tolist()
+    others = [rank for rank, one in zip(fabric.ranks, told, strict=True) if one != told[0]]
+    if not others:
+        return
+    with contextlib.suppress(PeerLost):
+        fabric.exchange([1.0])  # who ends first must not cost another its reason
+    more = len(others) - _NAMED_RANKS
+    raise ConfigError(
+        f"ranks {others[:_NAMED_RANKS]}{f' and {more} more' if more > 0 else ''} would train on "
+        f"another text than rank {fabric.ranks[0]}: the standard library of their Python is not "
+        "the same",
+        remedy="use the same build of Python on all nodes",
+    )
