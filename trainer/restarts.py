@@ -7,6 +7,7 @@ one of the nodes that began the job: those that joined tell their end, and may j
 
 import logging
 import math
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rendezvous import RENDEZVOUS_TIMEOUT_S
 from pacekeeper.trainer.stores import STOP_KEY, Stores
-from pacekeeper.trainer.supervisor import supervise
+from pacekeeper.trainer.supervisor import STOP_SIGNALS, supervise
 
 ENDED_KEY = "ended"  # launchers append "NODE@CODE,"
 RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this life
@@ -34,10 +35,13 @@ _log = logging.getLogger(__name__)
 def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank_main) -> ExitCode:
     """As `supervise`, and again up to `max_restarts` times where the whole job has ended."""
     rung = Restarts(spec=spec)
+    usual = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     while True:
         code = supervise(spec, body, rung if spec.config.max_restarts else None)
         if not rung.is_wanted:
             return code
+        for number, handler in usual.items():
+            signal.signal(number, handler)  # as before the first life: that of the last one is deaf
         rung.count()
 
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
 
 from pacekeeper.core.config import TrainConfig, host_and_port
 from pacekeeper.core.errors import ExitCode
@@ -51,6 +50,7 @@ GRACE_S = 10.0  # beyond the longest that a step's collective may wait for a mem
 SAME_WISH_S = 1.0
 AGENT_SILENCE_S = 10.0  # an agent looks many times a second
 LEARN_S = 1.0  # between two looks for nodes that joined
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +87,7 @@ def supervise(
             own=f"{host}:{server.port}",
             clock=clock,
             terms=spec.terms,
-            after_life=_newest_life(spec.config),
+            after_life=0 if spec.node_rank else _newest_life(spec.config),
         )
         if wanted == "auto":  # one clock for all nodes: that of node 0
             clock = choose_clock(met.clock, devices)
@@ -101,12 +101,9 @@ def supervise(
 
 
 def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> ExitCode:
-    """Start the ranks, watch them, end with them.
-
-    A wish to end that comes before or after is not this life's: it has its usual effect.
-    """
+    """Start the ranks, watch them, end with them."""
     supervisor.first_life = 0 if rung is None else rung.first_life
-    before = _on_stop(supervisor.ask_to_stop)
+    _on_stop(supervisor.ask_to_stop)
     try:
         supervisor.start()
         code = supervisor.watch()
@@ -116,8 +113,6 @@ def run_to_the_end(supervisor: "Supervisor", rung: LastRung | None = None) -> Ex
     finally:
         supervisor.kill_all()
         supervisor.stores.close()  # another life has its own
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Supervisor:
@@ -365,12 +360,11 @@ def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:
     body(spec)
 
 
-def _on_stop(stop: Callable[[], None]) -> dict[signal.Signals, Any]:
-    """What stood there before. A hang-up is a wish to end unless it is to be ignored (nohup)."""
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    return {number: signal.signal(number, lambda *_: stop()) for number in numbers}
+def _on_stop(stop: Callable[[], None]) -> None:
+    """A hang-up is a wish to end, too, unless it is to be ignored (nohup)."""
+    for number in STOP_SIGNALS:
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop())
 
 
 def _is_stopped(pid: int | None) -> bool:

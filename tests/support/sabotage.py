@@ -175,7 +175,7 @@ class OtherText:
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank == self.victim:
             crc = data.Corpus.crc
-            data.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign]
+            data.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign,assignment]
         loop.rank_main(spec)
 
 

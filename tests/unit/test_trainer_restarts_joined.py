@@ -1,7 +1,8 @@
-"""The last rung where nodes have joined: who is waited for, who is told, what a newcomer knows."""
+"""The last rung: between two lives, and where nodes have joined: who is waited for, who is told."""
 
 import os
 import platform
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.restarts import ENDED_KEY, Departure, Restarts
 from pacekeeper.trainer.stores import Stores, connect_store, host_store
-from pacekeeper.trainer.supervisor import Supervisor
+from pacekeeper.trainer.supervisor import STOP_SIGNALS, Supervisor
 from pacekeeper.trainer.verdict import Verdict
 
 PATIENCE_S = 60.0
@@ -71,6 +72,31 @@ def node0(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node0]:
     monkeypatch.setattr(restarts, "_LOOK_PERIOD_S", 0.05)
     monkeypatch.setattr(restarts, "_POLL_S", 0.01)
     yield Node0()
+
+
+def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(
+    node0: Node0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher that meets the others again, for up to a minute, ends as it did the first time."""
+    numbers = STOP_SIGNALS
+    usual = [signal.getsignal(number) for number in numbers]
+    lives: list[int] = []
+
+    def supervise(spec: NodeSpec, body: object, rung: Restarts) -> ExitCode:
+        lives.append(rung.number)
+        assert [signal.getsignal(number) for number in numbers] == usual
+        for number in numbers:
+            signal.signal(number, lambda *_: None)  # as a life that begins
+        rung.is_wanted = len(lives) == 1
+        return ExitCode.INTERNAL
+
+    monkeypatch.setattr(restarts, "supervise", supervise)
+    try:
+        assert restarts.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
+    finally:
+        for number, handler in zip(numbers, usual, strict=True):
+            signal.signal(number, handler)
+    assert lives == [0, 1]
 
 
 def test_a_node_that_joined_is_waited_for_and_its_end_starts_everything_again(

@@ -24,7 +24,7 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.quorum import FIRST_GROUP
 from pacekeeper.trainer.stores import FINISHED_KEY, STOP_KEY, group_key, host_store, notice
-from pacekeeper.trainer.supervisor import Supervisor, run_to_the_end, supervise
+from pacekeeper.trainer.supervisor import STOP_SIGNALS, Supervisor, run_to_the_end, supervise
 
 
 def spec(directory: Path, **values: object) -> NodeSpec:
@@ -161,20 +161,6 @@ def test_nobody_who_reads_the_rings_is_said_once_and_so_is_an_agent_that_comes(
     assert said == ["no agent has read", "an agent reads", "no agent has read"]
 
 
-def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(tmp_path: Path) -> None:
-    """A launcher that meets the others again, for up to a minute, ends as it did the first time."""
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    usual = {number: signal.getsignal(number) for number in numbers}
-
-    class Ended(Supervisor):
-        def start(self) -> None:
-            assert all(signal.getsignal(number) != handler for number, handler in usual.items())
-            self.codes = {0: 0}
-
-    assert run_to_the_end(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
-    assert {number: signal.getsignal(number) for number in usual} == usual
-
-
 def test_who_is_to_ignore_hang_ups_does_so(tmp_path: Path) -> None:
     """As `nohup` starts it."""
 
@@ -184,11 +170,13 @@ def test_who_is_to_ignore_hang_ups_does_so(tmp_path: Path) -> None:
             assert not self.stop_asked_s
             self.codes = {0: 0}
 
-    usual = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    usual = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert run_to_the_end(Ended(spec(tmp_path), (), 1, rank_main)) is ExitCode.OK
     finally:
-        signal.signal(signal.SIGHUP, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 class Slow:
