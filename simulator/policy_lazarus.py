@@ -6,7 +6,7 @@ every 200 steps (6.1); a restart only where an expert has no living copy.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,14 @@ from pacekeeper.simulator.policy_checkpoint import reconfigured
 from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Cause, Costs, Moment, Use
 
 Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Planned:
+    """Its last plan, and the loads [layers, experts] it is for."""
+
+    layout: Layout | None
+    parts: Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +46,35 @@ class Lazarus:
 
     def answer(self, moment: Moment, job: JobModel) -> Answer:
         if moment.cause is Cause.PACED:
-            return Answer(layout=moment.layout, reason="takes all nodes for equally fast")
+            return Answer(
+                layout=moment.layout,
+                memory=moment.memory,
+                reason="takes all nodes for equally fast",
+            )
+        if moment.cause is Cause.DUE and _has_planned(moment):
+            return Answer(layout=moment.layout, memory=moment.memory, reason="nothing has changed")
         layout = placed(
             moment.nodes, moment.parts, job, min_replicas=self.min_replicas, layout=moment.layout
         )
         if moment.cause is not Cause.DUE or moment.layout is None or layout is None:
-            return reconfigured(moment, layout, job, self.costs)
+            answer = reconfigured(moment, layout, job, self.costs)
+            return replace(answer, memory=_Planned(layout=layout, parts=moment.parts))
         moved = copied_bytes(moment.layout, layout, job, living=moment.nodes)
         return Answer(
             layout=layout,
             phases=((Use.RECONFIGURED, self.costs.copying_s(moved)),) if moved else (),
             copied_bytes=moved,
+            memory=_Planned(layout=layout, parts=moment.parts),
             reason="plans for the loads as they are",
         )
+
+
+def _has_planned(moment: Moment) -> bool:
+    """Is the layout in force its plan for just these loads?"""
+    last = moment.memory
+    if not isinstance(last, _Planned) or last.layout is not moment.layout:
+        return False
+    return np.array_equal(last.parts, moment.parts)
 
 
 def placed(
@@ -66,7 +90,7 @@ def placed(
     if not order or not job.has_room(len(order)):
         return None
     plans = [overlap(loads, len(order), min_replicas, job) for loads in parts]
-    column_of = _nearest_columns(plans, order, layout)
+    column_of = _nearest_columns(plans, order, layout, job.num_experts)
     return with_hosts(order, [_shares(plan, column_of, job.num_experts) for plan in plans])
 
 
@@ -79,25 +103,24 @@ def overlap(loads: Array, num_nodes: int, min_replicas: int, job: JobModel) -> P
 
 
 def _nearest_columns(
-    plans: Sequence[Placement], nodes: Sequence[int], layout: Layout | None
+    plans: Sequence[Placement], nodes: Sequence[int], layout: Layout | None, num_experts: int
 ) -> dict[int, int]:
     """Node -> column of all layers' plans: in turn the one that lacks fewest experts (4.3)."""
-    held: dict[int, list[set[int]]] = {node: [set() for _ in plans] for node in nodes}
+    place = {node: at for at, node in enumerate(nodes)}
+    wanted = np.zeros((len(nodes), len(plans), num_experts))
+    lacks = np.ones((len(nodes), len(plans), num_experts))
+    for layer, plan in enumerate(plans):
+        for column, experts in enumerate(plan):
+            wanted[column, layer, list(experts)] = 1.0
     if layout is not None:
-        for layer, experts in enumerate(layout.experts):
-            for expert, hosts in enumerate(experts):
-                for host in hosts:
-                    if host.rank in held:
-                        held[host.rank][layer].add(expert)
-    free = list(range(len(nodes)))
+        for layer, of_layer in enumerate(layout.experts):
+            for expert, hosts in enumerate(of_layer):
+                lacks[[place[h.rank] for h in hosts if h.rank in place], layer, expert] = 0.0
+    lacking = np.einsum("nle,cle->nc", lacks, wanted, optimize=True)
     column_of = {}
-    for node in nodes:
-
-        def lacking(column: int, node: int = node) -> int:
-            return sum(len(set(p[column]) - has) for p, has in zip(plans, held[node], strict=True))
-
-        best = min(free, key=lambda column: (lacking(column), column))
-        free.remove(best)
+    for node, at in place.items():
+        best = int(lacking[at].argmin())  # of several the first
+        lacking[:, best] = np.inf
         column_of[node] = best
     return column_of
 

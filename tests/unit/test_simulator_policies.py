@@ -13,7 +13,7 @@ from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, group
 from pacekeeper.simulator.policy_lazarus import Lazarus, placed
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper, model_of, workload_of
 from pacekeeper.simulator.routing import Routing, even_routing
-from pacekeeper.simulator.sim_policy import PUBLISHED, Draws, Policy, Use
+from pacekeeper.simulator.sim_policy import PUBLISHED, Cause, Draws, Policy, Use
 from pacekeeper.simulator.simulate import Outcome, simulate
 from support.sim_jobs import EXACT, small_job
 
@@ -102,6 +102,11 @@ def test_lazarus_gives_replicas_by_load_and_keeps_columns_near() -> None:
     assert near is not None and far is not None
     copies = [copied_bytes(ten, layout, wide, living=left) for layout in (near, far)]
     assert copies[0] < copies[1]
+
+
+def test_lazarus_plans_once_for_loads_that_stay() -> None:
+    told = run(Lazarus(costs=EXACT, review_steps=5), 0).told
+    assert [one.cause for one in told] == [Cause.START, Cause.LOST]
 
 
 def test_lazarus_and_ours_go_on_without_a_restart_while_a_copy_lives() -> None:
