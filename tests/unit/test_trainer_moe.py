@@ -11,6 +11,7 @@ from pacekeeper.core.layout import even_layout
 from pacekeeper.trainer.dispatch import Routes
 from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.moe import ExpertBank, MoELayer, MoEOutput, drawn
+from pacekeeper.trainer.tensor_group import TensorGroup
 from pacekeeper.trainer.work import WorkMeter
 
 CONFIG = TrainConfig(
@@ -99,7 +100,8 @@ def layer_output(
     layer.routes = Routes.of(layout, 0, fabric)
     if router is not None:
         layer.router.data = router
-    output = layer(tokens_TD, torch.tensor(rows), max(rows) + 1, fabric, WorkMeter())
+    group = TensorGroup.of(layout.stages[0], fabric)
+    output = layer(tokens_TD, torch.tensor(rows), max(rows) + 1, group, fabric, WorkMeter())
     assert isinstance(output, MoEOutput)
     return output
 
