@@ -24,7 +24,7 @@ FRAMES = {
     "with micro_batch_timer: out": 5,
     "with step: out": 4,
     "step_began": 1,
-    "micro_batch": 3,
+    "micro_batch": 4,
     "expert_loads": 3,
     MANY_LOADS: 1 + 2 * MANY_RECORDS,
     "step_ended": 3,
