@@ -87,7 +87,7 @@ class Sabotage:
             case Moment.WITH_VERDICT:
                 wrap(agreement.Agreement, "_witness", before=lambda *_: strike())
             case Moment.AT_END:
-                wrap(fabric.Fabric, "exchange", after=lambda _, values: strike(len(values) == 1))
+                wrap(fabric.Fabric, "exchange", after=lambda _, values: strike(values == [1.0]))
 
     def _around_vote(self, look: Callable[[Rank], None]) -> None:
         if self.moment in (Moment.IN_STEP_AFTER_VOTE, Moment.IN_MOVE_AFTER_VOTE):
