@@ -29,13 +29,14 @@ def test_moves_deaths_and_joins_change_no_loss(tmp_path: Path) -> None:
     assert outcome.num_joined >= 1 and outcome.has_lost_store
 
 
-# A node dies; all ranks die twice, and are started again; two ranks join while another dies.
-@pytest.mark.parametrize("number", [0, 8, 10])
+# A node dies; all ranks die twice, and are started again. More of them: benchmarks/fault_schedules.
+@pytest.mark.parametrize("number", [0, 8])
 def test_random_faults_hang_nothing_and_lose_nothing(tmp_path: Path, number: int) -> None:
     schedule = drawn(20, number)
     print(schedule)
     reference = undisturbed(schedule, tmp_path / "reference")
-    assert run(schedule, tmp_path / "run", reference).complaints == ()
+    complaints = run(schedule, tmp_path / "run", reference).complaints
+    assert not complaints, "\n".join(complaints)
 
 
 def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> None:
