@@ -58,15 +58,15 @@ def assert_holders_agree(layout: Layout, states: dict[int, dict[str, Tensor]]) -
     "layout", [even(), skewed(), random_layout(5)], ids=["even", "skewed", "random"]
 )
 def test_any_layout_trains_as_one_rank_does_in_float64(layout: Layout) -> None:
-    states = spread(Run(config=CONFIG, layouts=(layout,), steps=20))
-    assert_same(states, alone(CONFIG, 20), rtol=1e-9, atol=1e-11)
+    states = spread(Run(config=CONFIG, layouts=(layout,), steps=10))
+    assert_same(states, alone(CONFIG, 10), rtol=1e-9, atol=1e-11)
     assert_holders_agree(layout, states)
 
 
 def test_another_layout_every_step_changes_nothing() -> None:
-    layouts = tuple(random_layout(seed, seed) for seed in range(1, 21))
-    states = spread(Run(config=CONFIG, layouts=layouts, steps=20))
-    assert_same(states, alone(CONFIG, 20), rtol=1e-9, atol=1e-11)
+    layouts = tuple(random_layout(seed, seed) for seed in range(1, 13))
+    states = spread(Run(config=CONFIG, layouts=layouts, steps=12))
+    assert_same(states, alone(CONFIG, 12), rtol=1e-9, atol=1e-11)
     assert_holders_agree(layouts[-1], states)
 
 
