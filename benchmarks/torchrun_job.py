@@ -23,7 +23,7 @@ from pacekeeper.core.layout import even_layout
 from pacekeeper.core.toml_reader import read_config
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import Collectives, LocalFabric
+from pacekeeper.trainer.fabric import Collectives, LocalFabric, exchanged
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import learning_rate
@@ -50,11 +50,7 @@ class World:
         dist.all_to_all_single(output, input, output_splits, input_splits)
 
     def exchange(self, values: Sequence[float]) -> Tensor:
-        size = len(self.ranks)
-        mine = torch.tensor([list(values)] * size, dtype=torch.float64)
-        theirs = torch.empty_like(mine)
-        self.all_to_all(theirs, mine, [1] * size, [1] * size)
-        return theirs
+        return exchanged(self, values)
 
     def group(self, ranks: tuple[int, ...]) -> Collectives:
         return self if ranks == self.ranks else LocalFabric(self.rank)

@@ -13,7 +13,7 @@ from rich.table import Table
 from pacekeeper.cli.demo_director import Director
 from pacekeeper.cli.demo_measure import Outcome
 from pacekeeper.cli.demo_recorder import Happening, StepView
-from pacekeeper.cli.pictures import inline_png
+from pacekeeper.cli.pictures import PAGE_STYLE, inline_png
 from pacekeeper.core.layout import Layout
 
 # Colour-blind safe (Okabe and Ito); ranks keep their colour through all plots.
@@ -277,13 +277,7 @@ def _page(outcome: Outcome, director: Director, body: str) -> str:
     )
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>pacekeeper demo</title><style>
-body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em;
-       color: #222; background: #fff; }}
-h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.1em; margin-top: 2em; }}
-img {{ max-width: 100%; }} table {{ border-collapse: collapse; }}
-th, td {{ text-align: left; padding: .2em .8em .2em 0; vertical-align: top;
-          border-bottom: 1px solid #eee; font-weight: normal; }}
-th {{ color: #666; }} pre {{ background: #f6f6f6; padding: .8em; overflow-x: auto; }}
+{PAGE_STYLE} pre {{ background: #f6f6f6; padding: .8em; overflow-x: auto; }}
 .fault, .kill {{ color: #b00020; font-weight: 600; }}
 .finding {{ color: #8a6100; font-weight: 600; }}
 .plan, .regroup {{ color: #0060a0; font-weight: 600; }}

@@ -1,8 +1,17 @@
-"""A figure inside a page: no file beside it, no request to anybody."""
+"""What all pages share: their style, and figures inside them; no file beside a page, no request."""
 
 import base64
 import io
 from typing import Any
+
+PAGE_STYLE = """\
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em;
+       color: #222; background: #fff; }
+h1 { font-size: 1.5em; } h2 { font-size: 1.1em; margin-top: 2em; }
+img { max-width: 100%; } table { border-collapse: collapse; }
+th, td { text-align: left; padding: .2em .8em .2em 0; vertical-align: top;
+          border-bottom: 1px solid #eee; font-weight: normal; }
+th { color: #666; }"""
 
 
 def inline_png(figure: Any, *, dpi: int) -> str:

@@ -4,7 +4,7 @@ import html
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.cli.pictures import inline_png
+from pacekeeper.cli.pictures import PAGE_STYLE, inline_png
 from pacekeeper.cli.replay_print import lines_of, row_of, size_of
 from pacekeeper.core.errors import HostError
 from pacekeeper.predictor.heat import Heat, heat_of, reduced
@@ -28,6 +28,7 @@ def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
         )
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in verdict.notes[:MAX_NOTES])
     page = _PAGE.format(
+        style=PAGE_STYLE,
         title=html.escape(trace.name),
         size=html.escape(f"{trace.source}: {size_of(trace)}"),
         notes=f"<ul>{notes}</ul>" if notes else "",
@@ -99,12 +100,6 @@ _HEAT_WORDS = (
 )
 _PAGE: Any = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em;
-       color: #222; background: #fff; }}
-h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.1em; margin-top: 2em; }}
-img {{ max-width: 100%; }} table {{ border-collapse: collapse; }}
-th, td {{ text-align: left; padding: .2em .8em .2em 0; vertical-align: top;
-          border-bottom: 1px solid #eee; font-weight: normal; }}
-th {{ color: #666; }}
+{style}
 </style></head><body><h1>{title}</h1><p>{size}</p>{notes}{body}</body></html>
 """

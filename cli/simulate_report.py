@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.cli.pictures import inline_png
+from pacekeeper.cli.pictures import PAGE_STYLE, inline_png
 from pacekeeper.cli.simulate_print import HEADS, cells_of, title_of
 from pacekeeper.core.errors import HostError
 from pacekeeper.simulator.scenario import Scenario
@@ -39,6 +39,7 @@ def write_report(
         f"<p>{html.escape(note)}</p>" for note in known.recorded.notes
     )  # fmt: skip
     page = _PAGE.format(
+        style=PAGE_STYLE,
         title=html.escape(title_of(known, found)),
         notes=notes,
         rate=_rate_picture(known, found, first),
@@ -114,13 +115,7 @@ def _answers(name: str, outcome: Outcome) -> str:
 
 _PAGE: Any = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
-body {{ font: 15px/1.45 system-ui, sans-serif; max-width: 1080px; margin: 2em auto; padding: 0 1em;
-       color: #222; background: #fff; }}
-h1 {{ font-size: 1.5em; }} h2 {{ font-size: 1.1em; margin-top: 2em; }}
-img {{ max-width: 100%; }} table {{ border-collapse: collapse; }}
-th, td {{ text-align: left; padding: .2em .8em .2em 0; vertical-align: top;
-          border-bottom: 1px solid #eee; font-weight: normal; }}
-th {{ color: #666; }}
+{style}
 </style></head><body><h1>{title}</h1>{notes}
 <h2>Goodput</h2><p>Samples that count in the end, per second of the whole time; mean and 95 %
 interval over seeds. "Of the first": samples over those of the first policy, seed by seed.</p>

@@ -96,11 +96,6 @@ def parse_header(text: str) -> TraceHeader:
     return _made(TraceHeader, wanted)  # type: ignore[no-any-return]
 
 
-def parse_line(text: str, header: TraceHeader) -> Fact:
-    """One fact of a file with this header. Raises ValueError, saying what is wrong with it."""
-    return fact_of(object_of(text), header)
-
-
 def object_of(text: str) -> dict[str, Any]:
     """A line's values by name, as they stand there. Raises ValueError where it is no object."""
     try:

@@ -37,10 +37,7 @@ class Restarting:
         if moment.cause in (Cause.DUE, Cause.PACED):
             return Answer(layout=moment.layout, reason="keeps going")
         layout = grouped(moment.nodes, self.group_size, job)
-        restart = (
-            Use.RESTARTED,
-            moment.draws.between(self.costs.restart_s, moment.now_s, "restart"),
-        )
+        restart = self.costs.restart(moment)
         if layout is None:
             return Answer(layout=None, is_rolled_back=True, reason="too few nodes for one group")
         if moment.cause is Cause.GROWN and moment.layout is not None:
@@ -81,26 +78,20 @@ class Regrouping:
 def reconfigured(moment: Moment, layout: Layout | None, job: JobModel, costs: Costs) -> Answer:
     """From what is held to `layout`: notice, new groups, copies; or from storage, where an expert
     has no living copy."""
-    draws, now_s = moment.draws, moment.now_s
     if layout is None:
         return Answer(layout=None, is_rolled_back=True, reason="too few nodes for the model")
     if moment.layout is None:
         if moment.is_fresh:
             return Answer(layout=layout, reason="begins")
-        restart = (Use.RESTARTED, draws.between(costs.restart_s, now_s, "restart"))
-        return Answer(layout=layout, phases=(restart,), is_rolled_back=True, reason="starts again")
+        phases = (costs.restart(moment),)
+        return Answer(layout=layout, phases=phases, is_rolled_back=True, reason="starts again")
     if not alive_everywhere(moment.layout, moment.nodes):
-        restart = (Use.RESTARTED, draws.between(costs.restart_s, now_s, "restart"))
-        return Answer(
-            layout=layout, phases=(restart,), is_rolled_back=True, reason="an expert is lost"
-        )
+        phases = (costs.restart(moment),)
+        return Answer(layout=layout, phases=phases, is_rolled_back=True, reason="an expert is lost")
     moved = copied_bytes(moment.layout, layout, job, living=moment.nodes)
-    spent_s = costs.copying_s(moved) + draws.between(costs.regroup_s, now_s, "regroup")
-    if moment.lost:
-        spent_s += draws.between(costs.notice_s, now_s, "notice")
     return Answer(
         layout=layout,
-        phases=((Use.RECONFIGURED, spent_s),),
+        phases=((Use.RECONFIGURED, costs.regrouping_s(moment, moved)),),
         copied_bytes=moved,
         reason="reconfigures",
     )

@@ -96,10 +96,9 @@ class Pacekeeper:
         again = self.config.settle_steps
         if moment.is_fresh:
             return Answer(layout=layout, again_after_steps=again, reason="begins")
-        restart_s = moment.draws.between(self.costs.restart_s, moment.now_s, "restart")
         return Answer(
             layout=layout,
-            phases=((Use.RESTARTED, restart_s),),
+            phases=(self.costs.restart(moment),),
             is_rolled_back=True,
             again_after_steps=again,
             reason="starts again",
@@ -128,7 +127,6 @@ class Pacekeeper:
     def _regroup(self, moment: Moment, job: JobModel, known: _Known, held: Layout) -> Answer:
         """As ranks do by themselves, and then as the controller wants it."""
         floor = Floor(hosts=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node)
-        draws, costs, now_s = moment.draws, self.costs, moment.now_s
         regrouped = partial(
             next_of, held, moment.nodes, generation=held.generation + 1, floor=floor
         )
@@ -138,20 +136,18 @@ class Pacekeeper:
         except LostStateError as error:
             return Answer(
                 layout=regrouped(is_restored=True),
-                phases=((Use.RESTARTED, draws.between(costs.restart_s, now_s, "restart")),),
+                phases=(self.costs.restart(moment),),
                 is_rolled_back=True,
                 again_after_steps=again,
                 memory=known,
                 reason=error.what,
             )
         moved = copied_bytes(held, layout, job, living=moment.nodes)
-        spent_s = costs.copying_s(moved) + draws.between(costs.regroup_s, now_s, "regroup")
-        if moment.lost:
-            spent_s += draws.between(costs.notice_s, now_s, "notice")
+        spent_s = self.costs.regrouping_s(moment, moved)
         decision = self._decision(moment, job, layout, known, is_makeshift=True, by_survivors=True)
         if decision.layout is not None:
             more = copied_bytes(layout, decision.layout, job, living=moment.nodes)
-            moved, spent_s = moved + more, spent_s + costs.copying_s(more)
+            moved, spent_s = moved + more, spent_s + self.costs.copying_s(more)
         return Answer(
             layout=decision.layout or layout,
             phases=((Use.RECONFIGURED, spent_s),),

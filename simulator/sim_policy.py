@@ -149,6 +149,18 @@ class Costs:
         copying_s = job.state_bytes / num_nodes * self.copy_s_per_byte
         return Saving(stop_s=copying_s, behind_s=writing_s)
 
+    def restart(self, moment: Moment) -> tuple[Use, float]:
+        """A start from storage."""
+        return Use.RESTARTED, moment.draws.between(self.restart_s, moment.now_s, "restart")
+
+    def regrouping_s(self, moment: Moment, num_bytes: int) -> float:
+        """Of new groups and copies; where nodes were lost, of noticing it, too."""
+        draws, now_s = moment.draws, moment.now_s
+        spent_s = self.copying_s(num_bytes) + draws.between(self.regroup_s, now_s, "regroup")
+        if moment.lost:
+            spent_s += draws.between(self.notice_s, now_s, "notice")
+        return spent_s
+
     def copying_s(self, num_bytes: int) -> float:
         """Of moving so much between nodes; nothing for nothing."""
         return self.transfer_s + num_bytes * self.transfer_s_per_byte if num_bytes else 0.0

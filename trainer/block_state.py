@@ -4,7 +4,7 @@ A parameter `w1` comes with its moments `w1.exp_avg` and `w1.exp_avg_sq`; before
 these are zero.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,9 +91,9 @@ def put_in(
     `updates`: how many the optimizer had made. What stays and where it stays changes no bit.
     """
     for bank, kind, layer in banks_of(model):
-        numbers = tuple(b.index for b in wanted if b.kind is kind and b.layer == layer)
-        if numbers != bank.held or any(Block(kind, layer, n) in state for n in numbers):
-            _fill(bank, kind, layer, numbers, optimizer, state, updates)
+        blocks = [b for b in wanted if b.kind is kind and b.layer == layer]
+        if tuple(b.index for b in blocks) != bank.held or any(b in state for b in blocks):
+            _fill(model, optimizer, bank, blocks, state, updates)
     for block, tensors in state.items():
         if bank_of(model, block) is None:
             for name, whole in _wholes(model, block).items():
@@ -129,29 +129,24 @@ def bank_of(model: MoETransformer, block: Block) -> Bank | None:
 
 
 def _fill(
-    bank: Bank,
-    kind: BlockKind,
-    layer: int,
-    numbers: tuple[int, ...],
+    model: MoETransformer,
     optimizer: torch.optim.Optimizer,
+    bank: Bank,
+    blocks: Sequence[Block],
     state: Mapping[Block, BlockState],
     updates: int,
 ) -> None:
+    held = [state[b] if b in state else read_block(model, optimizer, b) for b in blocks]
     fresh: dict[str, Tensor] = {}
-    for name in bank.shapes:
+    for name, shape in bank.shapes.items():
         old = bank.get_parameter(name)
-        memory = optimizer.state.pop(old, {})
         for ending in ENDINGS:
-            whole = memory.get(ending[1:], torch.zeros_like(old)) if ending else old.detach()
-            rows = whole.new_empty((len(numbers), *bank.shapes[name]))
-            for slot, number in enumerate(numbers):
-                told = state.get(Block(kind, layer, number))
-                if told is not None:
-                    rows[slot] = told[f"{name}{ending}"]
-                else:
-                    rows[slot] = whole[bank.held.index(number)]
+            rows = old.detach().new_empty((len(held), *shape))
+            for slot, one in enumerate(held):
+                rows[slot] = one[f"{name}{ending}"]
             fresh[f"{name}{ending}"] = rows
-    bank.replace(numbers, fresh)
+        optimizer.state.pop(old, None)
+    bank.replace(tuple(block.index for block in blocks), fresh)
     for name in bank.shapes:
         moments = {moment: fresh[f"{name}.{moment}"] for moment in MOMENTS}
         _remember(optimizer, bank.get_parameter(name), moments, updates)

@@ -220,7 +220,7 @@ class Fabric:
 
     def exchange(self, values: Sequence[float]) -> Tensor:
         """As an all-to-all: one round of wake-ups where a ring needs many. Raises PeerLost."""
-        return _exchanged(self, values)
+        return exchanged(self, values)
 
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
@@ -349,18 +349,25 @@ class _Part:
         )
 
     def exchange(self, values: Sequence[float]) -> Tensor:
-        return _exchanged(self, values)
+        return exchanged(self, values)
 
     def group(self, ranks: tuple[int, ...]) -> Collectives:
         return self if ranks == self.ranks else self._whole.group(ranks)
 
 
-def _exchanged(group: Collectives, values: Sequence[float]) -> Tensor:
+def exchanged(group: Collectives, values: Sequence[float]) -> Tensor:
+    """What `Collectives.exchange` gives, by one all-to-all of the group. Raises PeerLost."""
     size = len(group.ranks)
     mine = torch.tensor([list(values)] * size, dtype=torch.float64)
     theirs = torch.empty_like(mine)
     group.all_to_all(theirs, mine, [1] * size, [1] * size)
     return theirs
+
+
+def end_together(group: Collectives) -> None:
+    """Before all raise the same: who ends first must not cost another its reason."""
+    with contextlib.suppress(PeerLost):
+        group.exchange([1.0])
 
 
 def _in_short(error: Exception) -> str:

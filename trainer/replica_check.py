@@ -4,7 +4,6 @@ They are while all is well: an owner hands the same sum to all holders (trainer/
 and all update alike. Where they differ, a device or a memory has lied, and nobody would notice.
 """
 
-import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from torch import Tensor
 from pacekeeper.core.errors import CorruptStateError
 from pacekeeper.core.layout import Block, Layout
 from pacekeeper.trainer.block_state import MOMENTS, blocks_on, parts_of
-from pacekeeper.trainer.fabric import Collectives, PeerLost
+from pacekeeper.trainer.fabric import Collectives, end_together
 from pacekeeper.trainer.model import MoETransformer
 
 PARTS = ("weights", "first moments", "second moments", "gradients")
@@ -63,8 +62,7 @@ def check(
     found = differences(by_rank)
     if not found:
         return
-    with contextlib.suppress(PeerLost):
-        fabric.exchange([1.0])  # who ends first must not cost another its reason
+    end_together(fabric)
     more = len(found) - _NAMED_DIFFERENCES
     said = "; ".join(map(str, found[:_NAMED_DIFFERENCES])) + (f"; {more} more" if more > 0 else "")
     raise CorruptStateError(

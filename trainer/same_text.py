@@ -3,10 +3,8 @@
 Launchers compare versions of Python only; two builds of one version may differ in their libraries.
 """
 
-import contextlib
-
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.trainer.fabric import Collectives, PeerLost
+from pacekeeper.trainer.fabric import Collectives, end_together
 
 _NAMED_RANKS = 8
 
@@ -17,8 +15,7 @@ def check(crc: int, fabric: Collectives) -> None:
     others = [rank for rank, one in zip(fabric.ranks, told, strict=True) if one != told[0]]
     if not others:
         return
-    with contextlib.suppress(PeerLost):
-        fabric.exchange([1.0])  # who ends first must not cost another its reason
+    end_together(fabric)
     more = len(others) - _NAMED_RANKS
     raise ConfigError(
         f"ranks {others[:_NAMED_RANKS]}{f' and {more} more' if more > 0 else ''} would train on "

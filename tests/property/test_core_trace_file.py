@@ -11,9 +11,10 @@ from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample
 from pacekeeper.core.trace_file import (
     TraceHeader,
     attached_line,
+    fact_of,
     header_line,
+    object_of,
     parse_header,
-    parse_line,
     record_line,
 )
 from support.records import ATTACHMENT, records
@@ -37,12 +38,12 @@ HEADER = TraceHeader(job=ATTACHMENT.job, life=7, node="node-0")
 def test_a_record_comes_back(record: Record) -> None:
     line = record_line(record)
     assert "\n" not in line
-    assert parse_line(line, HEADER) == record
+    assert fact_of(object_of(line), HEADER) == record
 
 
 @given(devices | hosts)
 def test_a_sample_comes_back(sample: DeviceSample | HostSample) -> None:
-    assert parse_line(record_line(sample), HEADER) == sample
+    assert fact_of(object_of(record_line(sample)), HEADER) == sample
 
 
 @given(st.text(max_size=9), st.integers(0, 2**42), st.text(max_size=9))
@@ -53,9 +54,9 @@ def test_a_header_comes_back(job: str, life: int, node: str) -> None:
 
 def test_an_attachment_comes_back_with_what_the_header_says() -> None:
     bare = Attachment(job=HEADER.job, rank=1, world_size=2, pid=3, clock=Clock.CUDA, life=7)
-    assert parse_line(attached_line(bare), HEADER) == bare
+    assert fact_of(object_of(attached_line(bare)), HEADER) == bare
     assert '"job"' not in attached_line(bare)
-    whole = parse_line(attached_line(ATTACHMENT), TraceHeader(job=ATTACHMENT.job))
+    whole = fact_of(object_of(attached_line(ATTACHMENT)), TraceHeader(job=ATTACHMENT.job))
     assert whole == ATTACHMENT
 
 
@@ -95,7 +96,7 @@ def test_what_was_not_measured_is_not_written() -> None:
 )
 def test_a_damaged_line_says_what_is_wrong(line: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
-        parse_line(line, HEADER)
+        fact_of(object_of(line), HEADER)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.trainer.fabric import Collectives, Fabric
+from pacekeeper.trainer.fabric import Collectives, Fabric, exchanged
 
 T = TypeVar("T")
 PROCESS_TIMEOUT_S = 120.0
@@ -75,11 +75,7 @@ class ThreadFabric:
         return self if ranks == self.ranks else ThreadFabric(self._world.part(ranks), self.rank)
 
     def exchange(self, values: Sequence[float]) -> Tensor:
-        size = len(self.ranks)
-        mine = torch.tensor([list(values)] * size, dtype=torch.float64)
-        theirs = torch.empty_like(mine)
-        self.all_to_all(theirs, mine, [1] * size, [1] * size)
-        return theirs
+        return exchanged(self, values)
 
 
 def run_world(ranks: tuple[int, ...], body: Callable[[ThreadFabric], T]) -> dict[int, T]:
