@@ -34,10 +34,11 @@ def best_cuts(costs: Sequence[Array], num_microbatches: int) -> Cuts | None:
     if len(costs) > num_layers:
         return None
     bounds = np.unique(np.concatenate([cost[np.isfinite(cost)] for cost in costs]))
+    stacked: Array = np.stack(costs)
     low, high = 0, len(bounds)
     while low < high:
         middle = (low + high) // 2
-        if _reaches_the_end(costs, float(bounds[middle])):
+        if _reaches_the_end(stacked, float(bounds[middle])):
             high = middle
         else:
             low = middle + 1
@@ -68,18 +69,18 @@ def _bands(costs: Sequence[Array], bound: float) -> Array:
     return np.where(first >= 0, found, np.inf)
 
 
-def _reaches_the_end(costs: Sequence[Array], bound: float) -> bool:
-    """Each stage takes as many layers as it may and leaves one for each that follows."""
-    num_layers = costs[0].shape[0] - 1
-    at = 0
-    for stage, cost in enumerate(costs):
-        last = num_layers - (len(costs) - 1 - stage)
-        row = cost[at, at + 1 : last + 1]
-        taken = int(np.searchsorted(row, bound, side="right"))
-        if taken == 0:
-            return False
-        at += taken
-    return bool(at == num_layers)
+def _reaches_the_end(costs: Array, bound: float) -> bool:
+    """Every end is followed: the farthest one may leave a stage a layer that is beyond its bound."""
+    farthest = (costs <= bound).sum(axis=2)  # [stage, first layer]: the layers it may take
+    size = costs.shape[1]
+    reached = np.zeros(size, dtype=bool)
+    reached[0] = True
+    for taken in farthest:
+        firsts = np.flatnonzero(reached & (taken > 0))
+        begun = np.bincount(firsts + 1, minlength=size + 1)
+        ended = np.bincount(firsts + taken[firsts] + 1, minlength=size + 1)
+        reached = np.cumsum(begun - ended)[:size] > 0
+    return bool(reached[-1])
 
 
 def _least_sum(bands: Array, bound: float) -> tuple[float, tuple[int, ...]]:
@@ -95,7 +96,7 @@ def _least_sum(bands: Array, bound: float) -> tuple[float, tuple[int, ...]]:
         best = through.argmin(axis=0)
         taken.append(best)
         reached = through[best, ends]
-    assert np.isfinite(reached[-1]), "bounds that a greedy choice meets are met"
+    assert np.isfinite(reached[-1]), "a bound that the end is reached under"
     cuts, at = [], size - 1
     for lengths in reversed(taken):
         cuts.append(at)
