@@ -70,7 +70,7 @@ def _bands(costs: Sequence[Array], bound: float) -> Array:
 
 
 def _reaches_the_end(costs: Array, bound: float) -> bool:
-    """Every end is followed: the farthest one may leave a stage a layer that is beyond its bound."""
+    """Every end is followed: the farthest may leave a stage a layer that is beyond its bound."""
     farthest = (costs <= bound).sum(axis=2)  # [stage, first layer]: the layers it may take
     size = costs.shape[1]
     reached = np.zeros(size, dtype=bool)
