@@ -21,14 +21,14 @@ BlockState = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One tensor of a block: a parameter of its own, or a row of a bank's."""
+    """One tensor of a block: a row of a bank's parameter."""
 
     parameter: nn.Parameter
-    slot: int | None = None
+    slot: int
 
     def of(self, whole: Tensor) -> Tensor:
         """This part of a tensor that is shaped as the parameter."""
-        return whole if self.slot is None else whole[self.slot]
+        return whole[self.slot]
 
 
 def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
@@ -39,18 +39,13 @@ def blocks_on(layout: Layout, rank: int) -> tuple[Block, ...]:
 def parts_of(model: MoETransformer, block: Block) -> dict[str, Part]:
     """The tensors of a block that the model holds, by name. Raises ValueError for another."""
     bank = bank_of(model, block)
-    if bank is None:
-        return {name: Part(whole) for name, whole in _wholes(model, block).items()}
     slot = bank.held.index(block.index)
     return {name: Part(bank.get_parameter(name), slot) for name in bank.shapes}
 
 
 def shapes_of(model: MoETransformer, block: Block) -> dict[str, tuple[int, ...]]:
     """Of the block's tensors, wherever they live; the moments' are the same."""
-    bank = bank_of(model, block)
-    if bank is not None:
-        return bank.shapes
-    return {name: tuple(whole.shape) for name, whole in _wholes(model, block).items()}
+    return bank_of(model, block).shapes
 
 
 def num_values(model: MoETransformer, block: Block) -> int:
@@ -94,13 +89,6 @@ def put_in(
         blocks = [b for b in wanted if b.kind is kind and b.layer == layer]
         if tuple(b.index for b in blocks) != bank.held or any(b in state for b in blocks):
             _fill(model, optimizer, bank, blocks, state, updates)
-    for block, tensors in state.items():
-        if bank_of(model, block) is None:
-            for name, whole in _wholes(model, block).items():
-                with torch.no_grad():
-                    whole.copy_(tensors[name])
-                moments = {m: tensors[f"{name}.{m}"].to(whole, copy=True) for m in MOMENTS}
-                _remember(optimizer, whole, moments, updates)
     optimizer.param_groups[0]["params"] = ordered_parameters(model)
 
 
@@ -112,20 +100,29 @@ def ordered_parameters(model: MoETransformer) -> list[nn.Parameter]:
 
 def banks_of(model: MoETransformer) -> Iterator[tuple[Bank, BlockKind, int]]:
     """Every bank with the kind and the layer of its blocks."""
+    yield model.embedding, BlockKind.EMBEDDING, 0
     for layer, (attention, moe) in enumerate(zip(model.attentions(), model.layers(), strict=True)):
+        yield moe.norm_router, BlockKind.NORM_ROUTER, layer
         yield attention.bank, BlockKind.ATTENTION, layer
         yield moe.bank, BlockKind.EXPERT, layer
+    yield model.head, BlockKind.HEAD, 0
 
 
-def bank_of(model: MoETransformer, block: Block) -> Bank | None:
-    """The bank that a block would be a row of; None for one with parameters of its own."""
+def bank_of(model: MoETransformer, block: Block) -> Bank:
+    """The bank that a block is a row of where it is held. Raises ValueError for another model's."""
     match block.kind:
+        case BlockKind.EMBEDDING:
+            return model.embedding
+        case BlockKind.HEAD:
+            return model.head
+        case BlockKind.NORM_ROUTER:
+            return model.layers()[block.layer].norm_router
         case BlockKind.ATTENTION:
             return model.attentions()[block.layer].bank
         case BlockKind.EXPERT:
             return model.layers()[block.layer].bank
-        case _:
-            return None
+        case BlockKind.DENSE_MLP:
+            raise ValueError(f"{block}: every layer of this model has experts")
 
 
 def _fill(
@@ -161,16 +158,3 @@ def _remember(
     optimizer.state.pop(parameter, None)
     if updates:
         optimizer.state[parameter] = {"step": torch.tensor(float(updates)), **moments}
-
-
-def _wholes(model: MoETransformer, block: Block) -> dict[str, nn.Parameter]:
-    match block.kind:
-        case BlockKind.EMBEDDING:
-            return {"embedding": model.embedding, "places": model.places}
-        case BlockKind.HEAD:
-            return {"norm": model.norm, "head": model.head}
-        case BlockKind.NORM_ROUTER:
-            attention, moe = model.attentions()[block.layer], model.layers()[block.layer]
-            return {"attention_norm": attention.norm, "norm": moe.norm, "router": moe.router}
-        case _:
-            raise ValueError(f"{block}: no block of this model with parameters of its own")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
-from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.spread import ALONE, DomainOf
 from pacekeeper.trainer.banks import Bank
 from pacekeeper.trainer.data import NO_TARGET, Batch
@@ -91,6 +91,43 @@ class AttentionShards(Bank):
         super().__init__(shapes, getattr(torch, config.dtype), shards, one)
 
 
+class Embedding(Bank):
+    """Of tokens [S, V, D] and of places in a document [S, L, D]; S is 1 on the first stage's ranks,
+    0 on others.
+    """
+
+    embedding: nn.Parameter
+    places: nn.Parameter
+
+    def __init__(self, config: TrainConfig, held: tuple[int, ...]) -> None:
+        hidden = config.hidden_size
+        shapes = {"embedding": (VOCABULARY, hidden), "places": (config.row_tokens, hidden)}
+        scales = {"embedding": 0.5, "places": 0.1}
+
+        def one(_: int) -> dict[str, Tensor]:
+            return {n: drawn(config, n, *shapes[n], scale=scales[n]).data for n in shapes}
+
+        super().__init__(shapes, getattr(torch, config.dtype), held, one)
+
+
+class Head(Bank):
+    """The last norm [S, D] and the way to the vocabulary [S, V, D]; S is 1 on the last stage's
+    ranks, 0 on others.
+    """
+
+    norm: nn.Parameter
+    head: nn.Parameter
+
+    def __init__(self, config: TrainConfig, held: tuple[int, ...]) -> None:
+        hidden, dtype = config.hidden_size, getattr(torch, config.dtype)
+
+        def one(_: int) -> dict[str, Tensor]:
+            head = drawn(config, "head", VOCABULARY, hidden, scale=hidden**-0.5)
+            return {"norm": torch.ones(hidden, dtype=dtype), "head": head.data}
+
+        super().__init__({"norm": (hidden,), "head": (VOCABULARY, hidden)}, dtype, held, one)
+
+
 class Attention(nn.Module):
     """Pre-norm multi-head attention that never looks across documents; the heads that are here."""
 
@@ -99,16 +136,17 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.norm = nn.Parameter(torch.ones(config.hidden_size, dtype=getattr(torch, config.dtype)))
         self.bank = AttentionShards(config, layer, num_shards, shards)
 
-    def forward(self, x_SD: Tensor, places: Places, group: TensorGroup, meter: WorkMeter) -> Tensor:
+    def forward(
+        self, x_SD: Tensor, norm_D: Tensor, places: Places, group: TensorGroup, meter: WorkMeter
+    ) -> Tensor:
         """x plus attention over it, for this rank's slice of the tokens. Raises PeerLost."""
         hidden, num_tokens = self.config.hidden_size, len(places.real_T)
         num_shards, _, width = self.bank.out.shape
         head_size = hidden // self.config.num_heads
         heads = num_shards * width // head_size  # that are here
-        normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), self.norm), num_tokens, meter)
+        normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), norm_D), num_tokens, meter)
         meter.add(places.work.scaled(group.share))
         mixed_TW = F.linear(normed_TD, self.bank.qkv.reshape(-1, hidden))
         rows, length = places.rows, places.length
@@ -131,28 +169,34 @@ class MoETransformer(nn.Module):
     def __init__(self, config: TrainConfig, layout: Layout, rank: int) -> None:
         super().__init__()
         self.config = config
-        hidden = config.hidden_size
-        self.embedding = drawn(config, "embedding", VOCABULARY, hidden, scale=0.5)
-        self.places = drawn(config, "places", config.row_tokens, hidden, scale=0.1)
         shards = layout.num_virtual_shards
         if config.num_heads % shards:
             raise ValueError(f"{config.num_heads} heads do not make {shards} equal shards")
+
+        def one_if_held(kind: BlockKind, layer: int = 0) -> tuple[int, ...]:
+            return (0,) if rank in layout.holders(Block(kind, layer)) else ()
+
+        self.embedding = Embedding(config, one_if_held(BlockKind.EMBEDDING))
         self.attention = nn.ModuleList(
             Attention(config, layer, shards, layout.shards_on(rank, layer))
             for layer in range(config.num_layers)
         )
         self.moe = nn.ModuleList(
-            MoELayer(config, layer, layout.experts_on(rank, layer))
+            MoELayer(
+                config,
+                layer,
+                layout.experts_on(rank, layer),
+                one_if_held(BlockKind.NORM_ROUTER, layer),
+            )
             for layer in range(config.num_layers)
         )
+        self.head = Head(config, one_if_held(BlockKind.HEAD))
         self.group: TensorGroup | None = None
-        self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
-        self.head = drawn(config, "head", VOCABULARY, hidden, scale=hidden**-0.5)
 
     @property
     def dtype(self) -> torch.dtype:
         """Of all parameters."""
-        return self.embedding.dtype
+        return self.embedding.embedding.dtype
 
     def layers(self) -> list[MoELayer]:
         """The MoE layers, in order."""
@@ -186,13 +230,16 @@ class MoETransformer(nn.Module):
         places = Places.of(batch, config.hidden_size, self.dtype)
         # index_select is the cheap way to gather on CPU.
         own_S = places.real_T[group.slice_of(len(places.real_T))]
-        x_SD = F.embedding(batch.tokens.reshape(-1).index_select(0, own_S), self.embedding)
-        x_SD = x_SD + F.embedding(batch.positions.reshape(-1).index_select(0, own_S), self.places)
+        x_SD = F.embedding(
+            batch.tokens.reshape(-1).index_select(0, own_S), self.embedding.embedding[0]
+        )
+        positions_S = batch.positions.reshape(-1).index_select(0, own_S)
+        x_SD = x_SD + F.embedding(positions_S, self.embedding.places[0])
         row_S = own_S // config.row_tokens
         balance_sum = x_SD.new_zeros(())
         counts, expert_rows, num_active, over = [], 0, 0, NO_ROWS_OVER
         for attention, moe in zip(self.attentions(), self.layers(), strict=True):
-            x_SD = attention(x_SD, places, group, meter)
+            x_SD = attention(x_SD, moe.norm_router.attention_norm[0], places, group, meter)
             mixed = moe(x_SD, row_S, batch.num_rows, group, fabric, meter)
             x_SD = mixed.tokens_TD
             balance_sum = balance_sum + mixed.balance_sum
@@ -203,7 +250,8 @@ class MoETransformer(nn.Module):
         targets_S = batch.targets.reshape(-1).index_select(0, own_S)
         answered = (targets_S != NO_TARGET).nonzero()[:, 0]
         asked_AD = x_SD.index_select(0, answered)
-        logits = F.linear(F.rms_norm(asked_AD, (config.hidden_size,), self.norm), self.head)
+        normed_AD = F.rms_norm(asked_AD, (config.hidden_size,), self.head.norm[0])
+        logits = F.linear(normed_AD, self.head.head[0])
         meter.add(head_work(len(logits), config.hidden_size, VOCABULARY))
         loss_sum = F.cross_entropy(logits, targets_S[answered], reduction="sum")
         return ModelOutput(

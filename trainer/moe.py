@@ -49,6 +49,28 @@ def _can_group(weights: Tensor) -> bool:
     return is_known and aligned and hasattr(F, "grouped_mm")
 
 
+class NormRouter(Bank):
+    """What a layer has once and every rank of its stage holds: attention_norm [S, D], norm [S, D],
+    router [S, E, D]; S is 1 there, and 0 on other stages.
+    """
+
+    attention_norm: nn.Parameter
+    norm: nn.Parameter
+    router: nn.Parameter
+
+    def __init__(self, config: TrainConfig, layer: int, held: tuple[int, ...]) -> None:
+        hidden, dtype = config.hidden_size, getattr(torch, config.dtype)
+        shape = (config.num_experts, hidden)
+
+        def one(_: int) -> dict[str, Tensor]:
+            router = drawn(config, f"{layer}/router", *shape, scale=hidden**-0.5)
+            ones = torch.ones(hidden, dtype=dtype)
+            return {"attention_norm": ones, "norm": ones, "router": router.data}
+
+        shapes = {"attention_norm": (hidden,), "norm": (hidden,), "router": shape}
+        super().__init__(shapes, dtype, held, one)
+
+
 class ExpertBank(Bank):
     """The expert replicas of one layer on this rank: w1 [S, D, H], w2 [S, H, D]."""
 
@@ -86,14 +108,16 @@ class ExpertBank(Bank):
 class MoELayer(nn.Module):
     """Pre-norm router over E experts, top-K, dropless; experts on any ranks."""
 
-    def __init__(self, config: TrainConfig, layer: int, experts: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        layer: int,
+        experts: tuple[int, ...],
+        norm_router: tuple[int, ...] = (0,),
+    ) -> None:
         super().__init__()
         self.config = config
-        hidden = config.hidden_size
-        self.norm = nn.Parameter(torch.ones(hidden, dtype=getattr(torch, config.dtype)))
-        self.router = drawn(
-            config, f"{layer}/router", config.num_experts, hidden, scale=hidden**-0.5
-        )
+        self.norm_router = NormRouter(config, layer, norm_router)
         self.bank = ExpertBank(config, layer, experts)
         self.routes: Routes | None = None
 
@@ -112,8 +136,9 @@ class MoELayer(nn.Module):
         assert self.routes is not None, "set_layout() comes before forward()"
         config = self.config
         num_experts, chosen = config.num_experts, config.experts_per_token
-        normed_TD = F.rms_norm(tokens_TD, (config.hidden_size,), self.norm)
-        probabilities_TE = torch.softmax(normed_TD @ self.router.T, dim=-1)
+        own = self.norm_router
+        normed_TD = F.rms_norm(tokens_TD, (config.hidden_size,), own.norm[0])
+        probabilities_TE = torch.softmax(normed_TD @ own.router[0].T, dim=-1)
         weights_TK, experts_TK = torch.topk(probabilities_TE, chosen, dim=-1)
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
         balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows, group)

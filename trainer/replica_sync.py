@@ -51,7 +51,7 @@ class ReplicaSync:
         def own(holders: Holders) -> Tensor:
             return chunk_of(self._position, holders)
 
-        none = model.head.new_empty(0)
+        none = model.head.head.new_empty(0)
         parts = self._swap(none, send=chunk_of, expect=lambda _, holders: len(own(holders)))
         sums = {
             holders: _sum_in_order(
@@ -109,12 +109,8 @@ def _store(model: MoETransformer, blocks: Iterable[Block], flat: Tensor) -> None
     for block in blocks:
         for part in parts_of(model, block).values():
             old = part.of(_grad(part.parameter))
-            new = flat[at : at + old.numel()].view_as(old)
+            old.copy_(flat[at : at + old.numel()].view_as(old))
             at += old.numel()
-            if part.slot is None:
-                part.parameter.grad = new
-            else:
-                old.copy_(new)
 
 
 def _grad(parameter: Tensor) -> Tensor:

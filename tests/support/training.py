@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, even_layout
+from pacekeeper.core.layout import Block, Host, Layout, ShardRun, even_layout
 from pacekeeper.trainer import mover
 from pacekeeper.trainer.block_state import banks_of, ordered_parameters, parts_of
 from pacekeeper.trainer.data import Corpus
@@ -101,8 +101,6 @@ def rows_of(layout: Layout, config: TrainConfig, rank: int) -> range:
 def named_state(model: MoETransformer) -> dict[str, Tensor]:
     """Parameters by names that do not depend on the layout: "layer 0 expert 3/w1"."""
     held = [Block(kind, layer, n) for bank, kind, layer in banks_of(model) for n in bank.held]
-    held += [Block(BlockKind.EMBEDDING), Block(BlockKind.HEAD)]
-    held += [Block(BlockKind.NORM_ROUTER, layer) for layer in range(model.config.num_layers)]
     return {
         f"{block}/{name}": part.of(part.parameter.detach()).clone()
         for block in held

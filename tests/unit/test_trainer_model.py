@@ -97,7 +97,8 @@ def test_attention_is_the_same_however_many_shards_its_heads_make(num_shards: in
         output = made(batch, LocalFabric(), WorkMeter())
         output.loss_sum.backward()
         losses.append(output.loss_sum.item())
-        gradients.append([made.embedding.grad, made.attentions()[0].norm.grad])
+        banks = (made.embedding, made.layers()[0].norm_router)
+        gradients.append([p.grad for bank in banks for p in bank.parameters()])
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
     for ours, theirs in zip(*gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
@@ -136,7 +137,7 @@ def test_no_rows_cost_nothing_and_can_be_walked_back() -> None:
 def test_the_balance_loss_is_the_sum_over_layers_and_rows() -> None:
     undecided = model()
     for layer in undecided.layers():
-        layer.router.data.zero_()
+        layer.norm_router.router.data.zero_()
     output = undecided(batch_of((A, B), (C,), (B,)), LocalFabric(), WorkMeter())
     assert output.balance_sum.item() == pytest.approx(2 * 3)
 

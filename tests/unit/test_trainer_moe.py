@@ -99,7 +99,7 @@ def layer_output(
     layer = MoELayer(config, 0, (0, 1, 2, 3))
     layer.routes = Routes.of(layout, 0, fabric)
     if router is not None:
-        layer.router.data = router
+        layer.norm_router.router.data = router[None]
     group = TensorGroup.of(layout.stages[0], fabric)
     output = layer(tokens_TD, torch.tensor(rows), max(rows) + 1, group, fabric, WorkMeter())
     assert isinstance(output, MoEOutput)
@@ -140,7 +140,7 @@ def test_a_token_is_the_mixture_of_its_best_experts_by_renormalised_weights(chos
     tokens_TD = torch.randn(6, 16, dtype=torch.float64)
     output = layer_output(config, tokens_TD, [0] * 6, None)
     normed = torch.nn.functional.rms_norm(tokens_TD, (16,))
-    scores_TE = normed @ MoELayer(config, 0, (0, 1, 2, 3)).router.T
+    scores_TE = normed @ MoELayer(config, 0, (0, 1, 2, 3)).norm_router.router[0].T
     best_TK = scores_TE.topk(chosen, dim=-1).indices
     # Softmax over the chosen scores alone is the renormalised softmax over all of them.
     weights_TK = torch.softmax(scores_TE.gather(1, best_TK), dim=-1)
