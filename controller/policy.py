@@ -16,9 +16,10 @@ from pacekeeper.controller.state import Refusal
 from pacekeeper.controller.token_shares import split_layers
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
-from pacekeeper.core.layout import ExpertHosts, Layout, num_expert_copies
+from pacekeeper.core.layout import ExpertHosts, Layout
 from pacekeeper.core.spread import DomainOf
 from pacekeeper.core.topology import ModelShape
+from pacekeeper.core.transfers import num_expert_copies
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Forecast, Workload, forecast, replica_s, row_s
 
@@ -366,11 +367,7 @@ def _cost_s(view: View, layout: Layout, config: PolicyConfig) -> float:
 
 def _price(view: View, layout: Layout, speeds: Mapping[int, float], overhead_s: float) -> Forecast:
     return forecast(
-        layout,
-        model=view.model,
-        workload=view.workload,
-        speeds=speeds,
-        overhead_s=overhead_s,
+        layout, model=view.model, workload=view.workload, speeds=speeds, overhead_s=overhead_s
     )
 
 

@@ -237,6 +237,12 @@ class TrainConfig:
     # Hosts of each expert at the start; memory for replicas per rank and layer (0: all experts).
     replicas: int = 2
     slots_per_rank: int = 0
+    # Pipeline stages, and ranks of a tensor group, at the start: the ranks make whole pipelines of
+    # num_stages x tensor_size. A plan may change both while the job runs.
+    num_stages: int = 1
+    tensor_size: int = 1
+    # Order of the work in a pipeline: "1f1b", or "zero_bubble" (weight gradients fill the bubbles).
+    schedule: str = "1f1b"
     # Global batch: rows of `row_tokens` tokens, packed with whole documents.
     rows_per_step: int = 32
     row_tokens: int = 160
@@ -292,6 +298,8 @@ class TrainConfig:
             "num_microbatches",
             "expert_hidden_size",
             "checkpoint_period_steps",
+            "num_stages",
+            "tensor_size",
         )
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
         _at_least(self, 0, "max_restarts")
@@ -306,6 +314,18 @@ class TrainConfig:
             )
         if self.hidden_size % (self.num_heads * 4):
             raise ValueError("hidden_size: expected a multiple of 4 x num_heads")
+        if self.num_stages > self.num_layers:
+            raise ValueError(
+                f"num_stages: expected at most num_layers = {self.num_layers}, "
+                f"got {self.num_stages}"
+            )
+        if self.tensor_size > self.num_heads:
+            raise ValueError(
+                f"tensor_size: expected at most num_heads = {self.num_heads}, "
+                f"got {self.tensor_size}"
+            )
+        if self.schedule not in ("1f1b", "zero_bubble"):
+            raise ValueError(f"schedule: expected '1f1b' or 'zero_bubble', got {self.schedule!r}")
         if self.rows_per_step % self.num_microbatches:
             raise ValueError("rows_per_step: expected a multiple of num_microbatches")
         if self.clock not in ("auto", "device", "cpu", "emulated"):

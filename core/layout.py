@@ -1,18 +1,21 @@
 """The one value everything turns around: who holds which block, and who computes which share.
 
-Pure data with its invariants. `holders` says where a block lives; `transfers` is the difference of
-two layouts. Wire form: `core/layout_codec.py`; how survivors shrink it: `core/shrink.py`.
+Pure data with its invariants. `holders` says where a block lives. The difference of two layouts:
+`core/transfers.py`; wire form: `core/layout_codec.py`; how survivors shrink it: `core/shrink.py`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from itertools import accumulate
 from math import inf, isfinite
+from types import MappingProxyType
 
-from pacekeeper.core.spread import ALONE, DomainOf, level_shares, spread_hosts
+from pacekeeper.core.spread import ALONE, DomainOf, domain, level_shares, spread_hosts
 
 SHARE_TOLERANCE = 1e-6
+NO_SPEEDS: Mapping[int, float] = MappingProxyType({})
 
 
 class BlockKind(StrEnum):
@@ -79,15 +82,6 @@ class Stage:
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({run.rank for group in self.groups for run in group}))
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Transfer:
-    """Copy one block. `source` is None where no holder lives: it comes from a checkpoint."""
-
-    block: Block
-    source: int | None
-    destination: int
 
 
 ExpertHosts = tuple[Host, ...]
@@ -209,16 +203,21 @@ class Layout:
         runs = (run for group in self.stage_of(layer).groups for run in group)
         return tuple(n for run in runs if run.rank == rank for n in range(run.first, run.end))
 
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """(stage, data-parallel coordinate) of a rank. Raises ValueError for a stranger."""
+        for number, stage in enumerate(self.stages):
+            for coordinate, group in enumerate(stage.groups):
+                if any(run.rank == rank for run in group):
+                    return number, coordinate
+        raise ValueError(f"no rank {rank}")
+
     def batch_rank(self, rank: int) -> int:
-        """The rank whose batch share `rank` works on: the first of its data-parallel group.
+        """The rank whose batch share `rank` works on: the first of its data-parallel coordinate.
 
         Raises ValueError for a rank the layout lacks.
         """
-        for stage in self.stages:
-            for number, group in enumerate(stage.groups):
-                if any(run.rank == rank for run in group):
-                    return self.stages[0].groups[number][0].rank
-        raise ValueError(f"no rank {rank}")
+        _, coordinate = self.place_of(rank)
+        return self.stages[0].groups[coordinate][0].rank
 
     def rows_of(self, num_rows: int) -> dict[int, int]:
         """How many of the global batch's `num_rows` rows each data-parallel rank computes."""
@@ -229,41 +228,6 @@ class Layout:
                 strict=True,
             )
         )
-
-
-def transfers(
-    old: Layout, new: Layout, *, living: Iterable[int] | None = None
-) -> tuple[Transfer, ...]:
-    """The copies that turn `old` into `new`, in the order of `blocks()`.
-
-    Sources are living old holders (`living`: default all), the one with the fewest copies to send
-    so far, lowest rank first; None where no holder lives. Applying them gives every new holder
-    its block. Raises ValueError where the two layouts are of different models.
-    """
-    old_blocks, new_blocks = tuple(old.blocks()), tuple(new.blocks())
-    if old_blocks != new_blocks:
-        raise ValueError("the layouts are of two different models")
-    alive = set(old.ranks if living is None else living)
-    sends: dict[int, int] = {}
-    result: list[Transfer] = []
-    for block in new_blocks:
-        holders = set(old.holders(block))
-        sources = holders & alive
-        for destination in new.holders(block):
-            if destination in holders:
-                continue
-            source = min(sources, key=lambda r: (sends.get(r, 0), r)) if sources else None
-            if source is not None:
-                sends[source] = sends.get(source, 0) + 1
-            result.append(Transfer(block, source, destination))
-    return tuple(result)
-
-
-def num_expert_copies(old: Layout, new: Layout) -> int:
-    """How many replicas of experts are in `new` where they were not in `old`: the transfers of such
-    blocks, counted. Both layouts are of one model.
-    """
-    return len(new.replicas - old.replicas)
 
 
 def apportion(total: int, shares: Iterable[float]) -> tuple[int, ...]:
@@ -291,33 +255,85 @@ def even_layout(
     replicas: int,
     domain_of: DomainOf = ALONE,
     num_virtual_shards: int = 1,
+    num_stages: int = 1,
+    tensor_size: int = 1,
     generation: int = 1,
 ) -> Layout:
-    """The layout a job starts with: data parallel, each expert on `replicas` ranks.
+    """The layout a job starts with: each expert on `replicas` of the ranks that run its layer.
 
-    An expert's hosts stand in as many failure domains (nodes) as can be; ranks of domains of equal
-    size get the same number of slots (give or take one), two experts rarely share the same set of
-    hosts, and every rank computes as much. Raises ValueError for too few ranks.
+    A pipeline of `num_stages` groups of `tensor_size` ranks stands on as few failure domains
+    (nodes) as can be: a node takes whole pipelines with it, and others hold the same. An expert's
+    hosts stand on as many as can be; ranks of domains of equal size get the same number of slots
+    (give or take one), two experts rarely share the same set of hosts, and every rank computes as
+    much. Raises ValueError for too few ranks, layers or shards, and for ranks that are left over.
     """
-    order = tuple(sorted(ranks))
-    if not 1 <= replicas <= len(order):
-        raise ValueError(f"{replicas} replicas of an expert need as many ranks, got {len(order)}")
-    layers = []
-    for layer in range(num_layers):
-        hosts = spread_hosts(num_experts, replicas, order, domain_of, turn=layer)
-        shares = level_shares(hosts, {}, 1.0)
-        layers.append(tuple(tuple(Host(r, share) for r, share in on.items()) for on in shares))
-    stage = Stage(
-        first_layer=0,
-        end_layer=num_layers,
-        groups=tuple((ShardRun(rank, 0, num_virtual_shards),) for rank in order),
+    stages = _even_stages(
+        _by_domain(ranks, domain_of), num_layers, num_virtual_shards, num_stages, tensor_size
     )
+    fewest = min(len(stage.ranks) for stage in stages)
+    if not 1 <= replicas <= fewest:
+        raise ValueError(f"{replicas} replicas of an expert need as many ranks, got {fewest}")
+    layers = []
+    for stage in stages:
+        for layer in range(stage.first_layer, stage.end_layer):
+            hosts = spread_hosts(num_experts, replicas, stage.ranks, domain_of, turn=layer)
+            shares = level_shares(hosts, {}, 1.0)
+            layers.append(tuple(tuple(Host(r, share) for r, share in on.items()) for on in shares))
+    first = [group[0].rank for group in stages[0].groups]
     return Layout(
         generation=generation,
         num_virtual_shards=num_virtual_shards,
-        stages=(stage,),
+        stages=stages,
         experts=tuple(layers),
-        batch_shares=tuple((rank, 1.0 / len(order)) for rank in order),
+        batch_shares=tuple((rank, 1.0 / len(first)) for rank in first),
+    )
+
+
+def shard_runs(
+    ranks: Sequence[int], num_shards: int, speeds: Mapping[int, float] = NO_SPEEDS
+) -> tuple[ShardRun, ...]:
+    """A tensor group of these ranks, in this order: runs by their speeds (1.0), at least a shard.
+
+    Raises ValueError where there are more ranks than shards.
+    """
+    if not 1 <= len(ranks) <= num_shards:
+        raise ValueError(f"{num_shards} virtual shards do not make runs for {len(ranks)} ranks")
+    more = apportion(num_shards - len(ranks), [speeds.get(rank, 1.0) for rank in ranks])
+    ends = list(accumulate(1 + count for count in more))
+    return tuple(map(ShardRun, ranks, [0, *ends[:-1]], ends))
+
+
+def _by_domain(ranks: Iterable[int], domain_of: DomainOf) -> tuple[int, ...]:
+    """Ascending, but those of one domain together."""
+    order = sorted(ranks)
+    first: dict[Hashable, int] = {}
+    for rank in order:
+        first.setdefault(domain(domain_of, rank), rank)
+    return tuple(sorted(order, key=lambda rank: (first[domain(domain_of, rank)], rank)))
+
+
+def _even_stages(
+    ranks: Sequence[int], num_layers: int, num_shards: int, num_stages: int, tensor_size: int
+) -> tuple[Stage, ...]:
+    size = num_stages * tensor_size
+    if not ranks or len(ranks) % size:
+        raise ValueError(
+            f"{num_stages} stages of {tensor_size} ranks each need a multiple of {size} ranks, "
+            f"got {len(ranks)}"
+        )
+    if num_layers < num_stages:
+        raise ValueError(f"{num_layers} layers do not make {num_stages} stages")
+    ends = list(accumulate(apportion(num_layers, [1.0] * num_stages)))
+    return tuple(
+        Stage(
+            first_layer=first,
+            end_layer=end,
+            groups=tuple(
+                shard_runs(sorted(ranks[at : at + tensor_size]), num_shards)
+                for at in range(number * tensor_size, len(ranks), size)
+            ),
+        )
+        for number, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
     )
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import even_shares
-from pacekeeper.core.layout import BlockKind, Host, Layout, ShardRun, Stage, transfers
+from pacekeeper.core.layout import BlockKind, Host, Layout, ShardRun, Stage
+from pacekeeper.core.transfers import transfers
 
 Array = npt.NDArray[np.float64]
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import LostStateError, PacekeeperError
-from pacekeeper.core.layout import Block, Layout, Transfer, transfers
+from pacekeeper.core.layout import Block, Layout
+from pacekeeper.core.transfers import Transfer, transfers
 from pacekeeper.trainer.block_state import (
     ENDINGS,
     BlockState,

@@ -23,13 +23,19 @@ def load_period_steps(config: TrainConfig) -> int:
 
 
 def first_layout(config: TrainConfig, world_size: int, node_of: DomainOf = ALONE) -> Layout:
-    """The layout every job starts with: an expert's hosts on as many nodes as can be."""
+    """The layout every job starts with: an expert's hosts on as many nodes as can be.
+
+    A head is a virtual shard. Raises ValueError where the ranks do not make whole pipelines.
+    """
     return even_layout(
         ranks=range(world_size),
         num_layers=config.num_layers,
         num_experts=config.num_experts,
-        replicas=min(config.replicas, world_size),
+        replicas=min(config.replicas, world_size // config.num_stages),
         domain_of=node_of,
+        num_virtual_shards=config.num_heads,
+        num_stages=config.num_stages,
+        tensor_size=config.tensor_size,
     )
 
 

@@ -24,7 +24,11 @@ def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     torch.set_num_threads(1)  # as every rank: at this size threads only wait for each other
     fabric, meter = LocalFabric(), WorkMeter()
     layout = even_layout(
-        ranks=[0], num_layers=config.num_layers, num_experts=config.num_experts, replicas=1
+        ranks=[0],
+        num_layers=config.num_layers,
+        num_experts=config.num_experts,
+        replicas=1,
+        num_virtual_shards=config.num_heads,
     )
     corpus = Corpus.from_stdlib(config)
     model = MoETransformer(config, layout, 0)

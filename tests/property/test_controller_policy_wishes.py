@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from pacekeeper.controller.policy import View, decide
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import even_layout, transfers
+from pacekeeper.core.layout import even_layout
 from pacekeeper.core.topology import ModelShape
+from pacekeeper.core.transfers import transfers
 from pacekeeper.predictor.forecast import Workload, forecast
 
 

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.grow import grow, next_of
-from pacekeeper.core.layout import Layout, even_layout, transfers
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
+from pacekeeper.core.transfers import transfers
 from support.layouts import ModelBlocks, layouts, load_of, on_nodes
 
 

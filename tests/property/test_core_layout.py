@@ -17,8 +17,8 @@ from pacekeeper.core.layout import (
     Stage,
     apportion,
     even_layout,
-    transfers,
 )
+from pacekeeper.core.transfers import transfers
 from support.layouts import ModelBlocks, layouts, models, normalised
 
 pairs_of_layouts = models.flatmap(

@@ -5,8 +5,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode, LostStateError
-from pacekeeper.core.layout import Layout, even_layout, transfers
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
+from pacekeeper.core.transfers import transfers
 from support.layouts import layouts
 
 

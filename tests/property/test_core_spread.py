@@ -6,9 +6,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import Layout, even_layout, transfers
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.spread import level_shares
+from pacekeeper.core.transfers import transfers
 from support.layouts import load_of, on_nodes
 
 NodeOf = dict[int, str]

@@ -1,0 +1,50 @@
+"""The difference of two layouts: which rank copies which block to which. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pacekeeper.core.layout import Block, Layout
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Transfer:
+    """Copy one block. `source` is None where no holder lives: it comes from a checkpoint."""
+
+    block: Block
+    source: int | None
+    destination: int
+
+
+def transfers(
+    old: Layout, new: Layout, *, living: Iterable[int] | None = None
+) -> tuple[Transfer, ...]:
+    """The copies that turn `old` into `new`, in the order of `blocks()`.
+
+    Sources are living old holders (`living`: default all), the one with the fewest copies to send
+    so far, lowest rank first; None where no holder lives. Applying them gives every new holder
+    its block. Raises ValueError where the two layouts are of different models.
+    """
+    old_blocks, new_blocks = tuple(old.blocks()), tuple(new.blocks())
+    if old_blocks != new_blocks:
+        raise ValueError("the layouts are of two different models")
+    alive = set(old.ranks if living is None else living)
+    sends: dict[int, int] = {}
+    result: list[Transfer] = []
+    for block in new_blocks:
+        holders = set(old.holders(block))
+        sources = holders & alive
+        for destination in new.holders(block):
+            if destination in holders:
+                continue
+            source = min(sources, key=lambda r: (sends.get(r, 0), r)) if sources else None
+            if source is not None:
+                sends[source] = sends.get(source, 0) + 1
+            result.append(Transfer(block, source, destination))
+    return tuple(result)
+
+
+def num_expert_copies(old: Layout, new: Layout) -> int:
+    """How many replicas of experts are in `new` where they were not in `old`: the transfers of such
+    blocks, counted. Both layouts are of one model.
+    """
+    return len(new.replicas - old.replicas)
