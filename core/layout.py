@@ -324,14 +324,14 @@ def _even_stages(
     if num_layers < num_stages:
         raise ValueError(f"{num_layers} layers do not make {num_stages} stages")
     ends = list(accumulate(apportion(num_layers, [1.0] * num_stages)))
+    groups = [sorted(ranks[at : at + tensor_size]) for at in range(0, len(ranks), tensor_size)]
+    # Coordinates in the order of their first ranks, as batch shares are.
+    pipelines = sorted(groups[at : at + num_stages] for at in range(0, len(groups), num_stages))
     return tuple(
         Stage(
             first_layer=first,
             end_layer=end,
-            groups=tuple(
-                shard_runs(sorted(ranks[at : at + tensor_size]), num_shards)
-                for at in range(number * tensor_size, len(ranks), size)
-            ),
+            groups=tuple(shard_runs(pipeline[number], num_shards) for pipeline in pipelines),
         )
         for number, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))
     )
