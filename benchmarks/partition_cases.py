@@ -75,15 +75,15 @@ CASES = (
 LLAMA_70B = _case("LLaMA2-70B", (80, 8192, 28672, 64, 8, 32000), (4, 4, 16))
 
 
-def model_of(case: Case, *, rows_per_batch: int) -> ModelCost:
+def model_of(case: Case, *, rows_per_batch: int, flops: float = FLOPS) -> ModelCost:
     """Two operations for each parameter and token, and attention inside rows."""
     tokens = TOKENS_PER_BATCH / rows_per_batch
     attention = case.hidden**2 * 2 * (1 + case.kv_heads / case.heads)
     mlp = 3 * case.hidden * case.mlp
     ends = case.hidden * case.vocabulary
     layer = LayerCost(
-        attention_s=tokens * (2 * attention + 2 * case.hidden * tokens) / FLOPS,
-        mlp_s=tokens * 2 * mlp / FLOPS,
+        attention_s=tokens * (2 * attention + 2 * case.hidden * tokens) / flops,
+        mlp_s=tokens * 2 * mlp / flops,
         attention_bytes=STATE_BYTES * attention,
         mlp_bytes=STATE_BYTES * mlp,
         replicated_bytes=STATE_BYTES * 2 * case.hidden,
@@ -95,7 +95,7 @@ def model_of(case: Case, *, rows_per_batch: int) -> ModelCost:
         num_mlp_shards=case.mlp // 128,
         boundary_bytes=2 * case.hidden * tokens,
         embedding_bytes=STATE_BYTES * ends,
-        head_s=tokens * 2 * ends / FLOPS,
+        head_s=tokens * 2 * ends / flops,
         head_bytes=STATE_BYTES * ends,
         launch_s=2e-4,
     )
@@ -106,11 +106,12 @@ def problem_of(
     speeds: Sequence[float],
     *,
     rows_per_batch: int = 16,
+    flops: float = FLOPS,
     data: int = 0,
     prices: MovePrices | None = None,
 ) -> Problem:
-    """`speeds` of all ranks; `data` pipelines, if not as many as published."""
-    model = model_of(case, rows_per_batch=rows_per_batch)
+    """`speeds` of all ranks; `data` pipelines, if not as many as published; `flops` of each."""
+    model = model_of(case, rows_per_batch=rows_per_batch, flops=flops)
     devices = tuple(
         Device(rank=rank, node=rank // RANKS_PER_NODE, memory_bytes=MEMORY_BYTES, speed=speed)
         for rank, speed in enumerate(speeds)

@@ -4,11 +4,11 @@ A rank lacks what it will hold and does not hold. It comes from any living rank 
 nobody living has comes from a checkpoint. Experts move by their own planner.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from pacekeeper.controller.partition_cost import Array, layer_sums
+from pacekeeper.controller.partition_cost import layer_sums
 from pacekeeper.controller.partition_plan import Cell, Moves, Partition
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.core.layout import ShardRun
@@ -18,49 +18,87 @@ Held = tuple[int, int, int, int]  # first layer, layer after the last, first sha
 
 def moves(new: Partition, problem: Problem) -> Moves:
     """From what runs now. `move_s`: the slowest rank's, with the pause; 0 where nothing changes."""
-    now, model = problem.now, problem.model
+    now = problem.now
     if new == now:
         return Moves(bytes_in=(), bytes_from_checkpoint=0.0, move_s=0.0)
+    bytes_in = lacking_bytes(_by_rank(now), _by_rank(new), problem)
+    return Moves(
+        bytes_in=tuple(sorted(bytes_in.items())),
+        bytes_from_checkpoint=lost_bytes([cell for _, _, cell in now.places()], problem),
+        move_s=move_s(bytes_in, problem),
+    )
+
+
+def lacking_bytes(
+    old: Mapping[int, Cell], new: Mapping[int, Cell], problem: Problem
+) -> dict[int, float]:
+    """By rank, where any: state of its new cell that it does not hold in its old one."""
+    model = problem.model
     sums = layer_sums(model, problem.links)
     shards = (model.num_attention_shards, model.num_mlp_shards)
     attention_bytes = (sums.attention_bytes / shards[0]).tolist()  # of one shard, summed
     mlp_bytes = (sums.mlp_bytes / shards[1]).tolist()
     whole_bytes = sums.replicated_bytes.tolist()
-    old_cells = {rank: cell for _, _, cell in now.places() for rank in cell.ranks}
     bytes_in: dict[int, float] = {}
-    for _, _, cell in new.places():
-        for rank in cell.ranks:
-            old = old_cells.get(rank)
-            if old == cell:
-                continue
-            lacking = _lacking(
-                _held(cell, cell.attention, rank),
-                None if old is None else _held(old, old.attention, rank),
-                attention_bytes,
-            ) + _lacking(
-                _held(cell, cell.mlp, rank),
-                None if old is None else _held(old, old.mlp, rank),
-                mlp_bytes,
-            )
-            lacking += _lacking(
-                (cell.first_layer, cell.end_layer, 0, 1),
-                None if old is None else (old.first_layer, old.end_layer, 0, 1),
-                whole_bytes,
-            )
-            if lacking > 0.0:
-                bytes_in[rank] = lacking
-    move_s = problem.prices.pause_s + max(
+    for rank, cell in new.items():
+        had = old.get(rank)
+        if had == cell:
+            continue
+        lacking = _lacking(
+            _held(cell, cell.attention, rank),
+            None if had is None else _held(had, had.attention, rank),
+            attention_bytes,
+        ) + _lacking(
+            _held(cell, cell.mlp, rank),
+            None if had is None else _held(had, had.mlp, rank),
+            mlp_bytes,
+        )
+        lacking += _lacking(
+            (cell.first_layer, cell.end_layer, 0, 1),
+            None if had is None else (had.first_layer, had.end_layer, 0, 1),
+            whole_bytes,
+        )
+        if lacking > 0.0:
+            bytes_in[rank] = lacking
+    return bytes_in
+
+
+def move_s(bytes_in: Mapping[int, float], problem: Problem) -> float:
+    """The pause, and the slowest rank's share over its link."""
+    return problem.prices.pause_s + max(
         (
             count / (problem.links.between_bytes_per_s * problem.device_of[rank].link_speed)
             for rank, count in bytes_in.items()
         ),
         default=0.0,
     )
-    return Moves(
-        bytes_in=tuple(sorted(bytes_in.items())),
-        bytes_from_checkpoint=_lost_bytes(problem, np.diff(attention_bytes), np.diff(mlp_bytes)),
-        move_s=move_s,
+
+
+def lost_bytes(cells: Iterable[Cell], problem: Problem) -> float:
+    """Of what these cells hold together: what no living rank does."""
+    model = problem.model
+    held = list(cells)
+    if all(problem.device_of[rank].speed > 0.0 for cell in held for rank in cell.ranks):
+        return 0.0
+    sums = layer_sums(model, problem.links)
+    has_heads = np.zeros((len(model.layers), model.num_attention_shards), dtype=np.bool_)
+    has_columns = np.zeros((len(model.layers), model.num_mlp_shards), dtype=np.bool_)
+    for cell in held:
+        layers = slice(cell.first_layer, cell.end_layer)
+        for runs, has in ((cell.attention, has_heads), (cell.mlp, has_columns)):
+            for run in runs:
+                if problem.device_of[run.rank].speed > 0.0:
+                    has[layers, run.first : run.end] = True
+    attention_bytes = np.diff(sums.attention_bytes) / model.num_attention_shards
+    mlp_bytes = np.diff(sums.mlp_bytes) / model.num_mlp_shards
+    return float(
+        ((~has_heads).sum(axis=1) * attention_bytes).sum()
+        + ((~has_columns).sum(axis=1) * mlp_bytes).sum()
     )
+
+
+def _by_rank(partition: Partition) -> dict[int, Cell]:
+    return {rank: cell for _, _, cell in partition.places() for rank in cell.ranks}
 
 
 def _held(cell: Cell, runs: Iterable[ShardRun], rank: int) -> Held:
@@ -80,22 +118,3 @@ def _lacking(new: Held, old: Held | None, shard_bytes: Sequence[float]) -> float
     if end <= first or shards <= 0:
         return whole
     return whole - (shard_bytes[end] - shard_bytes[first]) * shards
-
-
-def _lost_bytes(problem: Problem, attention_bytes: Array, mlp_bytes: Array) -> float:
-    """Of what runs now: held by no living rank."""
-    model = problem.model
-    if all(problem.device_of[rank].speed > 0.0 for rank in problem.now.ranks):
-        return 0.0
-    has_heads = np.zeros((len(model.layers), model.num_attention_shards), dtype=np.bool_)
-    has_columns = np.zeros((len(model.layers), model.num_mlp_shards), dtype=np.bool_)
-    for _, _, cell in problem.now.places():
-        layers = slice(cell.first_layer, cell.end_layer)
-        for runs, has in ((cell.attention, has_heads), (cell.mlp, has_columns)):
-            for run in runs:
-                if problem.device_of[run.rank].speed > 0.0:
-                    has[layers, run.first : run.end] = True
-    return float(
-        ((~has_heads).sum(axis=1) * attention_bytes).sum()
-        + ((~has_columns).sum(axis=1) * mlp_bytes).sum()
-    )

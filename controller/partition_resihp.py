@@ -10,7 +10,7 @@ best is taken: cuts as they are, by the slowest pipeline of a stage or by the me
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pacekeeper.controller.partition_cost import GroupCost, constant_s, layer_sums, row_s
+from pacekeeper.controller.partition_cost import GroupCost, layer_sums, row_s
 from pacekeeper.controller.partition_even import (
     Ranks,
     batch_rows,
@@ -18,10 +18,10 @@ from pacekeeper.controller.partition_even import (
     even_cost,
     home_groups,
 )
-from pacekeeper.controller.partition_memory import cell_bytes, in_flight
-from pacekeeper.controller.partition_migration import Migration, StageWork, migrate
+from pacekeeper.controller.partition_memory import cell_bytes
+from pacekeeper.controller.partition_migration import Migration
 from pacekeeper.controller.partition_problem import Problem
-from pacekeeper.controller.partition_sync import cell_sync_s
+from pacekeeper.controller.partition_walk import walked
 
 DELTAS = (0, 1)  # Algorithm 1's gap of progress, which is not published
 
@@ -30,11 +30,13 @@ DELTAS = (0, 1)  # Algorithm 1's gap of progress, which is not published
 class ResihpPlan:
     """groups[pipeline][stage]: the ranks that stay (none: a dead stage); ends: of the stages.
 
-    migrations: what other pipelines run of a pipeline's work. standby: living ranks left out.
+    delta: of Algorithm 1. migrations: what other pipelines run of a pipeline's work. standby:
+    living ranks left out.
     """
 
     groups: tuple[tuple[Ranks, ...], ...]
     ends: tuple[int, ...]
+    delta: int
     migrations: tuple[Migration, ...]
     step_s: float
     standby: tuple[int, ...]
@@ -61,16 +63,15 @@ def resihp(problem: Problem) -> ResihpPlan:
         )
     )
     for ends in _choices(costs, problem):
-        work = _work(costs, ends, problem)
         for delta in DELTAS:
-            step_s, migrations = migrate(work, delta=delta)
-            step_s += _sync_s(groups, ends, problem)
-            if best is None or step_s < best.step_s:
+            walk = walked(groups, ends, problem, delta=delta)
+            if best is None or walk.step_s < best.step_s:
                 best = ResihpPlan(
                     groups=tuple(tuple(of_pipeline) for of_pipeline in groups),
                     ends=ends,
-                    migrations=migrations,
-                    step_s=step_s,
+                    delta=delta,
+                    migrations=walk.migrations,
+                    step_s=walk.step_s,
                     standby=standby,
                 )
     assert best is not None, "home's cuts are always tried"
@@ -130,52 +131,3 @@ def _repartition(sizes: Sequence[int], worth: Sequence[float]) -> tuple[int, ...
     while sum(counts) > sum(sizes):
         counts[max(range(len(counts)), key=lambda i: (counts[i] / worth[i], i))] -= 1
     return tuple(sum(counts[: stage + 1]) for stage in range(len(counts)))
-
-
-def _work(
-    costs: Sequence[Sequence[GroupCost | None]], ends: Sequence[int], problem: Problem
-) -> StageWork:
-    sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
-    ratio = problem.model.backward_ratio
-    forward: list[list[float | None]] = []
-    backward: list[list[float | None]] = []
-    for of_pipeline in costs:
-        forward.append([])
-        backward.append([])
-        for cost, first, end in zip(of_pipeline, (0, *ends[:-1]), ends, strict=True):
-            if cost is None:
-                forward[-1].append(None)
-                backward[-1].append(None)
-                continue
-            of_row, fixed = row_s(sums, cost), constant_s(sums, cost)
-            both = rows * float(of_row[end] - of_row[first]) + float(fixed[end] - fixed[first])
-            told = (end - first) * (rows * cost.sum_row_s + cost.sum_s)
-            own = (both - 2.0 * told) / (1.0 + ratio)
-            forward[-1].append(own + told)
-            backward[-1].append(ratio * own + told)
-    num_stages = len(ends)
-    batches = [len(pipeline.micro_batches) for pipeline in problem.home.pipelines]
-    lanes = max(1, min(cost.num_ranks for of in costs for cost in of if cost is not None))
-    return StageWork(
-        forward_s=tuple(tuple(of) for of in forward),
-        backward_s=tuple(tuple(of) for of in backward),
-        message_s=problem.links.between_latency_s
-        + rows * problem.model.boundary_bytes / (problem.links.between_bytes_per_s * lanes),
-        num_microbatches=tuple(batches),
-        in_flight=tuple(in_flight(num_stages, s, max(batches)) for s in range(num_stages)),
-    )
-
-
-def _sync_s(groups: Sequence[Sequence[Ranks]], ends: Sequence[int], problem: Problem) -> float:
-    """Of the slowest cell of the first stage, which ends last."""
-    nodes = {problem.device_of[rank].node for of in groups for ranks in of for rank in ranks}
-    return max(
-        cell_sync_s(
-            even_cell(of_pipeline[0], 0, ends[0], problem),
-            len(groups),
-            problem,
-            is_inside=len(nodes) == 1,
-        )
-        for of_pipeline in groups
-        if of_pipeline[0]
-    )

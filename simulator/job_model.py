@@ -80,6 +80,13 @@ class JobModel:
         """Do the slots of so many nodes hold every expert?"""
         return num_nodes * self.slots_per_node >= self.num_experts
 
+    def is_alive(self, layout: Layout, living: Collection[int]) -> bool:
+        """Has every expert a living host?"""
+        return alive_everywhere(layout, living)
+
+    def samples_per_step(self, layout: Layout) -> float:
+        return len(layout.ranks) * self.samples_per_node
+
     def imbalance(self, layout: Layout, parts: Array, dispatch: Dispatch) -> float:
         """What the experts take, all nodes at speed 1.0, over what they take spread evenly."""
         return self._experts(layout, parts, dict.fromkeys(layout.ranks, 1.0), dispatch)

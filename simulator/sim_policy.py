@@ -1,24 +1,62 @@
 """What a policy of the simulated cluster is asked, and what it answers: values and one protocol.
 
-A policy says which layout a job goes on with after a change and what going there takes; the loop
-(`simulate.py`) spends the time. A further policy is one file with one class of this protocol.
+A policy says what a job goes on with after a change and what going there takes; the loop
+(`simulate.py`) spends the time. A further policy is one file with one class of this protocol. Jobs
+of data and expert parallel ranks run on layouts, pipelined ones on `pipeline_work.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.core.layout import Layout
-from pacekeeper.simulator.job_model import Dispatch, JobModel
+from pacekeeper.simulator.job_model import Dispatch
 
 Array = npt.NDArray[np.float64]
 Range = tuple[float, float]
 """The least and the most of what is drawn evenly."""
+
+
+class Work(Protocol):
+    """What a job runs on."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]: ...
+
+
+W = TypeVar("W", bound=Work)
+W_contra = TypeVar("W_contra", bound=Work, contravariant=True)
+
+
+class Job(Protocol[W_contra]):
+    """What is simulated: sizes, and what a step takes. Its routing has the same numbers."""
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def num_experts(self) -> int: ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Everything once: what a checkpoint holds."""
+
+    def has_room(self, num_nodes: int) -> bool:
+        """Do so many nodes hold the model?"""
+
+    def is_alive(self, work: W_contra, living: Collection[int], /) -> bool:
+        """Do living ranks hold all of it?"""
+
+    def samples_per_step(self, work: W_contra, /) -> float: ...
+
+    def step_s(
+        self, work: W_contra, parts: Array, speed: Mapping[int, float], dispatch: Dispatch, /
+    ) -> float: ...
 
 
 class Use(StrEnum):
@@ -43,8 +81,9 @@ class Cause(StrEnum):
     DUE = "due"  # its own period, or what it asked to be woken for
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+# Python 3.11 cannot make a frozen generic with slots by its alias: these two have none.
+@dataclass(frozen=True, kw_only=True)
+class MomentOf(Generic[W]):
     """What is so when a policy is asked.
 
     `nodes`: the living ones of the job, ascending. `layout`: what is held now, dead nodes included;
@@ -58,7 +97,7 @@ class Moment:
     cause: Cause
     step: int
     nodes: tuple[int, ...]
-    layout: Layout | None
+    layout: W | None
     layout_step: int
     parts: Array
     speed: Mapping[int, float]
@@ -73,15 +112,15 @@ class Moment:
         return tuple(node for node in held if node not in self.nodes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+@dataclass(frozen=True, kw_only=True)
+class AnswerOf(Generic[W]):
     """How the job goes on: on `layout`, after `phases`, one after the other.
 
     No layout: it can not, until nodes join. `is_rolled_back`: from the newest checkpoint.
     `again_after_steps`: ask once more then (Cause.DUE). `copied_bytes`: between nodes.
     """
 
-    layout: Layout | None
+    layout: W | None
     phases: tuple[tuple[Use, float], ...] = ()
     is_rolled_back: bool = False
     again_after_steps: int | None = None
@@ -90,8 +129,8 @@ class Answer:
     reason: str = ""
 
 
-class Policy(Protocol):
-    """A way to keep a job going."""
+class PolicyOf(Protocol[W]):
+    """A way to keep a job going; `job` is of the kind that it knows."""
 
     @property
     def name(self) -> str: ...
@@ -111,7 +150,12 @@ class Policy(Protocol):
     @property
     def costs(self) -> "Costs": ...
 
-    def answer(self, moment: Moment, job: JobModel) -> Answer: ...
+    def answer(self, moment: MomentOf[W], job: Any) -> AnswerOf[W]: ...
+
+
+Moment = MomentOf[Layout]
+Answer = AnswerOf[Layout]
+Policy = PolicyOf[Layout]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +185,7 @@ class Costs:
     grow_wait_s: float
     copy_s_per_byte: float | None = None
 
-    def saving(self, job: JobModel, num_nodes: int) -> "Saving":
+    def saving(self, job: Job[Any], num_nodes: int) -> "Saving":
         """What a checkpoint takes; ranks copy equal parts."""
         writing_s = job.state_bytes * self.save_s_per_byte
         if self.copy_s_per_byte is None:
@@ -149,11 +193,11 @@ class Costs:
         copying_s = job.state_bytes / num_nodes * self.copy_s_per_byte
         return Saving(stop_s=copying_s, behind_s=writing_s)
 
-    def restart(self, moment: Moment) -> tuple[Use, float]:
+    def restart(self, moment: MomentOf[Any]) -> tuple[Use, float]:
         """A start from storage."""
         return Use.RESTARTED, moment.draws.between(self.restart_s, moment.now_s, "restart")
 
-    def regrouping_s(self, moment: Moment, num_bytes: int) -> float:
+    def regrouping_s(self, moment: MomentOf[Any], num_bytes: int) -> float:
         """Of new groups and copies; where nodes were lost, of noticing it, too."""
         draws, now_s = moment.draws, moment.now_s
         spent_s = self.copying_s(num_bytes) + draws.between(self.regroup_s, now_s, "regroup")

@@ -8,13 +8,21 @@ interrupts is broken off; any other change waits for the end of the step.
 from dataclasses import dataclass, field
 from itertools import groupby
 from math import ceil, floor, inf
+from typing import Generic
 
-from pacekeeper.core.layout import Layout
 from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
-from pacekeeper.simulator.job_model import JobModel, alive_everywhere
 from pacekeeper.simulator.ledger import Ledger
 from pacekeeper.simulator.routing import Routing
-from pacekeeper.simulator.sim_policy import Answer, Cause, Draws, Moment, Policy, Use
+from pacekeeper.simulator.sim_policy import (
+    AnswerOf,
+    Cause,
+    Draws,
+    Job,
+    MomentOf,
+    PolicyOf,
+    Use,
+    W,
+)
 
 NEAR = 1e-9  # of a step: as good as finished
 MANY = 1 << 40  # steps: nothing is due
@@ -57,9 +65,9 @@ class Outcome:
 
 def simulate(
     history: History,
-    job: JobModel,
+    job: Job[W],
     routing: Routing,
-    policy: Policy,
+    policy: PolicyOf[W],
     *,
     seed: int = 0,
 ) -> Outcome:
@@ -71,7 +79,7 @@ def simulate(
             f"routing of {routing.num_layers} layers x {routing.num_experts} experts, a job of "
             f"{job.num_layers} x {job.num_experts}"
         )
-    run = _Run(job=job, routing=routing, policy=policy, draws=Draws(seed))
+    run: _Run[W] = _Run(job=job, routing=routing, policy=policy, draws=Draws(seed))
     for at_s, changes in groupby(history.changes, key=lambda change: change.at_s):
         run.advance(at_s)
         run.take(at_s, tuple(changes))
@@ -80,23 +88,23 @@ def simulate(
 
 
 @dataclass(slots=True, kw_only=True)
-class _Run:
+class _Run(Generic[W]):
     """`layout` is what is held; `target` takes its place when all `phases` are over.
 
     While steps run, the one under way began at the ledger's time.
     """
 
-    job: JobModel
+    job: Job[W]
     routing: Routing
-    policy: Policy
+    policy: PolicyOf[W]
     draws: Draws
     ledger: Ledger = field(default_factory=Ledger)
     nodes: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     grow_s: float = inf  # when those who wait are let in
     speed: dict[int, float] = field(default_factory=dict)
-    layout: Layout | None = None
-    target: Layout | None = None
+    layout: W | None = None
+    target: W | None = None
     phases: list[tuple[Use, float]] = field(default_factory=list)
     is_fresh: bool = True
     is_paced: bool = False  # speeds have changed: the policy is asked at the end of the step
@@ -243,7 +251,7 @@ class _Run:
             self.open_step_s = step_s
             return False
         assert self.layout is not None
-        samples = whole * len(self.layout.ranks) * self.job.samples_per_node
+        samples = whole * self.job.samples_per_step(self.layout)
         ledger.train(whole, min(until_s, ledger.now_s + whole * step_s), samples)
         self.open_step_s = 0.0
         return True
@@ -271,7 +279,7 @@ class _Run:
         self.is_paced = self.is_paced and cause is not Cause.PACED
         ledger = self.ledger
         answer = self.policy.answer(
-            Moment(
+            MomentOf(
                 now_s=ledger.now_s,
                 cause=cause,
                 step=ledger.steps,
@@ -306,10 +314,10 @@ class _Run:
         held, self.layout = self.layout, None
         self.ledger.roll_back()
         self.restarts += 1
-        is_whole = held is not None and alive_everywhere(held, self.nodes)
+        is_whole = held is not None and self.job.is_alive(held, self.nodes)
         self.needless += is_whole and self.job.has_room(len(self.nodes))
 
-    def _tell(self, cause: Cause, answer: Answer) -> None:
+    def _tell(self, cause: Cause, answer: AnswerOf[W]) -> None:
         if answer.phases or answer.layout is not self.layout or answer.is_rolled_back:
             self.told.append(
                 Told(

@@ -1,0 +1,306 @@
+"""ResiHP's evaluation, simulated: ours beside ResiHP, Greyhound, Adaptra, ReCycle and Oobleck.
+
+`python -m benchmarks.simulate_resihp`; some minutes (`--quick`: one draw, one interval, 1,000
+iterations of the large job). Six models on 16 to 64 devices (research 4.1-4.3): one device becomes
+slow, so that the unmitigated job loses 35, 55 or 70 % of its throughput, and 1,000 iterations of
+the healthy job's time are played from then on; one device stops every 2 h, 1 h or 30 min, until
+half are gone; stops and medium slow ones in turn. Then 256 devices over 10,000 iterations, with
+faults that are mended. Figures are goodput of the whole span: what noticing, deciding and moving
+take counts. What is fitted is said in `benchmarks/resihp_paper.py`, each policy's rules in
+docs/simulator.md. `whole` cells: ours where a micro-batch is handed on whole, as the others do.
+Prints tables, last one line of JSON.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.resihp_paper import (
+    DROPS,
+    LARGE,
+    LARGE_OVER,
+    PAPERS,
+    Paper,
+    fitted_flops,
+    home_step_s,
+    job_of,
+    slow_speed,
+)
+from pacekeeper.simulator.changes import History, NodesJoined, SpeedChanged
+from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
+from pacekeeper.simulator.pipeline_job import PipelineJob
+from pacekeeper.simulator.pipeline_work import Work
+from pacekeeper.simulator.policy_adaptra import Adaptra
+from pacekeeper.simulator.policy_greyhound import Greyhound
+from pacekeeper.simulator.policy_oobleck import Oobleck
+from pacekeeper.simulator.policy_recycle import ReCycle
+from pacekeeper.simulator.policy_repartition import Repartition
+from pacekeeper.simulator.policy_resihp import ResiHP
+from pacekeeper.simulator.policy_unmitigated import Unmitigated
+from pacekeeper.simulator.sim_policy import PolicyOf
+from pacekeeper.simulator.simulate import Outcome, simulate
+
+ROWS, WHOLE_ROWS = 16, 1  # of a micro-batch
+STEPS = 1000  # iterations of the healthy job, from the onset of a slowdown
+LARGE_STEPS = 10_000
+HOURS = {"2h": 2.0, "1h": 1.0, "30min": 0.5}
+CLOSE = 0.15  # of what is printed
+HOUR_S = 3600.0
+
+Row = dict[str, Any]
+SLOW = {"degraded": Unmitigated(), "adaptra": Adaptra(), "greyhound": Greyhound()}
+BOTH: dict[str, PolicyOf[Work]] = {"resihp": ResiHP(), "ours": Repartition()}
+STOPS = {"recycle": ReCycle(), "oobleck": Oobleck()}
+STRONG = {
+    "recycle": ReCycle(name="recycle+", is_strengthened=True),
+    "oobleck": Oobleck(name="oobleck+", is_strengthened=True),
+}
+
+
+def played(
+    history: History, job: PipelineJob, policies: Mapping[str, PolicyOf[Work]], seed: int
+) -> dict[str, Outcome]:
+    """Every policy in the same history."""
+    return {
+        name: simulate(history, job, job.routing, policy, seed=seed)
+        for name, policy in policies.items()
+    }
+
+
+def slow_history(job: PipelineJob, rank: int, speed: float, duration_s: float) -> History:
+    """One device is slow from 0 s on, of a job that has warmed up."""
+    ranks = job.home.ranks
+    return History(
+        name="slow",
+        num_nodes=len(ranks),
+        duration_s=duration_s,
+        changes=(
+            NodesJoined(at_s=0.0, nodes=ranks),
+            SpeedChanged(at_s=0.0, node=rank, speed=speed),
+        ),
+    )
+
+
+def slow_draw(paper: Paper, flops: float, severity: str, seed: int) -> Row:
+    """One device drawn: samples of each policy over the degraded run, and of the fluid limit."""
+    case = paper.case
+    draw = np.random.default_rng([seed, case.num_ranks, round(100 * DROPS[severity])])
+    rank = int(draw.integers(case.num_ranks))
+    job = job_of(case, flops, ROWS)
+    speed = slow_speed(job, rank, DROPS[severity])
+    duration_s = STEPS * home_step_s(job)
+    history = slow_history(job, rank, speed, duration_s)
+    found = played(history, job, {**SLOW, **BOTH}, seed)
+    whole_job = job_of(case, flops, WHOLE_ROWS)
+    found["whole"] = simulate(history, whole_job, whole_job.routing, BOTH["ours"], seed=seed)
+    fluid = paper.samples_per_s * duration_s * (case.num_ranks - 1.0 + speed) / case.num_ranks
+    return {
+        "speed": speed,
+        "over_degraded": {n: o.samples / found["degraded"].samples for n, o in found.items()},
+        "fluid": {name: outcome.samples / fluid for name, outcome in found.items()},
+    }
+
+
+def slow_cell(paper: Paper, flops: float, severity: str, seeds: int) -> Row:
+    """Means over the draws; fluid fractions with the least of them."""
+    draws = [slow_draw(paper, flops, severity, seed) for seed in range(seeds)]
+    names = draws[0]["fluid"]
+    at = list(DROPS).index(severity)
+    over = {n: float(np.mean([d["over_degraded"][n] for d in draws])) for n in names}
+    printed = {"greyhound": paper.greyhound[at], "resihp": (paper.resihp[at],) * 2}
+    return {
+        "model": paper.case.name,
+        "severity": severity,
+        "speed": float(np.mean([d["speed"] for d in draws])),
+        "over_degraded": over,
+        "fluid": {n: float(np.mean([d["fluid"][n] for d in draws])) for n in names},
+        "fluid_min": min(d["fluid"]["ours"] for d in draws),
+        "is_won": all(d["fluid"]["ours"] > d["fluid"]["resihp"] for d in draws),
+        "is_whole_won": all(d["fluid"]["whole"] > d["fluid"]["resihp"] for d in draws),
+        "printed": printed,
+        "off": {name: deviation(over[name], *span) for name, span in printed.items()},
+        "most": paper_limit(severity, draws, paper.case.num_ranks),
+    }
+
+
+def paper_limit(severity: str, draws: Sequence[Row], num_ranks: int) -> float:
+    """The fluid limit's speed-up over the degraded run: no plan can be better."""
+    mean = np.mean([(num_ranks - 1.0 + d["speed"]) / num_ranks for d in draws])
+    return float(mean / (1.0 - DROPS[severity]))
+
+
+def deviation(found: float, low: float, high: float) -> float:
+    """Relative, from the nearer end of what is printed; 0 inside."""
+    if found < low:
+        return found / low - 1.0
+    return found / high - 1.0 if found > high else 0.0
+
+
+def stop_cell(paper: Paper, flops: float, interval: str, seeds: int, *, is_mixed: bool) -> Row:
+    """Samples a second, means over the draws. 4 h for 16 devices: half are gone at 30 min."""
+    case = paper.case
+    job = job_of(case, flops, ROWS)
+    kinds = (FaultKind.STOP, FaultKind.SLOW) if is_mixed else (FaultKind.STOP,)
+    speed = slow_speed(job, 0, DROPS["medium"])
+    rates: dict[str, list[float]] = {}
+    policies = {**BOTH, **STOPS, **({f"{n}+": p for n, p in STRONG.items()} if is_mixed else {})}
+    for seed in range(seeds):
+        history = drawn_history(
+            FaultRule(kinds=kinds, every_s=HOURS[interval] * HOUR_S, slow_speed=speed),
+            num_nodes=case.num_ranks,
+            duration_s=case.num_ranks / 4.0 * HOUR_S,
+            seed=seed,
+        )
+        for name, outcome in played(history, job, policies, seed).items():
+            rates.setdefault(name, []).append(outcome.samples_per_s)
+    means = {name: float(np.mean(of)) for name, of in rates.items()}
+    return {
+        "model": case.name,
+        "interval": interval,
+        "samples_per_s": means,
+        "is_won": all(a >= b for a, b in zip(rates["ours"], rates["resihp"], strict=True)),
+    }
+
+
+def large(flops: float, steps: int, seeds: int) -> Row:
+    """256 devices: every hour one stops or becomes slow, in turn; each is back after 8 h."""
+    job = job_of(LARGE, flops, ROWS)
+    duration_s = steps * home_step_s(job)
+    rule = FaultRule(
+        kinds=(FaultKind.STOP, FaultKind.SLOW),
+        every_s=HOUR_S,
+        slow_speed=slow_speed(job, 0, DROPS["medium"]),
+        mended_after_s=8.0 * HOUR_S,
+    )
+    ratios: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        history = drawn_history(rule, num_nodes=LARGE.num_ranks, duration_s=duration_s, seed=seed)
+        found = played(history, job, {**BOTH, **STRONG}, seed)
+        for name in ("resihp", *STRONG):
+            ratios.setdefault(name, []).append(found["ours"].samples / found[name].samples)
+        for name in STRONG:
+            ratio = found["resihp"].samples / found[name].samples
+            ratios.setdefault(f"resihp_{name}", []).append(ratio)
+        lost = 1.0 - found["ours"].samples / (duration_s / home_step_s(job) * _step_samples(job))
+        ratios.setdefault("lost", []).append(lost)
+    return {name: round(float(np.mean(of)), 3) for name, of in ratios.items()}
+
+
+def _step_samples(job: PipelineJob) -> float:
+    return job.problem.rows_per_step * job.samples_per_row
+
+
+def show_slow(rows: Sequence[Row], console: Console) -> None:
+    table = Table(title="one slow device: over the degraded run (printed), of the fluid limit")
+    for name in ("model", "severity", "speed", "adaptra", "greyhound", "resihp", "ours", "whole",
+                 "resihp of fluid", "ours of fluid", "least", "most of any plan"):  # fmt: skip
+        table.add_column(name, justify="right")
+    for row in rows:
+        over, fluid = row["over_degraded"], row["fluid"]
+        theirs = row["printed"]
+        table.add_row(
+            row["model"],
+            row["severity"],
+            f"{row['speed']:.2f}",
+            f"{over['adaptra']:.2f}",
+            f"{over['greyhound']:.2f} ({theirs['greyhound'][1]:.2f})",
+            f"{over['resihp']:.2f} ({theirs['resihp'][1]:.2f})",
+            f"{over['ours']:.2f}",
+            f"{over['whole']:.2f}",
+            f"{fluid['resihp']:.3f}",
+            f"{fluid['ours']:.3f}",
+            f"{row['fluid_min']:.3f}",
+            f"{row['most']:.2f}",
+        )
+    console.print(table)
+
+
+def show_stops(title: str, rows: Sequence[Row], console: Console) -> None:
+    names = list(rows[0]["samples_per_s"])
+    table = Table(title=title)
+    for name in ("model", "every", *names):
+        table.add_column(name, justify="right")
+    for row in rows:
+        rates = row["samples_per_s"]
+        table.add_row(row["model"], row["interval"], *(f"{rates[name]:.2f}" for name in names))
+    console.print(table)
+
+
+def summary(slow: Sequence[Row], stops: Sequence[Row], mixed: Sequence[Row], of_large: Row) -> Row:
+    """All bars, by name."""
+    fluid = [row["fluid"]["ours"] for row in slow]
+    least = min(row["fluid_min"] for row in slow)
+    off = {name: [abs(row["off"][name]) for row in slow] for name in ("greyhound", "resihp")}
+    won = sum(row["is_won"] for row in slow)
+    result = {
+        "cells": len(slow),
+        "cells_won": won,
+        "median_fluid_fraction": round(float(np.median(fluid)), 4),
+        "min_fluid_fraction": round(least, 4),
+        "whole_cells_won": sum(row["is_whole_won"] for row in slow),
+        "stop_cells": len(stops),
+        "stop_cells_won": sum(row["is_won"] for row in stops),
+        "mixed_cells": len(mixed),
+        "mixed_cells_won": sum(row["is_won"] for row in mixed),
+        "large": of_large,
+        "large_bars": LARGE_OVER,
+        **{f"{n}_within_15": sum(x <= CLOSE for x in of) for n, of in off.items()},
+    }
+    result["met"] = bool(
+        won == len(slow)
+        and result["median_fluid_fraction"] >= 0.95
+        and least >= 0.88
+        and all(row["is_won"] for row in (*stops, *mixed))
+        and all(of_large[name] >= bar for name, bar in LARGE_OVER.items())
+    )
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one draw, fewer intervals")
+    arguments = parser.parse_args()
+    seeds = 1 if arguments.quick else arguments.seeds
+    intervals = ["1h"] if arguments.quick else list(HOURS)
+    console = Console(width=180)
+    flops = {paper.case.name: fitted_flops(paper, ROWS) for paper in PAPERS}
+    slow = [
+        slow_cell(paper, flops[paper.case.name], severity, seeds)
+        for paper in PAPERS
+        for severity in DROPS
+    ]
+    show_slow(slow, console)
+    stops, mixed = (
+        [
+            stop_cell(paper, flops[paper.case.name], interval, seeds, is_mixed=is_mixed)
+            for paper in PAPERS
+            for interval in intervals
+        ]
+        for is_mixed in (False, True)
+    )
+    show_stops("one device stops every ..., samples/s", stops, console)
+    show_stops("stops and medium slow devices in turn, samples/s", mixed, console)
+    of_large = large(
+        float(np.mean(list(flops.values()))),
+        STEPS if arguments.quick else LARGE_STEPS,
+        1 if arguments.quick else min(seeds, 2),
+    )
+    result = summary(slow, stops, mixed, of_large)
+    result |= {
+        "seeds": seeds,
+        "tflops": {name: round(rate / 1e12, 1) for name, rate in flops.items()},
+        "rows": {"slow": slow, "stops": stops, "mixed": mixed},
+    }
+    print(json.dumps(result))
+    return 0 if result["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""A step played event by event, beside the longest path that planners price it by."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import Links
+from pacekeeper.core.schedule import Schedule
+from pacekeeper.simulator.pipeline_step import partition_step_s
+from support.partitions import even_partition, model_of, problem_of
+
+SLOW_LINKS = Links(inside_bytes_per_s=1e7, between_bytes_per_s=1e6)
+schedules = st.sampled_from([Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
+speeds = st.dictionaries(st.integers(0, 15), st.sampled_from([0.3, 0.5, 0.8]), max_size=4)
+
+
+@settings(max_examples=25, deadline=None)
+@given(speeds, schedules, st.sampled_from([False, True]))
+def test_without_messages_and_jitter_a_planned_step_takes_what_is_forecast(
+    slow: dict[int, float], schedule: Schedule, shares_experts: bool
+) -> None:
+    model = model_of(8, attention=8, mlp=64, expert_s=3.0 if shares_experts else 0.0)
+    home = even_partition(
+        model, data=2, stages=2, tensor=4, rows=64, micro_batches=4, shares_experts=shares_experts
+    )
+    problem = problem_of(model, home, slow=slow, schedule=schedule)
+    for partition in (home, plan_partition(problem).partition):
+        forecast_s = price(partition, problem).step_s
+        assert partition_step_s(partition, problem) == pytest.approx(forecast_s, rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(speeds, schedules)
+def test_messages_that_wait_for_their_link_only_add_to_the_longest_path(
+    slow: dict[int, float], schedule: Schedule
+) -> None:
+    model = model_of(8, attention=8, mlp=64)
+    home = even_partition(model, data=2, stages=4, tensor=2, rows=64, micro_batches=8)
+    problem = problem_of(model, home, slow=slow, links=SLOW_LINKS, schedule=schedule)
+    forecast_s = price(home, problem).step_s
+    assert partition_step_s(home, problem) >= forecast_s * (1.0 - 1e-9)
+
+
+@given(st.integers(0, 5))
+def test_jitter_of_chunks_is_drawn_by_the_seed_and_makes_steps_a_little_longer(seed: int) -> None:
+    model = model_of(8, attention=8, mlp=64)
+    home = even_partition(model, data=4, stages=4, tensor=1, rows=64, micro_batches=8)
+    problem = problem_of(model, home)
+    still_s = partition_step_s(home, problem)
+    one, same = (partition_step_s(home, problem, jitter=0.02, seed=seed) for _ in range(2))
+    assert one == same
+    many = [partition_step_s(home, problem, jitter=0.02, seed=10 * seed + i) for i in range(8)]
+    assert still_s < float(np.mean(many)) < 1.05 * still_s

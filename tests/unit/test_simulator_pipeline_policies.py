@@ -1,0 +1,142 @@
+"""Pipelined jobs in the simulated cluster: each policy by its published rule, ours by its code."""
+
+import pytest
+
+from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
+from pacekeeper.simulator.pipeline_watch import MOST_STEPS
+from pacekeeper.simulator.pipeline_work import Planned, Work
+from pacekeeper.simulator.policy_adaptra import Adaptra
+from pacekeeper.simulator.policy_greyhound import Greyhound
+from pacekeeper.simulator.policy_oobleck import Oobleck
+from pacekeeper.simulator.policy_recycle import ReCycle
+from pacekeeper.simulator.policy_repartition import Repartition
+from pacekeeper.simulator.policy_resihp import ResiHP
+from pacekeeper.simulator.policy_unmitigated import Unmitigated
+from pacekeeper.simulator.sim_policy import Cause, PolicyOf, Use
+from pacekeeper.simulator.simulate import Outcome, simulate
+from support.pipeline_jobs import PAUSE_S, pipeline_job
+
+JOB = pipeline_job()
+RANKS = JOB.home.ranks
+HEALTHY_S = JOB.step_s(Planned(partition=JOB.home), JOB.routing.at(0), {}, Repartition().dispatch)
+STEPS = 200
+
+
+def run(policy: PolicyOf[Work], *changes: Change, steps: int = STEPS) -> Outcome:
+    history = History(
+        name="x",
+        num_nodes=len(RANKS),
+        duration_s=steps * HEALTHY_S,
+        changes=(NodesJoined(at_s=0.0, nodes=RANKS), *changes),
+    )
+    return simulate(history, JOB, JOB.routing, policy, seed=0)
+
+
+def slow(rank: int = 5, speed: float = 0.4, at_step: float = 0.0) -> SpeedChanged:
+    return SpeedChanged(at_s=at_step * HEALTHY_S, node=rank, speed=speed)
+
+
+def lost(*ranks: int, at_step: float = 10.5) -> NodesLost:
+    return NodesLost(at_s=at_step * HEALTHY_S, nodes=ranks)
+
+
+def parts(outcome: Outcome) -> float:
+    """Of the samples of a healthy run."""
+    return outcome.steps / STEPS
+
+
+def test_a_healthy_job_runs_at_home_under_every_policy() -> None:
+    for policy in (Unmitigated(), Greyhound(), ResiHP(), ReCycle(), Oobleck(), Repartition()):
+        outcome = run(policy, steps=20)
+        assert outcome.steps == 20 and outcome.spent_s[Use.RECONFIGURED] == 0.0
+
+
+def test_around_a_slow_device_policies_come_in_the_published_order_and_ours_first() -> None:
+    degraded, adaptra, greyhound, resihp, ours = (
+        run(policy, slow()).steps
+        for policy in (Unmitigated(), Adaptra(), Greyhound(), ResiHP(), Repartition())
+    )
+    assert degraded <= adaptra < greyhound < resihp < ours
+    fluid = STEPS * (len(RANKS) - 1 + 0.4) / len(RANKS)
+    assert ours >= 0.9 * fluid
+
+
+def test_ours_learns_from_the_machine_who_is_slow_and_goes_home_when_it_is_over() -> None:
+    outcome = run(Repartition(), slow(), slow(speed=1.0, at_step=100.0))
+    first, second = (told for told in outcome.told if told.cause is Cause.DUE)
+    assert 0.0 < first.at_s < (3 + 2 + 5) * HEALTHY_S / 0.4
+    assert second.at_s > 100.0 * HEALTHY_S
+    after = run(Repartition(), slow(), slow(speed=1.0, at_step=100.0), steps=STEPS + 100)
+    assert after.steps - outcome.steps == pytest.approx(100, abs=1)
+
+
+def test_what_is_too_small_to_be_named_is_not_acted_on() -> None:
+    outcome = run(Repartition(), slow(speed=0.95), steps=MOST_STEPS + 20)
+    assert outcome.reconfigurations == 0
+
+
+def test_resihp_does_not_notice_what_stays_below_its_gate() -> None:
+    assert run(ResiHP(), slow(speed=0.85)).reconfigurations == 0
+    assert run(ResiHP(), slow(speed=0.5)).reconfigurations == 1
+
+
+def test_greyhound_waits_until_the_loss_is_worth_an_answer_and_exchanges_groups_later() -> None:
+    # One slow device in either pipeline, in other stages: only S3 brings them into one.
+    outcome = run(Greyhound(), slow(rank=1), slow(rank=13))
+    causes = [told for told in outcome.told if told.cause is Cause.DUE]
+    assert [told.reason for told in causes] == [
+        "as it is",
+        "S3: slow groups into the same pipelines",
+    ]
+    assert causes[0].at_s == pytest.approx(10 * run_step_s({1: 0.4, 13: 0.4}), rel=1e-6)
+    assert outcome.steps > run(Unmitigated(), slow(rank=1), slow(rank=13)).steps
+
+
+def run_step_s(speed: dict[int, float]) -> float:
+    return JOB.step_s(Planned(partition=JOB.home), JOB.routing.at(0), speed, Repartition().dispatch)
+
+
+def test_recycle_gives_a_lost_groups_micro_batches_to_its_peers_and_stops_without_any() -> None:
+    outcome = run(ReCycle(), lost(0))
+    assert 0.4 * STEPS < outcome.steps < 0.75 * STEPS and outcome.restarts == 0
+    ended = run(ReCycle(), lost(0), lost(4, at_step=50.5))  # both groups of the first stage
+    assert ended.spent_s[Use.WAITED] > 0.5 * STEPS * HEALTHY_S
+
+
+def test_oobleck_goes_on_with_a_shorter_pipeline() -> None:
+    outcome = run(Oobleck(), lost(0))
+    # Three of four groups are left, two of them a pipeline as before.
+    assert 0.55 * STEPS < outcome.steps < 0.87 * STEPS
+
+
+def test_a_lost_device_costs_ours_no_more_than_its_part_and_a_pause() -> None:
+    outcome = run(Repartition(), lost(0))
+    fluid = 10 + (STEPS - 10) * (len(RANKS) - 1) / len(RANKS)
+    assert outcome.steps >= 0.9 * fluid
+    assert outcome.restarts == 0
+    assert outcome.spent_s[Use.RECONFIGURED] >= PAUSE_S
+    assert outcome.steps >= run(ResiHP(), lost(0)).steps
+
+
+def test_who_comes_back_has_work_again_and_is_judged_under_a_number_of_its_own() -> None:
+    back = NodesJoined(at_s=50.0 * HEALTHY_S, nodes=(0,))
+    outcome = run(Repartition(), slow(), lost(0), back, slow(rank=0, at_step=100.0))
+    assert outcome.told[-1].cause is Cause.DUE and outcome.told[-1].num_nodes == len(RANKS)
+    fluid = (len(RANKS) - 2 * 0.6) / len(RANKS)
+    more = run(Repartition(), slow(), lost(0), back, slow(rank=0, at_step=100.0), steps=STEPS + 100)
+    assert more.steps - outcome.steps >= 0.9 * 100 * fluid
+
+
+def test_state_that_nobody_holds_comes_from_storage() -> None:
+    outcome = run(Repartition(checkpoint_steps=5), lost(0, 4))  # the same shards of both pipelines
+    assert outcome.restarts == 1 and outcome.needless_restarts == 0
+    assert outcome.spent_s[Use.RESTARTED] > 0.0
+    assert outcome.steps > 0.5 * STEPS
+
+
+def test_adaptras_order_of_chunks_is_never_slower_than_the_usual_one() -> None:
+    for speed in ({}, {5: 0.4}, {9: 0.3}, {13: 0.6}):
+        chosen = Adaptra().work_for(JOB.as_is(speed), None)
+        assert chosen is not None
+        taken_s = JOB.step_s(chosen, JOB.routing.at(0), speed, Adaptra().dispatch)
+        assert taken_s <= run_step_s(speed) * (1.0 + 1e-9)
