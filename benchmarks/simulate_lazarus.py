@@ -1,11 +1,11 @@
 """Lazarus' experiment on spot nodes, simulated: ours beside Lazarus and restarts from checkpoints.
 
-`python -m benchmarks.simulate_lazarus`; some minutes (`--quick`: two seeds; `--whole`: P3, G4dn and
-Parcae's hours as a whole, too, an hour or so; `--faults DAYS`: of the log of 400 servers). 80
-minutes of the P3 trace (`spot_bamboo`), at most ten nodes, recorded routing (`smartmoe_routing`),
-GPT-S and GPT-L as in the paper (arXiv 2407.04656, 6.1 and 6.4). Step times are fitted to what the
-paper prints of undisturbed and of regularly disturbed runs, not to what is compared here; every
-number has its source in docs/simulator.md. Prints tables, last one line of JSON.
+`python -m benchmarks.simulate_lazarus`; some minutes (`--quick`: two seeds). 80 minutes of the P3
+trace (`spot_bamboo`), at most ten nodes, recorded routing (`smartmoe_routing`), GPT-S and GPT-L as
+in the paper (arXiv 2407.04656, 6.1 and 6.4). Step times are fitted to what the paper prints of
+undisturbed and of regularly disturbed runs, not to what is compared here; every number has its
+source in docs/simulator.md. Prints tables, last one line of JSON. `benchmarks/simulate_faults.py`
+plays the whole traces.
 """
 
 import argparse
@@ -27,16 +27,14 @@ from pacekeeper.simulator.job_nodes import capped
 from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, grouped
 from pacekeeper.simulator.policy_lazarus import Lazarus, placed
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.read_faults import DAY_S, read_faults
 from pacekeeper.simulator.read_spot import read_spot
-from pacekeeper.simulator.routing import Routing, even_routing, read_routing
+from pacekeeper.simulator.routing import Routing, read_routing
 from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
 from pacekeeper.simulator.sim_summary import summarised
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 MAX_NODES, SLOTS, SAMPLES, TOKENS, LAYERS = 10, 6, 4, 1024, 12
 MINUTES, SPAN = 80.0, "80 minutes"
-NUM_SERVERS = 400  # of the log of faults
 # Minute 34 of the paper's trace takes four of its nodes: these, of p3-trace.csv, are among its ten.
 LOST_AT_34 = ("node19", "node11", "node17", "node3")
 STATE_BYTES_PER_PARAMETER = 14  # 63 MB for an expert of 8 x 768^2 parameters
@@ -102,7 +100,7 @@ def imbalances(paper: Paper, routing: Routing, num_nodes: int) -> tuple[float, f
 
 def fitted_expert_part(data: Path) -> float:
     """The part of a balanced step that makes GPT-M 45 and 34 samples a second."""
-    theirs, padded = imbalances(FITTED, _routing(data, FITTED), MAX_NODES)
+    theirs, padded = imbalances(FITTED, routing_of(data, FITTED), MAX_NODES)
     ratio = RATES[0] / RATES[1]
     part = (ratio - 1.0) / ((padded - 1.0) - ratio * (theirs - 1.0))
     assert 0.0 < part < 1.0, f"no expert part explains the printed rates: {part}"
@@ -114,13 +112,13 @@ def fitted_step_s(paper: Paper, data: Path, expert_part: float) -> float:
 
     30 s for each loss (the middle of 20 to 40 s); ten nodes at first, five at the end.
     """
-    theirs = [imbalances(paper, _routing(data, paper), n)[0] for n in range(5, MAX_NODES + 1)]
+    theirs = [imbalances(paper, routing_of(data, paper), n)[0] for n in range(5, MAX_NODES + 1)]
     training_s = 1800.0 - 5 * 30.0
     factor = 1.0 - expert_part + expert_part * float(np.mean(theirs))
     return training_s / paper.steps / factor
 
 
-def _routing(data: Path, paper: Paper) -> Routing:
+def routing_of(data: Path, paper: Paper) -> Routing:
     path = data / "smartmoe_routing" / "expert_tokens.npz"
     return read_routing(path, num_experts=paper.num_experts, num_layers=LAYERS)
 
@@ -167,29 +165,16 @@ def played(
     """Outcomes of every policy, seed by seed, on the same nodes."""
     found: dict[str, list[Outcome]] = {}
     for seed in range(seeds):
-        mine = history
-        if history.name == SPAN:
-            first = [int(name[4:]) - 1 for name in LOST_AT_34]  # node1 is the first that joins
-            mine = capped(history, max_nodes=MAX_NODES, seed=seed, always=first)
-        elif history.num_nodes != NUM_SERVERS:
-            mine = capped(history, max_nodes=MAX_NODES, seed=seed)
+        first = [int(name[4:]) - 1 for name in LOST_AT_34]  # node1 is the first that joins
+        mine = capped(history, max_nodes=MAX_NODES, seed=seed, always=first)
         for name, policy in policies(paper, job, likelihood).items():
             found.setdefault(name, []).append(simulate(mine, job, routing, policy, seed=seed))
     return found
 
 
-def histories(data: Path, *, is_whole: bool, fault_days: float) -> dict[str, History]:
-    """By name: the 80 minutes, and what else is asked for and there."""
-    trace = read_spot(data / "spot_bamboo" / "p3-trace.csv")
-    found = {SPAN: replace(trace.cut(duration_s=MINUTES * 60.0), name=SPAN)}
-    if is_whole:
-        paths = sorted((data / "spot_bamboo").glob("*g4dn*.csv"))
-        paths += sorted((data / "spot_parcae").glob("gpt-6.7b_trace_*.txt"))
-        found |= {"whole P3": trace} | {path.stem: read_spot(path) for path in paths}
-    if fault_days:
-        log = data / "infinitehbd_faults" / "fault_trace.json.gz"
-        found["faults"] = read_faults(log, num_nodes=NUM_SERVERS).cut(duration_s=fault_days * DAY_S)
-    return found
+def the_span(data: Path) -> History:
+    """The paper's 80 minutes."""
+    return read_spot(data / "spot_bamboo" / "p3-trace.csv").cut(duration_s=MINUTES * 60.0)
 
 
 def summary(found: dict[str, list[Outcome]], bar: float) -> dict[str, Any]:
@@ -217,11 +202,11 @@ def summary(found: dict[str, list[Outcome]], bar: float) -> dict[str, Any]:
 def show(title: str, result: dict[str, Any], console: Console) -> None:
     table = Table(title=title)
     columns = ("policy", "samples", "over checkpointing", "restarts", "needless")
-    for column in (*columns, *(use.value for use in Use)):
+    rows = {name: row for name, row in result.items() if isinstance(row, dict)}
+    uses = [use for use in Use if any(row["spent"][use] >= 5e-4 for row in rows.values())]
+    for column in (*columns, *(use.value for use in uses)):
         table.add_column(column, justify="left" if column == "policy" else "right")
-    for name, row in result.items():
-        if not isinstance(row, dict):
-            continue
+    for name, row in rows.items():
         table.add_row(
             name,
             f"{row['samples']:,}",
@@ -237,9 +222,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--quick", action="store_true", help="two seeds, the 80 minutes only")
-    parser.add_argument("--whole", action="store_true", help="whole traces, too")
-    parser.add_argument("--faults", type=float, default=0.0, help="days of the log of faults")
+    parser.add_argument("--quick", action="store_true", help="two seeds")
     arguments = parser.parse_args()
     seeds = 2 if arguments.quick else arguments.seeds
     console = Console(width=160)
@@ -250,20 +233,16 @@ def main() -> int:
         "failure_probability": round(likelihood, 3),
         "step_s": {},
     }
-    spans = histories(arguments.data, is_whole=arguments.whole, fault_days=arguments.faults)
+    span = the_span(arguments.data)
     for paper in MODELS:
         step_s = fitted_step_s(paper, arguments.data, expert_part)
         result["step_s"][paper.name] = round(step_s, 4)
         job = job_of(paper, step_s=step_s, expert_part=expert_part)
-        recorded = _routing(arguments.data, paper).thinned(LOADS_EVERY)
-        for name, history in spans.items():
-            # Of servers nothing is drawn; loads that stay, so that years are played in minutes.
-            is_log = history.num_nodes == NUM_SERVERS
-            routing = even_routing(LAYERS, paper.num_experts) if is_log else recorded
-            outcomes = played(history, paper, job, routing, 1 if is_log else seeds, likelihood)
-            key = f"{paper.name}, {name}"
-            result[key] = summary(outcomes, paper.bar if name == SPAN else 0.0)
-            show(key, result[key], console)
+        routing = routing_of(arguments.data, paper).thinned(LOADS_EVERY)
+        outcomes = played(span, paper, job, routing, seeds, likelihood)
+        key = f"{paper.name}, {SPAN}"
+        result[key] = summary(outcomes, paper.bar)
+        show(key, result[key], console)
     print(json.dumps(result))
     return 0 if all(result[f"{paper.name}, {SPAN}"]["met"] for paper in MODELS) else 1
 

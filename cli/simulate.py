@@ -28,14 +28,15 @@ def command(scenario: Path, seeds: int | None, report: Path | None, as_json: boo
 
         write_report(report, known, found, rows)
     if as_json:
-        click.echo(json.dumps(_document(known, found, rows), allow_nan=False))
+        click.echo(json.dumps(document_of(known, found, rows), allow_nan=False))
     else:
         from pacekeeper.cli.simulate_print import print_table
 
         print_table(known, found, rows)
 
 
-def _document(known: Any, found: Any, rows: Any) -> dict[str, Any]:
+def document_of(known: Any, found: Any, rows: Any) -> dict[str, Any]:
+    """What `--json` prints: values that any reader of JSON takes."""
     outcomes = next(iter(found.values()))
     return {
         "scenario": known.name,
@@ -50,6 +51,8 @@ def _document(known: Any, found: Any, rows: Any) -> dict[str, Any]:
                 "samples_per_s_95": row.samples_per_s_95,
                 "ratio": row.ratio,
                 "ratio_95": row.ratio_95,
+                "fluid": row.fluid,
+                "fluid_95": row.fluid_95,
                 "restarts": row.restarts,
                 "needless_restarts": row.needless_restarts,
                 "reconfigurations": row.reconfigurations,

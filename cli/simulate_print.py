@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.simulator.scenario import Scenario
@@ -10,7 +11,8 @@ from pacekeeper.simulator.sim_policy import Use
 from pacekeeper.simulator.sim_summary import Summary
 from pacekeeper.simulator.simulate import Outcome
 
-HEADS = ("policy", "samples/s", "of the first", "restarts", "reconfigured")
+HEADS = ("policy", "samples/s", "of the first", "of the limit", "restarts", "regrouped", "copied")
+UNITS = ((2.0 * 86400.0, 86400.0, "days"), (7200.0, 3600.0, "hours"), (0.0, 60.0, "minutes"))
 
 
 def print_table(
@@ -18,25 +20,41 @@ def print_table(
 ) -> None:
     """Rates and restarts; below it, where the time went."""
     console = Console()
-    table = Table(title=title_of(known, found))
+    table = Table(title=escape(title_of(known, found)))
     for head in HEADS:
         table.add_column(head, justify="left" if head == "policy" else "right")
     for row in rows:
-        table.add_row(*cells_of(row))
+        table.add_row(*map(escape, cells_of(row)))
     console.print(table)
     spent = Table(title="where the time went")
-    for head in ("", *(row.policy for row in rows)):
+    for head in ("", *(escape(row.policy) for row in rows)):
         spent.add_column(head, justify="right" if head else "left")
-    for use in Use:
-        spent.add_row(str(use), *(f"{row.spent[use]:.1%}" for row in rows))
+    for use in uses_of(rows):
+        spent.add_row(str(use), *(part_of(row.spent[use]) for row in rows))
     console.print(spent)
 
 
 def title_of(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str:
     """Name, length and seeds."""
     outcomes = next(iter(found.values()))
-    hours = outcomes[0].duration_s / 3600.0
-    return f"{known.name}: {hours:.1f} h, {len(outcomes)} seeds"
+    unit_s, unit = unit_of(outcomes[0].duration_s)
+    seeds = "1 seed" if len(outcomes) == 1 else f"{len(outcomes)} seeds"
+    return f"{known.name}: {outcomes[0].duration_s / unit_s:.1f} {unit}, {seeds}"
+
+
+def unit_of(duration_s: float) -> tuple[float, str]:
+    """Seconds and name of the unit in which such a time reads well."""
+    return next((unit_s, name) for least_s, unit_s, name in UNITS if duration_s >= least_s)
+
+
+def uses_of(rows: Sequence[Summary]) -> list[Use]:
+    """Those that any policy spent time on."""
+    return [use for use in Use if any(part_of(row.spent[use]) for row in rows)]
+
+
+def part_of(part: float) -> str:
+    """A part of the time; nothing for what rounds to nothing."""
+    return f"{part:.2%}" if part >= 5e-5 else ""
 
 
 def cells_of(row: Summary) -> tuple[str, ...]:
@@ -46,6 +64,8 @@ def cells_of(row: Summary) -> tuple[str, ...]:
         row.policy,
         f"{row.samples_per_s:.1f} +- {row.samples_per_s_95:.1f}",
         f"{row.ratio:.2f} +- {row.ratio_95:.2f}",
+        f"{row.fluid:.1%} +- {row.fluid_95:.1%}",
         f"{row.restarts:.1f}{needless}",
         f"{row.reconfigurations:.1f}",
+        f"{row.copied_bytes / 1e9:.0f} GB",
     )

@@ -1,25 +1,19 @@
-"""A simulation as a page of its own: throughput over time, goodput, where the time went."""
+"""A simulation as a page of its own: goodput, throughput over time, where the time went."""
 
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.cli.pictures import PAGE_STYLE, inline_png
-from pacekeeper.cli.simulate_print import HEADS, cells_of, title_of
+from pacekeeper.cli.pictures import PAGE_STYLE
+from pacekeeper.cli.simulate_pictures import colour_of, rate_picture, spent_picture
+from pacekeeper.cli.simulate_print import HEADS, cells_of, part_of, title_of, unit_of, uses_of
 from pacekeeper.core.errors import HostError
 from pacekeeper.simulator.scenario import Scenario
-from pacekeeper.simulator.sim_policy import Use
-from pacekeeper.simulator.sim_summary import Summary, rates
+from pacekeeper.simulator.sim_summary import Summary
 from pacekeeper.simulator.simulate import Outcome
 
-NUM_WINDOWS = 160
 MAX_ANSWERS = 60  # of a policy, on the page
-COLOURS = {
-    Use.TRAINED: "#3a7d44", Use.REDONE: "#c1440e", Use.BROKEN_OFF: "#8a5a44",
-    Use.SAVED: "#5b7db1", Use.RECONFIGURED: "#e0a458", Use.RESTARTED: "#a63d40",
-    Use.WAITED: "#9a9a9a",
-}  # fmt: skip
 
 
 def write_report(
@@ -29,24 +23,26 @@ def write_report(
     rows: Sequence[Summary],
 ) -> None:
     """One self-contained page. Raises HostError where it can not be written."""
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADS)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells_of(row)) + "</tr>"
-        for row in rows
-    )
-    first = next(iter(found.values()))[0].seed
-    notes = "" if known.recorded is None else "".join(
-        f"<p>{html.escape(note)}</p>" for note in known.recorded.notes
-    )  # fmt: skip
+    outcomes = next(iter(found.values()))
+    notes = () if known.recorded is None else known.recorded.notes
     page = _PAGE.format(
         style=PAGE_STYLE,
         title=html.escape(title_of(known, found)),
-        notes=notes,
-        rate=_rate_picture(known, found, first),
-        first=first,
-        table=f"<table><tr>{head}</tr>{body}</table>",
-        spent=_spent_picture(rows),
-        answers="".join(_answers(name, outcomes[0]) for name, outcomes in found.items()),
+        played=html.escape(_played(known, outcomes[0].seed)),
+        notes="".join(f"<p>{html.escape(note)}</p>" for note in notes),
+        goodput=_table(HEADS, [_with_colour(at, cells_of(row)) for at, row in enumerate(rows)]),
+        rate=rate_picture(known, found),
+        band="the band: all seeds, the line: " if len(outcomes) > 1 else "",
+        spent=spent_picture(rows),
+        parts=_table(
+            ("", *(row.policy for row in rows)),
+            [
+                tuple(map(html.escape, (str(use), *(part_of(row.spent[use]) for row in rows))))
+                for use in uses_of(rows)
+            ],
+        ),
+        first=outcomes[0].seed,
+        answers="".join(_answers(name, of_policy[0]) for name, of_policy in found.items()),
     )
     try:
         path.write_text(page, encoding="utf-8")
@@ -54,74 +50,66 @@ def write_report(
         raise HostError(f"report {path}: {error.strerror}", remedy="name another file") from None
 
 
-def _figure(height: float, parts: int = 1) -> tuple[Any, Any]:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, height), layout="constrained")
-    return figure, figure.subplots(parts, sharex=True, squeeze=False)[:, 0]
-
-
-def _rate_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]], seed: int) -> str:
-    figure, (rate, nodes) = _figure(5.5, 2)
-    for name, outcomes in found.items():
-        points = rates(outcomes[0], NUM_WINDOWS)
-        rate.plot([at_s / 60.0 for at_s, _ in points], [r for _, r in points], label=name, lw=1.2)
-    rate.set_ylabel("samples/s")
-    rate.legend(loc="lower right", fontsize=8)
-    there = known.history(seed).num_there()
-    end_s = next(iter(found.values()))[0].duration_s
-    times = [at_s / 60.0 for at_s, _ in there] + [end_s / 60.0]
-    numbers = [number for _, number in there]
-    nodes.step(times, numbers + numbers[-1:], where="post", color="#444", lw=1.2)
-    nodes.set_ylim(bottom=0)
-    nodes.set_ylabel("nodes of the job")
-    nodes.set_xlabel("minutes")
-    return inline_png(figure, dpi=110)
+def _played(known: Scenario, seed: int) -> str:
+    """The job and its nodes in one line."""
+    job, history = known.job, known.history(seed)
+    numbers = [number for _, number in history.num_there()] or [0]
+    least, most = min(numbers), max(numbers)
+    nodes = f"{most} nodes" if least == most else f"{least} to {most} nodes"
+    return (
+        f"{history.name}: {nodes}. A job of {job.num_layers} layers of {job.num_experts} experts, "
+        f"{job.samples_per_node} samples of {job.tokens_per_sample} tokens on each node in steps "
+        f"of {job.balanced_step_s:g} s."
+    )
 
 
-def _spent_picture(rows: Sequence[Summary]) -> str:
-    figure, (axis,) = _figure(1.2 + 0.45 * len(rows))
-    left = [0.0] * len(rows)
-    places = list(range(len(rows)))
-    for use, colour in COLOURS.items():
-        parts = [row.spent[use] for row in rows]
-        axis.barh(places, parts, left=left, color=colour, label=str(use))
-        left = [a + b for a, b in zip(left, parts, strict=True)]
-    axis.set_yticks(places, [row.policy for row in rows])
-    axis.invert_yaxis()
-    axis.set_xlim(0.0, 1.0)
-    axis.set_xlabel("part of the time")
-    axis.legend(loc="upper center", bbox_to_anchor=(0.5, -0.35), ncols=len(COLOURS), fontsize=8)
-    return inline_png(figure, dpi=110)
+def _with_colour(at: int, cells: Sequence[str]) -> tuple[str, ...]:
+    """The policy's name with the colour that it has in the pictures."""
+    name, *rest = map(html.escape, cells)
+    return f"<i style='background:{colour_of(at)}'></i>{name}", *rest
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are markup already."""
+    head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
 
 
 def _answers(name: str, outcome: Outcome) -> str:
-    rows = "".join(
-        f"<tr><td>{told.at_s / 60.0:.1f}</td><td>{told.cause}</td><td>{told.num_nodes}</td>"
-        f"<td>{html.escape(told.reason)}</td></tr>"
+    unit_s, unit = unit_of(outcome.duration_s)
+    rows = [
+        (
+            f"{told.at_s / unit_s:.2f}",
+            html.escape(str(told.cause)),
+            str(told.num_nodes),
+            html.escape(told.reason),
+        )
         for told in outcome.told[:MAX_ANSWERS]
-    )
+    ]
     left = len(outcome.told) - MAX_ANSWERS
     more = f"<p>And {left} more: see <code>--json</code>.</p>" if left > 0 else ""
+    table = _table((unit, "cause", "nodes", "reason"), rows)
     return (
-        f"<details><summary>{html.escape(name)}: {len(outcome.told)} answers</summary><table>"
-        f"<tr><th>minute</th><th>cause</th><th>nodes</th><th>reason</th></tr>{rows}</table>{more}"
-        "</details>"
+        f"<details><summary>{html.escape(name)}: {len(outcome.told)} answers</summary>"
+        f"{table}{more}</details>"
     )
 
 
 _PAGE: Any = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 {style}
-</style></head><body><h1>{title}</h1>{notes}
+td {{ font-variant-numeric: tabular-nums; }}
+i {{ display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px; }}
+details {{ margin: .4em 0; }} summary {{ cursor: pointer; }}
+</style></head><body><h1>{title}</h1><p>{played}</p>{notes}
 <h2>Goodput</h2><p>Samples that count in the end, per second of the whole time; mean and 95 %
-interval over seeds. "Of the first": samples over those of the first policy, seed by seed.</p>
-{table}
-<h2>Throughput over time, seed {first}</h2><p>What was trained, also what was lost later.</p>
+interval over seeds. "Of the first": over those of the first policy, seed by seed. "Of the limit":
+over those of all nodes that are there, at the speeds they have, at full pace all the time.</p>
+{goodput}
+<h2>Throughput over time</h2><p>What was trained, also what was lost later ({band}the mean of a
+window). Grey: the limit.</p>
 <img alt="Throughput over time" src="{rate}">
-<h2>Where the time went</h2><img alt="Where the time went" src="{spent}">
+<h2>Where the time went</h2><img alt="Where the time went" src="{spent}">{parts}
 <h2>What each policy did, seed {first}</h2>{answers}</body></html>
 """

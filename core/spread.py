@@ -5,6 +5,8 @@ it, so that whoever has the same ranks in the same domains finds the same hosts.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from math import lcm
+from operator import add
 from types import MappingProxyType
 
 DomainOf = Mapping[int, Hashable]
@@ -31,36 +33,54 @@ def spread_hosts(
     Domains of equal size get the same number of slots, give or take one, and so do their ranks; a
     smaller one gets more per rank where the spread needs it. Two experts rarely share all hosts.
     `turn` shifts ties, so that layers differ. len(ranks) >= replicas.
+
+    The next host is the rank of the least price: one whole number, in which every criterion
+    outweighs all that come after it.
     """
-    at = [domain(domain_of, rank) for rank in ranks]
-    size = {name: at.count(name) for name in at}
-    used = [0] * len(ranks)
-    used_in = dict.fromkeys(at, 0)
-    together = [[0] * len(ranks) for _ in ranks]
+    count = len(ranks)
+    members: dict[Hashable, list[int]] = {}
+    for place, rank in enumerate(ranks):
+        members.setdefault(domain(domain_of, rank), []).append(place)
+    own = [members[domain(domain_of, rank)] for rank in ranks]
+    # From the last criterion to the first: turns to go, experts met of the same hosts, experts of
+    # the rank, those of its domain for each rank of it, and whether its domain is taken.
+    met = count
+    used = met * (num_experts * replicas + 1)
+    used_in = used * (num_experts + 1)
+    slots = lcm(*map(len, own))
+    is_taken = used_in * (num_experts * slots + 1)
+    is_chosen = 2 * is_taken
+    paid = [0] * count
+    together: dict[int, list[int]] = {}
     result = []
     for expert in range(num_experts):
+        start = (expert + turn) % count
+        price = [cost + (place - start) % count for place, cost in enumerate(paid)]
         chosen: list[int] = []
+        num_taken = 0
         for _ in range(replicas):
-            taken = {at[i] for i in chosen}
-            is_wide = len(taken) == len(size)
-            start = (expert + turn) % len(ranks)
-            pick = min(
-                (i for i in range(len(ranks)) if i not in chosen),
-                key=lambda i: (
-                    not is_wide and at[i] in taken,
-                    used_in[at[i]] / size[at[i]],
-                    used[i],
-                    sum(together[i][j] for j in chosen),
-                    (i - start) % len(ranks),
-                ),
-            )
+            pick = price.index(min(price))
             chosen.append(pick)
-            used[pick] += 1
-            used_in[at[pick]] += 1
-        for i in chosen:
-            for j in chosen:
-                together[i][j] += 1
-        result.append(tuple(sorted(ranks[i] for i in chosen)))
+            if pick in together:
+                price = list(map(add, price, together[pick]))
+            price[pick] += is_chosen
+            paid[pick] += used
+            mates = own[pick]
+            if num_taken < len(members):  # else all domains are open again
+                num_taken += 1
+                for place in mates:
+                    price[place] += is_taken
+                if num_taken == len(members):
+                    price = [cost - is_taken for cost in price]
+            more = slots // len(mates) * used_in
+            for place in mates:
+                price[place] += more
+                paid[place] += more
+        for place in chosen:
+            row = together.setdefault(place, [0] * count)
+            for other in chosen:
+                row[other] += met
+        result.append(tuple(sorted(ranks[place] for place in chosen)))
     return result
 
 

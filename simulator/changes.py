@@ -6,6 +6,7 @@ rank: devices inside a node are not told apart.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, isfinite
 
 
@@ -76,6 +77,27 @@ class History:
                     continue
             found[change.at_s] = count
         return tuple(found.items())
+
+    def pace(self) -> tuple[tuple[float, float], ...]:
+        """(time, sum of the speeds of all nodes from then on), from 0 s on."""
+        speed: dict[int, float] = {}
+        found = {0.0: 0.0}
+        for change in self.changes:
+            match change:
+                case NodesJoined():
+                    speed |= dict.fromkeys(change.nodes, 1.0)
+                case NodesLost():
+                    for node in change.nodes:
+                        del speed[node]
+                case SpeedChanged():
+                    speed[change.node] = change.speed
+            found[change.at_s] = sum(speed.values())
+        return tuple(found.items())
+
+    def node_s(self) -> float:
+        """Seconds of all nodes together, at the speeds they have."""
+        pace = (*self.pace(), (self.duration_s, 0.0))
+        return sum(speed * (end_s - at_s) for (at_s, speed), (end_s, _) in pairwise(pace))
 
     def cut(self, *, start_s: float = 0.0, duration_s: float | None = None) -> "History":
         """A part of it: nodes that are there at its start join then, at the speed they have.

@@ -1,13 +1,15 @@
 """Makes histories of faults by a rule and a seed: nodes that stop, nodes that become slow.
 
 The rules are those of ResiHP's evaluation (research 4.1-4.3): one fault each period, of one kind or
-of two in turn. How slow "weak", "medium" and "severe" are is not published in numbers, so the speed
-is always the caller's.
+of two in turn; or the same at random times, as logs of clusters have them. How slow "weak",
+"medium" and "severe" are is not published in numbers, so the speed is always the caller's.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf
+from itertools import cycle
+from math import inf, log
 
 import numpy as np
 
@@ -20,6 +22,8 @@ from pacekeeper.simulator.changes import (
     in_order,
 )
 
+Z_90 = 1.2815515655446004  # 90 % of a normal distribution lie below so many of its spreads
+
 
 class FaultKind(StrEnum):
     STOP = "stop"
@@ -31,43 +35,47 @@ class FaultRule:
     """One fault every `every_s`, kinds in turn, each of a healthy node drawn evenly.
 
     `slow_speed`: of a slow node; `mended_after_s`: until it is healthy, or joins again; inf: never.
-    Raises ValueError for numbers that are none of these.
+    `is_random`: the times between faults are drawn (exponential, `every_s` in the mean).
+    `mended_late_s`: repairs are drawn (log-normal): half of them end within `mended_after_s`, nine
+    of ten within this. Raises ValueError for numbers that are none of these.
     """
 
     kinds: tuple[FaultKind, ...]
     every_s: float
     slow_speed: float = 0.5
     mended_after_s: float = inf
+    mended_late_s: float | None = None
+    is_random: bool = False
 
     def __post_init__(self) -> None:
         if not self.kinds:
             raise ValueError("kinds: expected at least one")
         if not (self.every_s > 0.0 and self.mended_after_s > 0.0):
             raise ValueError("every_s, mended_after_s: expected values above 0")
+        if self.mended_late_s is not None and not self.mended_after_s < self.mended_late_s < inf:
+            raise ValueError("mended_late_s: expected above mended_after_s, and finite")
         if not 0.0 < self.slow_speed < 1.0:
             raise ValueError(f"slow_speed: expected above 0 and below 1, got {self.slow_speed}")
 
 
 def drawn_history(rule: FaultRule, *, num_nodes: int, duration_s: float, seed: int) -> History:
-    """All nodes from 0 s on, and faults at every_s, 2 every_s, ... before the end.
+    """All nodes from 0 s on, and faults at every_s, 2 every_s, ... (or drawn times) before the end.
 
-    Where no node is healthy any more a fault hits nobody. The same seed gives the same history.
+    Where no node is healthy any more a fault hits nobody, and a node that is mended at just this
+    moment is not hit. The same seed gives the same history.
     """
     draw = np.random.default_rng(seed)
     healthy = set(range(num_nodes))
     mended: list[tuple[float, int]] = []
     changes: list[Change] = [NodesJoined(at_s=0.0, nodes=tuple(range(num_nodes)))]
-    number = 0
-    while (at_s := (number + 1) * rule.every_s) < duration_s:
-        kind = rule.kinds[number % len(rule.kinds)]
-        number += 1
-        healthy |= {node for when_s, node in mended if when_s <= at_s}
-        mended = [(when_s, node) for when_s, node in mended if when_s > at_s]
+    for at_s, kind in zip(_times(rule, duration_s, draw), cycle(rule.kinds), strict=False):
+        healthy |= {node for when_s, node in mended if when_s < at_s}
+        mended = [(when_s, node) for when_s, node in mended if when_s >= at_s]
         if not healthy:
             continue
         node = int(draw.choice(sorted(healthy)))
         healthy.remove(node)
-        back_s = at_s + rule.mended_after_s
+        back_s = at_s + _mending_s(rule, draw)
         mended.append((back_s, node))
         match kind:
             case FaultKind.STOP:
@@ -84,3 +92,22 @@ def drawn_history(rule: FaultRule, *, num_nodes: int, duration_s: float, seed: i
         duration_s=duration_s,
         changes=in_order(changes),
     )
+
+
+def _times(rule: FaultRule, duration_s: float, draw: np.random.Generator) -> Iterator[float]:
+    """When faults happen."""
+    number, at_s = 1, 0.0
+    while True:
+        at_s = at_s + draw.exponential(rule.every_s) if rule.is_random else number * rule.every_s
+        number += 1
+        if at_s >= duration_s:
+            return
+        yield float(at_s)
+
+
+def _mending_s(rule: FaultRule, draw: np.random.Generator) -> float:
+    """Of one fault."""
+    if rule.mended_late_s is None:
+        return rule.mended_after_s
+    spread = log(rule.mended_late_s / rule.mended_after_s) / Z_90
+    return float(rule.mended_after_s * np.exp(spread * draw.standard_normal()))

@@ -60,6 +60,15 @@ class JobModel:
         """Everything once: what a checkpoint holds."""
         return self.dense_bytes + self.num_layers * self.num_experts * self.expert_bytes
 
+    def paced_s(self, layout: Layout) -> float:
+        """Of a step at full pace, whatever it runs on: samples per node stay as they are."""
+        return self.balanced_step_s
+
+    @property
+    def samples_per_node_s(self) -> float:
+        """Samples that a node of speed 1.0 trains in a second at full pace."""
+        return self.samples_per_node / self.balanced_step_s
+
     @property
     def unit_s(self) -> tuple[float, float]:
         """Seconds at speed 1.0 of a token's dense part, and of a row of an expert."""

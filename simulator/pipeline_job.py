@@ -6,6 +6,7 @@ A node of its history is one device, numbered as its rank. This is the simulated
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pacekeeper.controller.partition_moves import lacking_bytes, lost_bytes, move_s
 from pacekeeper.controller.partition_plan import Partition
@@ -73,6 +74,21 @@ class PipelineJob:
     def samples_per_step(self, work: Work) -> float:
         """The same whatever it runs on."""
         return self.problem.rows_per_step * self.samples_per_row
+
+    @cached_property
+    def home_step_s(self) -> float:
+        """Of a healthy step at home."""
+        return partition_step_s(self.home, self.problem)
+
+    def paced_s(self, work: Work) -> float:
+        """Of a step at full pace: that at home, for fewer or more ranks."""
+        return self.home_step_s * len(self.home.ranks) / len(work.ranks)
+
+    @property
+    def samples_per_node_s(self) -> float:
+        """Samples that a healthy device trains in a second at home."""
+        samples = self.problem.rows_per_step * self.samples_per_row
+        return samples / (self.home_step_s * len(self.home.ranks))
 
     def step_s(
         self, work: Work, parts: Array, speed: Mapping[int, float], dispatch: Dispatch

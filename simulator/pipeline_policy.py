@@ -13,7 +13,15 @@ from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.simulator.job_model import Dispatch
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_work import Planned, Work
-from pacekeeper.simulator.sim_policy import PUBLISHED, AnswerOf, Cause, Costs, MomentOf, Use
+from pacekeeper.simulator.sim_policy import (
+    PUBLISHED,
+    AnswerOf,
+    Cause,
+    Costs,
+    MomentOf,
+    Use,
+    lasting,
+)
 
 PipelineMoment = MomentOf[Work]
 PipelineAnswer = AnswerOf[Work]
@@ -66,10 +74,10 @@ class PipelinePolicy(ABC):
         known = moment.memory if isinstance(moment.memory, Known) else Known()
         if moment.cause is Cause.PACED:
             return self._sees(moment, job, known)
-        spent_s = 0.0
+        noticed_s = 0.0
         if known.coming is not None and moment.step >= known.coming_step:
             known = Known(speed=known.coming, since_step=moment.step)
-            spent_s = self.validate_s
+            noticed_s = self.validate_s
         there = set(moment.nodes)
         known = replace(known, speed={r: s for r, s in known.speed.items() if r in there})
         problem = job.as_is(known.speed, living=moment.nodes)
@@ -77,7 +85,7 @@ class PipelinePolicy(ABC):
             work = self.work_for(problem, moment.layout)
         except ValueError:
             work = None
-        return gone_to(self, moment, job, work, known, spent_s)
+        return gone_to(self, moment, job, work, known, noticed_s)
 
     def _sees(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> PipelineAnswer:
         if not self.notices(moment, job, known):
@@ -104,7 +112,7 @@ def gone_to(
     job: PipelineJob,
     work: Work | None,
     known: Known,
-    spent_s: float = 0.0,
+    noticed_s: float = 0.0,
 ) -> PipelineAnswer:
     """From what is held to `work`, with all that takes; from storage where a shard is lost.
 
@@ -125,12 +133,15 @@ def gone_to(
             reason="starts again from storage",
         )
     if moment.lost:
-        spent_s += moment.draws.between(policy.costs.notice_s, moment.now_s, "notice")
-    if work != moment.layout:
-        spent_s += policy.plan_s + job.move_s(moment.layout, work)
+        noticed_s += moment.draws.between(policy.costs.notice_s, moment.now_s, "notice")
+    is_moved = work != moment.layout
     return PipelineAnswer(
         layout=work,
-        phases=((Use.RECONFIGURED, spent_s),) if spent_s else (),
+        phases=lasting(
+            (Use.NOTICED, noticed_s),
+            (Use.PLANNED, policy.plan_s if is_moved else 0.0),
+            (Use.MOVED, job.move_s(moment.layout, work)),
+        ),
         again_after_steps=again,
         memory=known,
         reason="as it is" if work == moment.layout else "reconfigures",

@@ -72,12 +72,14 @@ class Regrouping:
         if moment.cause in (Cause.DUE, Cause.PACED):
             return Answer(layout=moment.layout, reason="keeps going")
         layout = grouped(moment.nodes, self.group_size, job)
-        return reconfigured(moment, layout, job, self.costs)
+        return reconfigured(moment, layout, job, self.costs, is_planned=False)
 
 
-def reconfigured(moment: Moment, layout: Layout | None, job: JobModel, costs: Costs) -> Answer:
-    """From what is held to `layout`: notice, new groups, copies; or from storage, where an expert
-    has no living copy."""
+def reconfigured(
+    moment: Moment, layout: Layout | None, job: JobModel, costs: Costs, *, is_planned: bool
+) -> Answer:
+    """From what is held to `layout`: notice, a plan, new groups, copies; or from storage, where an
+    expert has no living copy."""
     if layout is None:
         return Answer(layout=None, is_rolled_back=True, reason="too few nodes for the model")
     if moment.layout is None:
@@ -91,7 +93,7 @@ def reconfigured(moment: Moment, layout: Layout | None, job: JobModel, costs: Co
     moved = copied_bytes(moment.layout, layout, job, living=moment.nodes)
     return Answer(
         layout=layout,
-        phases=((Use.RECONFIGURED, costs.regrouping_s(moment, moved)),),
+        phases=costs.regrouping(moment, moved, is_planned=is_planned),
         copied_bytes=moved,
         reason="reconfigures",
     )

@@ -58,7 +58,7 @@ class Greyhound(PipelinePolicy):
     def _escalates(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> PipelineAnswer:
         return PipelineAnswer(
             layout=self._exchanged(job, known),
-            phases=((Use.RECONFIGURED, S3_S),),
+            phases=((Use.MOVED, S3_S),),
             again_after_steps=known.after(moment.step),
             memory=known,
             reason="S3: slow groups into the same pipelines",

@@ -15,7 +15,7 @@ from pacekeeper.controller.lazarus import Placement, maximum_rank_overlap, repli
 from pacekeeper.core.layout import Layout
 from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes, with_hosts
 from pacekeeper.simulator.policy_checkpoint import reconfigured
-from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Cause, Costs, Moment, Use
+from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Cause, Costs, Moment
 
 Array = npt.NDArray[np.float64]
 
@@ -57,12 +57,12 @@ class Lazarus:
             moment.nodes, moment.parts, job, min_replicas=self.min_replicas, layout=moment.layout
         )
         if moment.cause is not Cause.DUE or moment.layout is None or layout is None:
-            answer = reconfigured(moment, layout, job, self.costs)
+            answer = reconfigured(moment, layout, job, self.costs, is_planned=True)
             return replace(answer, memory=_Planned(layout=layout, parts=moment.parts))
         moved = copied_bytes(moment.layout, layout, job, living=moment.nodes)
         return Answer(
             layout=layout,
-            phases=((Use.RECONFIGURED, self.costs.copying_s(moved)),) if moved else (),
+            phases=self.costs.copying(moved),
             copied_bytes=moved,
             memory=_Planned(layout=layout, parts=moment.parts),
             reason="plans for the loads as they are",

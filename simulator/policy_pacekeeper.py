@@ -24,7 +24,7 @@ from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Workload
 from pacekeeper.predictor.workload import FEATURES
 from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes
-from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Array, Cause, Costs, Moment, Use
+from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Array, Cause, Costs, Moment
 from pacekeeper.simulator.sim_watch import Sight, seen
 
 # From the end of a process until its peers know: a supervisor sees it at once, and whole recoveries
@@ -143,14 +143,14 @@ class Pacekeeper:
                 reason=error.what,
             )
         moved = copied_bytes(held, layout, job, living=moment.nodes)
-        spent_s = self.costs.regrouping_s(moment, moved)
+        phases = self.costs.regrouping(moment, moved, is_planned=True)
         decision = self._decision(moment, job, layout, known, is_makeshift=True, by_survivors=True)
         if decision.layout is not None:
             more = copied_bytes(layout, decision.layout, job, living=moment.nodes)
-            moved, spent_s = moved + more, spent_s + self.costs.copying_s(more)
+            moved, phases = moved + more, (*phases, *self.costs.copying(more))
         return Answer(
             layout=decision.layout or layout,
-            phases=((Use.RECONFIGURED, spent_s),),
+            phases=phases,
             copied_bytes=moved,
             again_after_steps=again,
             memory=known,
@@ -178,7 +178,7 @@ class Pacekeeper:
         moved = copied_bytes(held, decision.layout, job, living=moment.nodes)
         return Answer(
             layout=decision.layout,
-            phases=((Use.RECONFIGURED, self.costs.copying_s(moved)),) if moved else (),
+            phases=self.costs.copying(moved),
             copied_bytes=moved,
             again_after_steps=again,
             memory=known,

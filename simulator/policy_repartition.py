@@ -17,7 +17,7 @@ from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_policy import ON_CLUSTER, PipelineAnswer, PipelineMoment
 from pacekeeper.simulator.pipeline_watch import Watched, Watcher
 from pacekeeper.simulator.pipeline_work import Planned, Work
-from pacekeeper.simulator.sim_policy import Cause, Costs, Use
+from pacekeeper.simulator.sim_policy import Cause, Costs, Use, lasting
 
 ACT_STEPS = 2  # after a finding: the probe, and the plan at a boundary
 
@@ -129,12 +129,12 @@ class Repartition:
                 memory=known,
                 reason=plan.reason,
             )
-        spent_s = plan.moves.move_s
+        noticed_s = 0.0
         if moment.lost:
-            spent_s += moment.draws.between(self.costs.notice_s, moment.now_s, "notice")
+            noticed_s = moment.draws.between(self.costs.notice_s, moment.now_s, "notice")
         return PipelineAnswer(
             layout=work if plan.partition != held else moment.layout,
-            phases=((Use.RECONFIGURED, spent_s),) if spent_s else (),
+            phases=lasting((Use.NOTICED, noticed_s), (Use.MOVED, plan.moves.move_s)),
             again_after_steps=again,
             copied_bytes=round(plan.moves.total_bytes),
             memory=known,

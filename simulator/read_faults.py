@@ -64,13 +64,16 @@ def read_faults(path: Path, *, num_nodes: int, slow_speed: float | None = None) 
     for count, what in ((unopened, "end without a beginning"), (reopened, "begin twice")):
         if count:
             notes.append(f"{count} faults that {what} left out")
-    return History(
-        name=path.name.partition(".")[0],
-        num_nodes=num_nodes,
-        duration_s=max(at_s for at_s, *_ in events),
-        changes=in_order(changes),
-        notes=tuple(notes),
-    )
+    try:
+        return History(
+            name=path.name.partition(".")[0],
+            num_nodes=num_nodes,
+            duration_s=max(at_s for at_s, *_ in events),
+            changes=in_order(changes),
+            notes=tuple(notes),
+        )
+    except ValueError as error:
+        raise DataError(f"{path}: no history of nodes: {error}") from None
 
 
 def is_slow_kind(kind: str) -> bool:
@@ -113,7 +116,7 @@ def _event(path: Path, at: int, entry: Any) -> tuple[float, bool, str, str]:
             and days >= 0.0
             and what in ("fault_start", "fault_end")
         )
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, OverflowError):
         is_told = False
     if not is_told:
         raise DataError(

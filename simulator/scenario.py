@@ -5,7 +5,7 @@ Paths in it are relative to the file. Every table and key is described in docs/s
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,11 @@ from pacekeeper.simulator.simulate import Outcome, simulate
 TABLES = ("scenario", "failures", "job", "routing", "policies")
 SOURCES = ("spot", "faults", "drawn")
 KINDS = ("none", "checkpoint", "checkpoint_fast", "lazarus", "pacekeeper")
+ARRIVALS = ("regular", "random")
+# What is more would be played for days, or not fit into memory.
+MOST_FAULTS = 100_000
+MOST_HOSTS = 20_000_000  # layers x experts x nodes
+MOST_TURNS = 50_000_000  # checkpoints and reviews of one policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +51,8 @@ class Failures:
     kinds: str = ""
     every_s: float = 0.0
     mended_after_s: float = 0.0
+    mended_late_s: float = 0.0
+    arrivals: str = "regular"
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -58,15 +65,24 @@ class Failures:
         for name in needed:
             if not getattr(self, name):
                 raise ValueError(f"{name}: missing, source = {self.source!r} needs it")
-        for name in ("num_nodes", "start_s", "duration_s", "max_nodes", "time_unit_s", "every_s"):
+        for name in (f.name for f in fields(self) if f.type in (int, float)):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
         known = set(FaultKind)
         if self.kinds and not set(self.kinds.split("+")) <= known:
             raise ValueError(f"kinds: expected {' or '.join(sorted(known))}, or several joined by "
                              f"'+', got {self.kinds!r}")  # fmt: skip
-        if FaultKind.SLOW in self.kinds.split("+") and not 0.0 < self.slow_speed < 1.0:
+        is_slow = FaultKind.SLOW in self.kinds.split("+") or self.slow_speed > 0.0
+        if is_slow and not 0.0 < self.slow_speed < 1.0:
             raise ValueError(f"slow_speed: expected above 0 and below 1, got {self.slow_speed}")
+        if self.arrivals not in ARRIVALS:
+            expected = ", ".join(ARRIVALS)
+            raise ValueError(f"arrivals: expected one of {expected}, got {self.arrivals!r}")
+        if self.mended_late_s and not 0.0 < self.mended_after_s < self.mended_late_s:
+            raise ValueError("mended_late_s: expected above mended_after_s, and that above 0")
+        if self.source == "drawn" and self.duration_s > MOST_FAULTS * self.every_s:
+            raise ValueError(f"every_s: expected at most {MOST_FAULTS:,} faults over duration_s")
+        _check_path(self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +95,7 @@ class RoutingTable:
     def __post_init__(self) -> None:
         if self.every_steps < 1:
             raise ValueError(f"every_steps: expected at least 1, got {self.every_steps}")
+        _check_path(self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +159,8 @@ class Scenario:
                     every_s=failures.every_s,
                     slow_speed=failures.slow_speed or 0.5,  # of a rule without slow nodes
                     mended_after_s=failures.mended_after_s or inf,
+                    mended_late_s=failures.mended_late_s or None,
+                    is_random=failures.arrivals == "random",
                 ),
                 num_nodes=failures.num_nodes,
                 duration_s=failures.duration_s,
@@ -163,6 +182,7 @@ def read_scenario(path: Path) -> Scenario:
     tables = {name: _table(document, name, where) for name in TABLES}
     failures = read_table(Failures, tables["failures"], where=f"{where}: [failures]")
     job = read_table(JobModel, tables["job"], where=f"{where}: [job]")
+    _check_size(job, failures.num_nodes, where)
     asked = read_table(RoutingTable, tables["routing"], where=f"{where}: [routing]")
     if asked.file:
         routing = read_routing(
@@ -172,16 +192,22 @@ def read_scenario(path: Path) -> Scenario:
         routing = even_routing(job.num_layers, job.num_experts)
     if not tables["policies"]:
         raise ConfigError(f"{where}: no policy", remedy="expected at least one [policies.NAME]")
+    policies = {
+        name: _policy(name, values, job, where) for name, values in tables["policies"].items()
+    }
+    recorded = _recorded(failures, path)
+    if recorded is not None:
+        _check_size(job, max((number for _, number in recorded.num_there()), default=0), where)
+    duration_s = failures.duration_s if recorded is None else recorded.duration_s
+    _check_turns(job, policies, duration_s, where)
     return Scenario(
         name=path.stem,
         play=read_table(Play, tables["scenario"], where=f"{where}: [scenario]"),
         failures=failures,
-        recorded=_recorded(failures, path),
+        recorded=recorded,
         job=job,
         routing=routing,
-        policies={
-            name: _policy(name, values, job, where) for name, values in tables["policies"].items()
-        },
+        policies=policies,
     )
 
 
@@ -195,6 +221,34 @@ def played(scenario: Scenario, *, seeds: int | None = None) -> dict[str, list[Ou
             outcome = simulate(history, scenario.job, scenario.routing, policy, seed=seed)
             found[name].append(outcome)
     return found
+
+
+def _check_size(job: JobModel, num_nodes: int, where: str) -> None:
+    num_hosts = job.num_layers * job.num_experts * max(1, num_nodes)
+    if num_hosts > MOST_HOSTS:
+        raise ConfigError(
+            f"{where}: {job.num_layers} layers of {job.num_experts} experts on {num_nodes} nodes",
+            remedy=f"their product can be {MOST_HOSTS:,} at most",
+        )
+
+
+def _check_turns(
+    job: JobModel, policies: Mapping[str, Policy], duration_s: float, where: str
+) -> None:
+    steps = duration_s / job.balanced_step_s
+    for name, policy in policies.items():
+        period = min(policy.checkpoint_steps or MOST_TURNS, policy.review_steps or MOST_TURNS)
+        if steps > MOST_TURNS * period:
+            raise ConfigError(
+                f"{where}: [policies.{name}] has a checkpoint or a review every {period} of "
+                f"{steps:.3g} steps",
+                remedy=f"expected at most {MOST_TURNS:,} of them; see [job] balanced_step_s",
+            )
+
+
+def _check_path(file: str) -> None:
+    if "\0" in file:
+        raise ValueError(f"file: expected a path, got {file!r}")
 
 
 def _document(path: Path) -> dict[str, Any]:

@@ -54,6 +54,13 @@ class Job(Protocol[W_contra]):
 
     def samples_per_step(self, work: W_contra, /) -> float: ...
 
+    def paced_s(self, work: W_contra, /) -> float:
+        """Of a step at full pace: all ranks of the work healthy, each with as much to do."""
+
+    @property
+    def samples_per_node_s(self) -> float:
+        """Samples that a node of speed 1.0 trains in a second at full pace."""
+
     def step_s(
         self, work: W_contra, parts: Array, speed: Mapping[int, float], dispatch: Dispatch, /
     ) -> float: ...
@@ -62,13 +69,20 @@ class Job(Protocol[W_contra]):
 class Use(StrEnum):
     """What a second of the job went into; every second into one."""
 
-    TRAINED = "trained"  # steps that count in the end
-    REDONE = "redone"  # steps that were lost with what was not saved
+    TRAINED = "computing"  # steps that count in the end: what they take at full pace
+    HELD_UP = "held up"  # what they took longer: uneven work, and nodes that are slow
+    SAVED = "saving"  # training stands while a checkpoint is made
+    NOTICED = "detecting"  # until the living know of a loss
+    PLANNED = "planning"
+    REGROUPED = "regrouping"  # new groups of those who are there
+    MOVED = "moving"  # copies between nodes
+    REDONE = "lost work"  # steps that were lost with what was not saved
     BROKEN_OFF = "broken off"  # a step that nobody finished
-    SAVED = "saved"  # writing checkpoints
-    RECONFIGURED = "reconfigured"  # noticing, new groups, copies between nodes
-    RESTARTED = "restarted"  # processes and state from storage
-    WAITED = "waited"  # too few nodes for the model
+    RESTARTED = "restarting"  # processes and state from storage
+    WAITED = "waiting for nodes"  # too few nodes for the model
+
+
+RECONFIGURING = frozenset({Use.NOTICED, Use.PLANNED, Use.REGROUPED, Use.MOVED})
 
 
 class Cause(StrEnum):
@@ -174,6 +188,7 @@ class Costs:
     from storage. `save_s_per_byte`: of writing state; `copy_s_per_byte`: of a rank's copy of its
     part to host memory, after which it is written beside the training. None: training waits until
     it is written. `grow_wait_s`: nodes that join are let in together so long after the first.
+    `plan_s`, `plan_s_per_node`: of a plan that the job waits for, whichever is longer.
     """
 
     notice_s: Range
@@ -184,6 +199,8 @@ class Costs:
     save_s_per_byte: float
     grow_wait_s: float
     copy_s_per_byte: float | None = None
+    plan_s: float = 0.0
+    plan_s_per_node: float = 0.0
 
     def saving(self, job: Job[Any], num_nodes: int) -> "Saving":
         """What a checkpoint takes; ranks copy equal parts."""
@@ -197,22 +214,40 @@ class Costs:
         """A start from storage."""
         return Use.RESTARTED, moment.draws.between(self.restart_s, moment.now_s, "restart")
 
-    def regrouping_s(self, moment: MomentOf[Any], num_bytes: int) -> float:
-        """Of new groups and copies; where nodes were lost, of noticing it, too."""
+    def regrouping(
+        self, moment: MomentOf[Any], num_bytes: int, *, is_planned: bool
+    ) -> tuple[tuple[Use, float], ...]:
+        """Where nodes were lost, noticing it; then a plan, new groups, and copies."""
         draws, now_s = moment.draws, moment.now_s
-        spent_s = self.copying_s(num_bytes) + draws.between(self.regroup_s, now_s, "regroup")
-        if moment.lost:
-            spent_s += draws.between(self.notice_s, now_s, "notice")
-        return spent_s
+        return lasting(
+            (Use.NOTICED, draws.between(self.notice_s, now_s, "notice") if moment.lost else 0.0),
+            (Use.PLANNED, self.planning_s(len(moment.nodes)) if is_planned else 0.0),
+            (Use.REGROUPED, draws.between(self.regroup_s, now_s, "regroup")),
+            (Use.MOVED, self.copying_s(num_bytes)),
+        )
+
+    def planning_s(self, num_nodes: int) -> float:
+        """Of a plan that the job waits for."""
+        return max(self.plan_s, num_nodes * self.plan_s_per_node)
+
+    def copying(self, num_bytes: int) -> tuple[tuple[Use, float], ...]:
+        """Copies between nodes that are all there; nothing for nothing."""
+        return lasting((Use.MOVED, self.copying_s(num_bytes)))
 
     def copying_s(self, num_bytes: int) -> float:
         """Of moving so much between nodes; nothing for nothing."""
         return self.transfer_s + num_bytes * self.transfer_s_per_byte if num_bytes else 0.0
 
 
+def lasting(*phases: tuple[Use, float]) -> tuple[tuple[Use, float], ...]:
+    """Those that take any time."""
+    return tuple((use, taken_s) for use, taken_s in phases if taken_s > 0.0)
+
+
 # Lazarus' test-bed (arXiv 2407.04656, 6.3 and 6.4; docs/simulator.md): 20-40 s for each event, of
 # which NCCL's time-out 10-20 s and new groups 5-15 s; transfers are a line through its four printed
-# events; 3-5 min lost per restart; checkpoints to NFS over 10 Gb/s; 2 min of waiting for nodes.
+# events; 3-5 min lost per restart; checkpoints to NFS over 10 Gb/s; 2 min of waiting for nodes. A
+# plan takes "less than" 0.1 s for ten nodes (6.3) and 1 s for 1,000 (6.7): taken as that.
 PRINTED_TRANSFERS = ((11 * 63e6, 2.3), (52 * 63e6, 3.0), (160 * 112e6, 7.6), (55 * 112e6, 7.8))
 
 
@@ -231,6 +266,8 @@ PUBLISHED = Costs(
     restart_s=(180.0, 300.0),
     save_s_per_byte=8.0 / 10e9,
     grow_wait_s=120.0,
+    plan_s=0.1,
+    plan_s_per_node=0.001,
 )
 
 

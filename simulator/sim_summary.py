@@ -4,16 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from pacekeeper.simulator.changes import History
 from pacekeeper.simulator.sim_policy import Use
 from pacekeeper.simulator.simulate import Outcome
+
+Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """Means over seeds; `_95`: half the width of the 95 % interval of the mean (Student's), 0 for
-    one seed. `ratio`: of the first policy's samples on the same seed; 0 where it has none.
-    `spent`: parts of the time, adding up to 1. `needless_restarts` of all seeds.
+    one seed. `ratio`: of the first policy's samples on the same seed; 0 where it has none. `fluid`:
+    of the samples of all nodes that were there, at full pace all the time. `spent`: parts of the
+    time, adding up to 1. `needless_restarts` of all seeds.
     """
 
     policy: str
@@ -22,6 +27,8 @@ class Summary:
     samples_per_s_95: float
     ratio: float
     ratio_95: float
+    fluid: float
+    fluid_95: float
     restarts: float
     needless_restarts: int
     reconfigurations: float
@@ -46,11 +53,22 @@ def rates(outcome: Outcome, num_windows: int) -> list[tuple[float, float]]:
     return list(zip(((edges[1:] + edges[:-1]) / 2.0).tolist(), rate.tolist(), strict=True))
 
 
+def mean_pace(history: History, num_windows: int) -> list[float]:
+    """Nodes that are there, each as its speed, in the mean of each window as of `rates`."""
+    steps = (*history.pace(), (history.duration_s, 0.0))
+    times = np.array([at_s for at_s, _ in steps])
+    pace = np.array([speed for _, speed in steps])
+    node_s: Array = np.concatenate([[0.0], np.cumsum(pace[:-1] * np.diff(times))])
+    edges = np.linspace(0.0, history.duration_s, num_windows + 1)
+    means: list[float] = (np.diff(np.interp(edges, times, node_s)) / np.diff(edges)).tolist()
+    return means
+
+
 def _summary(name: str, outcomes: Sequence[Outcome], base: Sequence[Outcome]) -> Summary:
     rate, rate_95 = _mean([o.samples_per_s for o in outcomes])
     pairs = list(zip(outcomes, base, strict=True))
-    ratios = [o.samples / b.samples if b.samples > 0.0 else 0.0 for o, b in pairs]
-    ratio, ratio_95 = _mean(ratios)
+    ratio, ratio_95 = _mean([_part(o.samples, b.samples) for o, b in pairs])
+    fluid, fluid_95 = _mean([_part(o.samples, o.fluid_samples) for o in outcomes])
     return Summary(
         policy=name,
         samples=_mean([o.samples for o in outcomes])[0],
@@ -58,12 +76,18 @@ def _summary(name: str, outcomes: Sequence[Outcome], base: Sequence[Outcome]) ->
         samples_per_s_95=rate_95,
         ratio=ratio,
         ratio_95=ratio_95,
+        fluid=fluid,
+        fluid_95=fluid_95,
         restarts=_mean([o.restarts for o in outcomes])[0],
         needless_restarts=sum(o.needless_restarts for o in outcomes),
         reconfigurations=_mean([o.reconfigurations for o in outcomes])[0],
         copied_bytes=_mean([o.copied_bytes for o in outcomes])[0],
         spent={use: _mean([o.spent_s[use] / o.duration_s for o in outcomes])[0] for use in Use},
     )
+
+
+def _part(samples: float, whole: float) -> float:
+    return samples / whole if whole > 0.0 else 0.0
 
 
 def _mean(values: Sequence[float]) -> tuple[float, float]:

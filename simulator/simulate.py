@@ -14,6 +14,7 @@ from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost
 from pacekeeper.simulator.ledger import Ledger
 from pacekeeper.simulator.routing import Routing
 from pacekeeper.simulator.sim_policy import (
+    RECONFIGURING,
     AnswerOf,
     Cause,
     Draws,
@@ -26,6 +27,7 @@ from pacekeeper.simulator.sim_policy import (
 
 NEAR = 1e-9  # of a step: as good as finished
 MANY = 1 << 40  # steps: nothing is due
+MOST_POINTS = 20_000  # of an outcome, beside those at which samples were lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +43,16 @@ class Told:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What became of the job. `spent_s` adds up to `duration_s`; samples and steps are those that
-    counted in the end. `needless_restarts`: those in spite of a living copy of every expert.
-    `points`: (time, samples that counted then).
+    counted in the end. `fluid_samples`: had all nodes that are there, at the speeds they have,
+    trained at full pace all the time. `needless_restarts`: those in spite of a living copy of every
+    expert. `points`: (time, samples that counted then).
     """
 
     policy: str
     seed: int
     duration_s: float
     samples: float
+    fluid_samples: float
     steps: int
     spent_s: dict[Use, float]
     restarts: int
@@ -79,12 +83,13 @@ def simulate(
             f"routing of {routing.num_layers} layers x {routing.num_experts} experts, a job of "
             f"{job.num_layers} x {job.num_experts}"
         )
-    run: _Run[W] = _Run(job=job, routing=routing, policy=policy, draws=Draws(seed))
+    ledger = Ledger(resolution_s=history.duration_s / MOST_POINTS)
+    run: _Run[W] = _Run(job=job, routing=routing, policy=policy, draws=Draws(seed), ledger=ledger)
     for at_s, changes in groupby(history.changes, key=lambda change: change.at_s):
         run.advance(at_s)
         run.take(at_s, tuple(changes))
     run.advance(history.duration_s)
-    return run.outcome(seed, history.duration_s)
+    return run.outcome(seed, history)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +103,7 @@ class _Run(Generic[W]):
     routing: Routing
     policy: PolicyOf[W]
     draws: Draws
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: Ledger
     nodes: set[int] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     grow_s: float = inf  # when those who wait are let in
@@ -165,14 +170,16 @@ class _Run(Generic[W]):
             self.phases, self.target = [], None
             self._ask(Cause.LOST)
 
-    def outcome(self, seed: int, end_s: float) -> Outcome:
+    def outcome(self, seed: int, history: History) -> Outcome:
         """What is told at the end; the step under way counts for nothing."""
+        end_s = history.duration_s
         self.ledger.spend(Use.BROKEN_OFF, end_s)
         return Outcome(
             policy=self.policy.name,
             seed=seed,
             duration_s=end_s,
             samples=self.ledger.samples,
+            fluid_samples=history.node_s() * self.job.samples_per_node_s,
             steps=self.ledger.steps,
             spent_s=dict(self.ledger.spent_s),
             restarts=self.restarts,
@@ -252,7 +259,12 @@ class _Run(Generic[W]):
             return False
         assert self.layout is not None
         samples = whole * self.job.samples_per_step(self.layout)
-        ledger.train(whole, min(until_s, ledger.now_s + whole * step_s), samples)
+        ledger.train(
+            whole,
+            min(until_s, ledger.now_s + whole * step_s),
+            samples,
+            paced_s=whole * self.job.paced_s(self.layout),
+        )
         self.open_step_s = 0.0
         return True
 
@@ -303,7 +315,7 @@ class _Run(Generic[W]):
         else:
             self.is_fresh = False
         self.copied_bytes += answer.copied_bytes
-        self.reconfigurations += any(use is Use.RECONFIGURED for use, _ in answer.phases)
+        self.reconfigurations += any(use in RECONFIGURING for use, _ in answer.phases)
         self.target, self.phases = answer.layout, list(answer.phases)
         if not self.phases:
             self._arrive()

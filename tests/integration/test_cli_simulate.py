@@ -51,7 +51,7 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
     page = scenario.with_suffix(".html")
     told = pacekeeper("simulate", str(scenario), "--report", str(page))
     assert told.returncode == 0, told.stderr
-    assert "where the time went" in told.stdout and "restarted" in told.stdout
+    assert "where the time went" in told.stdout and "restarting" in told.stdout
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 2 and "http" not in text
     done = pacekeeper("simulate", str(scenario), "--json", "--seeds", "1")

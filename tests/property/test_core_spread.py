@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.spread import level_shares
+from pacekeeper.core.spread import level_shares, spread_hosts
 from pacekeeper.core.transfers import transfers
 from support.layouts import load_of, on_nodes
+from support.spread_twin import spread_twin
 
 NodeOf = dict[int, str]
 
@@ -46,6 +47,18 @@ def test_a_first_layout_puts_an_experts_hosts_on_as_many_nodes_as_can_be(
     # The names of the nodes say nothing, nor does the order in which ranks are listed.
     renamed = {rank: "xyzu"["dbca".index(node_of[rank])] for rank in sorted(node_of)}
     assert first(renamed, num_experts, replicas) == layout
+
+
+@given(st.booleans().flatmap(lambda equal: nodes(are_equal=equal)), experts, st.data())
+def test_hosts_are_those_that_weighing_every_rank_for_every_host_finds(
+    node_of: NodeOf, num_experts: int, data: st.DataObject
+) -> None:
+    replicas = data.draw(st.integers(1, len(node_of)))
+    turn = data.draw(st.integers(0, 5))
+    known = data.draw(st.sets(st.sampled_from(sorted(node_of))))  # the others stand alone
+    domain_of = {rank: node_of[rank] for rank in known}
+    asked = (num_experts, replicas, tuple(node_of), domain_of)
+    assert spread_hosts(*asked, turn=turn) == spread_twin(*asked, turn=turn)
 
 
 @given(nodes(are_equal=True), experts, st.integers(1, 5))

@@ -1,5 +1,6 @@
 """The event loop: no second is lost or told twice, and a walk second by second sees the same."""
 
+from itertools import pairwise
 from math import isclose
 
 import pytest
@@ -11,8 +12,8 @@ from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
 from pacekeeper.simulator.policy_lazarus import Lazarus
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.sim_policy import Policy
-from pacekeeper.simulator.simulate import simulate
+from pacekeeper.simulator.sim_policy import Policy, Use
+from pacekeeper.simulator.simulate import MOST_POINTS, simulate
 from support.sim_jobs import EXACT, histories, small_job
 from support.sim_walk import Walk
 
@@ -39,6 +40,10 @@ def test_every_second_and_every_sample_is_told_once(
     assert times == sorted(times) and times[-1] <= history.duration_s
     assert isclose(outcome.points[-1][1], outcome.samples)
     assert outcome.samples <= outcome.steps * history.num_nodes * job.samples_per_node + 1e-9
+    # Computing is what the steps that count take at full pace, and no policy passes the limit.
+    paced_s = outcome.steps * job.balanced_step_s
+    assert isclose(outcome.spent_s[Use.TRAINED], paced_s, abs_tol=1e-6)
+    assert outcome.samples <= outcome.fluid_samples + 1e-6
     assert outcome == simulate(history, job, even_routing(2, 2), policy, seed=seed)
 
 
@@ -54,7 +59,28 @@ def test_a_walk_second_by_second_sees_the_same(history: History, every: int, ste
     outcome = simulate(history, job, even_routing(2, 2), policy)
     walk = Walk(every=every, step_s=step_s)
     walk.through(history)
-    assert {use: round(taken_s, 6) for use, taken_s in outcome.spent_s.items() if taken_s} == {
+    told = {use: round(taken_s, 6) for use, taken_s in outcome.spent_s.items()}
+    assert {use: taken_s for use, taken_s in told.items() if taken_s} == {
         use: float(taken_s) for use, taken_s in walk.spent.items() if taken_s
     }
     assert (outcome.samples, outcome.restarts) == (walk.samples, walk.restarts)
+
+
+@settings(max_examples=25, deadline=None)
+@given(history=histories(is_paced=True), policy=st.sampled_from(POLICIES[:4]))
+def test_few_points_tell_as_many_samples_at_every_moment_within_their_distance(
+    history: History, policy: Policy
+) -> None:
+    """Bends that are near to each other are one; what was lost stays lost."""
+    job = small_job()
+    ledgers = []
+    for most in (MOST_POINTS, 6):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("pacekeeper.simulator.simulate.MOST_POINTS", most)
+            ledgers.append(simulate(history, job, even_routing(2, 2), policy).points)
+    all_points, few = ledgers
+    assert few[-1] == all_points[-1]
+    losses = [sum(b - a for (_, b), (_, a) in pairwise(p) if b < a) for p in ledgers]
+    assert isclose(*losses)
+    num_losses = sum(b < a for (_, a), (_, b) in pairwise(few))
+    assert len(few) <= 2 * 6 + 3 + 3 * num_losses

@@ -7,10 +7,9 @@ import pytest
 from benchmarks.simulate_lazarus import (
     LOST_AT_34,
     MAX_NODES,
-    SPAN,
-    histories,
     share_lost,
     summary,
+    the_span,
 )
 
 from pacekeeper.simulator.changes import NodesLost
@@ -24,6 +23,7 @@ OUTCOME = Outcome(
     seed=0,
     duration_s=10.0,
     samples=100.0,
+    fluid_samples=200.0,
     steps=5,
     spent_s=dict.fromkeys(Use, 0.0) | {Use.TRAINED: 10.0},
     restarts=0,
@@ -52,8 +52,7 @@ def test_a_bar_is_met_by_ratio_above_lazarus_and_without_needless_restarts() -> 
 
 @needs_traces
 def test_four_of_the_ten_nodes_are_lost_in_minute_34_as_the_paper_says() -> None:
-    (history,) = histories(DATA, is_whole=False, fault_days=0.0).values()
-    assert history.name == SPAN
+    history = the_span(DATA)
     always = [int(name[4:]) - 1 for name in LOST_AT_34]
     for seed in range(5):
         mine = capped(history, max_nodes=MAX_NODES, seed=seed, always=always)

@@ -13,6 +13,7 @@ OUTCOME = Outcome(
     seed=0,
     duration_s=10.0,
     samples=20.0,
+    fluid_samples=40.0,
     steps=5,
     spent_s=dict.fromkeys(Use, 0.0) | {Use.TRAINED: 8.0, Use.REDONE: 2.0},
     restarts=1,
