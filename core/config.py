@@ -6,6 +6,7 @@ One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[po
 
 from dataclasses import dataclass, field
 
+from pacekeeper.core.expert_turns import Order
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 
@@ -24,6 +25,12 @@ def _at_least(owner: object, floor: float, *names: str) -> None:
     for name in names:
         if not getattr(owner, name) >= floor:
             raise ValueError(f"{name}: expected at least {floor}, got {getattr(owner, name)}")
+
+
+def _one_of(owner: object, name: str, *values: str) -> None:
+    if getattr(owner, name) not in values:
+        expected = ", ".join(repr(str(value)) for value in values)
+        raise ValueError(f"{name}: expected one of {expected}, got {getattr(owner, name)!r}")
 
 
 def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
@@ -275,6 +282,17 @@ class TrainConfig:
     checkpoint_period_steps: int = 100
     # Complete checkpoints that stay. At least 2: the newest may turn out damaged.
     checkpoints_kept: int = 3
+    # Experts of each layer in a checkpoint (0: all). Fewer make it smaller; going back then takes the
+    # others from older checkpoints: the tokens they saw since are lost, counted and said.
+    experts_per_checkpoint: int = 0
+    # Which ones: "turn" (one after the other), "load" (most tokens since they were saved) or "risk"
+    # (most tokens likely to be lost: few hosts, or slow ones).
+    expert_order: str = "turn"
+    # What is left out of the others: "both" weights and moments, or "weights" or "moments" only.
+    partial_state: str = "both"
+    # Share of the run's tokens that restores may lose (PLT): where one more would pass it, twice as
+    # many experts are saved from then on. 0: always as many.
+    lost_tokens_limit: float = 0.0375
     # Where to begin: "auto" (the newest checkpoint below checkpoint_dir, else step 0), "never"
     # (step 0), or the path of one checkpoint.
     resume: str = "auto"
@@ -302,7 +320,7 @@ class TrainConfig:
             "tensor_size",
         )
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
-        _at_least(self, 0, "max_restarts")
+        _at_least(self, 0, "max_restarts", "experts_per_checkpoint", "lost_tokens_limit")
         _at_least(self, 2, "checkpoints_kept")
         _at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
@@ -332,6 +350,8 @@ class TrainConfig:
             raise ValueError(
                 f"clock: expected 'auto', 'device', 'cpu' or 'emulated', got {self.clock!r}"
             )
+        _one_of(self, "expert_order", *Order)
+        _one_of(self, "partial_state", "both", "weights", "moments")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: expected 'float32' or 'float64', got {self.dtype!r}")
         name = self.resume.rpartition("/")[2]

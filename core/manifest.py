@@ -1,21 +1,19 @@
-"""What a checkpoint holds: one value that vouches for every block, and its JSON form.
+"""What a checkpoint holds: one value that vouches for every piece of every block.
 
 Pure. A checkpoint is one more holder of blocks: it knows no ranks but who wrote which file, so that
-any layout can be filled from it. It exists from the moment its manifest does, never before.
+any layout can be filled from it. It exists from the moment its manifest does, never before. Of a
+partial checkpoint some pieces lie in files of older ones: its manifest names each where it is.
+JSON form: core/manifest_codec.py.
 """
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from pacekeeper.core.layout import Block, BlockKind, Layout
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.core.lost_tokens import lost
 
-FORMAT = 1
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"(\d{13,})-g(\d{4,})-step(\d{8,})")
 _PART = re.compile(r"part-(\d+)\.json")
@@ -51,9 +49,24 @@ class CheckpointId:
         return own if own.name == name else None
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """What is written as one: a block's weights (no `kind`), or one kind of its moments."""
+
+    block: Block
+    kind: str = ""
+
+    @classmethod
+    def of(cls, block: Block, tensor: str) -> "Piece":
+        """The piece that a block's tensor is part of: `w1` of weights, `w1.exp_avg` of exp_avg."""
+        return cls(block, tensor.partition(".")[2])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """One file: its size, and the SHA-256 of its header, which places the tensors."""
+    """One file: its path from the root, size, and the SHA-256 of its header, which places the
+    tensors. The first name of the path is that of the checkpoint it was written for.
+    """
 
     name: str
     size_bytes: int
@@ -61,31 +74,48 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockEntry:
-    """Where a block's tensors lie: `size_bytes` from `first_byte` of the file; their SHA-256."""
+class PieceEntry:
+    """Where a piece's tensors lie: `size_bytes` from `first_byte` of the file; their SHA-256.
 
-    block: Block
+    `tokens`: of an expert, how many had been routed to it in this run when it was saved.
+    """
+
+    piece: Piece
     file: str
     first_byte: int
     size_bytes: int
     sha256: str
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What became of a run's tokens: `routed` to each expert, [layer][expert]; `lost` by layer in
+    the restores that led to this state, `num_faults` of these. Empty: nobody counted.
+    """
+
+    routed: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[int, ...] = ()
+    num_faults: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank has written, durable when the part is visible: one file of whole blocks."""
+    """What one rank has written, durable when the part is visible: files of whole pieces."""
 
-    file: FileEntry
-    blocks: tuple[BlockEntry, ...]
+    files: tuple[FileEntry, ...]
+    pieces: tuple[PieceEntry, ...]
+    account: Account
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A complete checkpoint. Raises ValueError unless it has every block of its layout once.
+    """A complete checkpoint. Raises ValueError unless it has all pieces of its layout's blocks.
 
     `step`: steps committed, so the next one to do; `ticket`: transactions; `num_updates`: of the
     optimizer, fewer than steps where some were skipped; `last_loss` None: of no step yet.
     `identity`: what the run depends on (core/run_identity.py). `layout` as it was: for information.
+    `pieces`: of each block in the layout's order, the kinds of all blocks alike, ascending.
     """
 
     job: str
@@ -96,44 +126,91 @@ class Manifest:
     identity: Identity
     layout: Layout
     files: tuple[FileEntry, ...]
-    blocks: tuple[BlockEntry, ...]
+    pieces: tuple[PieceEntry, ...]
+    account: Account
 
     def __post_init__(self) -> None:
-        if tuple(entry.block for entry in self.blocks) != tuple(self.layout.blocks()):
-            raise ValueError("the blocks are not those of the layout, each once, in order")
+        kinds = sorted({entry.piece.kind for entry in self.pieces})
+        wanted = tuple(Piece(block, kind) for block in self.layout.blocks() for kind in kinds)
+        if not kinds or tuple(entry.piece for entry in self.pieces) != wanted:
+            raise ValueError("the pieces are not those of the layout's blocks, each once, in order")
         if self.id.generation != self.layout.generation or self.num_updates < 0:
             raise ValueError("generation or number of updates is wrong")
         if [file.name for file in self.files] != sorted({file.name for file in self.files}):
             raise ValueError("files must have names of their own, in order")
+        inside: dict[str, list[PieceEntry]] = {file.name: [] for file in self.files}
+        for entry in self.pieces:
+            if entry.file not in inside:
+                raise ValueError(f"no such file: {entry.file}")
+            inside[entry.file].append(entry)
         for file in self.files:
-            _check_file(file, [entry for entry in self.blocks if entry.file == file.name])
-        strangers = {entry.file for entry in self.blocks} - {file.name for file in self.files}
-        if strangers:
-            raise ValueError(f"no such files: {sorted(strangers)}")
+            _check_file(self.id, file, inside[file.name])
+        routed = self.account.routed
+        if routed and [len(counts) for counts in routed] != [len(on) for on in self.layout.experts]:
+            raise ValueError("tokens are counted of other experts")
+        if self.account.lost and len(self.account.lost) != self.layout.num_layers:
+            raise ValueError("lost tokens are of other layers")
 
     @property
     def size_bytes(self) -> int:
-        """Of all files together."""
+        """Of all files together that hold some of it."""
         return sum(file.size_bytes for file in self.files)
 
+    @property
+    def own_bytes(self) -> int:
+        """Of the files that were written for it."""
+        return sum(f.size_bytes for f in self.files if saved_in(f.name) == self.id)
 
-def _check_file(file: FileEntry, blocks: list[BlockEntry]) -> None:
-    """Blocks lie side by side up to the file's end; before them is the header."""
-    spans = sorted((b.first_byte, b.first_byte + b.size_bytes) for b in blocks)
-    is_whole = bool(spans) and spans[-1][1] == file.size_bytes and spans[0][0] > 0
-    if not is_whole or any(one[1] != other[0] for one, other in pairwise(spans)):
-        raise ValueError(f"{file.name}: its blocks do not fill it")
-    if "/" in file.name or not all(_HEX.fullmatch(d) for d in _digests(file, blocks)):
-        raise ValueError(f"{file.name}: not the name of a file, or not digests")
+    @property
+    def older(self) -> tuple[PieceEntry, ...]:
+        """The pieces that were saved before it: what it holds of them is of an earlier step."""
+        return tuple(entry for entry in self.pieces if saved_in(entry.file) != self.id)
+
+    @property
+    def lost_tokens(self) -> tuple[int, ...]:
+        """By layer: tokens that its experts lack, routed to them after they were saved. A token is
+        lost where any piece of its expert is older. Empty: nobody counted.
+        """
+        now = self.account.routed
+        saved = [list(counts) for counts in now]
+        for entry in self.older if now else ():
+            block = entry.piece.block
+            if block.kind is BlockKind.EXPERT:
+                least = min(saved[block.layer][block.index], entry.tokens)
+                saved[block.layer][block.index] = least
+        return lost(now, saved)
 
 
-def _digests(file: FileEntry, blocks: list[BlockEntry]) -> list[str]:
-    return [file.header_sha256, *(block.sha256 for block in blocks)]
+def saved_in(path: str) -> CheckpointId | None:
+    """The checkpoint that a file was written for, by its path."""
+    return CheckpointId.of_name(path.partition("/")[0])
+
+
+def _check_file(own: CheckpointId, file: FileEntry, pieces: Sequence[PieceEntry]) -> None:
+    """Pieces lie side by side after the header; in a file of its own, up to the end."""
+    of = saved_in(file.name)
+    if of is None or of > own or file.name.count("/") != 1:
+        raise ValueError(f"{file.name}: not the path of a file of this checkpoint or an older one")
+    spans = sorted((p.first_byte, p.first_byte + p.size_bytes) for p in pieces)
+    is_inside = bool(spans) and spans[0][0] > 0 and spans[-1][1] <= file.size_bytes
+    if not is_inside or any(one[1] > other[0] for one, other in pairwise(spans)):
+        raise ValueError(f"{file.name}: its pieces overlap or lie outside")
+    is_full = spans[-1][1] == file.size_bytes and all(a[1] == b[0] for a, b in pairwise(spans))
+    if of == own and not is_full:
+        raise ValueError(f"{file.name}: its pieces do not fill it")
+    digests = [file.header_sha256, *(piece.sha256 for piece in pieces)]
+    if not all(_HEX.fullmatch(digest) for digest in digests):
+        raise ValueError(f"{file.name}: not digests")
 
 
 def block_name(block: Block) -> str:
     """The beginning of the names of its tensors: identity is read, never assumed."""
     return f"{block.kind}.{block.layer}.{block.index}"
+
+
+def piece_name(piece: Piece) -> str:
+    """What a piece is called where one is named: its block, then the moments' kind."""
+    return f"{block_name(piece.block)}.{piece.kind}" if piece.kind else block_name(piece.block)
 
 
 def part_name(rank: int) -> str:
@@ -148,101 +225,48 @@ def rank_of_part(name: str) -> int | None:
 
 
 def gather(
-    parts: Iterable[Part], layout: Layout
-) -> tuple[tuple[FileEntry, ...], tuple[BlockEntry, ...]]:
-    """Files and blocks of a manifest from what the ranks have written, in its order.
+    parts: Iterable[Part], layout: Layout, base: Manifest | None = None
+) -> tuple[tuple[FileEntry, ...], tuple[PieceEntry, ...], Account]:
+    """Files, pieces and account of a manifest from what the ranks have written, in its order.
 
-    Raises ValueError for a block that the layout lacks.
+    What no rank has written is where `base`, a checkpoint before, says. What one rank counted less
+    of than another, it came too late to see: the most counts. Raises ValueError for a piece that
+    the layout lacks, or that is written twice.
     """
     parts = tuple(parts)
+    account = _together([part.account for part in parts])
     order = {block: i for i, block in enumerate(layout.blocks())}
-    blocks = [entry for part in parts for entry in part.blocks]
-    if any(entry.block not in order for entry in blocks):
-        raise ValueError("a part has blocks of another model")
-    files = sorted((part.file for part in parts), key=lambda file: file.name)
-    return tuple(files), tuple(sorted(blocks, key=lambda entry: order[entry.block]))
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON text with a digest of its own: equal manifests give equal bytes."""
-    return _seal(
-        {
-            "job": manifest.job,
-            "id": asdict(manifest.id),
-            "ticket": manifest.ticket,
-            "num_updates": manifest.num_updates,
-            "last_loss": manifest.last_loss,
-            "identity": dict(manifest.identity),
-            "layout": json.loads(encode_layout(manifest.layout)),
-            "files": [asdict(file) for file in manifest.files],
-            "blocks": [_plain(entry) for entry in manifest.blocks],
-        }
+    written: dict[Piece, PieceEntry] = {}
+    for entry in (entry for part in parts for entry in part.pieces):
+        if entry.piece.block not in order:
+            raise ValueError("a part has blocks of another model")
+        if entry.piece in written:
+            raise ValueError(f"{piece_name(entry.piece)} is written twice")
+        written[entry.piece] = replace(entry, tokens=_tokens(account, entry.piece.block))
+    pieces = {entry.piece: entry for entry in base.pieces} | written if base else written
+    files = {file.name: file for file in base.files} if base else {}
+    files |= {file.name: file for part in parts for file in part.files}
+    used = {entry.file for entry in pieces.values()}
+    return (
+        tuple(files[name] for name in sorted(files) if name in used),
+        tuple(sorted(pieces.values(), key=lambda e: (order.get(e.piece.block, -1), e.piece.kind))),
+        account,
     )
 
 
-def decode_manifest(data: bytes) -> Manifest:
-    """The manifest in `data`. Raises ValueError, saying what is wrong, for anything else."""
-    body = _unseal(data)
-    try:
-        return Manifest(
-            job=str(body["job"]),
-            id=CheckpointId(**{name: int(body["id"][name]) for name in body["id"]}),
-            ticket=int(body["ticket"]),
-            num_updates=int(body["num_updates"]),
-            last_loss=None if body["last_loss"] is None else float(body["last_loss"]),
-            identity=dict(body["identity"]),
-            layout=decode_layout(json.dumps(body["layout"]).encode()),
-            files=tuple(FileEntry(**file) for file in body["files"]),
-            blocks=tuple(_entry(plain) for plain in body["blocks"]),
-        )
-    except (AttributeError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise ValueError(f"not a manifest: {error!r}") from None
+def _tokens(account: Account, block: Block) -> int:
+    is_counted = bool(account.routed) and block.kind is BlockKind.EXPERT
+    return account.routed[block.layer][block.index] if is_counted else 0
 
 
-def encode_part(part: Part) -> bytes:
-    """JSON text with a digest of its own."""
-    return _seal({"file": asdict(part.file), "blocks": [_plain(entry) for entry in part.blocks]})
-
-
-def decode_part(data: bytes) -> Part:
-    """The part in `data`. Raises ValueError for anything else."""
-    body = _unseal(data)
-    try:
-        return Part(
-            file=FileEntry(**body["file"]),
-            blocks=tuple(_entry(plain) for plain in body["blocks"]),
-        )
-    except (AttributeError, TypeError, KeyError, IndexError) as error:
-        raise ValueError(f"not a part: {error!r}") from None
-
-
-def _plain(entry: BlockEntry) -> dict[str, Any]:
-    block = entry.block
-    return asdict(entry) | {"block": [str(block.kind), block.layer, block.index]}
-
-
-def _entry(plain: dict[str, Any]) -> BlockEntry:
-    kind, layer, index = plain["block"]
-    return BlockEntry(**(plain | {"block": Block(BlockKind(kind), layer, index)}))
-
-
-def _seal(body: dict[str, Any]) -> bytes:
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    return f'{{"format":{FORMAT},"sha256":"{digest}","body":{text}}}\n'.encode()
-
-
-def _unseal(data: bytes) -> Any:
-    """The body, if it is the one that was sealed."""
-    try:
-        document: Any = json.loads(data)
-        found, digest, body = document["format"], document["sha256"], document["body"]
-        text = json.dumps(body, separators=(",", ":"), sort_keys=True)
-    except (TypeError, KeyError, ValueError, RecursionError) as error:
-        raise ValueError(f"not one of our documents: {error}") from None
-    if found != FORMAT:
-        raise ValueError(f"format {found}, this side reads {FORMAT}")
-    # Byte by byte: JSON has several forms of one number.
-    if hashlib.sha256(text.encode()).hexdigest() != digest or _seal(body) != data:
-        raise ValueError("its checksum is wrong: it is torn or was changed")
-    return body
+def _together(accounts: Sequence[Account]) -> Account:
+    routed = [account.routed for account in accounts if account.routed]
+    lost_by = [account.lost for account in accounts if account.lost]
+    return Account(
+        routed=tuple(
+            tuple(max(counts) for counts in zip(*layers, strict=True))
+            for layers in zip(*routed, strict=True)
+        ),
+        lost=tuple(max(layer) for layer in zip(*lost_by, strict=True)),
+        num_faults=max((account.num_faults for account in accounts), default=0),
+    )

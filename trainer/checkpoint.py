@@ -16,16 +16,23 @@ from pacekeeper.core.block_writers import writers
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.core.layout import Block, Layout
-from pacekeeper.core.manifest import CheckpointId, Identity, Manifest
+from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, saved_in
 from pacekeeper.core.run_identity import other_course, other_model
 from pacekeeper.trainer import checkpoint_catalog
 from pacekeeper.trainer.block_state import BlockState, blocks_on, num_updates, put_in
-from pacekeeper.trainer.checkpoint_catalog import BlockReader, accept, read_manifest, reject
+from pacekeeper.trainer.checkpoint_catalog import (
+    BlockReader,
+    RawTensor,
+    accept,
+    read_manifest,
+    reject,
+)
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
-from pacekeeper.trainer.checkpoint_state import block_bytes, copy_of_block, to_tensors
+from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, to_tensors
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.partial_saves import PartialSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
 STILL_BUSY = "the one before is still being written"
@@ -90,9 +97,12 @@ class Checkpoints:
         self.optimizer = optimizer
         self.note = note
         self.counts = dict.fromkeys(Outcome, 0)
+        self.partial = PartialSaves(config)
         self._saver: Saver | None = None
         self._storage: Storage | None = None
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
+        self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
+        self._word_size = 0  # numbers in the last word
         if config.checkpoint_dir:
             self._storage = open_storage(below(config.checkpoint_dir, config.job))
             self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
@@ -101,6 +111,20 @@ class Checkpoints:
     def is_storing(self) -> bool:
         """Is a checkpoint of this rank still being written?"""
         return self._saver is not None and self._saver.is_storing
+
+    def word(self, step: int, layout: Layout) -> list[float]:
+        """What this rank adds to its vote on the step that makes `step` of them; see `hear`."""
+        is_due = step % self.config.checkpoint_period_steps == 0
+        said: list[float] = []
+        if self._saver is not None and is_due:
+            said = self.partial.word(layout, has_failed=self._saver.has_failed)
+        self._word_size = len(said)
+        return said
+
+    def hear(self, votes: Sequence[Sequence[float]]) -> None:
+        """All votes, the lowest rank's first, with the words at their ends."""
+        if self._word_size:
+            self.partial.hear([vote[-self._word_size :] for vote in votes])
 
     def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
         """Begin to save where it is time to; what became of earlier ones.
@@ -118,6 +142,8 @@ class Checkpoints:
                 news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_BUSY))
             elif self._saver.wait(LAST_SAVE_S if is_last else 0.0):
                 self._last = (at.layout.generation, at.step)
+                if is_last:  # what a run ends with is whole
+                    self.partial.hear(())
                 self._saver.save(self._snapshot(at, is_last))
             elif is_last:
                 _log.warning("step=%d the last checkpoint is not begun: %s", at.step, STILL_BUSY)
@@ -163,7 +189,9 @@ class Checkpoints:
                 below(self._storage.root, one.name)
                 for one in there
                 if resume == "auto" or one.life >= self.first_life
-            ][:MAX_CANDIDATES]
+            ]
+            if len(found) > MAX_CANDIDATES:  # the oldest shares fewest files with the newest
+                found[MAX_CANDIDATES - 1 :] = found[-1:]
         return tuple(found) + ((resume,) if resume not in ("auto", "never") else ())
 
     def agree_on_start(self, fabric: Collectives) -> tuple[str, ...]:
@@ -243,6 +271,8 @@ class Checkpoints:
         """Model and optimizer become what was saved."""
         wanted = blocks_on(found.layout, self.rank)
         put_in(self.model, self.optimizer, wanted, found.state, found.manifest.num_updates)
+        self.partial.restored(found.manifest)
+        self._say_lost(found)
         self._last = None
 
     def _read(self, path: str, layout: Layout) -> Restored:
@@ -261,25 +291,61 @@ class Checkpoints:
         if changed and self.rank == layout.ranks[0]:
             _log.warning("this will not be the run that was saved: %s", "; ".join(changed))
         reader = BlockReader(storage=storage, manifest=manifest)
-        state = {
-            entry.block: to_tensors(self.model, entry.block, reader.read(entry))
-            for entry in manifest.blocks
-            if self.rank in layout.holders(entry.block)
-        }
+        raw: dict[Block, dict[str, RawTensor]] = {}
+        for entry in manifest.pieces:
+            if self.rank in layout.holders(entry.piece.block):
+                raw.setdefault(entry.piece.block, {}).update(reader.read(entry))
+        state = {block: to_tensors(self.model, block, tensors) for block, tensors in raw.items()}
         return Restored(manifest=manifest, layout=layout, state=state)
 
+    def _say_lost(self, found: Restored) -> None:
+        """Going back to what is not all of one step is never silent."""
+        older = found.manifest.older
+        if not older:
+            return
+        steps = {entry.piece.block: saved_in(entry.file) for entry in older}
+        oldest = min(one.step for one in steps.values() if one is not None)
+        step, num_lost = found.manifest.id.step, sum(found.manifest.lost_tokens)
+        plt = self.partial.plt_of_run(step)
+        self.note(
+            {
+                "event": "lossy",
+                "step": step,
+                "older_experts": len(steps),
+                "oldest_step": oldest,
+                "lost_tokens": num_lost,
+                "plt": plt,
+            }
+        )
+        if self.rank == found.layout.ranks[0]:
+            _log.warning(
+                "step=%d is restored with loss: %d experts are as at earlier steps, back to %d; "
+                "%d of their tokens are lost; with %d restores %.3f %% of the run's (PLT)",
+                step,
+                len(steps),
+                oldest,
+                num_lost,
+                self.partial.account.num_faults,
+                100.0 * plt,
+            )
+
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
-        sizes = block_bytes(self.model, at.layout)
-        writer_of = writers(at.layout, sizes)
         own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
-        mine = [block for block in at.layout.blocks() if writer_of[block] == self.rank]
+        self._sizes = self._sizes or piece_bytes(self.model, at.layout)
+        number = at.step // self.config.checkpoint_period_steps
+        choice = self.partial.choose(at.layout, number, self._sizes)
+        sizes = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
+        writer_of = writers(at.layout, sizes)
+        mine = [piece for piece in sizes if writer_of[piece] == self.rank]
+        everybody = frozenset(writer_of.values())
+        self.partial.begun(own, everybody, choice.pieces)
         return Snapshot(
             id=own,
             layout=at.layout,
-            blocks={block: copy_of_block(self.model, self.optimizer, block) for block in mine},
-            writers=frozenset(writer_of.values()),
+            pieces=copy_of_pieces(self.model, self.optimizer, mine),
+            writers=everybody,
             # At the end others may still be writing what would be swept.
-            is_sweeper=not is_last and self.rank == min(writer_of.values()),
+            is_sweeper=not is_last and self.rank == min(everybody),
             manifest=partial(
                 Manifest,
                 job=self.config.job,
@@ -290,4 +356,7 @@ class Checkpoints:
                 identity=self.identity,
                 layout=at.layout,
             ),
+            account=self.partial.account,
+            base=choice.base,
+            is_split=self.partial.is_on,
         )

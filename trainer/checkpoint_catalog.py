@@ -1,4 +1,4 @@
-"""Which checkpoints a job has, which of them are whole, and which may go. No torch.
+"""Which checkpoints a job has, and which of them are whole. No torch.
 
 A checkpoint counts from the moment its manifest is seen. A part is read back only if its bytes have
 the digest in the manifest: a torn, flipped, swapped or missing one is named, never taken.
@@ -11,13 +11,15 @@ from dataclasses import dataclass, field
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.manifest import (
     MANIFEST_FILE,
-    BlockEntry,
     CheckpointId,
     FileEntry,
     Manifest,
+    Piece,
+    PieceEntry,
     block_name,
-    decode_manifest,
+    piece_name,
 )
+from pacekeeper.core.manifest_codec import decode_manifest
 from pacekeeper.core.tensor_file import LENGTH_BYTES, PlacedTensor, decode_header, header_bytes
 from pacekeeper.trainer.checkpoint_files import Storage
 
@@ -50,7 +52,7 @@ def read_manifest(storage: Storage, one: CheckpointId) -> Manifest:
     try:
         manifest = decode_manifest(storage.read(path))
     except (OSError, ValueError) as error:
-        raise DataError(f"{storage.root}/{path}: {_why(error)}") from None
+        raise DataError(f"{storage.root}/{path}: {why_of(error)}") from None
     if manifest.id != one:
         raise DataError(f"{storage.root}/{path} is of {manifest.id.name}")
     return manifest
@@ -58,29 +60,28 @@ def read_manifest(storage: Storage, one: CheckpointId) -> Manifest:
 
 @dataclass(slots=True, kw_only=True)
 class BlockReader:
-    """Reads blocks of one checkpoint; each file's header once."""
+    """Reads pieces of one checkpoint, wherever they lie; each file's header once."""
 
     storage: Storage
     manifest: Manifest
     _headers: dict[str, tuple[PlacedTensor, ...]] = field(default_factory=dict)
 
-    def read(self, entry: BlockEntry) -> dict[str, RawTensor]:
-        """A block's tensors, by their names within it.
+    def read(self, entry: PieceEntry) -> dict[str, RawTensor]:
+        """A piece's tensors, by their names within its block.
 
-        Raises DataError that names file and block where they are not what was saved.
+        Raises DataError that names file and piece where they are not what was saved.
         """
-        name = block_name(entry.block)
-        where = f"{self._path(entry.file)}: {name}"
+        name = block_name(entry.piece.block)
+        where = f"{self.storage.root}/{entry.file}: {piece_name(entry.piece)}"
         end = entry.first_byte + entry.size_bytes
         inside = [t for t in self._header(entry.file) if entry.first_byte <= t.first_byte < end]
         try:
-            path = f"{self.manifest.id.name}/{entry.file}"
-            data = self.storage.read(path, entry.first_byte, entry.size_bytes)
+            data = self.storage.read(entry.file, entry.first_byte, entry.size_bytes)
         except OSError as error:
-            raise DataError(f"{where}: {_why(error)}") from None
+            raise DataError(f"{where}: {why_of(error)}") from None
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise DataError(f"{where}: its bytes are not those that were saved")
-        strangers = [t.spec.name for t in inside if not t.spec.name.startswith(f"{name}/")]
+        strangers = [t.spec.name for t in inside if not _belongs(t.spec.name, entry.piece)]
         if strangers:
             raise DataError(f"{where}: there lie {strangers} instead")
         return {
@@ -94,9 +95,6 @@ class BlockReader:
             for tensor in inside
         }
 
-    def _path(self, name: str) -> str:
-        return f"{self.storage.root}/{self.manifest.id.name}/{name}"
-
     def _header(self, name: str) -> tuple[PlacedTensor, ...]:
         if name not in self._headers:
             (file,) = (file for file in self.manifest.files if file.name == name)
@@ -104,25 +102,29 @@ class BlockReader:
         return self._headers[name]
 
     def _read_header(self, file: FileEntry) -> tuple[PlacedTensor, ...]:
-        path = f"{self.manifest.id.name}/{file.name}"
         try:
-            found = self.storage.size_bytes(path)
+            found = self.storage.size_bytes(file.name)
             if found != file.size_bytes:
                 raise ValueError(f"it has {found} bytes instead of {file.size_bytes}")
-            size = header_bytes(self.storage.read(path, 0, LENGTH_BYTES), found)
-            data = self.storage.read(path, 0, size)
+            size = header_bytes(self.storage.read(file.name, 0, LENGTH_BYTES), found)
+            data = self.storage.read(file.name, 0, size)
             if hashlib.sha256(data).hexdigest() != file.header_sha256:
                 raise ValueError("its header is not the one that was saved")
             return decode_header(data, found)
         except (OSError, ValueError) as error:
-            raise DataError(f"{self._path(file.name)}: {_why(error)}") from None
+            raise DataError(f"{self.storage.root}/{file.name}: {why_of(error)}") from None
+
+
+def _belongs(tensor: str, piece: Piece) -> bool:
+    block, _, name = tensor.partition("/")
+    return block == block_name(piece.block) and Piece.of(piece.block, name) == piece
 
 
 def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
     """Reads everything; what is wrong, one line each. Nothing: it is whole."""
     reader = BlockReader(storage=storage, manifest=manifest)
-    said: set[str] = set()  # a file that is gone is said once, not for each of its blocks
-    for entry in manifest.blocks:
+    said: set[str] = set()  # a file that is gone is said once, not for each of its pieces
+    for entry in manifest.pieces:
         try:
             reader.read(entry)
         except DataError as error:
@@ -142,31 +144,8 @@ def accept(storage: Storage, one: CheckpointId) -> None:
         storage.discard(f"{one.name}/{REJECTED_FILE}")
 
 
-def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
-    """Delete what `newest`, complete or being written, makes useless; the names of what went.
-
-    `keep` complete ones stay, not counting those that were rejected, in this life or before: they
-    must not push out what is whole. Of those without a manifest the older ones go: nobody writes
-    there any more. Raises OSError where one can not be removed, after it tried the others.
-    """
-    there = {one: storage.names(one.name) for one in ids(storage)}
-    complete = [one for one, names in there.items() if MANIFEST_FILE in names]
-    staying = [one for one in complete if REJECTED_FILE not in there[one]][:keep]
-    # Where none is known to be good, none is known to be useless.
-    old = [one for one in complete if staying and one < staying[-1]]
-    broken = [one for one in there if one < newest and one not in complete]
-    trouble: OSError | None = None
-    for one in (*old, *broken):
-        try:
-            storage.remove(one.name)
-        except OSError as error:
-            trouble = error
-    if trouble is not None:
-        raise trouble
-    return [one.name for one in (*old, *broken)]
-
-
-def _why(error: OSError | ValueError) -> str:
+def why_of(error: OSError | ValueError) -> str:
+    """In the system's words, where it has some."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return str(error)

@@ -16,28 +16,32 @@ from queue import Empty, SimpleQueue
 import torch
 from torch import Tensor
 
-from pacekeeper.core.layout import Block, Layout
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.layout import BlockKind, Layout
 from pacekeeper.core.manifest import (
     MANIFEST_FILE,
-    BlockEntry,
+    Account,
     CheckpointId,
     FileEntry,
     Manifest,
     Part,
+    Piece,
+    PieceEntry,
     block_name,
-    decode_part,
-    encode_manifest,
-    encode_part,
     gather,
     part_name,
 )
+from pacekeeper.core.manifest_codec import decode_part, encode_manifest, encode_part
 from pacekeeper.core.tensor_file import TensorSpec, encode_header
-from pacekeeper.trainer.checkpoint_catalog import sweep
+from pacekeeper.trainer.checkpoint_catalog import read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage
+from pacekeeper.trainer.checkpoint_retention import sweep
 from pacekeeper.trainer.checkpoint_state import DTYPE_NAMES
 
 _NAMED_RANKS = 8  # of those that wrote nothing
 _log = logging.getLogger(__name__)
+
+Pieces = Mapping[Piece, Mapping[str, Tensor]]
 
 
 class Outcome(StrEnum):
@@ -51,7 +55,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """One of them. `size_bytes`: of this rank's file; 0 where none was written."""
+    """One of them. `size_bytes`: of this rank's files; 0 where none was written."""
 
     step: int
     outcome: Outcome
@@ -62,18 +66,23 @@ class News:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Copies in host memory of what one rank is to write; `blocks` may be empty.
+    """Copies in host memory of what one rank is to write; `pieces` may be empty.
 
-    `writers`: the ranks that write something; `manifest` makes the checkpoint's from files and
-    blocks, the same on all ranks. `is_sweeper`: this rank removes what older attempts left.
+    `writers`: the ranks that write something; `manifest` makes the checkpoint's from files, pieces
+    and account, the same on all ranks. `is_sweeper`: this rank removes what older attempts left.
+    `base`: the complete checkpoint that holds what is not written now (None: all is); `is_split`:
+    experts get files of their own, which outlive the others.
     """
 
     id: CheckpointId
     layout: Layout
-    blocks: Mapping[Block, Mapping[str, Tensor]]
+    pieces: Pieces
     writers: frozenset[int]
     manifest: Callable[..., Manifest]
     is_sweeper: bool
+    account: Account = Account()
+    base: CheckpointId | None = None
+    is_split: bool = False
 
 
 class Saver:
@@ -84,8 +93,9 @@ class Saver:
         self._rank = rank
         self._keep = keep
         self._thread: threading.Thread | None = None
-        self._before: Snapshot | None = None  # without its blocks
+        self._before: Snapshot | None = None  # without its pieces
         self._news: SimpleQueue[News] = SimpleQueue()
+        self.has_failed = False  # the last one that is over
 
     @property
     def is_storing(self) -> bool:
@@ -121,14 +131,14 @@ class Saver:
             if snapshot.is_sweeper:
                 self._look_back()
                 self._sweep(snapshot.id)
-            self._before = replace(snapshot, blocks={})
-            if snapshot.blocks:
+            self._before = replace(snapshot, pieces={})
+            if snapshot.pieces:
                 size = self._write_part(snapshot)
             is_complete = self._publish(snapshot)
             outcome, why = (Outcome.COMPLETE if is_complete else Outcome.WRITTEN), ""
             if is_complete:
                 self._sweep(snapshot.id)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, DataError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
             _log.warning(
                 "checkpoint=%s is not written, training goes on: %s: %s; the one before stays",
@@ -138,6 +148,7 @@ class Saver:
             )
         finally:
             took_s = time.monotonic() - began_s
+            self.has_failed = outcome is Outcome.FAILED
             self._news.put(
                 News(
                     step=snapshot.id.step, outcome=outcome, took_s=took_s, size_bytes=size, why=why
@@ -174,33 +185,35 @@ class Saver:
             _log.warning("an older checkpoint in %s can not be removed: %s", root, why)
 
     def _write_part(self, snapshot: Snapshot) -> int:
-        """One file with all blocks, then what lies where in it; bytes of the file."""
-        name = f"rank-{self._rank}.safetensors"
-        header = encode_header(_specs(snapshot.blocks), {"checkpoint": snapshot.id.name})
-        at, entries = len(header), []
-        for block, tensors in snapshot.blocks.items():
-            digest, size = hashlib.sha256(), 0
-            for tensor in tensors.values():
-                digest.update(_bytes(tensor))
-                size += tensor.nbytes
-            entries.append(
-                BlockEntry(
-                    block=block,
-                    file=name,
-                    first_byte=at,
-                    size_bytes=size,
-                    sha256=digest.hexdigest(),
+        """Files with all pieces, then what lies where in them; bytes of the files."""
+        folder = snapshot.id.name
+        files: list[FileEntry] = []
+        entries: list[PieceEntry] = []
+        for name, pieces in _by_file(snapshot, self._rank).items():
+            header = encode_header(_specs(pieces), {"checkpoint": folder})
+            at = len(header)
+            for piece, tensors in pieces.items():
+                digest, size = hashlib.sha256(), 0
+                for tensor in tensors.values():
+                    digest.update(_bytes(tensor))
+                    size += tensor.nbytes
+                entries.append(
+                    PieceEntry(
+                        piece=piece,
+                        file=f"{folder}/{name}",
+                        first_byte=at,
+                        size_bytes=size,
+                        sha256=digest.hexdigest(),
+                    )
                 )
-            )
-            at += size
-        data = [_bytes(t) for tensors in snapshot.blocks.values() for t in tensors.values()]
-        self._storage.write(f"{snapshot.id.name}/{name}", [header, *data])
-        file = FileEntry(name=name, size_bytes=at, header_sha256=hashlib.sha256(header).hexdigest())
-        self._storage.publish(
-            f"{snapshot.id.name}/{part_name(self._rank)}",
-            encode_part(Part(file=file, blocks=tuple(entries))),
-        )
-        return at
+                at += size
+            data = [_bytes(t) for tensors in pieces.values() for t in tensors.values()]
+            self._storage.write(f"{folder}/{name}", [header, *data])
+            told = hashlib.sha256(header).hexdigest()
+            files.append(FileEntry(name=f"{folder}/{name}", size_bytes=at, header_sha256=told))
+        part = Part(files=tuple(files), pieces=tuple(entries), account=snapshot.account)
+        self._storage.publish(f"{folder}/{part_name(self._rank)}", encode_part(part))
+        return sum(file.size_bytes for file in files)
 
     def _publish(self, snapshot: Snapshot) -> bool:
         """The manifest, if all parts are there; whoever else does it writes the same bytes."""
@@ -209,20 +222,31 @@ class Saver:
         if not set(wanted) <= set(self._storage.names(folder)):
             return False
         parts = [decode_part(self._storage.read(f"{folder}/{name}")) for name in wanted]
-        files, blocks = gather(parts, snapshot.layout)
-        manifest = snapshot.manifest(files=files, blocks=blocks)
+        base = None if snapshot.base is None else read_manifest(self._storage, snapshot.base)
+        files, pieces, account = gather(parts, snapshot.layout, base)
+        manifest = snapshot.manifest(files=files, pieces=pieces, account=account)
         self._storage.publish(f"{folder}/{MANIFEST_FILE}", encode_manifest(manifest))
         return True
 
 
-def _specs(blocks: Mapping[Block, Mapping[str, Tensor]]) -> list[TensorSpec]:
+def _by_file(snapshot: Snapshot, rank: int) -> dict[str, dict[Piece, Mapping[str, Tensor]]]:
+    """One file, or one of the dense pieces and one of the experts'; none without a piece."""
+    found: dict[str, dict[Piece, Mapping[str, Tensor]]] = {}
+    for piece, tensors in snapshot.pieces.items():
+        is_apart = snapshot.is_split and piece.block.kind is BlockKind.EXPERT
+        name = f"rank-{rank}{'-experts' if is_apart else ''}.safetensors"
+        found.setdefault(name, {})[piece] = tensors
+    return found
+
+
+def _specs(pieces: Pieces) -> list[TensorSpec]:
     return [
         TensorSpec(
-            name=f"{block_name(block)}/{name}",
+            name=f"{block_name(piece.block)}/{name}",
             dtype=DTYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
         )
-        for block, tensors in blocks.items()
+        for piece, tensors in pieces.items()
         for name, tensor in tensors.items()
     ]
 

@@ -1,13 +1,13 @@
 """Blocks as a checkpoint holds them: tensors with names, dtypes and shapes that can be checked."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Block, Layout
-from pacekeeper.core.manifest import block_name
+from pacekeeper.core.manifest import Piece, block_name
 from pacekeeper.core.tensor_file import TensorSpec
 from pacekeeper.trainer.block_state import ENDINGS, read_block, shapes_of
 from pacekeeper.trainer.checkpoint_catalog import RawTensor
@@ -32,20 +32,31 @@ def block_specs(model: MoETransformer, block: Block) -> tuple[TensorSpec, ...]:
     )
 
 
-def block_bytes(model: MoETransformer, layout: Layout) -> dict[Block, int]:
-    """Bytes of every block of the layout."""
-    return {
-        block: sum(spec.size_bytes for spec in block_specs(model, block))
-        for block in layout.blocks()
-    }
+def piece_bytes(model: MoETransformer, layout: Layout) -> dict[Piece, int]:
+    """Bytes of every piece of the layout's blocks."""
+    found: dict[Piece, int] = {}
+    for block in layout.blocks():
+        for spec in block_specs(model, block):
+            piece = Piece.of(block, spec.name)
+            found[piece] = found.get(piece, 0) + spec.size_bytes
+    return found
 
 
-def copy_of_block(
-    model: MoETransformer, optimizer: torch.optim.Optimizer, block: Block
-) -> dict[str, Tensor]:
-    """Copies in host memory of a block that this rank holds; names ascend."""
-    state = read_block(model, optimizer, block)
-    return {name: part.to("cpu", copy=True).contiguous() for name, part in state.items()}
+def copy_of_pieces(
+    model: MoETransformer, optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]
+) -> dict[Piece, dict[str, Tensor]]:
+    """Copies in host memory of pieces of blocks that this rank holds; names ascend."""
+    wanted: dict[Block, list[Piece]] = {}
+    for piece in pieces:
+        wanted.setdefault(piece.block, []).append(piece)
+    found: dict[Piece, dict[str, Tensor]] = {}
+    for block, own in wanted.items():
+        found |= {piece: {} for piece in own}
+        for name, part in read_block(model, optimizer, block).items():
+            piece = Piece.of(block, name)
+            if piece in found:
+                found[piece][name] = part.to("cpu", copy=True).contiguous()
+    return found
 
 
 def to_tensors(

@@ -1,0 +1,57 @@
+"""Which experts a partial checkpoint holds: K of N per layer, in turn or where most would be lost.
+
+Pure. Partial experts checkpoint (PEC) of MoC-System (arXiv 2408.04307, section 3): all dense blocks
+each time, experts by turns; over some checkpoints every expert is saved.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+from pacekeeper.core.layout import Block, BlockKind
+
+
+class Order(StrEnum):
+    """How the experts of a partial checkpoint are chosen."""
+
+    TURN = "turn"  # one after the other
+    LOAD = "load"  # most tokens since they were saved last
+    RISK = "risk"  # most tokens likely to be lost: core/save_risk.py
+
+
+def in_turn(number: int, num_saved: int, experts: Sequence[int]) -> frozenset[Block]:
+    """The experts of checkpoint `number` (0, 1, ..): `num_saved` of each layer, all in turn.
+
+    experts: how many each layer has, 0 for a dense one. The turn is shifted by one checkpoint from
+    one MoE layer to the next, so that ranks which hold different experts share the work. Of N in a
+    layer, each stands in at least one of any ceil(N / K) checkpoints in a row. Raises ValueError
+    for a `num_saved` below 1.
+    """
+    if num_saved < 1:
+        raise ValueError(f"of each layer at least one expert is saved, got {num_saved}")
+    moe = [(layer, count) for layer, count in enumerate(experts) if count]
+    return frozenset(
+        Block(BlockKind.EXPERT, layer, ((number + place) * num_saved + i) % count)
+        for place, (layer, count) in enumerate(moe)
+        for i in range(min(num_saved, count))
+    )
+
+
+def by_need(need: Sequence[Sequence[float]], num_saved: int, number: int) -> frozenset[Block]:
+    """Of each layer the `num_saved` experts with the greatest need, need[layer][expert].
+
+    Where needs are equal, those whose turn is next come first: equal experts take turns. Raises
+    ValueError for a `num_saved` below 1.
+    """
+    if num_saved < 1:
+        raise ValueError(f"of each layer at least one expert is saved, got {num_saved}")
+    return frozenset(
+        Block(BlockKind.EXPERT, layer, expert)
+        for layer, needs in enumerate(need)
+        for expert in _greatest(needs, num_saved, number * num_saved)
+    )
+
+
+def _greatest(needs: Sequence[float], num_saved: int, first: int) -> Iterable[int]:
+    return sorted(range(len(needs)), key=lambda e: (-needs[e], (e - first) % len(needs)))[
+        :num_saved
+    ]

@@ -1,0 +1,127 @@
+"""The JSON form of manifests and parts: one document, with a digest of its own.
+
+Pure. Equal values give equal bytes; a torn or changed document is refused, never half believed.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pacekeeper.core.layout import Block, BlockKind
+from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.core.manifest import (
+    Account,
+    CheckpointId,
+    FileEntry,
+    Manifest,
+    Part,
+    Piece,
+    PieceEntry,
+)
+
+FORMAT = 2
+_WRONG = (AttributeError, TypeError, KeyError, IndexError, RecursionError)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """JSON text with a digest of its own: equal manifests give equal bytes."""
+    return _seal(
+        {
+            "job": manifest.job,
+            "id": asdict(manifest.id),
+            "ticket": manifest.ticket,
+            "num_updates": manifest.num_updates,
+            "last_loss": manifest.last_loss,
+            "identity": dict(manifest.identity),
+            "layout": json.loads(encode_layout(manifest.layout)),
+            "files": [asdict(file) for file in manifest.files],
+            "pieces": [_plain(entry) for entry in manifest.pieces],
+            "account": asdict(manifest.account),
+        }
+    )
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """The manifest in `data`. Raises ValueError, saying what is wrong, for anything else."""
+    body = _unseal(data)
+    try:
+        return Manifest(
+            job=str(body["job"]),
+            id=CheckpointId(**{name: int(body["id"][name]) for name in body["id"]}),
+            ticket=int(body["ticket"]),
+            num_updates=int(body["num_updates"]),
+            last_loss=None if body["last_loss"] is None else float(body["last_loss"]),
+            identity=dict(body["identity"]),
+            layout=decode_layout(json.dumps(body["layout"]).encode()),
+            files=tuple(FileEntry(**file) for file in body["files"]),
+            pieces=tuple(_entry(plain) for plain in body["pieces"]),
+            account=_account(body["account"]),
+        )
+    except _WRONG as error:
+        raise ValueError(f"not a manifest: {error!r}") from None
+
+
+def encode_part(part: Part) -> bytes:
+    """JSON text with a digest of its own."""
+    return _seal(
+        {
+            "files": [asdict(file) for file in part.files],
+            "pieces": [_plain(entry) for entry in part.pieces],
+            "account": asdict(part.account),
+        }
+    )
+
+
+def decode_part(data: bytes) -> Part:
+    """The part in `data`. Raises ValueError for anything else."""
+    body = _unseal(data)
+    try:
+        return Part(
+            files=tuple(FileEntry(**file) for file in body["files"]),
+            pieces=tuple(_entry(plain) for plain in body["pieces"]),
+            account=_account(body["account"]),
+        )
+    except _WRONG as error:
+        raise ValueError(f"not a part: {error!r}") from None
+
+
+def _plain(entry: PieceEntry) -> dict[str, Any]:
+    block, kind = entry.piece.block, entry.piece.kind
+    return asdict(entry) | {"piece": [str(block.kind), block.layer, block.index, kind]}
+
+
+def _entry(plain: dict[str, Any]) -> PieceEntry:
+    block_kind, layer, index, kind = plain["piece"]
+    piece = Piece(Block(BlockKind(block_kind), layer, index), str(kind))
+    return PieceEntry(**(plain | {"piece": piece}))
+
+
+def _account(plain: dict[str, Any]) -> Account:
+    return Account(
+        routed=tuple(tuple(map(int, counts)) for counts in plain["routed"]),
+        lost=tuple(map(int, plain["lost"])),
+        num_faults=int(plain["num_faults"]),
+    )
+
+
+def _seal(body: dict[str, Any]) -> bytes:
+    text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return f'{{"format":{FORMAT},"sha256":"{digest}","body":{text}}}\n'.encode()
+
+
+def _unseal(data: bytes) -> Any:
+    """The body, if it is the one that was sealed."""
+    try:
+        document: Any = json.loads(data)
+        found, digest, body = document["format"], document["sha256"], document["body"]
+        text = json.dumps(body, separators=(",", ":"), sort_keys=True)
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise ValueError(f"not one of our documents: {error}") from None
+    if found != FORMAT:
+        raise ValueError(f"format {found}, this side reads {FORMAT}")
+    # Byte by byte: JSON has several forms of one number.
+    if hashlib.sha256(text.encode()).hexdigest() != digest or _seal(body) != data:
+        raise ValueError("its checksum is wrong: it is torn or was changed")
+    return body

@@ -1,0 +1,105 @@
+"""Risk-weighted saves: the frequencies are the best there are, and the index comes near them."""
+
+from math import inf
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from pacekeeper.core.expert_turns import by_need
+from pacekeeper.core.save_risk import (
+    expected_loss,
+    frequencies,
+    least_loss,
+    loss_probability,
+    need,
+    round_robin_ratio,
+)
+
+weights = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=8)
+heavy = st.lists(st.floats(0.01, 100.0), min_size=2, max_size=8)
+
+
+@given(weights, st.floats(0.0, 1.0))
+def test_frequencies_add_up_and_none_is_above_one(found: list[float], share: float) -> None:
+    num = share * len(found)
+    x = frequencies(found, num)
+    assert all(0.0 <= each <= 1.0 + 1e-9 for each in x)
+    assert sum(x) == pytest.approx(num)
+
+
+@given(heavy, st.floats(0.1, 1.0), st.data())
+def test_no_other_frequencies_lose_less(
+    found: list[float], share: float, data: st.DataObject
+) -> None:
+    num = share * len(found)
+    x = frequencies(found, num)
+    i, j = data.draw(st.permutations(range(len(found))))[:2]
+    step = data.draw(st.floats(0.0, 1.0)) * min(x[i], 1.0 - x[j])
+    other = list(x)
+    other[i], other[j] = x[i] - step, x[j] + step
+    best = expected_loss(found, x)
+    assert best <= expected_loss(found, other) * (1 + 1e-9) + 1e-9
+    assert best == least_loss(found, num)
+
+
+@given(heavy, st.floats(0.1, 1.0))
+def test_taking_turns_is_never_better(found: list[float], share: float) -> None:
+    num = share * len(found)
+    assert round_robin_ratio(found, num) >= 1.0 - 1e-9
+
+
+@given(heavy)
+def test_without_a_cap_the_loss_is_the_bound_of_cauchy_and_schwarz(found: list[float]) -> None:
+    num = 0.05  # so few that none is always saved
+    bound = (sum(w**0.5 for w in found) ** 2 / num - sum(found)) / 2
+    assert least_loss(found, num) == pytest.approx(bound)
+
+
+def test_equals_are_saved_in_turn_and_nothing_is_gained() -> None:
+    assert frequencies([3.0] * 4, 1) == (0.25,) * 4
+    assert round_robin_ratio([3.0] * 4, 1) == pytest.approx(1.0)
+
+
+def test_one_at_risk_among_safe_ones_is_saved_each_time() -> None:
+    assert frequencies([1.0, 0.0, 0.0], 2) == (1.0, 0.5, 0.5)
+    assert least_loss([1.0, 0.0, 0.0], 1) == 0.0
+    assert round_robin_ratio([1.0, 0.0, 0.0], 1) == inf
+    assert expected_loss([1.0], [0.0]) == inf
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=2, max_size=6), st.integers(1, 3))
+def test_the_greatest_needs_lose_little_more_than_the_bound(rates: list[float], k: int) -> None:
+    """The index in whole saves: within the rounding of gaps to whole checkpoints."""
+    assume(k < len(rates))
+    unsaved, age = [0.0] * len(rates), [0] * len(rates)
+    total, num = 0.0, 3000
+    for number in range(num):
+        unsaved = [u + w for u, w in zip(unsaved, rates, strict=True)]
+        age = [a + 1 for a in age]
+        needs = [need(1.0, u, a) for u, a in zip(unsaved, age, strict=True)]
+        for block in by_need([needs], k, number):
+            unsaved[block.index], age[block.index] = 0.0, 0
+        total += sum(unsaved)
+    # Whole gaps: one that should be 1.5 is 1 or 2, so up to half of an expert's rate is lost.
+    assert total / num <= least_loss(rates, k) + sum(rates) / 2
+    turns = expected_loss(rates, [k / len(rates)] * len(rates))
+    assert total / num <= turns * 1.02 + 1e-9
+
+
+def test_all_copies_must_be_lost_or_everybody() -> None:
+    p = {0: 0.1, 1: 0.2, 2: 0.5}
+    assert loss_probability([0, 1], p) == pytest.approx(0.02)
+    assert loss_probability([2], p) == 0.5
+    assert loss_probability([0, 1], p, everybody=0.5) == pytest.approx(0.51)
+    with pytest.raises(ValueError, match="lost already"):
+        loss_probability([], p)
+
+
+def test_a_sole_holder_that_is_suspect_comes_before_all_others() -> None:
+    healthy, suspect = 0.01, 0.5
+    sole = loss_probability([3], {3: suspect})
+    twice = loss_probability([1, 2], {1: healthy, 2: healthy})
+    needs = [need(twice, 900.0, 9), need(sole, 10.0, 1)]
+    (first,) = by_need([needs], 1, 0)
+    assert first.index == 1

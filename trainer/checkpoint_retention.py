@@ -1,0 +1,122 @@
+"""Which checkpoints stay, and which files of older ones they live from. No torch.
+
+A manifest that stands names only files that stand: manifests that go are gone, durably, before any
+file goes that they name. Whoever deletes may be killed after any file.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, saved_in
+from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, ids, read_manifest
+from pacekeeper.trainer.checkpoint_files import Storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """What may go: `manifests` of these checkpoints, then `files` (their paths) and what is left of
+    the directories `whole`.
+    """
+
+    manifests: tuple[CheckpointId, ...]
+    files: tuple[str, ...]
+    whole: tuple[CheckpointId, ...]
+
+
+def removable(storage: Storage, newest: CheckpointId, keep: int) -> Removal:
+    """What `newest`, complete or being written, makes useless. Raises OSError.
+
+    `keep` complete ones stay, and one more where these live from files of one another: the newest
+    that has no file in common with the newest of all, for a file that breaks must not take both.
+    Those that were rejected or whose manifest is damaged do not count: they must not push out what
+    is whole. Where none is known to be good, none is known to be useless. Of directories without a
+    manifest the older ones go: nobody writes there any more. Files stay while a checkpoint that
+    stays names them.
+    """
+    there = {one: storage.names(one.name) for one in ids(storage)}
+    complete = [one for one, names in there.items() if MANIFEST_FILE in names]
+    held: dict[CheckpointId, frozenset[str]] = {}
+    for one in complete:
+        try:
+            held[one] = _files_of(read_manifest(storage, one))
+        except DataError:
+            continue
+    good = [one for one in held if REJECTED_FILE not in there[one]]
+    staying = set(good[:keep])
+    staying.update(_second_leg(good, held))
+    oldest = min(good[:keep], default=None)
+    going = [one for one in complete if oldest and one < oldest and one not in staying]
+    needed = frozenset[str]().union(*(held[one] for one in held if one not in going))
+    broken = [one for one in there if one < newest and one not in complete]
+    files: list[str] = []
+    whole: list[CheckpointId] = []
+    for one in (*going, *broken):
+        names = [f"{one.name}/{name}" for name in there[one]]
+        if needed.isdisjoint(names):
+            whole.append(one)
+        else:
+            manifest = f"{one.name}/{MANIFEST_FILE}"
+            files += [name for name in names if name not in needed and name != manifest]
+    return Removal(manifests=tuple(going), files=tuple(files), whole=tuple(whole))
+
+
+def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
+    """Delete what is `removable`; the names of the directories that went entirely.
+
+    Raises OSError where one can not be removed, after it tried the others.
+    """
+    found = removable(storage, newest, keep)
+    trouble: OSError | None = None
+    stuck: set[CheckpointId] = set()
+    for one in found.manifests:
+        try:
+            storage.discard(f"{one.name}/{MANIFEST_FILE}")
+        except OSError as error:
+            trouble = error
+            stuck.add(one)
+    if stuck:  # what they name must stay, too
+        raise trouble or AssertionError("stuck for a reason")
+    for path in found.files:
+        try:
+            storage.discard(path)
+        except OSError as error:
+            trouble = error
+    for one in found.whole:
+        try:
+            storage.remove(one.name)
+        except OSError as error:
+            trouble = error
+    if trouble is not None:
+        raise trouble
+    return [one.name for one in found.whole]
+
+
+def _files_of(manifest: Manifest) -> frozenset[str]:
+    return frozenset(file.name for file in manifest.files)
+
+
+def _second_leg(
+    good: Sequence[CheckpointId], held: Mapping[CheckpointId, frozenset[str]]
+) -> list[CheckpointId]:
+    return [one for one in good[1:] if held[one].isdisjoint(held[good[0]])][:1]
+
+
+def lent_out(storage: Storage) -> dict[CheckpointId, int]:
+    """Directories without a manifest that complete checkpoints live from: how many name them.
+
+    Raises OSError.
+    """
+    there = {one: storage.names(one.name) for one in ids(storage)}
+    found: dict[CheckpointId, int] = {}
+    for one, names in there.items():
+        if MANIFEST_FILE not in names:
+            continue
+        try:
+            files = _files_of(read_manifest(storage, one))
+        except DataError:
+            continue
+        for lender in {saved_in(path) for path in files} - {one, None}:
+            if lender is not None and MANIFEST_FILE not in there.get(lender, ()):
+                found[lender] = found.get(lender, 0) + 1
+    return found

@@ -1,0 +1,180 @@
+"""What the next checkpoint holds: all of it, or all but some experts, alike on all ranks. Pure.
+
+Ranks may know different things: one came late, one's disk refused. So each says a few numbers in
+the vote before a checkpoint, and what all heard decides: a partial one is written only on top of
+one that all know to be complete, and which experts it holds is the first rank's word.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.expert_turns import Order, by_need, in_turn
+from pacekeeper.core.layout import Block, BlockKind, Layout
+from pacekeeper.core.lost_tokens import next_num_saved, plt
+from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
+from pacekeeper.core.save_risk import loss_probability, need
+
+# How likely a rank is lost until the next save: only the ratios matter. One that the layout takes
+# for slow was found so: half of what fails is slow before.
+HEALTHY, SUSPECT, EVERYBODY = 0.01, 0.5, 0.001
+_NOBODY = CheckpointId(life=0, generation=0, step=0)
+Words = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What a checkpoint writes: these pieces on top of `base`; all pieces where that is None."""
+
+    base: CheckpointId | None
+    pieces: frozenset[Piece]
+
+
+class PartialSaves:
+    """One rank's. Counts tokens whether or not checkpoints are partial: a later life's may be."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self.num_saved = config.experts_per_checkpoint
+        self._routed = [[0] * config.num_experts for _ in range(config.num_layers)]
+        self._lost = [0] * config.num_layers
+        self._num_faults = 0
+        self._forget_saves()
+
+    @property
+    def is_on(self) -> bool:
+        """May a checkpoint leave experts out?"""
+        return 0 < self._config.experts_per_checkpoint < self._config.num_experts
+
+    @property
+    def account(self) -> Account:
+        """Of all tokens so far."""
+        routed = tuple(map(tuple, self._routed))
+        return Account(routed=routed, lost=tuple(self._lost), num_faults=self._num_faults)
+
+    def count(self, routed: Mapping[int, Sequence[int]]) -> None:
+        """A step was committed; its tokens routed to each expert, by layer."""
+        for layer, counts in routed.items():
+            for expert, tokens in enumerate(counts):
+                self._routed[layer][expert] += tokens
+
+    def word(self, layout: Layout, *, has_failed: bool) -> list[float]:
+        """What this rank says before a checkpoint, as long as everybody's; `has_failed`: its part
+        of the one before was not written.
+        """
+        if not self.is_on:
+            return []
+        begun = self._begun or _NOBODY
+        is_sure = self._begun is not None and not has_failed and self._writers <= set(layout.ranks)
+        needs = [] if self._config.expert_order == Order.TURN else self._needs(layout)
+        flat = [x for layer in needs for x in layer]
+        return [is_sure, begun.life, begun.generation, begun.step, self.num_saved, *flat]
+
+    def hear(self, words: Words) -> None:
+        """Everybody's, the first rank's first; they hold for the next checkpoint only."""
+        self._heard = words
+
+    def choose(self, layout: Layout, number: int, pieces: Collection[Piece]) -> Choice:
+        """What checkpoint `number` writes of all these pieces. The same on all ranks."""
+        words, self._heard = self._heard, ()
+        same = {tuple(word[:4]) for word in words}
+        if len(same) != 1 or not (first := words[0])[0]:
+            return Choice(base=None, pieces=frozenset(pieces))
+        base = CheckpointId(life=int(first[1]), generation=int(first[2]), step=int(first[3]))
+        self.num_saved = int(first[4])
+        experts = [len(on) for on in layout.experts]
+        if self._config.expert_order == Order.TURN:
+            chosen = in_turn(number, self.num_saved, experts)
+        else:
+            rest = iter(first[5:])
+            needs = [[next(rest) for _ in range(count)] for count in experts]
+            chosen = by_need(needs, self.num_saved, number)
+        return Choice(
+            base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen))
+        )
+
+    def begun(self, one: CheckpointId, writers: frozenset[int], pieces: Collection[Piece]) -> None:
+        """A checkpoint that writes these pieces was begun."""
+        self._begun, self._writers = one, writers
+        written = {piece.block for piece in pieces if self._is_left_out(piece)}
+        for layer, counts in enumerate(self._routed):
+            for expert, tokens in enumerate(counts):
+                if Block(BlockKind.EXPERT, layer, expert) in written:
+                    self._saved[layer][expert], self._age[layer][expert] = tokens, 1
+                else:
+                    self._age[layer][expert] += 1
+
+    def restored(self, manifest: Manifest) -> None:
+        """The state is now what this checkpoint holds: what its older experts lack is lost."""
+        account, losses = manifest.account, manifest.lost_tokens
+        blank = [[0] * len(counts) for counts in self._routed]
+        self._routed = [list(counts) for counts in account.routed] or blank
+        before = account.lost or (0,) * len(self._routed)
+        more = losses or (0,) * len(self._routed)
+        self._lost = [a + b for a, b in zip(before, more, strict=True)]
+        self._num_faults = account.num_faults + bool(manifest.older)
+        self._forget_saves()
+        config, step = self._config, manifest.id.step
+        if self.is_on and config.lost_tokens_limit and step:
+            self.num_saved = next_num_saved(
+                num_saved=config.experts_per_checkpoint,
+                num_experts=config.num_experts,
+                plt_so_far=self.plt_of_run(step),
+                limit=config.lost_tokens_limit,
+                num_faults=self._num_faults,
+                step=step,
+                total_steps=config.steps,
+                period_steps=config.checkpoint_period_steps,
+            )
+
+    def plt_of_run(self, step: int) -> float:
+        """The share of lost tokens in all that the whole run will have routed, as far as it went
+        on as before `step`.
+        """
+        whole = max(1.0, self._config.steps / max(1, step))
+        return plt(self._lost, [whole * sum(counts) for counts in self._routed])
+
+    def _forget_saves(self) -> None:
+        """Nothing is known to be saved as it is: the next checkpoint holds everything."""
+        self._begun: CheckpointId | None = None
+        self._writers: frozenset[int] = frozenset()
+        self._heard: Words = ()
+        self._saved = [list(counts) for counts in self._routed]
+        self._age = [[1] * len(counts) for counts in self._routed]
+
+    def _is_left_out(self, piece: Piece) -> bool:
+        """Is it of those that need not be in every checkpoint?"""
+        if piece.block.kind is not BlockKind.EXPERT:
+            return False
+        match self._config.partial_state:
+            case "weights":
+                return not piece.kind
+            case "moments":
+                return bool(piece.kind)
+            case _:
+                return True
+
+    def _is_written(self, piece: Piece, chosen: Collection[Block]) -> bool:
+        return piece.block in chosen or not self._is_left_out(piece)
+
+    def _needs(self, layout: Layout) -> list[list[float]]:
+        """By layer and expert: how urgent it is to save it."""
+        chance = {
+            rank: SUSPECT if speed < 1.0 else HEALTHY
+            for rank, speed in layout.speed_by_rank.items()
+        }
+        return [
+            [
+                float(routed - saved)
+                if self._config.expert_order == Order.LOAD
+                else need(
+                    loss_probability([h.rank for h in on], chance, everybody=EVERYBODY),
+                    routed - saved,
+                    age,
+                )
+                for on, routed, saved, age in zip(hosts, now, before, ages, strict=True)
+            ]
+            for hosts, now, before, ages in zip(
+                layout.experts, self._routed, self._saved, self._age, strict=True
+            )
+        ]
