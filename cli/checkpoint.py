@@ -1,4 +1,4 @@
-"""`pacekeeper checkpoint`: what lies in a directory, and whether it is whole. No torch."""
+"""`pacekeeper checkpoint`: what lies in a directory, whether it is whole, what may go. No torch."""
 
 import json
 from typing import Any
@@ -8,7 +8,7 @@ import click
 
 @click.group()
 def command() -> None:
-    """List, check and show checkpoints.
+    """List, check, show and clear checkpoints.
 
     PATH is a checkpoint, the directory of a job's checkpoints, or the one above (--checkpoint-dir).
     """
@@ -18,7 +18,11 @@ def command() -> None:
 @click.argument("path")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 def ls(path: str, as_json: bool) -> None:
-    """Which checkpoints there are, newest first. Reads manifests only."""
+    """Which checkpoints there are, newest first. Reads manifests only.
+
+    MB are those written for it. Of a partial one, which lives from files of others too, it is said
+    how far back, and how many tokens going back to it would lose.
+    """
     _print([_row(found, is_read=False) for found in _find(path)], as_json)
 
 
@@ -61,6 +65,46 @@ def show(path: str, as_json: bool) -> None:
         checkpoint_print.show(document)
 
 
+@command.command()
+@click.argument("path")
+@click.option("--keep", type=click.IntRange(min=1), default=3, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Say what would go; delete nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
+    """Delete what the newest complete checkpoints make useless; PATH is a job's directory.
+
+    The newest --keep that no job could fail to read stay, with every file they live from, and where
+    they share files one more that shares none with the newest. What may be being written now, newer
+    than the newest complete one, is left alone.
+    """
+    from pacekeeper.core.errors import DataError, HostError
+    from pacekeeper.trainer.checkpoint_catalog import complete_ids
+    from pacekeeper.trainer.checkpoint_files import open_storage
+    from pacekeeper.trainer.checkpoint_retention import removable, sweep
+
+    storage = open_storage(path.rstrip("/"))
+    try:
+        newest = next(iter(complete_ids(storage)), None)
+        if newest is None:
+            raise DataError(f"{path}: no complete checkpoint there: nothing is known to be useless")
+        found = removable(storage, newest, keep)
+        if not dry_run:
+            sweep(storage, newest, keep)
+    except OSError as error:
+        raise HostError(
+            f"{path}: {error.strerror or error}", remedy="may this user delete there?"
+        ) from None
+    whole = [one.name for one in found.whole]
+    if as_json:
+        click.echo(json.dumps({"removed": whole, "files": list(found.files), "dry_run": dry_run}))
+        return
+    word = "would go" if dry_run else "gone"
+    for name in (*whole, *found.files):
+        click.echo(f"{word}: {name}")
+    if not whole and not found.files:
+        click.echo("nothing is useless")
+
+
 def _find(path: str) -> list[tuple[Any, Any]]:
     """(storage, id) of each checkpoint, by job, newest first. Raises DataError: there is none."""
     from pacekeeper.core.errors import DataError
@@ -90,12 +134,13 @@ def _find(path: str) -> list[tuple[Any, Any]]:
 
 def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
     """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
-    damaged; rejected by a job that could not read it.
+    damaged; rejected by a job that could not read it; lent: gone but for files others live from.
     """
     from pacekeeper.core.errors import DataError
-    from pacekeeper.core.manifest import MANIFEST_FILE
+    from pacekeeper.core.manifest import MANIFEST_FILE, saved_in
     from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, damages, read_manifest
     from pacekeeper.trainer.checkpoint_files import below
+    from pacekeeper.trainer.checkpoint_retention import lent_out
 
     storage, one = found
     row: dict[str, Any] = {
@@ -106,16 +151,26 @@ def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
         "state": "broken off",
         "num_blocks": None,
         "size_bytes": None,
+        "own_bytes": None,
+        "oldest_step": None,
+        "lost_tokens": None,
         "damages": [],
     }
     names = storage.names(one.name)
     if MANIFEST_FILE not in names:
-        return row
+        return row | ({"state": "lent"} if one in lent_out(storage) else {})
     try:
         manifest = read_manifest(storage, one)
     except DataError as error:
         return row | {"state": "damaged", "damages": [error.what]}
-    row |= {"num_blocks": len(manifest.blocks), "size_bytes": manifest.size_bytes}
+    steps = [of.step for entry in manifest.pieces if (of := saved_in(entry.file))]
+    row |= {
+        "num_blocks": len({entry.piece.block for entry in manifest.pieces}),
+        "size_bytes": manifest.size_bytes,
+        "own_bytes": manifest.own_bytes,
+        "oldest_step": min(steps),
+        "lost_tokens": sum(manifest.lost_tokens),
+    }
     named = list(damages(storage, manifest)) if is_read else []
     told = "rejected" if REJECTED_FILE in names else "complete"
     whole = "whole" if is_read else told

@@ -1,13 +1,12 @@
 """How `pacekeeper checkpoint` shows what it found: tables for people, plain values for programs."""
 
-from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
 from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.manifest import Manifest, block_name
+from pacekeeper.core.manifest import Manifest, block_name, saved_in
 
-_STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow"}
+_STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow", "lent": "dim"}
 
 
 def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
@@ -25,17 +24,23 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
         "last_loss": manifest.last_loss,
         "identity": dict(manifest.identity),
         "layout": json.loads(encode_layout(manifest.layout)),
+        "own_bytes": manifest.own_bytes,
+        "lost_tokens": list(manifest.lost_tokens),
+        "lost_before_tokens": list(manifest.account.lost),
+        "num_faults": manifest.account.num_faults,
         "files": [{"name": file.name, "size_bytes": file.size_bytes} for file in manifest.files],
-        "blocks": [
+        "pieces": [
             {
-                "name": block_name(entry.block),
-                "kind": str(entry.block.kind),
+                "name": block_name(entry.piece.block),
+                "kind": str(entry.piece.block.kind),
+                "moments": entry.piece.kind,
+                "step": None if (of := saved_in(entry.file)) is None else of.step,
                 "file": entry.file,
                 "first_byte": entry.first_byte,
                 "size_bytes": entry.size_bytes,
                 "sha256": entry.sha256,
             }
-            for entry in manifest.blocks
+            for entry in manifest.pieces
         ],
     }
 
@@ -51,7 +56,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
     table.add_column("path", overflow="fold")
     for row in rows:
-        size = row["size_bytes"]
+        size = row["own_bytes"]
         table.add_row(
             str(row["step"]),
             str(row["generation"]),
@@ -65,6 +70,13 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     for row in rows:
+        if row["oldest_step"] not in (None, row["step"]):
+            console.print(
+                f"[yellow]partial:[/] step {row['step']} lives from "
+                f"{row['size_bytes'] / 1e6:,.1f} MB "
+                f"back to step {row['oldest_step']}; going back to it loses "
+                f"{row['lost_tokens']:,} tokens of its experts"
+            )
         for line in row["damages"]:
             console.print(f"[bold red]damaged:[/] {escape(line)}")
 
@@ -83,24 +95,36 @@ def show(document: dict[str, Any]) -> None:
     )
     console.print(escape(document["path"]), style="dim")
     ranks = [rank for rank, _ in document["layout"]["batch_shares"]]
-    console.print(f"saved by {len(document['files'])} of {len(ranks)} ranks: {escape(str(ranks))}")
+    own = document["path"].rpartition("/")[2] + "/"
+    console.print(
+        f"saved by ranks {escape(str(ranks))} in "
+        f"{sum(file['name'].startswith(own) for file in document['files'])} files"
+    )
     console.print(", ".join(f"{name} {value}" for name, value in document["identity"].items()))
-    count: Counter[str] = Counter()
-    size: Counter[str] = Counter()
-    for block in document["blocks"]:
-        count[block["kind"]] += 1
-        size[block["kind"]] += block["size_bytes"]
+    older = [p for p in document["pieces"] if p["step"] != document["step"]]
+    if older:
+        console.print(
+            f"[yellow]partial:[/] {len({p['name'] for p in older})} blocks are of earlier steps, "
+            f"back to {min(p['step'] for p in older)}; going back to it loses "
+            f"{sum(document['lost_tokens']):,} tokens of their experts"
+        )
+    blocks: dict[str, set[str]] = {}
+    size: dict[str, int] = {}
+    for piece in document["pieces"]:
+        kind = piece["kind"]
+        blocks.setdefault(kind, set()).add(piece["name"])
+        size[kind] = size.get(kind, 0) + piece["size_bytes"]
     table = Table(box=None, header_style="dim")
     for name in ("blocks", "number", "MB"):
         table.add_column(name, justify="left" if name == "blocks" else "right")
-    for kind in count:
-        table.add_row(kind.replace("_", " "), str(count[kind]), f"{size[kind] / 1e6:,.2f}")
+    for kind, names in blocks.items():
+        table.add_row(kind.replace("_", " "), str(len(names)), f"{size[kind] / 1e6:,.2f}")
     console.print(table)
     files = Table(box=None, header_style="dim")
     files.add_column("file")
     files.add_column("MB", justify="right")
     for file in document["files"]:
-        files.add_row(escape(file["name"]), f"{file['size_bytes'] / 1e6:,.2f}")
+        files.add_row(escape(file["name"].removeprefix(own)), f"{file['size_bytes'] / 1e6:,.2f}")
     console.print(files)
 
 

@@ -282,8 +282,8 @@ class TrainConfig:
     checkpoint_period_steps: int = 100
     # Complete checkpoints that stay. At least 2: the newest may turn out damaged.
     checkpoints_kept: int = 3
-    # Experts of each layer in a checkpoint (0: all). Fewer make it smaller; going back then takes the
-    # others from older checkpoints: the tokens they saw since are lost, counted and said.
+    # Experts of each layer in a checkpoint (0: all). Fewer make it smaller; going back then takes
+    # the others from older checkpoints: the tokens they saw since are lost, counted and said.
     experts_per_checkpoint: int = 0
     # Which ones: "turn" (one after the other), "load" (most tokens since they were saved) or "risk"
     # (most tokens likely to be lost: few hosts, or slow ones).

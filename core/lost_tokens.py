@@ -19,7 +19,7 @@ def mean_age(num_experts: int, num_saved: int) -> float:
     (N / K - 1) / 2 where K divides N. Else gaps are q = floor(N / K) or q + 1, the longer ones
     N mod K times in K. Raises ValueError where there is nothing to take turns.
     """
-    if not 1 <= num_saved:
+    if not num_saved >= 1:
         raise ValueError(f"expected at least one expert to save, got {num_saved}")
     if num_saved >= num_experts:
         return 0.0
@@ -86,7 +86,7 @@ def next_num_saved(
             num_experts=num_experts,
             num_saved=num_saved,
         )
-        if plt_so_far + more <= limit:
+        if plt_so_far + more <= limit * (1.0 + 1e-9):
             break
         num_saved *= 2
     return min(num_saved, num_experts)

@@ -102,7 +102,6 @@ class Checkpoints:
         self._storage: Storage | None = None
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
-        self._word_size = 0  # numbers in the last word
         if config.checkpoint_dir:
             self._storage = open_storage(below(config.checkpoint_dir, config.job))
             self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
@@ -115,16 +114,14 @@ class Checkpoints:
     def word(self, step: int, layout: Layout) -> list[float]:
         """What this rank adds to its vote on the step that makes `step` of them; see `hear`."""
         is_due = step % self.config.checkpoint_period_steps == 0
-        said: list[float] = []
-        if self._saver is not None and is_due:
-            said = self.partial.word(layout, has_failed=self._saver.has_failed)
-        self._word_size = len(said)
-        return said
+        if self._saver is None or not is_due:
+            return []
+        return self.partial.word(layout, has_failed=self._saver.has_failed)
 
-    def hear(self, votes: Sequence[Sequence[float]]) -> None:
-        """All votes, the lowest rank's first, with the words at their ends."""
-        if self._word_size:
-            self.partial.hear([vote[-self._word_size :] for vote in votes])
+    def hear(self, words: Sequence[Sequence[float]]) -> None:
+        """The words of all, the lowest rank's first; empty where nothing is due."""
+        if any(words):
+            self.partial.hear(words)
 
     def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
         """Begin to save where it is time to; what became of earlier ones.

@@ -27,8 +27,9 @@ class Removal:
 def removable(storage: Storage, newest: CheckpointId, keep: int) -> Removal:
     """What `newest`, complete or being written, makes useless. Raises OSError.
 
-    `keep` complete ones stay, and one more where these live from files of one another: the newest
-    that has no file in common with the newest of all, for a file that breaks must not take both.
+    `keep` complete ones stay, and where these live from files of one another, two more: the newest
+    that has no file in common with the newest of all, for a file that breaks must not take all, and
+    the one that will follow it there.
     Those that were rejected or whose manifest is damaged do not count: they must not push out what
     is whole. Where none is known to be good, none is known to be useless. Of directories without a
     manifest the older ones go: nobody writes there any more. Files stay while a checkpoint that
@@ -44,7 +45,7 @@ def removable(storage: Storage, newest: CheckpointId, keep: int) -> Removal:
             continue
     good = [one for one in held if REJECTED_FILE not in there[one]]
     staying = set(good[:keep])
-    staying.update(_second_leg(good, held))
+    staying.update(_legs(good, held))
     oldest = min(good[:keep], default=None)
     going = [one for one in complete if oldest and one < oldest and one not in staying]
     needed = frozenset[str]().union(*(held[one] for one in held if one not in going))
@@ -96,10 +97,13 @@ def _files_of(manifest: Manifest) -> frozenset[str]:
     return frozenset(file.name for file in manifest.files)
 
 
-def _second_leg(
+def _legs(
     good: Sequence[CheckpointId], held: Mapping[CheckpointId, frozenset[str]]
 ) -> list[CheckpointId]:
-    return [one for one in good[1:] if held[one].isdisjoint(held[good[0]])][:1]
+    """The newest that has no file in common with the newest of all, and the next to become it."""
+    apart = [one for one in good[1:] if held[one].isdisjoint(held[good[0]])][:1]
+    waiting = [one for one in good if not apart or one > apart[0]][-1:]
+    return apart + waiting
 
 
 def lent_out(storage: Storage) -> dict[CheckpointId, int]:

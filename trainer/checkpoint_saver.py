@@ -80,7 +80,7 @@ class Snapshot:
     writers: frozenset[int]
     manifest: Callable[..., Manifest]
     is_sweeper: bool
-    account: Account = Account()
+    account: Account
     base: CheckpointId | None = None
     is_split: bool = False
 

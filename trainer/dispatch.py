@@ -64,6 +64,7 @@ class Dispatched:
 
     rows_RD: Tensor
     counts_E: Tensor
+    routed_E: Tensor  # by all ranks, wherever they went
     sending_place_A: Tensor  # where each assignment stands in sending order
     arrival_place_R: Tensor  # where each arrived row stands in the order by expert
     sent_splits: list[int]
@@ -109,6 +110,7 @@ def dispatch(
     return Dispatched(
         rows_RD=arrived_RD.index_select(0, grouping_R),
         counts_E=received_WE.sum(0),
+        routed_E=counts_WE.sum(0),
         sending_place_A=_inverse(source_A),
         arrival_place_R=_inverse(grouping_R),
         sent_splits=sent_splits,

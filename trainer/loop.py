@@ -144,10 +144,10 @@ def _advance(rank: Rank) -> bool:
     period = rank.spec.config.replica_check_period_steps
     if period and rank.step % period == 0:
         rank.check_replicas()
+    if ballot.is_stopping or rank.step >= rank.spec.config.steps:
+        return True  # what a run ends with is saved when all are at its end
     rank.save(is_storing=ballot.is_storing)
     generation = ballot.agreed_generation
-    if ballot.is_stopping or rank.step >= rank.spec.config.steps:
-        return True
     if ballot.opens:
         raise PeerLost("nodes wait to join: all leave, to come back with them")
     if ballot.agreed_probe is not None:

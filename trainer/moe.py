@@ -117,6 +117,7 @@ class MoELayer(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.layer = layer
         self.norm_router = NormRouter(config, layer, norm_router)
         self.bank = ExpertBank(config, layer, experts)
         self.routes: Routes | None = None
@@ -144,6 +145,7 @@ class MoELayer(nn.Module):
         balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows, group)
         meter.add(router_work(len(tokens_TD), config.hidden_size, num_experts))
         dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, meter)
+        meter.add_routed(self.layer, dispatched.routed_E.tolist())
         counts_S = dispatched.counts_E[list(self.bank.held)]
         answers_RD = self.bank(dispatched.rows_RD, counts_S)
         counts = counts_S.tolist()

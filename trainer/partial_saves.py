@@ -39,6 +39,9 @@ class PartialSaves:
         self._routed = [[0] * config.num_experts for _ in range(config.num_layers)]
         self._lost = [0] * config.num_layers
         self._num_faults = 0
+        self._begun: CheckpointId | None = None
+        self._writers: frozenset[int] = frozenset()
+        self._heard: Words = ()
         self._forget_saves()
 
     @property
@@ -89,9 +92,7 @@ class PartialSaves:
             rest = iter(first[5:])
             needs = [[next(rest) for _ in range(count)] for count in experts]
             chosen = by_need(needs, self.num_saved, number)
-        return Choice(
-            base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen))
-        )
+        return Choice(base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen)))
 
     def begun(self, one: CheckpointId, writers: frozenset[int], pieces: Collection[Piece]) -> None:
         """A checkpoint that writes these pieces was begun."""
@@ -136,9 +137,7 @@ class PartialSaves:
 
     def _forget_saves(self) -> None:
         """Nothing is known to be saved as it is: the next checkpoint holds everything."""
-        self._begun: CheckpointId | None = None
-        self._writers: frozenset[int] = frozenset()
-        self._heard: Words = ()
+        self._begun, self._writers, self._heard = None, frozenset(), ()
         self._saved = [list(counts) for counts in self._routed]
         self._age = [[1] * len(counts) for counts in self._routed]
 

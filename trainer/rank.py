@@ -325,7 +325,9 @@ class Rank:
             is_storing=self.checkpoints.is_storing,
             is_awaited=self.lobby is not None and bool(self.lobby.candidates(self.spec.node_of)),
         )
-        votes = self.fabric.exchange(mine.encode()).tolist()
+        word = [] if self.pending_layout else self.checkpoints.word(self.step + 1, self.layout)
+        votes = self.fabric.exchange(mine.encode() + word).tolist()
+        self.checkpoints.hear([vote[len(mine.encode()) :] for vote in votes])
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))
 
     def _look_for_plan(self) -> None:
@@ -361,6 +363,7 @@ class Rank:
         rate = learning_rate(self.spec.config, self.step)
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
+        self.checkpoints.partial.count(self.meter.routed)
 
     def _take_transfers(self) -> tuple[float | None, int]:
         return (None, 0) if self.transfers is None else self.transfers.take()

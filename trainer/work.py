@@ -6,6 +6,7 @@ and `boundary` before each forward collective; the collective's backward calls
 work of the same segment (gradients of inputs and of weights).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FLOAT_BYTES = 4
@@ -43,6 +44,8 @@ class WorkMeter:
     _pending: Work = NO_WORK  # since the last take
     _segment: Work = NO_WORK  # forward work of the segment that is open
     _segments: list[Work] = field(default_factory=list)  # closed forward segments
+    # Since the last reset: tokens routed to each expert by all ranks together, by layer.
+    routed: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, work: Work) -> None:
         """Forward work in the segment that is open."""
@@ -52,6 +55,11 @@ class WorkMeter:
     def add_alone(self, work: Work) -> None:
         """Work outside any pass: it has no backward."""
         self._pending += work
+
+    def add_routed(self, layer: int, tokens_E: Sequence[int]) -> None:
+        """Of a micro-batch."""
+        before = self.routed.get(layer, [0] * len(tokens_E))
+        self.routed[layer] = [a + b for a, b in zip(before, tokens_E, strict=True)]
 
     def boundary(self) -> int:
         """Just before a forward collective: closes the segment; returns the boundary's number."""
@@ -82,6 +90,7 @@ class WorkMeter:
         """Forget everything: a pass was broken off, or had no backward."""
         self._pending = self._segment = NO_WORK
         self._segments.clear()
+        self.routed.clear()
 
 
 def attention_work(tokens: int, sum_len_squared: int, hidden_size: int) -> Work:

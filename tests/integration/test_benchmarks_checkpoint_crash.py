@@ -29,5 +29,6 @@ def test_a_manifest_before_its_files_would_be_told(
 
     write_part = checkpoint_saver.Saver._write_part
     monkeypatch.setattr(checkpoint_saver.Saver, "_write_part", hasty)
+    monkeypatch.setattr(checkpoint_crash, "LONGEST_S", 1.0)  # time to write, on a busy host too
     tally = checkpoint_crash.run(tmp_path, 3, seed=0)
     assert tally.wrong

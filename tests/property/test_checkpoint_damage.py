@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, encode_manifest
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Piece
+from pacekeeper.core.manifest_codec import encode_manifest
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import open_storage
 from support.checkpoints import Lone
@@ -99,15 +100,15 @@ def test_swapped_experts_are_told_by_their_names(bench: Bench) -> None:
     newest = CheckpointId(life=1, generation=1, step=2)
     manifest = read_manifest(storage, newest)
     other = {0: 1, 1: 0}
-    at = {entry.block: entry for entry in manifest.blocks}
-    blocks = tuple(
-        replace(at[Block(BlockKind.EXPERT, 0, other[entry.block.index])], block=entry.block)
-        if entry.block.kind is BlockKind.EXPERT
+    at = {entry.piece: entry for entry in manifest.pieces}
+    pieces = tuple(
+        replace(at[Piece(Block(BlockKind.EXPERT, 0, other[block.index]), kind)], piece=entry.piece)
+        if (block := entry.piece.block).kind is BlockKind.EXPERT and not (kind := entry.piece.kind)
         else entry
-        for entry in manifest.blocks
+        for entry in manifest.pieces
     )
     storage.publish(
-        f"{newest.name}/{MANIFEST_FILE}", encode_manifest(replace(manifest, blocks=blocks))
+        f"{newest.name}/{MANIFEST_FILE}", encode_manifest(replace(manifest, pieces=pieces))
     )
     swapped = list(damages(storage, read_manifest(storage, newest)))
     assert len(swapped) == 2 and "expert.0.0: there lie ['expert.0.1/" in swapped[0]

@@ -8,8 +8,15 @@ import torch
 from hypothesis import strategies as st
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.manifest import BlockEntry, CheckpointId, FileEntry, Manifest
+from pacekeeper.core.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.manifest import (
+    Account,
+    CheckpointId,
+    FileEntry,
+    Manifest,
+    Piece,
+    PieceEntry,
+)
 from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
@@ -38,44 +45,74 @@ def digest(text: object) -> str:
     return hashlib.sha256(str(text).encode()).hexdigest()
 
 
+def _account(draw: st.DrawFn, layout: Layout) -> Account:
+    if draw(st.booleans()):
+        return Account()
+    tokens = st.integers(0, 1 << 40)
+    return Account(
+        routed=tuple(tuple(draw(tokens) for _ in on) for on in layout.experts),
+        lost=tuple(draw(tokens) for _ in layout.experts),
+        num_faults=draw(st.integers(0, 9)),
+    )
+
+
 @st.composite
-def manifests(draw: st.DrawFn) -> Manifest:
-    """Of any layout; its blocks lie on up to three files, in any number per file."""
-    layout = draw(layouts(generation=draw(st.integers(1, 20_000))))
-    blocks = list(layout.blocks())
-    on = [draw(st.integers(0, 2)) for _ in blocks]
+def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
+    """Of any layout; its pieces lie on up to three files, in any number per file; of a partial one
+    (None: of any) some files are of older checkpoints, which hold more than is used.
+    """
+    layout = draw(layouts(generation=draw(st.integers(2, 20_000))))
+    kinds = draw(st.sampled_from([("",), ("", "exp_avg", "exp_avg_sq")]))
+    pieces = [Piece(block, kind) for block in layout.blocks() for kind in kinds]
+    own = CheckpointId(
+        life=draw(st.integers(0, 1 << 50)),
+        generation=layout.generation,
+        step=draw(st.integers(0, 1 << 40)),
+    )
+    older = replace(own, generation=own.generation - 1)
+    is_older = [draw(st.booleans()) if is_partial is None else is_partial, False, False]
+    on = [draw(st.integers(0, 2)) for _ in pieces]
+    account = _account(draw, layout)
     entries, files = [], []
     for file in sorted(set(on)):
         at = draw(st.integers(1, 200))
-        for block, place in zip(blocks, on, strict=True):
+        name = f"{(older if is_older[file] else own).name}/rank-{file}"
+        for piece, place in zip(pieces, on, strict=True):
             if place == file:
+                at += draw(st.integers(0, 9)) if is_older[file] else 0
                 size = draw(st.integers(0, 99))
                 entries.append(
-                    BlockEntry(
-                        block=block,
-                        file=f"rank-{file}",
+                    PieceEntry(
+                        piece=piece,
+                        file=name,
                         first_byte=at,
                         size_bytes=size,
-                        sha256=digest(block),
+                        sha256=digest(piece),
                     )
                 )
                 at += size
-        files.append(FileEntry(name=f"rank-{file}", size_bytes=at, header_sha256=digest(file)))
+        at += draw(st.integers(0, 9)) if is_older[file] else 0
+        files.append(FileEntry(name=name, size_bytes=at, header_sha256=digest(file)))
+    entries.sort(key=lambda entry: pieces.index(entry.piece))
     return Manifest(
         job="any",
-        id=CheckpointId(
-            life=draw(st.integers(0, 1 << 50)),
-            generation=layout.generation,
-            step=draw(st.integers(0, 1 << 40)),
-        ),
+        id=own,
         ticket=draw(st.integers(0, 1 << 40)),
         num_updates=draw(st.integers(0, 1 << 40)),
         last_loss=draw(st.none() | st.floats(allow_nan=False, allow_infinity=False)),
         identity=identity_of(TrainConfig(), draw(st.integers(0, 1 << 32))),
         layout=layout,
-        files=tuple(files),
-        blocks=tuple(sorted(entries, key=lambda entry: blocks.index(entry.block))),
+        files=tuple(sorted(files, key=lambda file: file.name)),
+        pieces=tuple(replace(e, tokens=tokens_of(account, e.piece)) for e in entries),
+        account=account,
     )
+
+
+def tokens_of(account: Account, piece: Piece) -> int:
+    """What was routed to the piece's expert; 0 of others."""
+    block = piece.block
+    is_counted = block.kind is BlockKind.EXPERT and bool(account.routed)
+    return account.routed[block.layer][block.index] if is_counted else 0
 
 
 class Lone:
@@ -112,13 +149,16 @@ class Lone:
         for _ in range(steps):
             self.optimizer.zero_grad()
             rows = range(self.config.rows_per_step)
-            output = self.model(self.corpus.batch(self.step, rows), self.fabric, WorkMeter())
+            meter = WorkMeter()
+            output = self.model(self.corpus.batch(self.step, rows), self.fabric, meter)
             output.loss_sum.backward()
             self.optimizer.step()
+            self.checkpoints.partial.count(meter.routed)
             self.step += 1
 
     def save(self) -> None:
         """A checkpoint of now, written to its end."""
+        self.checkpoints.hear([self.checkpoints.word(self.step, self.layout)])
         at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=1.5)
         self.checkpoints.save_if_due(at, is_storing=False)
         self.checkpoints.close()

@@ -69,7 +69,7 @@ SHELLS = {
         "views",
     },
 }
-PURE_IN_TRAINER = {"commit", "quorum", "token_exchange", "token_split", "work"}
+PURE_IN_TRAINER = {"commit", "partial_saves", "quorum", "token_exchange", "token_split", "work"}
 
 
 def is_pure(path: str) -> bool:

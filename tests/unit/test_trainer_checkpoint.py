@@ -12,16 +12,12 @@ import torch
 
 from pacekeeper.core.errors import DataError, HostError
 from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Piece
 from pacekeeper.trainer import checkpoint_saver
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_catalog import (
-    REJECTED_FILE,
-    damages,
-    read_manifest,
-    sweep,
-)
+from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
+from pacekeeper.trainer.checkpoint_retention import sweep
 from pacekeeper.trainer.checkpoint_saver import Outcome
 from support.checkpoints import TINY, Lone
 
@@ -60,9 +56,10 @@ def test_a_manifest_says_what_lies_where_and_all_is_whole(tmp_path: Path) -> Non
     manifest = read_manifest(storage, CheckpointId(life=1, generation=1, step=3))
     assert (manifest.job, manifest.num_updates, manifest.last_loss) == ("tiny", 3, 1.5)
     assert list(damages(storage, manifest)) == []
-    expert = 3 * 8 * 2 * 8 * 8  # weights and two moments, float64, two matrices
-    sizes = {entry.block: entry.size_bytes for entry in manifest.blocks}
-    assert sizes[Block(BlockKind.EXPERT, 0, 1)] == expert
+    expert = 8 * 2 * 8 * 8  # float64, two matrices
+    sizes = {entry.piece: entry.size_bytes for entry in manifest.pieces}
+    block = Block(BlockKind.EXPERT, 0, 1)
+    assert [sizes[Piece(block, k)] for k in ("", "exp_avg", "exp_avg_sq")] == [expert] * 3
 
 
 def test_the_newest_complete_ones_stay_and_what_was_broken_off_goes(tmp_path: Path) -> None:
@@ -308,14 +305,14 @@ def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> No
     lone = Lone(tmp_path)
     at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
     whole = lone.checkpoints._snapshot(at, False)
-    cut = list(whole.blocks.items())
+    cut = list(whole.pieces.items())
     halves = [dict(cut[:3]), dict(cut[3:])]
     storage = open_storage(str(lone.root))
     outcomes = []
     for rank in (1, 0):
         saver = checkpoint_saver.Saver(storage, rank=rank, keep=2)
         saver.save(
-            replace(whole, blocks=halves[rank], writers=frozenset({0, 1}), is_sweeper=rank == 0)
+            replace(whole, pieces=halves[rank], writers=frozenset({0, 1}), is_sweeper=rank == 0)
         )
         assert saver.wait()
         outcomes += [news.outcome for news in saver.take_news()]

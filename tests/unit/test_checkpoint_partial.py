@@ -1,0 +1,266 @@
+"""Partial checkpoints of one rank: smaller, restored block by block, and what is lost is said."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Block, BlockKind, even_layout
+from pacekeeper.core.manifest import CheckpointId, Manifest, Piece
+from pacekeeper.trainer.block_state import read_block
+from pacekeeper.trainer.checkpoint import Position
+from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
+from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.checkpoint_retention import lent_out, sweep
+from pacekeeper.trainer.partial_saves import PartialSaves
+from support.checkpoints import TINY, Lone
+
+FOUR = replace(TINY, num_experts=4, experts_per_checkpoint=1, lost_tokens_limit=0.0, steps=100)
+State = dict[Block, dict[str, torch.Tensor]]
+
+
+def blocks_of(lone: Lone) -> State:
+    return {
+        block: {
+            name: part.clone()
+            for name, part in read_block(lone.model, lone.optimizer, block).items()
+        }
+        for block in lone.layout.blocks()
+    }
+
+
+def saved(lone: Lone, step: int) -> Manifest:
+    storage = open_storage(str(lone.root))
+    return read_manifest(storage, CheckpointId(life=1, generation=1, step=step))
+
+
+def grown(directory: Path, config: TrainConfig, steps: int) -> tuple[Lone, list[State]]:
+    """A checkpoint after each step; the states then, by step (none of step 0)."""
+    lone, states = Lone(directory, config), [State()]
+    for _ in range(steps):
+        lone.train()
+        lone.save()
+        states.append(blocks_of(lone))
+    return lone, states
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def expert(index: int) -> Block:
+    return Block(BlockKind.EXPERT, 0, index)
+
+
+def test_each_block_comes_from_where_it_was_saved_last(tmp_path: Path) -> None:
+    """The first is full; then 2, 3, 0 by turns. After the fourth, expert 1 is of the first."""
+    _, states = grown(tmp_path, FOUR, 4)
+    other = Lone(tmp_path, FOUR, life=2)
+    other.go_back()
+    found = blocks_of(other)
+    assert other.step == 4
+    of_step = {expert(2): 2, expert(3): 3, expert(0): 4, expert(1): 1}
+    for block, state in found.items():
+        step = of_step.get(block, 4)
+        assert same(state, states[step][block]), block
+        assert step == 4 or not same(state, states[4][block]), "the test can tell steps apart"
+
+
+def test_a_partial_one_writes_what_is_dense_and_the_chosen_experts_only(tmp_path: Path) -> None:
+    lone, _ = grown(tmp_path, FOUR, 2)
+    full, part = saved(lone, 1), saved(lone, 2)
+    assert full.older == () and full.own_bytes == full.size_bytes
+    left_out = {entry.piece.block for entry in part.older}
+    assert left_out == {expert(0), expert(1), expert(3)}
+    bytes_left_out = sum(e.size_bytes for e in full.pieces if e.piece.block in left_out)
+    headers = 4 * 1024  # of both; there are no tensors in them
+    assert abs(full.own_bytes - bytes_left_out - part.own_bytes) < headers
+    written = sum(p.stat().st_size for p in (lone.root / part.id.name).glob("*.safetensors"))
+    assert written == part.own_bytes
+
+
+def test_what_is_lost_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    now: list[tuple[int, ...]] = []
+    lone = Lone(tmp_path, FOUR)
+    for step in range(1, 5):
+        lone.train()
+        lone.save()
+        now.append(saved(lone, step).account.routed[0])
+    of_step = {2: 2, 3: 3, 0: 4, 1: 1}
+    wanted = sum(now[3][e] - now[step - 1][e] for e, step in of_step.items())
+    assert wanted > 0 and sum(now[3]) > wanted
+    assert saved(lone, 4).lost_tokens == (wanted,)
+    notes: list[dict[str, object]] = []
+    other = Lone(tmp_path, FOUR, life=2)
+    other.checkpoints.note = notes.append
+    other.go_back()
+    (said,) = notes
+    assert (said["event"], said["lost_tokens"], said["oldest_step"]) == ("lossy", wanted, 1)
+    assert said["plt"] == pytest.approx(wanted / (sum(now[3]) * FOUR.steps / 4))
+    assert (
+        f"restored with loss: 3 experts are as at earlier steps, back to 1; {wanted}" in caplog.text
+    )
+    assert other.checkpoints.partial.account.lost == (wanted,)
+
+
+def test_going_back_to_a_full_one_loses_and_says_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone, _ = grown(tmp_path, FOUR, 1)
+    lone.go_back()
+    assert "loss" not in caplog.text
+    assert lone.checkpoints.partial.account.num_faults == 0
+
+
+def test_after_going_back_all_is_saved_again_and_the_loss_stays_in_the_books(
+    tmp_path: Path,
+) -> None:
+    grown(tmp_path, FOUR, 3)
+    other = Lone(tmp_path, FOUR, life=2)
+    other.go_back()
+    lost = other.checkpoints.partial.account.lost
+    other.train()
+    other.save()
+    storage = open_storage(str(other.root))
+    manifest = read_manifest(storage, CheckpointId(life=2, generation=1, step=4))
+    assert manifest.older == () and manifest.lost_tokens == (0,)
+    assert manifest.account.lost == lost and manifest.account.num_faults == 1
+
+
+def test_after_one_that_failed_all_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone, _ = grown(tmp_path, FOUR, 2)
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        lone.train()
+        lone.save()
+    lone.train()
+    lone.save()
+    assert saved(lone, 4).older == ()
+
+
+def test_what_a_run_ends_with_is_whole(tmp_path: Path) -> None:
+    lone, _ = grown(tmp_path, FOUR, 3)
+    lone.train()
+    lone.checkpoints.hear([lone.checkpoints.word(lone.step, lone.layout)])
+    at = Position(layout=lone.layout, step=4, ticket=4, last_loss=1.0)
+    lone.checkpoints.save_if_due(at, is_storing=False, is_last=True)
+    lone.checkpoints.close()
+    assert saved(lone, 4).older == ()
+
+
+@pytest.mark.parametrize(("kept", "kind"), [("weights", ""), ("moments", "exp_avg")])
+def test_a_part_of_the_state_may_be_left_out_only(tmp_path: Path, kept: str, kind: str) -> None:
+    lone, states = grown(tmp_path, replace(FOUR, partial_state=kept), 2)
+    kinds = {entry.piece.kind for entry in saved(lone, 2).older}
+    assert (kind in kinds) and (kinds == {""} if kept == "weights" else "" not in kinds)
+    lone.go_back()
+    found = blocks_of(lone)[expert(1)]
+    for name, tensor in found.items():
+        is_weight = "." not in name
+        step = 1 if is_weight == (kept == "weights") else 2
+        assert torch.equal(tensor, states[step][expert(1)][name]), name
+
+
+def test_files_stay_as_long_as_a_checkpoint_lives_from_them(tmp_path: Path) -> None:
+    """Two are kept, and one with no file in common with the newest."""
+    lone, _ = grown(tmp_path, FOUR, 1)
+    storage = open_storage(str(lone.root))
+    for step in range(2, 16):
+        lone.train()
+        lone.save()
+        names = {one for one in lone.names() if (lone.root / one / "manifest.json").exists()}
+        for name in names:
+            one = CheckpointId.of_name(name)
+            assert one is not None
+            assert list(damages(storage, read_manifest(storage, one))) == [], (step, name)
+        newest = saved(lone, step)
+        assert {saved(lone, s).id.name for s in (step, step - 1)} <= names
+        apart = [
+            name
+            for name in names
+            if (one := CheckpointId.of_name(name)) and not shared(newest, saved(lone, one.step))
+        ]
+        assert step < 5 or apart, "what breaks one leaves another"
+        assert len(lone.names()) <= 12
+    assert lent_out(storage), "some directories are there for their files only"
+    assert lone.names()[0] != CheckpointId(life=1, generation=1, step=1).name
+
+
+def shared(one: Manifest, other: Manifest) -> set[str]:
+    return {f.name for f in one.files} & {f.name for f in other.files}
+
+
+def test_old_dense_parts_go_though_their_experts_stay(tmp_path: Path) -> None:
+    lone, _ = grown(tmp_path, FOUR, 6)
+    lenders = [lone.root / one.name for one in lent_out(open_storage(str(lone.root)))]
+    assert lenders
+    for folder in lenders:
+        assert [path.name for path in folder.iterdir()] == ["rank-0-experts.safetensors"]
+
+
+def test_a_file_that_breaks_does_not_take_all(tmp_path: Path) -> None:
+    """An old expert file, which several checkpoints live from, is damaged."""
+    lone, states = grown(tmp_path, FOUR, 9)
+    newest = saved(lone, 9)
+    oldest = min(newest.older, key=lambda entry: entry.file)
+    path = lone.root / oldest.file
+    data = bytearray(path.read_bytes())
+    data[oldest.first_byte] ^= 1
+    path.write_bytes(data)
+    assert any(oldest.file in line for line in damages(open_storage(str(lone.root)), newest))
+    lone.go_back()
+    assert 0 < lone.step < 9
+    dense = Block(BlockKind.HEAD)
+    assert same(blocks_of(lone)[dense], states[lone.step][dense])
+
+
+def test_manifests_go_before_any_file_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at any moment of a sweep, what has a manifest is whole."""
+    lone, _ = grown(tmp_path, replace(FOUR, checkpoints_kept=9), 9)
+    storage = open_storage(str(lone.root))
+    looks = 0
+
+    def look() -> None:
+        nonlocal looks
+        looks += 1
+        for name in lone.names():
+            one = CheckpointId.of_name(name)
+            if one and (lone.root / name / "manifest.json").exists():
+                manifest = read_manifest(storage, one)
+                assert all((lone.root / file.name).exists() for file in manifest.files), name
+
+    unlink = Path.unlink
+
+    def unlinked(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok=missing_ok)
+        look()
+
+    monkeypatch.setattr(Path, "unlink", unlinked)
+    sweep(storage, saved(lone, 9).id, 2)
+    assert looks > 5 and len(lone.names()) < 9
+
+
+def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
+    layout = replace(
+        even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1), speeds=((3, 0.5),)
+    )
+    partial = PartialSaves(replace(FOUR, expert_order="risk"))
+    partial.count({0: [900, 900, 900, 100]})
+    partial._begun = CheckpointId(life=1, generation=1, step=1)
+    word = partial.word(layout, has_failed=False)
+    partial.hear([word] * 4)
+    choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
+    (sole,) = layout.experts_on(3, 0)
+    experts = {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}
+    assert experts == {sole}
