@@ -3,26 +3,30 @@
 While a rank is slow, or the layout is one made around that, uneven work is what was wanted.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from pacekeeper.controller import incidents
 from pacekeeper.controller.events import Command
+from pacekeeper.controller.roles import evidence_of
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.predictor.advice import fold_spread
-from pacekeeper.predictor.detector_state import model_of
-from pacekeeper.predictor.uneven import lost_to_spread
+from pacekeeper.predictor.uneven import lost_of_roles
 from pacekeeper.predictor.workload import StepSample
 
 
 def advise(
-    state: State, job: JobState, sample: StepSample, duration_s: float, unix_s: float
+    state: State, job: JobState, samples: Mapping[str, StepSample], duration_s: float, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Open, re-measure and close advice by what a step of this job lost to the spread of work."""
-    evidence = job.evidence
-    is_calm = not evidence.slow and job.home is None and not job.is_makeshift
-    if evidence.model is None or not is_calm:
-        return state, job, []
+    is_calm = not job.evidence.slow and job.home is None and not job.is_makeshift
+    priced = []
+    for role, sample in samples.items():
+        model = evidence_of(job, role).model
+        if model is None or not is_calm:
+            return state, job, []
+        priced.append((model, sample))
     told: dict[FindingKind, float] = {
         incident.finding.kind: incident.finding.slowdown
         for incident in job.open_incidents
@@ -30,7 +34,7 @@ def advise(
     }
     window, advice = fold_spread(
         job.spread,
-        lost_to_spread(model_of(evidence), sample),
+        lost_of_roles(priced),
         step=sample.step,
         generation=sample.generation,
         duration_s=duration_s,

@@ -11,6 +11,7 @@ from pacekeeper.predictor.detector_state import forget
 UNPLANNED = (
     FindingKind.LINK,
     FindingKind.HOST,
+    FindingKind.INPUT,
     FindingKind.SEQUENCE_IMBALANCE,
     FindingKind.STAGE_IMBALANCE,
 )
@@ -66,10 +67,11 @@ def bury(
         evidence=forget(job.evidence, [rank]),
         by_role={role: forget(kept, [rank]) for role, kept in job.by_role.items()},
         links=forget(job.links, [rank]),
+        inputs=replace(job.inputs, evidence=forget(job.inputs.evidence, [rank])),
         home=None,  # the layout from before needs the dead rank
     )
     closed: list[Command] = []
-    for kind in (FindingKind.DEVICE, FindingKind.LINK):
+    for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
         job, said = close(job, {rank}, kind, unix_s, "the rank died")
         closed += said
     notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)

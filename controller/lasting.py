@@ -10,6 +10,7 @@ from pacekeeper.controller.state import JobState
 from pacekeeper.core.findings import FindingKind, Incident
 
 PERSISTENT = "persistent: it has lasted more than"
+FAULTS = (FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST, FindingKind.INPUT)
 
 
 def lasted(job: JobState, rank: int | None, kind: FindingKind, horizon_steps: int) -> str:
@@ -23,14 +24,12 @@ def lasted(job: JobState, rank: int | None, kind: FindingKind, horizon_steps: in
 
 def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[Command]]:
     """Say once of each open fault that it has outlasted the horizon."""
-    common = job.evidence.common
-    is_common = common is not None and common.is_open
-    if not job.evidence.slow and not job.links.slow and not is_common:
+    if not any(map(_is_fault, job.incidents)):
         return job, []
     commands: list[Command] = []
     incidents = []
     for incident in job.incidents:
-        if incident.is_open and _is_due(job, incident, horizon_steps):
+        if _is_fault(incident) and _is_due(job, incident, horizon_steps):
             text = f"{PERSISTENT} {horizon_steps} steps"
             incident = replace(incident, actions=(*incident.actions, text))
             said = f"job={job.name} incident={incident.incident_id} {text}"
@@ -41,9 +40,11 @@ def note_persistent(job: JobState, horizon_steps: int) -> tuple[JobState, list[C
 
 def _is_due(job: JobState, incident: Incident, horizon_steps: int) -> bool:
     is_told = any(action.startswith(PERSISTENT) for action in incident.actions)
-    faults = (FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST)
-    is_fault = incident.finding.kind in faults
-    return is_fault and not is_told and _steps(job, incident) > horizon_steps
+    return not is_told and _steps(job, incident) > horizon_steps
+
+
+def _is_fault(incident: Incident) -> bool:
+    return incident.is_open and incident.finding.kind in FAULTS
 
 
 def _steps(job: JobState, incident: Incident) -> int:

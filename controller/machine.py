@@ -32,6 +32,8 @@ from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watc
 from pacekeeper.core.reports import JobReport
 from pacekeeper.predictor.detector_state import microbatches_per_step, restore
 from pacekeeper.predictor.forecast import Workload
+from pacekeeper.predictor.live_input import restored_inputs
+from pacekeeper.predictor.live_job import JobPace
 
 DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
 CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
@@ -78,9 +80,15 @@ def restored(
             known_layouts=known,
             newest_generation=job.newest_generation,
             evidence=restore(
-                _open_slowdowns(own, FindingKind.DEVICE), everybody=_open_slowdown(own)
+                _open_slowdowns(own, FindingKind.DEVICE),
+                everybody=_open_slowdown(own, FindingKind.HOST),
             ),
             links=restore(_open_slowdowns(own, FindingKind.LINK)),
+            inputs=restored_inputs(
+                _open_slowdowns(own, FindingKind.INPUT),
+                everybody=_open_slowdown(own, FindingKind.INPUT),
+            ),
+            whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
             incidents=own,
             step=job.step,
             remembered={rank.rank: rank for rank in job.ranks},
@@ -98,10 +106,11 @@ def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[in
     }
 
 
-def _open_slowdown(incidents: Sequence[Incident]) -> float:
+def _open_slowdown(incidents: Sequence[Incident], kind: FindingKind) -> float:
     """The open finding of all ranks together, 1.0 without one."""
     for incident in incidents:
-        if incident.is_open and incident.finding.kind is FindingKind.HOST:
+        finding = incident.finding
+        if incident.is_open and finding.kind is kind and finding.rank is None:
             return incident.finding.slowdown
     return 1.0
 

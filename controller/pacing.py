@@ -21,7 +21,7 @@ def follow_pace(
         commands += said
     if news.is_over:
         long = lasting.lasted(job, None, FindingKind.HOST, config.policy.horizon_steps)
-        why = f"all ranks are back at their expected time {long}".strip()
+        why = news.why or f"all ranks are back at their expected time {long}".strip()
         job, said = incidents.close(job, {None}, FindingKind.HOST, unix_s, why)
         commands += said
     if news.changed is not None:

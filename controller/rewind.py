@@ -52,6 +52,7 @@ def follow(job: JobState, records: Iterable[StepFact]) -> tuple[JobState, list[C
         evidence=_undated(job.evidence),
         by_role={role: _undated(kept) for role, kept in job.by_role.items()},
         links=_undated(job.links),
+        inputs=replace(job.inputs, evidence=_undated(job.inputs.evidence)),
         canaries=Canaries(turn=job.canaries.turn),
     )
     return job, [SaveJob(job=job.name), Say(text=text)]

@@ -15,7 +15,7 @@ from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.common_pace import PaceNews
 from pacekeeper.predictor.detector_state import Evidence, Judgement, restore
 from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.workload import sample_of
+from pacekeeper.predictor.workload import StepSample, sample_of
 
 WORST_FIRST = (Watch.DEGRADED, Watch.SUSPICIOUS, Watch.MEASURING, Watch.HEALTHY)
 
@@ -38,27 +38,37 @@ def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
     if num_roles(job) < 2:
         return [Peers(ranks=tuple(ranks), evidence=job.evidence)]
     return [
-        Peers(ranks=tuple(own), evidence=_evidence(job, role))
+        Peers(ranks=tuple(own), evidence=evidence_of(job, role))
         for role, own in sorted(_by_role(job, ranks).items())
     ]
 
 
+def samples_of(job: JobState, records: Sequence[MicroBatchRecord]) -> dict[str, StepSample]:
+    """One complete step by role, in order of the roles' names."""
+    by_role = _by_role(job, [record.rank for record in records])
+    if len(by_role) == 1:
+        return {role: sample_of(records) for role in by_role}
+    return {
+        role: sample_of([record for record in records if record.rank in own])
+        for role, own in sorted((role, frozenset(own)) for role, own in by_role.items())
+    }
+
+
 def fold_roles(
-    config: DetectorConfig, job: JobState, records: Sequence[MicroBatchRecord]
+    config: DetectorConfig, job: JobState, samples: Mapping[str, StepSample]
 ) -> tuple[JobState, Judgement]:
     """Take in one complete step, role by role: one judgement of them all."""
     roles = num_roles(job)
     if roles < 2:
-        evidence, judgement = fold(config, job.evidence, sample_of(records))
+        (sample,) = samples.values()
+        evidence, judgement = fold(config, job.evidence, sample)
         return replace(job, evidence=evidence, by_role={}), judgement
     # The alarms of a job-day are shared out: each role has charts of its own.
     config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
     by_role = {**job.by_role}
     judged: dict[str, Judgement] = {}
-    for role, own in sorted(_by_role(job, [record.rank for record in records]).items()):
-        ranks = set(own)
-        sample = sample_of([record for record in records if record.rank in ranks])
-        by_role[role], judged[role] = fold(config, _evidence(job, role), sample)
+    for role, sample in samples.items():
+        by_role[role], judged[role] = fold(config, evidence_of(job, role), sample)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
     before = job.evidence.common.slowdown if job.evidence.common is not None else 1.0
     paces = (kept.common.slowdown for kept in by_role.values() if kept.common is not None)
@@ -85,8 +95,10 @@ def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
     return found
 
 
-def _evidence(job: JobState, role: str) -> Evidence:
-    """Of one role among several; at first, who of it was slow before a restart, or all of it."""
+def evidence_of(job: JobState, role: str) -> Evidence:
+    """Of one role; of one among several, at first who of it was slow before a restart, or all."""
+    if num_roles(job) < 2:
+        return job.evidence
     known = job.by_role.get(role)
     if known is not None:
         return known

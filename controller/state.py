@@ -13,6 +13,8 @@ from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, Model
 from pacekeeper.predictor.advice import SpreadWindow
 from pacekeeper.predictor.canary import Canaries
 from pacekeeper.predictor.detector_state import Evidence, begin
+from pacekeeper.predictor.live_input import Inputs
+from pacekeeper.predictor.live_job import JobPace
 from pacekeeper.predictor.sight import Sight
 
 StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
@@ -164,6 +166,9 @@ class JobState:
     documents_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
     links: Evidence = field(default_factory=begin)  # the same of transfers
+    inputs: Inputs = field(default_factory=Inputs)  # the same of waits for input
+    tells_work: bool = False  # has any rank told a micro-batch?
+    whole: JobPace = field(default_factory=JobPace)  # where no rank tells any compute time
     spread: SpreadWindow = field(default_factory=SpreadWindow)  # of the work, while all are well
     probe: ProbeQuestion | None = None  # that is open
     newest_probe: int = 0  # number of the last one asked for

@@ -4,16 +4,26 @@ A step is judged when every rank that should run it has reported it under one ge
 on an older layout than the observed one never counts against anybody.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 
 import numpy as np
 
-from pacekeeper.controller import advising, causes, incidents, lasting, linking, pacing, watch
+from pacekeeper.controller import (
+    advising,
+    causes,
+    feeding,
+    incidents,
+    lasting,
+    linking,
+    pacing,
+    watch,
+    whole_job,
+)
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
-from pacekeeper.controller.roles import fold_roles
+from pacekeeper.controller.roles import fold_roles, samples_of
 from pacekeeper.controller.state import (
     JobState,
     RankLife,
@@ -27,7 +37,7 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.predictor.detector_state import Judgement
-from pacekeeper.predictor.workload import sample_of
+from pacekeeper.predictor.live_job import JobStep
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32
@@ -50,7 +60,13 @@ def put_pending(job: JobState, records: Iterable[StepFact]) -> JobState:
         pending[step] = replace(draft, by_rank=draft.by_rank.changed(more))
     for step in sorted(pending)[:-MAX_PENDING_STEPS]:
         del pending[step]  # a rank stopped reporting: do not wait for ever
+    if not job.tells_work and any(_tells_work(by_rank) for by_rank in fresh.values()):
+        job = whole_job.told_work(job)
     return replace(job, pending=pending)
+
+
+def _tells_work(by_rank: Mapping[int, Sequence[StepFact]]) -> bool:
+    return any(isinstance(fact, MicroBatchRecord) for facts in by_rank.values() for fact in facts)
 
 
 def _with_more(work: RankWork, records: Iterable[StepFact]) -> RankWork:
@@ -73,7 +89,7 @@ def judge_complete(
     commands: list[Command] = []
     for step in sorted(job.pending):
         draft = job.pending[step]
-        at = first_missing(job, draft)
+        at = first_missing(job, draft, is_untold=whole_job.is_untold(job, step))
         if at is not None:
             if at != draft.first_missing:
                 draft = replace(draft, first_missing=at)
@@ -99,21 +115,27 @@ def first_without(ranks: Sequence[int], start: int, is_there: Callable[[int], bo
     return None
 
 
-def first_missing(job: JobState, draft: StepDraft) -> int | None:
+def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | None:
     """Who has not committed the step with its work yet? A position in the ranks that must: the
     layout's (or the whole world's) that still run. None: the step is complete.
+
+    `is_untold`: nobody will tell any work of it.
     """
     ranks = range(job.world_size) if job.layout is None else job.layout.ranks
 
+    def is_done(work: RankWork | None) -> bool:
+        if work is None or work.end is None:
+            return False
+        return is_untold or work.is_whole
+
     def is_there(rank: int) -> bool:
-        work = draft.by_rank.get(rank)
-        if work is not None and work.is_whole:
+        if is_done(draft.by_rank.get(rank)):
             return True
         known = job.ranks.get(rank)
         return known is not None and known.life is not RankLife.ALIVE
 
     at = first_without(ranks, draft.first_missing, is_there)
-    if at is None and not any(work.is_whole for work in draft.by_rank.values()):
+    if at is None and not any(map(is_done, draft.by_rank.values())):
         return draft.first_missing  # everybody is gone, and nobody ended it
     return at
 
@@ -134,10 +156,61 @@ def _judge(
     }
     loads = (record for rank in ended for record in by_rank[rank].loads)
     job = _learn_loads(job, loads, set(ended), generation, config)
+    job, told = _followed(job, step, generation, ended, work, config)
+    unix_s = now_s + state.unix_offset_s
+    of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
+    state, job, commands = _judge_waits(state, job, of_generation, config, unix_s)
+    timed, untimed = _by_clock(work.values())
+    if not timed and (untimed or not job.tells_work):
+        state, job, said = whole_job.judge_step(state, job, told, untimed, config, now_s)
+        return state, job, [*commands, *said]
+    if not timed:
+        return state, job, commands
+    samples = samples_of(job, timed)
+    job, judgement = fold_roles(config.detector, job, samples)
+    job = _show_on_ranks(job, judgement)
+    state, job, said = _take_judgement(state, job, judgement, by_rank, config, unix_s)
+    commands += said
+    job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
+    commands += said
+    job, said = lasting.note_persistent(job, config.policy.horizon_steps)
+    commands += said
+    state, job, advised = advising.advise(state, job, samples, told.duration_s, unix_s)
+    commands += advised
+    commands.append(
+        StepSummary(
+            job=job.name,
+            step=step,
+            generation=generation,
+            tokens=told.tokens,
+            duration_s=told.duration_s,
+            loss=job.loss,
+            ranks=judgement.ranks,
+            observed_s=judgement.observed_s,
+            expected_s=judgement.expected_s,
+            slowdown=judgement.slowdown,
+            watch=job.watch,
+        )
+    )
+    return state, job, commands
+
+
+def _followed(
+    job: JobState,
+    step: int,
+    generation: int,
+    ended: Mapping[int, StepRecord],
+    work: Mapping[tuple[int, int], MicroBatchRecord],
+    config: ControllerConfig,
+) -> tuple[JobState, JobStep]:
+    """What a step says of the job as a whole: by the work of its ranks, or as they ended it."""
     duration_s = max(r.duration_s for r in ended.values())
     tokens = sum(r.tokens for r in work.values())
     squares = sum(r.sum_len_squared for r in work.values())
     documents = sum(r.num_documents for r in work.values())
+    if not work:
+        tokens = max(r.tokens for r in ended.values())
+        squares = max(r.sum_len_squared for r in ended.values())
     losses = [r.loss for r in ended.values() if r.loss is not None]
     weight = config.policy.load_ema if job.tokens_per_step else 1.0
     is_present = job.layout is not None and generation == job.layout.generation
@@ -152,41 +225,27 @@ def _judge(
         squares_per_step=job.squares_per_step + weight * (squares - job.squares_per_step),
         documents_per_step=job.documents_per_step + weight * (documents - job.documents_per_step),
     )
-    if not work:
-        return state, job, []
-    timed, untimed = _by_clock(work.values())
-    if not timed:
-        job, said = watch.without_times(job, untimed, now_s)
-        return state, job, said
-    sample = sample_of(timed)
-    job, judgement = fold_roles(config.detector, job, timed)
-    job = _show_on_ranks(job, judgement)
-    unix_s = now_s + state.unix_offset_s
-    state, job, commands = _take_judgement(state, job, judgement, by_rank, config, unix_s)
-    job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
-    commands += said
-    of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
-    state, job, said = linking.judge_links(state, job, of_generation, config, unix_s)
-    commands += said
-    job, said = lasting.note_persistent(job, config.policy.horizon_steps)
-    commands += said
-    state, job, advised = advising.advise(state, job, sample, duration_s, unix_s)
-    commands += advised
-    commands.append(
-        StepSummary(
-            job=job.name,
-            step=step,
-            generation=generation,
-            tokens=tokens,
-            duration_s=duration_s,
-            loss=job.loss,
-            ranks=judgement.ranks,
-            observed_s=judgement.observed_s,
-            expected_s=judgement.expected_s,
-            slowdown=judgement.slowdown,
-            watch=job.watch,
-        )
+    return job, JobStep(
+        step=step,
+        generation=generation,
+        duration_s=duration_s,
+        tokens=tokens,
+        sum_len_squared=squares,
     )
+
+
+def _judge_waits(
+    state: State,
+    job: JobState,
+    ended: Mapping[int, StepRecord],
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """What ranks say of a step beside their computing: transfers, and the wait for input."""
+    commands = list[Command]()
+    for judge in (linking.judge_links, feeding.judge_inputs):
+        state, job, said = judge(state, job, ended, config, unix_s)
+        commands += said
     return state, job, commands
 
 

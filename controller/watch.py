@@ -16,6 +16,7 @@ from pacekeeper.core.findings import Blindness, Watch
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.canary import carried_on, unproved
 from pacekeeper.predictor.detector_state import Judgement
+from pacekeeper.predictor.live_job import LEAST_STEPS
 from pacekeeper.predictor.sight import Blind, Sight, blindness, sight_of
 
 PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
@@ -65,14 +66,32 @@ def after_step(
     return job, [*commands, *said]
 
 
-def without_times(
-    job: JobState, untimed: Sequence[int], now_s: float
+def after_whole_step(
+    job: JobState, untimed: Sequence[int], config: ControllerConfig, now_s: float
 ) -> tuple[JobState, list[Command]]:
-    """The watch after a step for which no rank told any time."""
-    blind = _untimed(untimed)
-    assert blind is not None, "ranks that told none"
-    job = replace(job, judged_s=now_s, silent=())
-    return _entered(job, Watch.BLIND, blind.reason, blind)
+    """The watch after a step for which no rank told any time: over the job as a whole.
+
+    Where its work is not told either, it is blind for what lasts.
+    """
+    whole, blind = job.whole, None
+    why = f"ranks {list(untimed)} report" if untimed else "its ranks report"
+    why += " no compute time for their work"
+    if whole.knowledge is None:
+        now, seen = Watch.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
+    elif whole.sight is None:
+        now, seen = Watch.JOB_LEVEL, "only a slowdown that went away again would be seen"
+        blind = Blind(why=Blindness.NO_TIMES, reason=why)
+    else:
+        now, seen = Watch.JOB_LEVEL, str(whole.sight)
+        if whole.sight.slowdown > config.detector.blind_slowdown:
+            blind = Blind(why=Blindness.NOISE, reason=seen)
+    if whole.is_open or job.evidence.slow:
+        now = Watch.DEGRADED
+        seen = f"x{whole.slowdown:.2f} slow; {seen}" if whole.is_open else seen
+    reason = f"{why}: the job is watched as a whole; {seen}"
+    reason += f"; {whole.note}" if whole.note else ""
+    job = replace(job, sight=whole.sight, judged_s=now_s, silent=())
+    return _entered(job, now, reason, blind)
 
 
 def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> Blind | None:

@@ -10,6 +10,7 @@ class FindingKind(StrEnum):
     DEVICE = "device"
     LINK = "link"
     HOST = "host"
+    INPUT = "input"  # loading what is trained on
     DEATH = "death"
     # Explained by how the work is spread: advice, not a fault, and nobody's in particular.
     SEQUENCE_IMBALANCE = "sequence_imbalance"
@@ -34,6 +35,7 @@ class Watch(StrEnum):
     BLIND = "blind"  # a rank could become slow and nobody would be told: see Blindness
     MEASURING = "measuring"  # too few records yet
     HEALTHY = "healthy"
+    JOB_LEVEL = "job_level"  # no rank tells its compute times: only the job as a whole is watched
     SUSPICIOUS = "suspicious"
     DEGRADED = "degraded"  # at least one open incident
     ENDED = "ended"  # no rank runs any more

@@ -50,7 +50,7 @@ def _layout(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
 
 
 _MICRO_BATCH, _IS_MICRO_BATCH = _layout(RecordKind.MICRO_BATCH, "IIIIIHHQQQddddddIIII")
-_STEP, _IS_STEP = _layout(RecordKind.STEP, "IIIIQddddQ")
+_STEP, _IS_STEP = _layout(RecordKind.STEP, "IIIIQddddQQd")
 _EXPERT_LOAD, _IS_EXPERT_LOAD = _layout(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
 _PLAN_APPLIED, _IS_PLAN_APPLIED = _layout(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
 _PROBE, _IS_PROBE = _layout(RecordKind.PROBE, "III4xQddddd")
@@ -157,6 +157,8 @@ def pack_step(
     ended_mono_s: float,
     transfer_s: float | None,
     transfer_bytes: int,
+    sum_len_squared: int,
+    input_wait_s: float | None,
 ) -> bytes:
     """The payload of a StepRecord of these fields, in its order."""
     return _STEP.pack(
@@ -171,6 +173,8 @@ def pack_step(
         ended_mono_s,
         _NAN if transfer_s is None else transfer_s,
         transfer_bytes,
+        sum_len_squared,
+        _NAN if input_wait_s is None else input_wait_s,
     )
 
 
@@ -271,7 +275,9 @@ def _read_micro_batch(payload: bytes) -> Record:
 
 
 def _read_step(payload: bytes) -> Record:
-    _, rank, step, generation, flags, tokens, *times, transfer_bytes = _STEP.unpack(payload)
+    _, rank, step, generation, flags, tokens, *times, moved, squared, input_s = _STEP.unpack(
+        payload
+    )
     duration_s, loss, ended_mono_s, transfer_s = times
     return StepRecord(
         rank=rank,
@@ -283,7 +289,9 @@ def _read_step(payload: bytes) -> Record:
         is_redone=bool(flags & 1),
         ended_mono_s=ended_mono_s,
         transfer_s=_to_optional(transfer_s),
-        transfer_bytes=transfer_bytes,
+        transfer_bytes=moved,
+        sum_len_squared=squared,
+        input_wait_s=_to_optional(input_s),
     )
 
 

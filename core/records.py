@@ -50,6 +50,8 @@ class MicroBatchRecord:
 class StepRecord:
     """One optimizer step as this rank saw it; `tokens` and `loss` are of the global batch.
 
+    So is `sum_len_squared`, 0 where not told. `duration_s` holds the wait for the step's input,
+    wherever the trainer loads it; `input_wait_s` is this rank's own wait; None: not timed.
     `transfer_s`: own time in collectives that all ranks entered together (waiting for nobody), and
     `transfer_bytes` what was sent and received in them; None: no such collective was timed.
     """
@@ -64,6 +66,8 @@ class StepRecord:
     ended_mono_s: float = 0.0
     transfer_s: float | None = None
     transfer_bytes: int = 0
+    sum_len_squared: int = 0
+    input_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ _ADVICE = {
     "sequences",
     FindingKind.EXPERT_IMBALANCE: "ranks of a step differ in the rows of their experts: place the "
     "busy experts' replicas anew",
+    FindingKind.STAGE_IMBALANCE: "one stage has more work than the others, on all of its ranks: "
+    "spread the layers evenly",
 }
 
 
@@ -99,6 +101,6 @@ def _finding(kind: FindingKind, mean: float, reach: float, slowdown: float, step
         step=step,
         reason=(
             f"{_ADVICE[kind]}; of the last {WINDOW_STEPS} steps {mean:.1%} "
-            f"({mean - reach:.1%} to {mean + reach:.1%}) was waiting for the busiest rank"
+            f"({mean - reach:.1%} to {mean + reach:.1%}) was waiting for the busiest"
         ),
     )

@@ -59,11 +59,15 @@ class CommonPace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaceNews:
-    """What a step changed: a new finding, the open one is over, or its new slowdown."""
+    """What a step changed: a new finding, the open one is over, or its new slowdown.
+
+    `why` it is over; empty: everybody is back at the expected time.
+    """
 
     found: Finding | None = None
     is_over: bool = False
     changed: float | None = None
+    why: str = ""
 
 
 NO_NEWS = PaceNews()

@@ -6,6 +6,7 @@ a jump that stays may be the schedule's and is told as a note.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import ceil, exp, log, sqrt
 
 import numpy as np
@@ -42,24 +43,27 @@ def job_faults(
     return judge_job(trace, replicates=replicates, schedule=schedule).troubles
 
 
-def judge_job(
-    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
-) -> Verdict:
-    """Slowdowns of the whole job (kind HOST, no rank), with notes on what could not be judged.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Basis:
+    """What a job is judged on: its pace in blocks of `block_steps`, and how its work is known."""
 
-    `replicates`: other runs of the same recipe, aligned by step number. `schedule`: the work class
-    of each row of trace.steps. Used is what says most: replicates, then known tokens, then the
-    schedule. PROBABLE where one of them is there, else SUSPECTED. The pace of the fastest fifth of
-    the run (of each class) counts as healthy: a job slow for longer is a note at most, as is one
-    slow from its first step that nothing but itself tells the health of. Raises ValueError if
-    `schedule` is not as long as the steps.
-    """
+    known_by: Knowledge
+    pace: Pace
+    block_steps: int
+    blocks: Blocks
+    notes: tuple[str, ...]
+
+
+def measured(
+    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
+) -> Basis | None:
+    """The pace of the job beside what its work should take, as `judge_job`; None: too few steps."""
     table = trace.steps
     if table is not None and schedule is not None and len(schedule) != table.step.size:
         raise ValueError(f"schedule: {len(schedule)} classes for {table.step.size} steps")
     run = job_expected.clocked(trace)
     if run is None or table is None or run.step.size < 2 * MIN_STEPS:
-        return Verdict(troubles=(), what_if=None, notes=("too few step times to judge the job",))
+        return None
     size = block_size(run, trace.resolution_s)
     others = _comparable(run, replicates)
     notes = []
@@ -79,7 +83,37 @@ def judge_job(
     else:
         known_by = Knowledge.NOTHING
         pace = job_expected.unknown(run, trace.resolution_s)
-    blocks = blocks_of(pace, size, known_by)
+    return Basis(
+        known_by=known_by,
+        pace=pace,
+        block_steps=size,
+        blocks=blocks_of(pace, size, known_by),
+        notes=tuple(notes),
+    )
+
+
+def judge_job(
+    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
+) -> Verdict:
+    """Slowdowns of the whole job (kind HOST, no rank), with notes on what could not be judged.
+
+    `replicates`: other runs of the same recipe, aligned by step number. `schedule`: the work class
+    of each row of trace.steps. Used is what says most: replicates, then known tokens, then the
+    schedule. PROBABLE where one of them is there, else SUSPECTED. The pace of the fastest fifth of
+    the run (of each class) counts as healthy: a job slow for longer is a note at most, as is one
+    slow from its first step that nothing but itself tells the health of. Raises ValueError if
+    `schedule` is not as long as the steps.
+    """
+    basis = measured(trace, replicates=replicates, schedule=schedule)
+    if basis is None:
+        return Verdict(troubles=(), what_if=None, notes=("too few step times to judge the job",))
+    return judged(basis)
+
+
+def judged(basis: Basis) -> Verdict:
+    """What `judge_job` says on this basis."""
+    pace, blocks, known_by = basis.pace, basis.blocks, basis.known_by
+    notes = [*basis.notes]
     found = levels(blocks.excess, sigma=blocks.sigma, penalty=MIN_SIGMAS**2 / 2.0)
     if known_by is Knowledge.NOTHING:
         rises, jumps = passing_rises(found, floor=FLOOR)

@@ -11,6 +11,7 @@ from pacekeeper.predictor.pace_faults import pace_faults
 from pacekeeper.predictor.rank_faults import rank_faults
 from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.trace_causes import with_causes
+from pacekeeper.predictor.trace_inputs import slow_inputs
 from pacekeeper.predictor.trace_links import slow_links
 from pacekeeper.predictor.trace_residuals import usable_rows
 from pacekeeper.predictor.verdict import Trouble, Verdict
@@ -25,12 +26,14 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     """
     trace = _without_useless_times(trace)
     troubles: list[Trouble] = [*link_faults(trace), *slow_links(trace)]
+    inputs = slow_inputs(trace)
+    troubles += inputs
     replay = replay_of(trace)
     costs = None if replay is None else what_if_of(replay)
     notes = [*trace.notes, *(costs.notes if costs is not None else ())]
     if trace.compute is not None:
         slow = rank_faults(trace)
-        named = {(trouble.kind, trouble.rank) for trouble in slow}
+        named = {(trouble.kind, trouble.rank) for trouble in (*slow, *inputs)}
         late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
         together = pace_faults(trace)
         troubles += [*with_causes(trace, [*slow, *late]), *together.troubles]

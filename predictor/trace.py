@@ -116,6 +116,19 @@ class OwnTransferTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OwnInputTable:
+    """How long each rank waited for the input of a step, one row per (step, rank) that ended.
+
+    input_s is a part of duration_s, the rank's step; NaN where it is not told.
+    """
+
+    step: Positions
+    rank: Positions
+    duration_s: Array
+    input_s: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WaitTable:
     """Time a rank spent in collectives in a step, transfers and waiting together: who arrives last
     waits least.
@@ -201,6 +214,7 @@ class Trace:
     ops: OpTable | None = None
     transfers: TransferTable | None = None
     own_transfers: OwnTransferTable | None = None
+    own_inputs: OwnInputTable | None = None
     waits: WaitTable | None = None
     steps: StepTable | None = None
     layouts: LayoutTable | None = None
@@ -211,6 +225,14 @@ class Trace:
     groups: tuple[tuple[int, ...], ...] = ()
     resolution_s: float = 0.0
     notes: tuple[str, ...] = ()
+
+    def generation_at(self, step: int) -> int:
+        """Of the layout that ran the step; 0 where nothing tells."""
+        table = self.layouts
+        if table is None or not len(table.step):
+            return 0
+        at = int(np.searchsorted(table.step, step, side="right")) - 1
+        return int(table.generation[max(at, 0)])
 
 
 def compute_of(ops: OpTable) -> ComputeTable:

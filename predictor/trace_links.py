@@ -5,37 +5,17 @@ all steps that it was slow in, with what the detector knows at the end.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import exp, log, sqrt
 
 import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
-from pacekeeper.core.findings import Finding
 from pacekeeper.predictor.cost_model import log_ratios
 from pacekeeper.predictor.detector_state import Evidence, begin, model_of, sigma_of
+from pacekeeper.predictor.episodes import Episode, trouble_of
 from pacekeeper.predictor.live_links import fold_links, transfer_sample
-from pacekeeper.predictor.robust import MEDIAN_ERROR
 from pacekeeper.predictor.trace import OwnTransferTable, Trace
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
 from pacekeeper.predictor.workload import StepSample
-
-TWO_SIDED = 1.96  # sigmas of a 95 % interval
-STILL_SLOW = 0.5  # of a slowdown
-
-
-@dataclass(slots=True, kw_only=True)
-class _Episode:
-    """A finding, the step that showed that it was over (None: to the end), its log ratios."""
-
-    finding: Finding
-    over_step: int | None = None
-    steps: list[int] = field(default_factory=list)
-    ratios: list[float] = field(default_factory=list)
-
-    def holds(self, step: int) -> bool:
-        is_before_end = self.over_step is None or step <= self.over_step
-        return self.finding.onset_step <= step and is_before_end
 
 
 def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trouble, ...]:
@@ -53,19 +33,19 @@ def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trou
     _measure(evidence, _samples(trace, table), episodes)
     stage_of = {worker.rank: worker.stage for worker in trace.workers}
     sigma = sigma_of(config, evidence)
-    return tuple(_trouble(episode, stage_of, sigma) for episode in episodes)
+    return tuple(trouble_of(episode, TroubleKind.LINK, stage_of, sigma) for episode in episodes)
 
 
 def _played(
     config: DetectorConfig, trace: Trace, table: OwnTransferTable, node_of: Mapping[int, str]
-) -> tuple[Evidence, list[_Episode]]:
-    evidence, episodes = begin(), list[_Episode]()
-    is_open: dict[int, _Episode] = {}
+) -> tuple[Evidence, list[Episode]]:
+    evidence, episodes = begin(), list[Episode]()
+    is_open: dict[int, Episode] = {}
     for sample in _samples(trace, table):
         evidence, judgement = fold_links(config, evidence, sample, node_of)
         for finding in judgement.findings:
             assert finding.rank is not None, "links are of ranks"
-            is_open[finding.rank] = _Episode(finding=finding)
+            is_open[finding.rank] = Episode(finding=finding)
             episodes.append(is_open[finding.rank])
         for rank in judgement.recovered:
             is_open.pop(rank).over_step = sample.step
@@ -79,7 +59,7 @@ def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
     for step, rows in zip(steps.tolist(), np.split(order, first[1:]), strict=True):
         sample = transfer_sample(
             step,
-            _generation(trace, step),
+            trace.generation_at(step),
             table.rank[rows].tolist(),
             table.transfer_s[rows],
             table.num_bytes[rows],
@@ -88,16 +68,8 @@ def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
             yield sample
 
 
-def _generation(trace: Trace, step: int) -> int:
-    layouts = trace.layouts
-    if layouts is None or not len(layouts.step):
-        return 0
-    at = int(np.searchsorted(layouts.step, step, side="right")) - 1
-    return int(layouts.generation[max(at, 0)])
-
-
 def _measure(
-    evidence: Evidence, samples: Iterator[StepSample], episodes: Sequence[_Episode]
+    evidence: Evidence, samples: Iterator[StepSample], episodes: Sequence[Episode]
 ) -> None:
     """Put each rank's log ratios beside its healthy peers into its episodes."""
     model, charts = model_of(evidence), evidence.charts
@@ -114,30 +86,3 @@ def _measure(
                 ratio = float(ratios[sample.ranks.index(rank)]) - own_pace.get(rank, 0.0)
                 episode.steps.append(sample.step)
                 episode.ratios.append(ratio)
-
-
-def _trouble(episode: _Episode, stage_of: Mapping[int, int], sigma: float) -> Trouble:
-    """Without the steps at the end in which it was over already, and not yet told."""
-    finding, rank = episode.finding, episode.finding.rank
-    assert rank is not None and episode.ratios, "a finding is of a rank with steps"
-    ratios, count = np.array(episode.ratios), len(episode.ratios)
-    if episode.over_step is not None:
-        is_slow = ratios > STILL_SLOW * log(finding.slowdown)
-        count = int(np.flatnonzero(is_slow)[-1]) + 1 if is_slow.any() else count
-    level = float(np.median(ratios[:count]))
-    error = MEDIAN_ERROR * sigma / sqrt(count)
-    is_over = episode.over_step is not None
-    last_step = episode.steps[count - 1] if is_over else None
-    until = f"to step {last_step}, and recovered" if is_over else "to the end of the record"
-    return Trouble(
-        kind=TroubleKind.LINK,
-        rank=rank,
-        stage=stage_of.get(rank),
-        slowdown=exp(level),
-        low=exp(level - TWO_SIDED * error),
-        high=exp(level + TWO_SIDED * error),
-        first_step=finding.onset_step,
-        last_step=last_step,
-        tier=finding.tier,
-        reason=f"{finding.reason}; x{exp(level):.2f} over {count} steps, {until}",
-    )

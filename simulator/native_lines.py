@@ -23,6 +23,7 @@ MICRO_BATCH = (
 )  # fmt: skip
 STEP = (
     "step", "rank", "duration_s", "tokens", "ended_mono_s", "transfer_s", "transfer_bytes",
+    "sum_len_squared", "input_wait_s",
 )  # fmt: skip
 LOAD = ("step", "rank", "layer", "first_expert")
 SECONDS = ("compute_s", "duration_s")  # without which a record says nothing

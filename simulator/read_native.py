@@ -16,6 +16,7 @@ from pacekeeper.predictor.trace import (
     ExpertLoadTable,
     LayoutTable,
     NodeSamples,
+    OwnInputTable,
     OwnTransferTable,
     StepTable,
     ThreadTable,
@@ -82,6 +83,7 @@ def _trace(gathered: Gathered) -> Trace:
         threads=None if done is None else _threads(done, steps),
         samples=_samples(gathered),
         own_transfers=None if steps is None else _own_transfers(steps),
+        own_inputs=None if steps is None else _own_inputs(steps),
         steps=None if steps is None else _steps(steps),
         layouts=None if done is None else _layouts(done),
         expert_loads=_loads(_newest(gathered.loads, (*LOAD, "rows"), num_keys=4)),
@@ -193,12 +195,12 @@ def _steps(done: dict[str, Array]) -> StepTable:
     step = done["step"][order].astype(np.intp)
     _, first = np.unique(step, return_index=True)
     longest = order[first]
-    tokens = done["tokens"][longest]
+    tokens, squares = (done[name][longest] for name in ("tokens", "sum_len_squared"))
     return StepTable(
         step=step[first],
         duration_s=done["duration_s"][longest],
         tokens=np.where(tokens > 0.0, tokens, np.nan),
-        sum_len_squared=np.full(len(first), np.nan),
+        sum_len_squared=np.where(squares > 0.0, squares, np.nan),
     )
 
 
@@ -211,6 +213,18 @@ def _own_transfers(done: dict[str, Array]) -> OwnTransferTable | None:
         rank=done["rank"].astype(np.intp),
         num_bytes=done["transfer_bytes"],
         transfer_s=np.where(done["transfer_s"] < MAX_S, done["transfer_s"], np.nan),
+    )
+
+
+def _own_inputs(done: dict[str, Array]) -> OwnInputTable | None:
+    """None where no rank ever tells any."""
+    if not np.isfinite(done["input_wait_s"]).any():
+        return None
+    return OwnInputTable(
+        step=done["step"].astype(np.intp),
+        rank=done["rank"].astype(np.intp),
+        duration_s=done["duration_s"],
+        input_s=np.where(done["input_wait_s"] < MAX_S, done["input_wait_s"], np.nan),
     )
 
 

@@ -1,10 +1,11 @@
-"""The `with` blocks of the seam: a step, a micro-batch, a wait for others.
+"""The `with` blocks of the seam: a step, a micro-batch, a wait for others, a wait for input.
 
 Standard library only: part of the seam. Classes and not generators: `contextlib` runs some hundred
 lines of Python around each, and after a trainer's own work every line is cold. What a timer raises
 - it may be a device's or the trainer's own - is counted by the ring and stops nobody.
 """
 
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,6 +22,7 @@ class Moments(Protocol):
 
     ring: Ring
     timer: SegmentClock
+    input_s: float | None
 
     def step_began(self, step: int) -> None:
         """Moment 2."""
@@ -28,19 +30,24 @@ class Moments(Protocol):
     def told(self, compute: ComputeTime | None, work: Work) -> None:
         """Moment 3."""
 
-    def step_ended(self, *, tokens: int, loss: float | None = None) -> None:
+    def step_ended(
+        self, *, tokens: int, loss: float | None = None, sum_len_squared: int = 0
+    ) -> None:
         """Moment 4."""
 
 
 class StepResult:
-    """What a step came to: tokens and loss of the global batch, 0 and None where nobody says."""
+    """What a step came to: tokens, squared lengths and loss of the global batch; 0 and None where
+    nobody says.
+    """
 
-    __slots__ = ("_moments", "_step", "loss", "tokens")
+    __slots__ = ("_moments", "_step", "loss", "sum_len_squared", "tokens")
 
-    def __init__(self, moments: Moments, step: int, tokens: int) -> None:
+    def __init__(self, moments: Moments, step: int, tokens: int, sum_len_squared: int) -> None:
         self._moments = moments
         self._step = step
         self.tokens = tokens
+        self.sum_len_squared = sum_len_squared
         self.loss: float | None = None
 
     def __enter__(self) -> "StepResult":
@@ -49,7 +56,9 @@ class StepResult:
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if kind is None:
-            self._moments.step_ended(tokens=self.tokens, loss=self.loss)
+            self._moments.step_ended(
+                tokens=self.tokens, loss=self.loss, sum_len_squared=self.sum_len_squared
+            )
 
 
 class MicroBatchTimer:
@@ -97,3 +106,20 @@ class Waiting:
             self._timer.resume()
         except Exception as trouble:
             self._ring.count_error(trouble)
+
+
+class Loading:
+    """What runs in it is the wait for input."""
+
+    __slots__ = ("_began_s", "_moments")
+
+    def __init__(self, moments: Moments) -> None:
+        self._moments = moments
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        moments = self._moments
+        moments.input_s = (moments.input_s or 0.0) + time.monotonic() - self._began_s

@@ -23,7 +23,7 @@ from pacekeeper.core.record_codec import (
 )
 from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord, ProbeRecord
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
-from pacekeeper.trainer.blocks import MicroBatchTimer, StepResult, Waiting, Work
+from pacekeeper.trainer.blocks import Loading, MicroBatchTimer, StepResult, Waiting, Work
 from pacekeeper.trainer.offers import Offers, PlanOffer
 from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import (
@@ -92,6 +92,8 @@ class Hooks:
         self.timer = timer
         self._step = 0
         self._began_s = 0.0
+        self.input_s: float | None = None  # waited for since the last step; None: never told
+        self._before_s = 0.0  # of it, before the step began
         self._micro_batch = 0
         # Of a clock that tells late, (step, number, generation, work) of the newest micro-batches.
         self._late: deque[tuple[int, int, int, Work]] = deque(maxlen=MAX_LATE + 1)
@@ -103,6 +105,7 @@ class Hooks:
         """Moment 2: an optimizer step starts (or starts again)."""
         self._step = step
         self._micro_batch = 0
+        self._before_s = self.input_s or 0.0
         self._began_s = time.monotonic()
 
     def micro_batch(
@@ -199,18 +202,23 @@ class Hooks:
         is_redone: bool = False,
         transfer_s: float | None = None,
         transfer_bytes: int = 0,
+        sum_len_squared: int = 0,
     ) -> None:
-        """Moment 4: the step is committed; `tokens` and `loss` of the global batch.
+        """Moment 4: the step is committed; `tokens`, `loss` and lengths of the global batch.
 
         `transfer_s`, `transfer_bytes`: own time in, and bytes of, the collectives that all ranks
-        entered together.
+        entered together. What `loading` covered since the last step is part of this one.
         """
         try:
             now_s = time.monotonic()
+            input_s, before_s = self.input_s, self._before_s
+            if input_s is not None:
+                self.input_s = self._before_s = 0.0
             self.ring.write_payload(
                 pack_step(
-                    self.rank, self._step, self.generation, max(0.0, now_s - self._began_s),
-                    tokens, loss, is_redone, now_s, transfer_s, transfer_bytes,
+                    self.rank, self._step, self.generation,
+                    max(0.0, now_s - self._began_s) + before_s, tokens, loss, is_redone, now_s,
+                    transfer_s, transfer_bytes, sum_len_squared, input_s,
                 )
             )  # fmt: skip
         except Exception as error:
@@ -303,12 +311,13 @@ class Hooks:
             self.ring.count_error(error)
         self.ring.close()
 
-    def step(self, step: int, *, tokens: int = 0) -> StepResult:
+    def step(self, step: int, *, tokens: int = 0, sum_len_squared: int = 0) -> StepResult:
         """A step as a `with` block: `step_began` and, unless it raises, `step_ended`.
 
-        What is known only inside, such as the loss, goes into the result it hands out.
+        What is known only inside, such as the loss, goes into the result it hands out. Told alone,
+        without any micro-batch, steps have the job watched as a whole, by their lengths.
         """
-        return StepResult(self, step, tokens)
+        return StepResult(self, step, tokens, sum_len_squared)
 
     def micro_batch_timer(
         self,
@@ -333,6 +342,10 @@ class Hooks:
     def waiting(self) -> Waiting:
         """Around anything that waits for other ranks, inside `micro_batch_timer`."""
         return self._waiting
+
+    def loading(self) -> Loading:
+        """Around the wait for the next input, inside or outside `step`; not in a micro-batch."""
+        return Loading(self)
 
 
 def _life_of_environment() -> int:

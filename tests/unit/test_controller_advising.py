@@ -1,14 +1,17 @@
 """Advice on how the work is spread: opened, shown, closed; nobody is accused, no plan is made."""
 
+import random
 from dataclasses import replace
+
+import pytest
 
 from pacekeeper.controller.events import OfferPlan, SaveIncident
 from pacekeeper.controller.incidents import note_action
 from pacekeeper.controller.views import incident_view, job_view
 from pacekeeper.core.findings import FindingKind, Incident
-from pacekeeper.core.records import MicroBatchRecord, Record
+from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.advice import WINDOW_STEPS
-from support.machine_driver import QUICK, WARM, Driver, started, step
+from support.machine_driver import QUICK, WARM, Driver, attachment, started, step
 
 LONG = WARM + WINDOW_STEPS + 8
 
@@ -110,3 +113,78 @@ def test_each_change_of_advice_is_stored() -> None:
         driver.report(*uneven(number))
         stored += [command.incident for command in driver.all_said(SaveIncident)]
     assert [incident.finding.kind for incident in stored] == [FindingKind.SEQUENCE_IMBALANCE]
+
+
+def test_uneven_rows_of_experts_are_advice_of_their_own_kind() -> None:
+    driver = started(QUICK)
+    draw = random.Random(3)
+    for number in range(LONG):
+        driver.now_s += 0.2
+        hot = draw.randrange(4)  # whose experts get twice the rows; the sequences are even
+        driver.report(
+            *(
+                replace(
+                    record,
+                    expert_rows=record.expert_rows * (2 if record.rank == hot else 1),
+                    compute_s=record.compute_s * (1.4 if record.rank == hot else 1.0),
+                )
+                if isinstance(record, MicroBatchRecord)
+                else record
+                for record in step(number)
+            )
+        )
+    finding = only_open(driver).finding
+    assert (finding.kind, finding.rank) == (FindingKind.EXPERT_IMBALANCE, None)
+    assert driver.job.evidence.slow == {}
+
+
+def pipeline(number: int, *, heavy: float, num_ranks: int = 4, parts: int = 4) -> list[Record]:
+    """A step of a pipeline of two stages, half of the ranks each; the last does `heavy` times the
+    work of the first.
+    """
+    records: list[Record] = []
+    for rank in range(num_ranks):
+        work = heavy if rank >= num_ranks // 2 else 1.0
+        records += [
+            MicroBatchRecord(
+                rank=rank, step=number, micro_batch=part, generation=0, tokens=1280,
+                compute_s=0.05 * work * (1.0 + 0.002 * ((number + rank + part) % 5)),
+            )
+            for part in range(parts)
+        ]  # fmt: skip
+        records.append(
+            StepRecord(
+                rank=rank, step=number, generation=0, tokens=5120,
+                duration_s=0.05 * (parts * heavy + 1.0),
+            )
+        )  # fmt: skip
+    return records
+
+
+def staged(*, heavy: float, num_ranks: int = 4, parts: int = 4) -> Driver:
+    driver = Driver(config=QUICK)
+    driver.agent("node-0")
+    ranks = [
+        replace(attachment(0, model=None), rank=rank, world_size=num_ranks, pid=100 + rank,
+                role=f"stage-{rank // (num_ranks // 2)}")
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    driver.report(attached=ranks)
+    for number in range(LONG):
+        driver.now_s += 0.2
+        driver.report(*pipeline(number, heavy=heavy, num_ranks=num_ranks, parts=parts))
+    return driver
+
+
+def test_a_stage_with_more_work_than_the_others_is_advice_and_no_fault() -> None:
+    driver = staged(heavy=1.5)
+    finding = only_open(driver).finding
+    assert (finding.kind, finding.rank) == (FindingKind.STAGE_IMBALANCE, None)
+    # Of 7 units 3/4 of the excess over the mean stage, 0.25 x 4, are surely lost.
+    assert finding.slowdown == pytest.approx(7.0 / 6.25, rel=0.02)
+    assert driver.job.evidence.slow == {}
+
+
+def test_even_stages_a_single_micro_batch_and_a_stage_of_one_rank_are_no_advice() -> None:
+    for driver in (staged(heavy=1.0), staged(heavy=1.5, parts=1), staged(heavy=1.5, num_ranks=2)):
+        assert driver.job.incidents == ()

@@ -109,14 +109,17 @@ def test_a_job_that_fails_on_a_tick_does_not_silence_the_others(
     assert [told.what for told in driver.all_said(Failed)] == [f"job={JOB} following it failed"]
 
 
-def test_a_job_whose_ranks_measure_no_time_is_blind_and_fails_nowhere() -> None:
+def test_a_job_whose_ranks_measure_no_time_is_judged_as_a_whole_and_fails_nowhere() -> None:
     driver = started(QUICK)
     for number in range(WARM + 10):
         driver.now_s += 0.2
         driver.report(*without_times(number))
         assert not driver.all_said(Failed)
-    assert (driver.job.watch, driver.job.blind) == (Watch.BLIND, Blindness.NO_TIMES)
-    assert driver.job.watch_reason == ("ranks [0, 1, 2, 3] report no compute time for their work")
+    assert (driver.job.watch, driver.job.blind) == (Watch.MEASURING, None)
+    assert driver.job.watch_reason == (
+        "ranks [0, 1, 2, 3] report no compute time for their work: the job is watched as a whole; "
+        f"{WARM + 10} of 60 step times"
+    )
     assert driver.job.step == WARM + 9
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -356,3 +357,33 @@ def write_command(pace: hooks.Hooks, sequence: int, command: ring.CommandSlot) -
     with pace.ring.path.open("r+b") as file:
         file.seek(ring.COMMAND_OFFSET)
         file.write(ring.encode_command(sequence, command))
+
+
+def test_the_wait_for_input_is_part_of_its_step_wherever_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    pace = hooks.attach(job="j", rank=0, world_size=1, ring_dir=str(tmp_path))
+
+    def after(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    with pace.step(0, tokens=7, sum_len_squared=49):
+        after(1.0)
+    for step in (1, 2):
+        with pace.loading():
+            after(0.25)
+        after(8.0)  # an evaluation: of no step
+        with pace.step(step) as result:
+            with pace.loading():
+                after(0.5)
+            after(1.0)
+            result.tokens, result.sum_len_squared = 3, 9
+    with pace.step(3):
+        after(1.0)
+    told = [record for record in records(pace) if isinstance(record, StepRecord)]
+    assert [record.duration_s for record in told] == [1.0, 1.75, 1.75, 1.0]
+    assert [record.input_wait_s for record in told] == [None, 0.75, 0.75, 0.0]
+    assert [record.sum_len_squared for record in told] == [49, 9, 9, 0]

@@ -1,0 +1,63 @@
+"""The input of a job: waits for it judged, incidents of kind input opened, closed. Pure.
+
+They accuse no device, and the planner does not follow them: no layout loads faster.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+
+from pacekeeper.controller import incidents, lasting
+from pacekeeper.controller.events import Command
+from pacekeeper.controller.state import JobState, State
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.records import StepRecord
+from pacekeeper.predictor.live_input import fold_inputs
+
+
+def judge_inputs(
+    state: State,
+    job: JobState,
+    ended: Mapping[int, StepRecord],
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """Fold the waits of a complete step; nothing where its ranks do not time them all."""
+    ranks = sorted(ended)
+    waits = [ended[rank].input_wait_s for rank in ranks]
+    if any(wait is None for wait in waits):
+        return state, job, []
+    inputs, judgement = fold_inputs(
+        config.detector,
+        job.inputs,
+        step=ended[ranks[0]].step,
+        generation=ended[ranks[0]].generation,
+        ranks=ranks,
+        duration_s=np.array([ended[rank].duration_s for rank in ranks]),
+        input_s=np.array([nan if wait is None else wait for wait in waits]),
+    )
+    if judgement is None:
+        return state, job, []
+    job, commands = replace(job, inputs=inputs), list[Command]()
+    common = judgement.common
+    found = [*judgement.findings, *([common.found] if common.found is not None else [])]
+    for finding in found:
+        state, job, said = incidents.open_incident(state, job, finding, unix_s)
+        commands += said
+    over: list[int | None] = [*judgement.recovered, *([None] if common.is_over else [])]
+    for rank in over:
+        long = lasting.lasted(job, rank, FindingKind.INPUT, config.policy.horizon_steps)
+        who = "the ranks" if rank is None else f"rank {rank}"
+        why = f"the input of {who} is there in time again {long}".strip()
+        job, said = incidents.close(job, {rank}, FindingKind.INPUT, unix_s, why)
+        commands += said
+    changed: dict[int | None, float] = dict(judgement.changed.items())
+    if common.changed is not None:
+        changed[None] = common.changed
+    for rank, slowdown in changed.items():
+        job, said = incidents.remeasure(job, rank, FindingKind.INPUT, slowdown)
+        commands += said
+    return state, job, commands

@@ -1,0 +1,180 @@
+"""A live job whose ranks tell no compute times is watched as a whole; no rank of it is accused."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pacekeeper.controller.events import OfferPlan, StepSummary
+from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.core.findings import Blindness, Finding, FindingKind, Tier, Watch
+from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.predictor.live_job import LEAST_STEPS, LOOK_STEPS
+from support.machine_driver import JOB, QUICK, Driver, attachment, step
+
+RANKS = range(4)
+FAULT, LASTED = 300, 150
+
+
+class Foreign:
+    """A trainer that tells how long its steps took, and their lengths if `tells_lengths`.
+
+    A step takes 50 ms, 50 us for each token and 1 ns for each squared one.
+    """
+
+    def __init__(self, seed: int = 0, *, tells_lengths: bool = True) -> None:
+        self.draw = np.random.default_rng(seed)
+        self.tells_lengths = tells_lengths
+        self.driver = Driver(config=QUICK)
+        self.driver.agent("node-0")
+        self.attach()
+        self.number = 0
+        self.plans = 0
+
+    def attach(self) -> None:
+        self.driver.report(attached=[attachment(rank, model=None) for rank in RANKS])
+
+    def steps(
+        self, count: int, *, slowdown: float = 1.0, tokens: Callable[[int], int] = lambda _: 4000
+    ) -> None:
+        for _ in range(count):
+            self.driver.now_s += 0.3
+            self.driver.report(*self.ends(slowdown, tokens(self.number)))
+            self.plans += len(self.driver.all_said(OfferPlan))
+            self.number += 1
+
+    def ends(self, slowdown: float, tokens: int) -> list[Record]:
+        squares = tokens * 500
+        took_s = (0.05 + 5e-5 * tokens + 1e-9 * squares) * slowdown
+        took_s *= float(np.exp(self.draw.normal(0.0, 0.01)))
+        if not self.tells_lengths:
+            tokens = squares = 0
+        return [
+            StepRecord(
+                rank=rank, step=self.number, generation=0, duration_s=took_s, tokens=tokens,
+                sum_len_squared=squares,
+            )
+            for rank in RANKS
+        ]  # fmt: skip
+
+    @property
+    def watch(self) -> str:
+        return self.driver.job.watch.value
+
+    @property
+    def found(self) -> list[Finding]:
+        return [incident.finding for incident in self.driver.job.incidents]
+
+
+def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
+    job = Foreign()
+    job.steps(LEAST_STEPS - 1)
+    assert (job.driver.job.watch, job.driver.job.blind) == (Watch.MEASURING, None)
+    assert f"{LEAST_STEPS - 1} of {LEAST_STEPS} step times" in job.driver.job.watch_reason
+    job.steps(1 + LOOK_STEPS)
+    state = job.driver.job
+    assert (state.watch, state.blind) == (Watch.JOB_LEVEL, None)
+    assert "no compute time" in state.watch_reason and "able to see x1." in state.watch_reason
+    assert state.sight is not None and state.sight.slowdown < 1.1
+    (summary,) = job.driver.all_said(StepSummary)
+    assert (summary.watch, summary.tokens, summary.ranks) == (Watch.JOB_LEVEL, 4000, ())
+    metrics = ControllerMetrics()
+    metrics.update(job.driver.state)
+    labels = {"job": JOB, "watch": "job_level"}
+    assert metrics.registry.get_sample_value("pacekeeper_job_info", labels) == 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lasting_slowdown_is_the_jobs_and_no_ranks_and_is_closed_when_it_is_over(
+    seed: int,
+) -> None:
+    job = Foreign(seed)
+    job.steps(FAULT)
+    assert job.found == []
+    job.steps(LASTED, slowdown=1.2)
+    (finding,) = job.found
+    assert (finding.kind, finding.rank, finding.tier) == (FindingKind.HOST, None, Tier.PROBABLE)
+    assert abs(finding.onset_step - FAULT) <= LOOK_STEPS
+    assert finding.step - FAULT <= 60
+    assert finding.slowdown == pytest.approx(1.2, rel=0.02)
+    assert job.watch == "degraded"
+    job.steps(60)
+    (incident,) = job.driver.job.incidents
+    assert not incident.is_open
+    assert incident.actions[-1].startswith("all ranks are back at their expected time")
+    assert job.watch == "job_level"
+    assert job.driver.job.evidence.slow == {} and job.plans == 0
+    assert all(rank.slowdown is None for rank in job.driver.job.ranks.values())
+
+
+def test_longer_sequences_explain_longer_steps() -> None:
+    job = Foreign()
+    job.steps(600, tokens=lambda number: 6000 if 200 <= number < 320 else 4000 + 37 * (number % 19))
+    assert job.found == []
+    assert job.driver.job.watch is Watch.JOB_LEVEL
+
+
+def test_without_lengths_it_is_blind_for_what_lasts_and_suspects_what_went_away() -> None:
+    job = Foreign(tells_lengths=False)
+    job.steps(FAULT)
+    state = job.driver.job
+    assert (state.watch, state.blind) == (Watch.JOB_LEVEL, Blindness.NO_TIMES)
+    assert state.sight is None
+    job.steps(LASTED, slowdown=1.2)
+    assert job.found == [], "a schedule may have done it"
+    assert "workload unknown: the pace changed by x1.2" in job.driver.job.watch_reason
+    job.steps(LASTED)
+    (incident,) = job.driver.job.incidents
+    assert (incident.finding.tier, incident.finding.rank) == (Tier.SUSPECTED, None)
+    assert not incident.is_open
+    job.steps(100)
+    assert len(job.found) == 1, "told once"
+
+
+def test_work_that_is_told_some_steps_late_is_waited_for() -> None:
+    job = Foreign()
+    job.steps(4)
+    assert job.driver.job.step == -1
+    late = [r for s in range(4) for r in step(s, generation=0) if isinstance(r, MicroBatchRecord)]
+    job.driver.report(*late)
+    assert job.driver.job.step == 3
+    assert job.driver.job.whole.num_steps == 0
+    assert job.driver.job.watch is Watch.MEASURING
+
+
+def test_the_first_work_told_ends_it_and_an_open_finding_is_that_of_all_ranks() -> None:
+    job = Foreign()
+    job.steps(FAULT)
+    job.steps(LASTED, slowdown=1.2)
+    job.driver.report(*step(job.number, generation=0))
+    state = job.driver.job
+    assert state.tells_work and not state.whole.is_open
+    assert state.evidence.common is not None and state.evidence.common.is_open
+    assert len(state.open_incidents) == 1
+
+
+def test_after_a_restart_its_pace_is_measured_anew_and_that_is_said() -> None:
+    job = Foreign()
+    job.steps(FAULT)
+    job.steps(LASTED, slowdown=1.2)
+    job.driver.start_again()
+    job.driver.agent("node-0")
+    job.attach()
+    job.steps(LEAST_STEPS, slowdown=1.2)
+    (incident,) = job.driver.job.incidents
+    assert not incident.is_open
+    assert incident.actions[-1] == "its pace is measured anew"
+
+
+def test_a_rank_that_tells_work_leaves_the_others_missing_and_not_unwatched() -> None:
+    job = Foreign()
+    for number in range(40):
+        job.driver.now_s += 1.0
+        records = [
+            record
+            for record in step(number, generation=0)
+            if isinstance(record, StepRecord) or record.rank == 0
+        ]
+        job.driver.report(*records)
+        job.driver.tick(0.0)
+    assert (job.driver.job.watch, job.driver.job.blind) == (Watch.BLIND, Blindness.NO_STEPS)

@@ -1,0 +1,107 @@
+"""The pace of a whole running job at the edges of what is remembered of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pacekeeper.predictor.common_pace import PaceNews
+from pacekeeper.predictor.job_level import judge_job
+from pacekeeper.predictor.live_job import (
+    LEAST_STEPS,
+    WINDOW_STEPS,
+    JobPace,
+    JobStep,
+    fold_job,
+)
+from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.workload import Array
+from support.step_times import job, slowed, with_work
+
+FLAT_S = np.full(600, 0.06)
+
+
+def told(trace: Trace) -> list[JobStep]:
+    steps = trace.steps
+    assert steps is not None
+    tokens = np.nan_to_num(steps.tokens).astype(int).tolist()
+    squares = np.nan_to_num(steps.sum_len_squared).astype(int).tolist()
+    return [
+        JobStep(step=s, generation=1, duration_s=d, tokens=t, sum_len_squared=q)
+        for s, d, t, q in zip(
+            steps.step.tolist(), steps.duration_s.tolist(), tokens, squares, strict=True
+        )
+    ]
+
+
+def even(pace_s: Array, seed: int = 0) -> Trace:
+    """All steps do the same work, and say so."""
+    return with_work(job(pace_s, seed=seed), np.full(pace_s.size, 512.0), np.full(pace_s.size, 9e4))
+
+
+def played(trace: Trace, pace: JobPace | None = None) -> tuple[JobPace, list[PaceNews]]:
+    pace, news = pace or JobPace(), []
+    for one in told(trace):
+        pace, said = fold_job(pace, one)
+        if said != PaceNews():
+            news.append(said)
+    return pace, news
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_it_finds_what_replay_finds(seed: int) -> None:
+    trace = even(slowed(FLAT_S, 300, 450, 1.15), seed)
+    (recorded,) = judge_job(trace).troubles
+    _, (opened, closed) = played(trace)
+    assert opened.found is not None and closed.is_over
+    assert abs(opened.found.onset_step - recorded.first_step) <= 3
+    assert opened.found.slowdown == pytest.approx(recorded.slowdown, rel=0.02)
+
+
+def test_a_finding_lasts_as_long_as_the_slowdown_far_beyond_what_is_remembered() -> None:
+    pace_s = slowed(np.full(3 * WINDOW_STEPS, 0.06), 200, 3 * WINDOW_STEPS, 1.2)
+    pace, news = played(even(pace_s))
+    assert len(news) == 1 and pace.is_open
+    assert pace.num_steps <= WINDOW_STEPS
+    _, news = played(replace_steps(even(FLAT_S), 3 * WINDOW_STEPS), pace)
+    assert [one.is_over for one in news] == [True]
+
+
+def replace_steps(trace: Trace, first: int) -> Trace:
+    assert trace.steps is not None
+    return replace(trace, steps=replace(trace.steps, step=trace.steps.step + first))
+
+
+def test_a_finding_that_becomes_worse_is_measured_again() -> None:
+    pace_s = slowed(slowed(FLAT_S, 200, 600, 1.1), 400, 600, 1.3 / 1.1)
+    pace, news = played(even(pace_s))
+    assert news[0].found is not None and news[-1].changed is not None
+    assert pace.slowdown > 1.15
+
+
+def test_a_job_slow_from_its_first_steps_on_has_nothing_to_be_compared_with() -> None:
+    _, news = played(even(slowed(FLAT_S, 20, 600, 1.3)))
+    assert news == []
+
+
+def test_steps_that_took_no_time_are_passed_over() -> None:
+    pace_s = FLAT_S.copy()
+    pace_s[: 2 * LEAST_STEPS] = 0.0
+    pace, news = played(even(pace_s))
+    assert news == [] and pace.sight is not None
+
+
+def test_another_layout_is_measured_anew() -> None:
+    pace, _ = played(even(slowed(FLAT_S, 200, 600, 1.2)))
+    assert pace.is_open
+    pace, news = fold_job(
+        pace, JobStep(step=600, generation=2, duration_s=0.1, tokens=512, sum_len_squared=90_000)
+    )
+    assert news.is_over and news.why == "its pace is measured anew"
+    assert pace.num_steps == 1
+
+
+def test_steps_done_again_count_once() -> None:
+    pace, _ = played(even(FLAT_S[:200]))
+    pace, _ = played(replace_steps(even(FLAT_S[:50]), 100), pace)
+    assert pace.num_steps == 150
