@@ -110,6 +110,8 @@ def in_blocks(pace: hooks.Hooks, step: int) -> Iterator[Call]:
     def leave() -> None:
         entered.pop().__exit__(None, None, None)
 
+    yield "with loading: in", lambda: enter(pace.loading())
+    yield "with loading: out", leave
     yield "with step: in", lambda: enter(pace.step(step))
     tokens = 1280 + step % 97
     yield "with micro_batch_timer: in", lambda: enter(pace.micro_batch_timer(tokens=tokens))
