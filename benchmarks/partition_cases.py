@@ -20,6 +20,7 @@ from pacekeeper.controller.partition_problem import (
 
 FLOPS = 140e12
 TOKENS_PER_BATCH = 8192
+DOCUMENT_TOKENS = 512  # which attention looks at, however many are in a row
 STATE_BYTES = 18  # of one parameter: two of weights and of gradients, master and two moments
 ACTIVATION_BYTES = 16  # of one token and hidden unit, cheap parts computed again
 MEMORY_BYTES = 80e9
@@ -76,13 +77,13 @@ LLAMA_70B = _case("LLaMA2-70B", (80, 8192, 28672, 64, 8, 32000), (4, 4, 16))
 
 
 def model_of(case: Case, *, rows_per_batch: int, flops: float = FLOPS) -> ModelCost:
-    """Two operations for each parameter and token, and attention inside rows."""
+    """Two operations for each parameter and token, and attention inside documents."""
     tokens = TOKENS_PER_BATCH / rows_per_batch
     attention = case.hidden**2 * 2 * (1 + case.kv_heads / case.heads)
     mlp = 3 * case.hidden * case.mlp
     ends = case.hidden * case.vocabulary
     layer = LayerCost(
-        attention_s=tokens * (2 * attention + 2 * case.hidden * tokens) / flops,
+        attention_s=tokens * (2 * attention + 2 * case.hidden * DOCUMENT_TOKENS) / flops,
         mlp_s=tokens * 2 * mlp / flops,
         attention_bytes=STATE_BYTES * attention,
         mlp_bytes=STATE_BYTES * mlp,

@@ -4,7 +4,7 @@
 and 4). 2. Layers of slow stages go to the others, the same cuts for all pipelines (3.3; no rule is
 published). 3. Forward by forward, stages of fast pipelines take micro-batches of slow ones
 (Algorithm 1; `partition_migration.py`). Where the paper leaves a choice open, each is tried and the
-best is taken: cuts as they are, by the slowest pipeline of a stage or by the mean; delta 0 or 1.
+best is taken: cuts as they are, by the slowest pipeline of a stage or by the mean; delta from 0 up.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ from pacekeeper.controller.partition_even import (
 from pacekeeper.controller.partition_memory import cell_bytes
 from pacekeeper.controller.partition_migration import Migration
 from pacekeeper.controller.partition_problem import Problem
-from pacekeeper.controller.partition_walk import walked
+from pacekeeper.controller.partition_walk import NEVER, walked
 
-DELTAS = (0, 1)  # Algorithm 1's gap of progress, which is not published
+DELTAS = (0, 1, 2, 4, NEVER)  # Algorithm 1's gap of progress, which is not published
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

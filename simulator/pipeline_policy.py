@@ -50,13 +50,15 @@ class Known:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelinePolicy(ABC):
     """`notice_steps`: from a change of speed until it is acted on; `validate_s`: a pause then;
-    `plan_s`: of planning, during which training stands.
+    `plan_s`: of planning, during which training stands. `is_persisted`: the state after each step
+    is in storage, from where a lost shard comes as from a peer.
     """
 
     name: str = ""
     notice_steps: int = 3
     validate_s: float = 0.0
     plan_s: float = 0.0
+    is_persisted: bool = False
     checkpoint_steps: int | None = None
     review_steps: int | None = None
     costs: Costs = ON_CLUSTER
@@ -123,7 +125,9 @@ def gone_to(
         return PipelineAnswer(layout=None, memory=known, reason="can not go on with these ranks")
     if moment.layout is None and moment.is_fresh:
         return PipelineAnswer(layout=work, memory=known, reason="begins")
-    if moment.layout is None or not job.is_alive(moment.layout, moment.nodes):
+    if moment.layout is None or not (
+        policy.is_persisted or job.is_alive(moment.layout, moment.nodes)
+    ):
         return PipelineAnswer(
             layout=work,
             phases=(policy.costs.restart(moment),),
