@@ -68,9 +68,7 @@ def ours(config: TrainConfig, blow: Blow, folder: Path) -> Recovery:
     """One job of ours."""
     from support.fleet import Fleet
 
-    with Fleet(
-        directory=folder, config=config, ranks_per_node=blow.num_ranks, is_quick=True
-    ) as fleet:
+    with Fleet(directory=folder, config=config, ranks_per_node=blow.num_ranks) as fleet:
         survivors = [rank for rank in fleet.ranks if rank not in blow.victims]
         for rank in fleet.ranks:
             fleet.await_step(FIRST_STEPS, rank)

@@ -38,7 +38,9 @@ def seen(fleet: Fleet) -> tuple[list[Attachment], list[MicroBatchRecord]]:
 
 
 def test_ranks_on_the_device_train_as_one_process_on_the_cpu_does(tmp_path: Path) -> None:
-    with Fleet(directory=tmp_path, config=ON_DEVICE, ranks_per_node=2) as fleet:
+    with Fleet(
+        directory=tmp_path, config=ON_DEVICE, ranks_per_node=2, has_own_server=True
+    ) as fleet:
         assert fleet.codes() == [0]
         for rank in (0, 1):
             assert_as_on_the_cpu(fleet, rank)
@@ -49,7 +51,9 @@ def test_ranks_on_the_device_train_as_one_process_on_the_cpu_does(tmp_path: Path
 
 
 def test_survivors_on_the_device_go_on_in_the_same_step(tmp_path: Path) -> None:
-    with Fleet(directory=tmp_path, config=ON_DEVICE, ranks_per_node=3) as fleet:
+    with Fleet(
+        directory=tmp_path, config=ON_DEVICE, ranks_per_node=3, has_own_server=True
+    ) as fleet:
         fleet.await_step(5, 0)
         fleet.signal(1, signal.SIGKILL)
         assert fleet.codes() == [0]

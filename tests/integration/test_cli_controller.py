@@ -29,7 +29,7 @@ def test_it_says_where_it_listens_and_answers_there(tmp_path: Path) -> None:
 
 
 def test_port_and_store_are_free_again_after_a_stop_and_after_a_kill(tmp_path: Path) -> None:
-    with ControllerProcess(tmp_path) as first:
+    with ControllerProcess(tmp_path, is_fresh=True) as first:
         address = first.address
         first.stop()
     with ControllerProcess(tmp_path, listen=address) as second:

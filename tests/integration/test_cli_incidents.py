@@ -12,7 +12,7 @@ from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.shrink import shrink
 from pacekeeper.protos import control_pb2, wire
-from support.commands import pacekeeper, started
+from support.commands import Started, pacekeeper
 from support.controllers import (
     ControllerProcess,
     ScriptedAgent,
@@ -101,7 +101,7 @@ def test_a_watch_tells_known_ones_then_changes_until_ctrl_c(
         agent.report_and_wait(JobReport(job="b", records=(killed(2),)))
         agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
         arguments = ("incidents", "--controller", controller.address, "--json", "--watch")
-        with started(*arguments) as everything, started(*arguments, "--job", "a") as mine:
+        with Started(*arguments) as everything, Started(*arguments, "--job", "a") as mine:
             assert everything.stdout is not None and mine.stdout is not None
             known = [json.loads(everything.stdout.readline())["job"] for _ in range(2)]
             assert known == ["b", "a"]
@@ -126,7 +126,7 @@ def test_a_watch_ends_with_a_reason_when_the_controller_goes(
         agent = ScriptedAgent(controller.address)
         agent.report_and_wait(attached("a", LAYOUT))
         agent.report_and_wait(JobReport(job="a", records=(killed(1),)))
-        with started("incidents", "--controller", controller.address, "--watch") as watch:
+        with Started("incidents", "--controller", controller.address, "--watch") as watch:
             assert watch.stdout is not None and watch.stderr is not None
             assert watch.stdout.readline().startswith("#1 ")
             assert controller.stop() == ExitCode.OK

@@ -9,7 +9,7 @@ import pytest
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.reports import JobReport
-from support.commands import pacekeeper, started
+from support.commands import Started, pacekeeper
 from support.controllers import (
     HELLO,
     ControllerProcess,
@@ -113,7 +113,7 @@ def test_a_controller_without_jobs_says_so(empty: ControllerProcess) -> None:
 
 
 def test_a_watch_gives_one_document_per_line_until_ctrl_c(controller: ControllerProcess) -> None:
-    with started("status", "--controller", controller.address, "--json", "--watch") as watch:
+    with Started("status", "--controller", controller.address, "--json", "--watch") as watch:
         assert watch.stdout is not None
         for _ in range(2):
             assert len(json.loads(watch.stdout.readline())["jobs"]) == 2
@@ -126,7 +126,7 @@ def test_a_watch_ends_with_a_reason_when_the_controller_goes(
 ) -> None:
     with (
         ControllerProcess(tmp_path_factory.mktemp("going")) as going,
-        started("status", "--controller", going.address, "--json", "--watch") as watch,
+        Started("status", "--controller", going.address, "--json", "--watch") as watch,
     ):
         assert watch.stdout is not None and watch.stderr is not None
         watch.stdout.readline()

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.cli.demo_fleet import Fleet
-from pacekeeper.cli.demo_folder import claimed
 from pacekeeper.cli.demo_recorder import read_step_log
 from pacekeeper.controller.store import Store
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import ExpertHosts
-from support.asking import Asking, until
+from support.asking import Asking, quick_fleet, until
 
 VICTIM, KILLED = 2, 1
 
@@ -28,10 +27,8 @@ def set_fault(fleet: Fleet, slowdown: float) -> None:
 
 @pytest.mark.timeout(240)
 def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: Path) -> None:
-    with (
-        claimed(tmp_path),
-        Fleet(run_dir=tmp_path, job="loop", steps=400, seed=3, clock="emulated") as fleet,
-    ):
+    with quick_fleet(tmp_path, seed=3) as fleet:
+        folder = fleet.run_dir
         ask = Asking(fleet.address)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         set_fault(fleet, 1.6)
@@ -45,15 +42,15 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
         # kill -9 the controller: training goes on, and a new one knows what the old one knew.
         fleet.processes["controller"].send_signal(signal.SIGKILL)
         fleet.processes["controller"].wait()
-        before = len(read_step_log(tmp_path / "train" / "steps-0.jsonl"))
+        before = len(read_step_log(folder / "train" / "steps-0.jsonl"))
         until(
             "training goes on without a controller",
-            lambda: len(read_step_log(tmp_path / "train" / "steps-0.jsonl")) > before + 2,
+            lambda: len(read_step_log(folder / "train" / "steps-0.jsonl")) > before + 2,
         )
         fleet._spawn(
             "controller",
             ["controller", "--listen", fleet.address]
-            + ["--store", str(tmp_path / "controller.sqlite")],
+            + ["--store", str(folder / "controller.sqlite")],
         )
         until("the new controller answers", lambda: ask.job().name == "loop")
         (again,) = ask.faults()
@@ -78,21 +75,14 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
         states = {rank.rank: rank.state for rank in ask.job().ranks}
         assert states == {0: "alive", 1: "dead", 2: "alive", 3: "alive"}
         for rank in (0, 2, 3):
-            steps = [s.step for s in read_step_log(tmp_path / "train" / f"steps-{rank}.jsonl")]
+            steps = [s.step for s in read_step_log(folder / "train" / f"steps-{rank}.jsonl")]
             assert steps == list(range(len(steps)))
 
 
 @pytest.mark.timeout(240)
 def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path) -> None:
     """One host per expert: the slow rank's experts have to get another one, and leave it again."""
-    settings = tmp_path / "train.toml"
-    settings.write_text("[train]\nreplicas = 1\n")
-    with (
-        claimed(tmp_path / "run") as folder,
-        Fleet(
-            run_dir=folder, job="loop", steps=400, seed=3, clock="emulated", train_file=settings
-        ) as fleet,
-    ):
+    with quick_fleet(tmp_path, seed=3, replicas=1) as fleet:
         ask = Asking(fleet.address)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         first = ask.layout()
@@ -110,7 +100,7 @@ def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path)
         until("the layout goes home", lambda: ask.layout().experts == first.experts)
         until("the incident is closed", lambda: ask.faults()[0].HasField("closed_unix_s"))
     for rank in range(4):
-        steps = read_step_log(folder / "train" / f"steps-{rank}.jsonl")
+        steps = read_step_log(fleet.run_dir / "train" / f"steps-{rank}.jsonl")
         assert [s.step for s in steps] == list(range(len(steps)))
         assert steps[-1].loss < steps[0].loss
 

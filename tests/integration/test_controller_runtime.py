@@ -284,6 +284,6 @@ def test_sigterm_says_goodbye_to_all_and_ends_with_0(controller: ControllerProce
 
 def test_sigterm_at_once_ends_with_0_too(tmp_path: Path) -> None:
     for _ in range(3):  # while the heavy imports of the background thread are under way
-        with ControllerProcess(tmp_path) as controller:
+        with ControllerProcess(tmp_path, is_fresh=True) as controller:
             assert controller.stop() == ExitCode.OK
             assert "Fatal" not in controller.log

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.cli.demo_fleet import Fleet
-from pacekeeper.cli.demo_folder import claimed
-from support.asking import Asking, until
+from support.asking import Asking, quick_fleet, until
 
 VICTIM = 1
 
@@ -22,10 +21,7 @@ def order(fleet: Fleet, slowdown: float) -> None:
 
 @pytest.mark.timeout(240)
 def test_a_slow_link_is_named_as_a_link_and_closed_when_it_is_well(tmp_path: Path) -> None:
-    with (
-        claimed(tmp_path),
-        Fleet(run_dir=tmp_path, job="loop", steps=400, seed=5, clock="emulated") as fleet,
-    ):
+    with quick_fleet(tmp_path, seed=5) as fleet:
         ask = Asking(fleet.address)
         until("the cost model is fitted", lambda: ask.job().watch == "healthy")
         order(fleet, 8.0)

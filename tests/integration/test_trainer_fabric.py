@@ -37,7 +37,8 @@ def test_survivors_leave_and_meet_again_without_leaving_anything_behind(tmp_path
     for result in seen.values():
         assert result["votes"] == [[0.0], [2.0]]
         resources = result["resources"]
-        assert resources[8] == resources[1], "descriptors and threads, over all generations"
+        grown = [b - a for a, b in zip(resources[1], resources[8], strict=True)]
+        assert max(grown) <= 0, "descriptors and threads, over all generations"
 
 
 def test_nobody_waits_for_the_dead_or_for_ever(tmp_path: Path) -> None:

@@ -61,9 +61,7 @@ def newest_layout(fleet: Fleet, node: int) -> Layout:
 
 def test_the_first_node_dies_and_comes_back_by_way_of_another(tmp_path: Path) -> None:
     """With the leader, and with the store they met at; the launcher is the real command."""
-    with Fleet(
-        directory=tmp_path, config=ENDLESS, num_nodes=3, ranks_per_node=1, is_quick=True
-    ) as fleet:
+    with Fleet(directory=tmp_path, config=ENDLESS, num_nodes=3, ranks_per_node=1) as fleet:
         fleet.await_step(3, 1)
         fleet.launchers[0].kill()
         fleet.await_(lambda: bool(fleet.events(1, "regroup")))
@@ -88,9 +86,7 @@ def test_a_newcomer_that_is_killed_on_its_way_in_costs_one_regroup(
     tmp_path: Path, moment: Moment, num_regroups: int
 ) -> None:
     """Where it had come in for all others, that regroup is one of its own."""
-    with Fleet(
-        directory=tmp_path, config=ENDLESS, num_nodes=2, ranks_per_node=1, is_quick=True
-    ) as fleet:
+    with Fleet(directory=tmp_path, config=ENDLESS, num_nodes=2, ranks_per_node=1) as fleet:
         fleet.await_step(3, 1)
         launcher = fleet.join(body=Sabotage(moment=moment, victims=(2,)))
         fleet.await_(lambda: launcher.code() is not None)
@@ -104,7 +100,7 @@ def test_a_newcomer_that_is_killed_on_its_way_in_costs_one_regroup(
 
 def test_two_nodes_join_at_once_while_a_member_dies(tmp_path: Path) -> None:
     config = replace(ENDLESS, replicas=3)
-    with Fleet(directory=tmp_path, config=config, ranks_per_node=3, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=3) as fleet:
         fleet.await_step(3, 0)
         fleet.join()
         fleet.join()
@@ -118,9 +114,7 @@ def test_two_nodes_join_at_once_while_a_member_dies(tmp_path: Path) -> None:
 
 def test_a_newcomer_that_freezes_on_its_way_in_is_fenced_and_left_behind(tmp_path: Path) -> None:
     config = replace(ENDLESS, peer_timeout_s=4.0)
-    with Fleet(
-        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1, is_quick=True
-    ) as fleet:
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1) as fleet:
         fleet.await_step(3, 1)
         launcher = fleet.join(body=Sabotage(moment=Moment.IN_FORMING, frozen=(2,)))
         fleet.await_(lambda: launcher.code() is not None)
@@ -137,9 +131,7 @@ def test_all_go_back_to_a_checkpoint_with_who_was_about_to_come_in(tmp_path: Pat
         tmp_path, steps=ENDLESS.steps, emulated_step_s=ENDLESS.emulated_step_s, replicas=1
     )
     body = Sabotage(moment=Moment.IN_FORMING, victims=(1,))
-    with Fleet(
-        directory=tmp_path, config=config, ranks_per_node=2, body=body, is_quick=True
-    ) as fleet:
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=2, body=body) as fleet:
         fleet.await_(lambda: bool(saved(config)))
         fleet.join()
         await_newcomers(fleet, 2)
@@ -159,7 +151,7 @@ def test_a_job_that_others_joined_starts_again_when_all_its_ranks_have_died(tmp_
     config = saving(
         tmp_path, steps=ENDLESS.steps, emulated_step_s=ENDLESS.emulated_step_s, max_restarts=1
     )
-    with Fleet(directory=tmp_path, config=config, ranks_per_node=1, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config, ranks_per_node=1) as fleet:
         fleet.await_step(3, 0)
         newcomer = fleet.join()
         await_newcomers(fleet, 1)

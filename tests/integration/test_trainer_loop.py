@@ -120,7 +120,11 @@ def test_a_whole_node_may_go(tmp_path: Path, node: int, num_nodes: int) -> None:
     config = replace(SMALL, replicas=2, peer_timeout_s=600.0)
     per_node = 4 // num_nodes
     with Fleet(
-        directory=tmp_path, config=config, num_nodes=num_nodes, ranks_per_node=per_node
+        directory=tmp_path,
+        config=config,
+        num_nodes=num_nodes,
+        ranks_per_node=per_node,
+        has_own_server=num_nodes == 2,
     ) as fleet:
         survivors = tuple(rank for rank in fleet.ranks if rank // per_node != node)
         fleet.await_step(7, survivors[0])
@@ -252,9 +256,7 @@ def test_a_stopped_rank_is_fenced_and_the_others_go_on(tmp_path: Path) -> None:
 def test_a_node_that_freezes_as_a_whole_is_left_behind(tmp_path: Path) -> None:
     """Its kernel still takes connections for its store, to which nobody had one before."""
     config = replace(SMALL, peer_timeout_s=4.0)
-    with Fleet(
-        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1, is_quick=True
-    ) as fleet:
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1) as fleet:
         fleet.await_step(4, 1)
         os.kill(fleet.launchers[1].pid, signal.SIGSTOP)
         fleet.signal(1, signal.SIGSTOP)
@@ -284,7 +286,7 @@ def test_lost_state_ends_the_job_with_its_own_code(tmp_path: Path) -> None:
 
 
 def test_ranks_with_another_text_to_train_on_do_not_begin(tmp_path: Path) -> None:
-    with Fleet(directory=tmp_path, body=OtherText(victim=1), is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, body=OtherText(victim=1)) as fleet:
         assert fleet.codes() == [ExitCode.CONFIG]
         assert fleet.launchers[0].output().count("ranks [1] would train on another text") == 4
         assert fleet.steps(0) == []
@@ -332,7 +334,9 @@ def test_a_request_to_end_that_comes_while_ranks_start_is_followed_after_a_step(
     tmp_path: Path,
 ) -> None:
     config = replace(SMALL, steps=100_000)
-    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, has_own_server=True
+    ) as fleet:
         fleet.await_(lambda: "rank=3 pid=" in fleet.launchers[1].output())
         fleet.launchers[1].terminate()
         assert fleet.codes() == [0, 0]
@@ -346,7 +350,9 @@ def test_a_request_to_end_that_goes_to_every_process_is_followed_in_order(
     # As `kill -- -GROUP`, `timeout`, systemd, Slurm and a terminal that closes send it: ranks and
     # their server get it, too.
     config = replace(SMALL, steps=100_000)
-    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, has_own_server=True
+    ) as fleet:
         fleet.await_step(4, 3)
         ranks = [fleet.pid(2), fleet.pid(3)]
         for pid in [*{parent(pid) for pid in ranks}, *ranks, fleet.launchers[1].pid]:

@@ -54,7 +54,7 @@ def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> Non
 def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment: Moment) -> None:
     config = replace(SMALL, replicas=3, peer_timeout_s=4.0)
     body = Sabotage(moment=moment, frozen=(1,))
-    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         fleet.await_step(5, 3)
         fleet.signal(0, signal.SIGKILL)
         assert fleet.codes() == [0]
@@ -68,7 +68,7 @@ def test_who_comes_late_is_not_taken_for_frozen(tmp_path: Path, victim: int | No
     """A node may load for longer than a rank may be silent later on."""
     config = replace(SMALL, steps=10, peer_timeout_s=4.0)
     body = LateStart(late=2, start_s=7.0, victim=victim)
-    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         assert fleet.codes() == [0]
         for rank in (1, 2, 3):
             assert len(fleet.steps(rank)) == config.steps
@@ -78,14 +78,14 @@ def test_who_freezes_when_all_steps_are_done_does_not_keep_its_launcher(tmp_path
     """The others have ended: nobody is left that would miss it."""
     config = replace(SMALL, peer_timeout_s=2.0)
     body = Sabotage(moment=Moment.AT_END, frozen=(1,))
-    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         assert fleet.codes() == [0]
         assert "rank=1 is fenced (killed): the job is over" in fleet.launchers[0].output()
 
 
 def test_copies_are_compared_every_so_many_steps_and_are_equal(tmp_path: Path) -> None:
     config = replace(SMALL, steps=12, replica_check_period_steps=4)
-    with Fleet(directory=tmp_path, config=config, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config) as fleet:
         assert fleet.codes() == [0]
         for rank in fleet.ranks:
             assert [event["step"] for event in fleet.events(rank, "checked")] == [3, 7, 11]
@@ -94,7 +94,7 @@ def test_copies_are_compared_every_so_many_steps_and_are_equal(tmp_path: Path) -
 def test_a_copy_that_went_wrong_ends_the_job_at_the_next_check(tmp_path: Path) -> None:
     config = replace(SMALL, replica_check_period_steps=4)
     body = BadCopy(victim=2, step=5, layer=1)
-    with Fleet(directory=tmp_path, config=config, body=body, is_quick=True) as fleet:
+    with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         assert fleet.codes() == [ExitCode.CORRUPT_STATE]
         said = fleet.launchers[0].output()
         assert "after step 7 copies differ: layer 1 expert" in said

@@ -12,7 +12,9 @@ from support.sabotage import Moment, Sabotage
 
 def test_a_job_whose_ranks_all_died_starts_again_from_the_newest_checkpoint(tmp_path: Path) -> None:
     config = saving(tmp_path, max_restarts=2)
-    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, has_own_server=True
+    ) as fleet:
         fleet.await_(lambda: bool(saved(config)))
         first = saved(config)[0]
         for rank in fleet.ranks:

@@ -1,13 +1,42 @@
 """Asks a controller of real processes, and waits for what it should say."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 
+from pacekeeper.cli.demo_fleet import Fleet
+from pacekeeper.cli.demo_folder import claimed
 from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
+
+
+@contextmanager
+def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fleet]:
+    """The demo's fleet, for ever, with emulated steps that pass quickly.
+
+    Its arithmetic is smaller by more than its steps are shorter: the modelled device sets the pace.
+    """
+    settings = directory / "train.toml"
+    settings.write_text(
+        "[train]\nnum_layers = 2\nhidden_size = 32\nexpert_hidden_size = 32\nrow_tokens = 48\n"
+        f"emulated_step_s = 0.06\nreplicas = {replicas}\n"
+    )
+    with (
+        claimed(directory / "run") as folder,
+        Fleet(
+            run_dir=folder,
+            job="loop",
+            steps=1_000_000,
+            seed=seed,
+            clock="emulated",
+            train_file=settings,
+        ) as fleet,
+    ):
+        yield fleet
 
 
 def until(what: str, holds: Callable[[], bool], seconds: float = 60.0) -> None:

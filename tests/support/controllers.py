@@ -3,7 +3,6 @@
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -26,6 +25,7 @@ from pacekeeper.core.records import (
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
 from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2_grpc, wire
+from support.commands import FRESH, Started
 
 PATIENCE_S = 30.0  # for a broken world only
 SHAPE = ModelShape(
@@ -52,14 +52,26 @@ def until(what: str, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -
 
 
 class ControllerProcess:
-    """`pacekeeper controller` as an operator starts it, on any free port."""
+    """`pacekeeper controller` on any free port; `is_fresh`: started as an operator does."""
 
-    def __init__(self, folder: Path, *arguments: str, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        listen: str = "127.0.0.1:0",
+        is_fresh: bool = False,
+    ) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "pacekeeper.cli.main", "controller", "--listen", listen]
-        command += ["--store", str(folder / "store.sqlite"), *arguments]
+        command = ["controller", "--listen", listen, "--store", str(folder / "store.sqlite")]
+        command += arguments
         with (folder / "controller.log").open("a") as log:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            self.process: subprocess.Popen[str] | Started
+            if is_fresh:
+                self.process = subprocess.Popen(
+                    [*FRESH, *command], stdout=subprocess.PIPE, stderr=log, text=True
+                )
+            else:
+                self.process = Started(*command, errors=log.fileno())
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line.startswith("listening on "), self.log

@@ -39,9 +39,7 @@ def undisturbed(schedule: Schedule, directory: Path, *, num_ranks: int = 1) -> R
     )
     directory.mkdir()
     body = KeepsEnding(directory=str(directory))
-    with Fleet(
-        directory=directory, config=config, ranks_per_node=num_ranks, body=body, is_quick=True
-    ) as fleet:
+    with Fleet(directory=directory, config=config, ranks_per_node=num_ranks, body=body) as fleet:
         assert fleet.codes() == [0], fleet.launchers[0].output()
         state: dict[str, torch.Tensor] = {}
         for rank in fleet.ranks:
@@ -68,7 +66,6 @@ def run(
         num_nodes=schedule.num_nodes,
         ranks_per_node=schedule.ranks_per_node,
         body=body,
-        is_quick=True,
     ) as fleet:
         harm = Harm(schedule=schedule, fleet=fleet)
         try:

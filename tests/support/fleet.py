@@ -21,7 +21,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
-from support.fork_server import SaysInto, server_address, server_context, share_server
+from support.fork_server import server_address, server_context, share_server
 from support.networks import INTERFACE, Network
 
 PATIENCE_S = 90.0
@@ -63,8 +63,9 @@ class Fleet:
     """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
 
     `body` runs the ranks; None: by the real command `pacekeeper launch`, which starts more slowly.
-    With a `network`, always by the command, each launcher on its own node of it. `is_quick`: all
-    ranks are forked from one server that many jobs share, where a launcher starts one of its own.
+    With a `network`, always by the command, each launcher on its own node of it. All ranks are
+    forked from one server that the jobs of all tests share, unless each launcher `has_own_server`,
+    as those of the command have: it starts more slowly.
     """
 
     directory: Path
@@ -74,7 +75,7 @@ class Fleet:
     body: Callable[[RankSpec], None] | None = rank_main
     port: int = field(default_factory=free_port)
     network: Network | None = None
-    is_quick: bool = False
+    has_own_server: bool = False
     launchers: list["Launcher"] = field(default_factory=list)
 
     def __enter__(self) -> "Fleet":
@@ -238,7 +239,7 @@ class Launcher:
                 self._process: Any = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
         else:
             context = server_context()
-            address = server_address() if fleet.is_quick else ""
+            address = "" if fleet.has_own_server else server_address()
             self._process = context.Process(
                 target=_supervise,
                 args=(fleet.config, options, fleet.body, str(self.log_path), address),
@@ -276,6 +277,20 @@ class Launcher:
         return self.log_path.read_text() if self.log_path.exists() else ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaysInto:
+    """A body whose words go into its launcher's log: the server that forked it knows no log."""
+
+    log_path: str
+    body: Callable[[RankSpec], None]
+
+    def __call__(self, spec: RankSpec) -> None:
+        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        self.body(spec)
+
+
 def _supervise(
     config: TrainConfig,
     options: dict[str, Any],
@@ -293,6 +308,7 @@ def _supervise(
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started deaf (nohup)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     if "join" in options:
         addresses = tuple(options.pop("join").split(","))

@@ -1,28 +1,43 @@
-"""One server for all rank processes of many jobs: torch is loaded once, not once per launcher."""
+"""One server for all processes of tests: what they import is loaded once, not in each of them.
+
+It is of the test's process: jobs, ranks and commands are forked from the same one.
+"""
 
 import multiprocessing
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from typing import Any
+from unittest import mock
 
-from pacekeeper.trainer.rank import RankSpec
-
-PRELOADED = ["pacekeeper.trainer.supervisor", "torch._dynamo"]
+PRELOADED = [
+    # Ranks and their launchers.
+    "pacekeeper.trainer.supervisor",
+    "torch._dynamo",
+    # Commands, and what they import when they are called.
+    "pacekeeper.cli.main",
+    "pacekeeper.agent.runtime",
+    "pacekeeper.controller.runtime",
+    "pacekeeper.simulator.traces",
+    "scipy.optimize",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "rich.console",
+    "rich.table",
+]
 
 
 def server_context() -> ForkServerContext:
-    """Where launchers of tests are forked from."""
+    """Processes that it makes are forked from the server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, GRPC_VERBOSITY="NONE"):  # as the commands set it, in time
+        forkserver.ensure_running()
     return context
 
 
 def server_address() -> str:
     """Of the running server, for `share_server`."""
-    forkserver.ensure_running()
     own: Any = forkserver._forkserver
     return str(own._forkserver_address)
 
@@ -34,15 +49,19 @@ def share_server(address: str) -> None:
     own.ensure_running = forkserver.ensure_running = lambda: None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaysInto:
-    """A body whose words go into its launcher's log: the server that forked it knows no log."""
+class Handed:
+    """An open file that goes along with the process that it is an argument of."""
 
-    log_path: str
-    body: Callable[[RankSpec], None]
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
 
-    def __call__(self, spec: RankSpec) -> None:
-        log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        self.body(spec)
+    def __getstate__(self) -> Any:
+        return reduction.DupFd(self._descriptor)
+
+    def __setstate__(self, handed: Any) -> None:
+        self._descriptor = handed.detach()
+
+    def become(self, descriptor: int) -> None:
+        """In the new process: be what it has under this number."""
+        os.dup2(self._descriptor, descriptor)
+        os.close(self._descriptor)

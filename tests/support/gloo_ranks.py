@@ -5,12 +5,11 @@ import multiprocessing
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from torch._C._distributed_c10d import FileStore
 
 from pacekeeper.trainer import fabric as fabric_module
 from pacekeeper.trainer.fabric import Fabric, PeerLost
-from pacekeeper.trainer.stores import Stores
+from pacekeeper.trainer.stores import Stores, host_store
+from support.fork_server import server_context
 from support.sabotage import wrap
 
 TIMEOUT_S = 90.0
@@ -31,8 +31,7 @@ def run_ranks(
     body: Body, directory: Path, ranks: tuple[int, ...] = (0, 2, 5)
 ) -> dict[int, dict[str, Any]]:
     """What `body(directory, rank, ranks)` returned on each rank; killed ranks are left out."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pacekeeper.trainer.loop"])
+    context = server_context()
     processes = [context.Process(target=_main, args=(body, directory, r, ranks)) for r in ranks]
     for process in processes:
         process.start()
@@ -197,13 +196,10 @@ def keep_a_stranger(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
     return {"got": copy.recv(1).decode()}
 
 
-HOST = """
-import time
-from pacekeeper.trainer.stores import host_store
-server = host_store("127.0.0.1", 0)
-print(server.port, flush=True)
-time.sleep(600.0)
-"""
+def _host(tells: Connection) -> None:
+    server = host_store("127.0.0.1", 0)
+    tells.send(server.port)
+    time.sleep(600.0)
 
 
 def outlive_a_frozen_store(
@@ -211,13 +207,14 @@ def outlive_a_frozen_store(
 ) -> dict[str, Any]:
     """The host of the store is stopped while a group of two forms: before all came, or after."""
     fabric_module.STORE_TIMEOUT_S = fabric_module.FORM_TIMEOUT_S = 0.5
-    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
+    told, tells = multiprocessing.Pipe(duplex=False)
+    host = multiprocessing.get_context("fork").Process(target=_host, args=(tells,))
+    host.start()
     try:
-        assert host.stdout is not None
-        stores = Stores((f"127.0.0.1:{int(host.stdout.readline())}",))
+        stores = Stores((f"127.0.0.1:{told.recv()}",))
         store = stores.client(0)
         assert store is not None
-        freeze = partial(host.send_signal, signal.SIGSTOP)
+        freeze = partial(os.kill, host.pid or 0, signal.SIGSTOP)
         if is_late:
             store.add("group-1/arrived", 1)  # the other one is here
             wrap(Fabric, "_await_members", after=lambda *_: freeze())
@@ -240,7 +237,7 @@ def outlive_a_frozen_store(
         return {}
     finally:
         host.kill()
-        host.wait()
+        host.join()
 
 
 def _have_left(directory: Path, generation: int, count: int) -> bool:

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Block, Host, Layout, ShardRun, even_layout
 from pacekeeper.trainer import mover
-from pacekeeper.trainer.block_state import banks_of, ordered_parameters, parts_of
+from pacekeeper.trainer.block_state import banks_of, blocks_on, ordered_parameters, parts_of
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import Collectives, LocalFabric
 from pacekeeper.trainer.model import MoETransformer
@@ -30,6 +31,9 @@ CONFIG = TrainConfig(
     dtype="float64",
 )
 RANKS = (0, 2, 3, 7)  # with gaps: after deaths, ranks are not positions
+FLOAT32 = replace(CONFIG, dtype="float32")
+HEADS = replace(CONFIG, num_heads=4)
+PAIRS = [(0, 1), (3, 3)], [(2, 2), (7, 2)]  # groups: (rank, heads) of each member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +45,9 @@ class Run:
     steps: int
 
 
+@cache
 def alone(config: TrainConfig, steps: int, num_shards: int = 1) -> dict[str, Tensor]:
-    """The reference: one rank that holds everything once."""
+    """The reference: one rank that holds everything once. To be read only: made once."""
     layout = even_layout(
         ranks=[0],
         num_layers=config.num_layers,
@@ -182,3 +187,26 @@ def _shares(draw: random.Random, count: int) -> list[float]:
     weights = [draw.choice([0.0, 1.0, draw.random()]) for _ in range(count)]
     weights[draw.randrange(count)] += 0.5
     return [weight / sum(weights) for weight in weights]
+
+
+def assert_same(
+    states: dict[int, dict[str, Tensor]], reference: dict[str, Tensor], rtol: float, atol: float
+) -> None:
+    seen: set[str] = set()
+    for rank, state in states.items():
+        for name, ours in state.items():
+            where = f"{name} on rank {rank}"
+            torch.testing.assert_close(ours, reference[name], rtol=rtol, atol=atol, msg=where)
+        seen |= set(state)
+    assert seen == set(reference), "every part of the model lives somewhere"
+
+
+def assert_holders_agree(layout: Layout, states: dict[int, dict[str, Tensor]]) -> None:
+    """Bit-equal: each block on all that the layout names, and nowhere else."""
+    for rank, state in states.items():
+        held = {name.partition("/")[0] for name in state} - {"losses"}
+        assert held == {str(block) for block in blocks_on(layout, rank)}
+    names = {name for state in states.values() for name in state}
+    for name in names:
+        copies = [state[name] for state in states.values() if name in state]
+        assert all(torch.equal(copies[0], copy) for copy in copies[1:]), name

@@ -1,6 +1,5 @@
 """Small worlds for tests: ranks as threads of this process, or as real processes with gloo."""
 
-import multiprocessing
 import os
 import threading
 import time
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
 from pacekeeper.trainer.fabric import Collectives, Fabric, exchanged
+from support.fork_server import server_context
 
 T = TypeVar("T")
 PROCESS_TIMEOUT_S = 120.0
@@ -115,8 +115,7 @@ def run_processes(
     `body` is a function of an importable module; results and the store are files in `directory`.
     Raises RuntimeError with the text of the first failure; leaves no process behind.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["pacekeeper.trainer.loop"])  # as the supervisor does
+    context = server_context()
     processes: list[BaseProcess] = [
         context.Process(target=_process_main, args=(rank, ranks, body, argument, directory))
         for rank in ranks

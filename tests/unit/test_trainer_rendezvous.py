@@ -20,9 +20,15 @@ from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rendezvous import Meeting, Terms, meet
 from pacekeeper.trainer.stores import connect_store, host_store
 from pacekeeper.trainer.supervisor import _newest_life
-from support.gloo_ranks import HOST
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
+HOST = """
+import time
+from pacekeeper.trainer.stores import host_store
+server = host_store("127.0.0.1", 0)
+print(server.port, flush=True)
+time.sleep(600.0)
+"""
 
 
 @pytest.fixture
