@@ -6,7 +6,8 @@ each of 12 layers, at least 2 nodes for each; a loss is survived only if all lay
 layers with Zipf loads. Every part is exact (all sets of lost nodes). Load is max / mean over nodes:
 Lazarus and EPLB with equal shares, as published, and with the best split over their hosts. Ours
 also where 1 % above the bound counts as even, so that survival decides below that.
-Last the promise that fewer losses are survived than each expert has replicas, in all small cases
+Then the layout a job starts with, before loads are known. Last the promise that fewer losses are
+survived than each expert has replicas, in all small cases
 (research 1.6): how often each planner breaks it.
 Prints tables, last one line of JSON.
 """
@@ -26,13 +27,18 @@ from pacekeeper.controller import eplb, lazarus
 from pacekeeper.controller.even_shares import even_shares
 from pacekeeper.controller.expert_cluster import Floors, Prices, alike
 from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.survival import kill_sets, survival
+from pacekeeper.controller.expert_proof import survival_by
+from pacekeeper.controller.survival import kill_sets, survival, survival_bound
+from pacekeeper.core.layout import even_layout
 
 NUM_NODES, SLOTS, FLOOR = 10, 6, 2
 MODELS = {"GPT-S": 8, "GPT-M": 12, "GPT-L": 16}
 ITERATION = 201
 SHOWN = range(1, 8)
 SMALL_NODES, SMALL_SLOTS, SMALL_EXPERTS, SMALL_REPLICAS = 7, 4, 7, 18  # of the small cases, at most
+
+# nodes, ranks of each, layers, experts of each, replicas of each
+FIRST = ((8, 1, 12, 16, 2), (8, 2, 12, 16, 2), (8, 8, 58, 256, 2), (16, 4, 58, 256, 3))
 
 Loads = npt.NDArray[np.float64]
 Row = dict[str, object]
@@ -124,6 +130,32 @@ def ours(case: str, loads: Loads, even: float = Prices().even) -> Row:
     }
 
 
+def first_layout(
+    num_nodes: int, per_node: int, num_layers: int, num_experts: int, replicas: int
+) -> Row:
+    """Survival of all layers of the layout that knows no loads."""
+    node_of = {rank: rank // per_node for rank in range(num_nodes * per_node)}
+    layout = even_layout(
+        ranks=node_of,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        replicas=replicas,
+        domain_of=node_of,
+    )
+    found = survival_by(layout.experts, list(node_of.values()), max_losses=num_nodes)
+    return {
+        "case": f"{num_nodes} nodes x {per_node}, {num_layers} layers x {num_experts}",
+        "planner": f"first, {replicas} replicas",
+        "survived": found.by_losses,
+        "load": 1.0,
+        "load_best_split": 1.0,
+        "load_bound": 1.0,
+        "survived_bound": tuple(
+            survival_bound(num_nodes, lost, replicas) for lost in range(num_nodes + 1)
+        ),
+    }
+
+
 def small_cases(max_nodes: int) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """(nodes, slots of each, replicas of each expert, ascending) that fill all slots."""
     for num_nodes in range(2, max_nodes + 1):
@@ -212,6 +244,8 @@ def main() -> None:
             result["zipf"] += [published(name, planner, loads) for planner in ("Lazarus", "EPLB")]
             result["zipf"].append(ours(name, loads))
     show("one layer", result["zipf"], console)
+    result["first"] = [first_layout(*case) for case in FIRST]
+    show("the layout a job starts with", result["first"], console)
     kept = result["promises"] = promises()
     console.print(
         f"fewer losses than replicas of each expert: {kept['cases']} small cases, the promise is"

@@ -30,6 +30,10 @@ def command() -> None:
 )  # fmt: skip
 @click.option("--racks", type=click.IntRange(1), help="Nodes per rack; not given: each its own.")
 @click.option(
+    "--rack-failure", type=Finite(0.0, 1.0), default=0.0, show_default=True,
+    help="Probability that a rack fails with all its nodes before the next plan.",
+)  # fmt: skip
+@click.option(
     "--min-nodes", type=click.IntRange(1), default=1, show_default=True, help="Per expert."
 )
 @click.option(
@@ -52,6 +56,7 @@ def placement(
     suspects: str,
     failure: float,
     racks: int | None,
+    rack_failure: float,
     min_nodes: int,
     min_racks: int,
     drift: float,
@@ -70,16 +75,20 @@ def placement(
     from pacekeeper.core.errors import ConfigError
 
     rows = plan_files.read_loads(loads)
-    present = None if current is None else plan_files.read_hosts(current)
+    present = None if current is None else plan_files.read_hosts(current, nodes * devices)
     num_devices = nodes * devices
     at_node = tuple(device // devices for device in range(num_devices))
+    at_rack = tuple(node // racks for node in at_node) if racks else at_node
+    if rack_failure and not racks:
+        raise ConfigError("--rack-failure needs --racks")
     try:
         cluster = Cluster(
             speeds=plan_files.by_device(speeds, num_devices, 1.0, "--speeds"),
             slots=(slots,) * num_devices,
             failure_probability=plan_files.by_device(suspects, num_devices, failure, "--suspects"),
             nodes=at_node,
-            racks=tuple(node // racks for node in at_node) if racks else at_node,
+            racks=at_rack,
+            rack_failure=dict.fromkeys(at_rack, rack_failure) if rack_failure else {},
         )
         plan = plan_experts(
             rows,
@@ -94,6 +103,6 @@ def placement(
     if plot is not None:
         plan_print.draw(plan, rows, cluster, plot)
     if as_json:
-        click.echo(json.dumps(plan_print.as_document(plan)))
+        click.echo(json.dumps(plan_print.as_document(plan, cluster)))
     else:
         plan_print.show(plan, cluster)

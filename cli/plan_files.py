@@ -63,26 +63,39 @@ def _why(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error)
 
 
-def read_hosts(path: Path) -> list[list[list[int]]]:
+def read_hosts(path: Path, num_devices: int) -> list[list[list[int]]]:
     """By layer and expert the devices of a plan that `--json` printed.
 
-    Raises DataError where the file is none.
+    Raises DataError where the file is none, or is of other devices than 0 .. num_devices - 1.
     """
     try:
         document = json.loads(path.read_text())
-        return [
-            [[int(host["device"]) for host in on] for on in layer] for layer in document["hosts"]
+        hosts = [
+            [[_device(host["device"]) for host in on] for on in at] for at in document["hosts"]
         ]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     except (*UNREADABLE, KeyError, TypeError) as error:
         why = f"{path}: no plan ({type(error).__name__}: {_why(error)})"
         raise DataError(why, remedy="give what --json printed") from None
+    for device in (device for layer in hosts for on in layer for device in on):
+        if not 0 <= device < num_devices:
+            raise DataError(
+                f"{path}: a plan of other devices: it names {device}, of 0 to {num_devices - 1}",
+                remedy="take out of it the hosts that are gone",
+            )
+    return hosts
+
+
+def _device(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"device {value}")
+    return value
 
 
 def by_device(text: str, num_devices: int, usual: float, option: str) -> tuple[float, ...]:
     """Values of all devices from "DEVICE=VALUE,..". Raises ConfigError for anything else."""
-    values = [usual] * num_devices
+    named: dict[int, float] = {}
     for part in filter(None, text.split(",")):
         device, _, value = part.partition("=")
         try:
@@ -91,5 +104,7 @@ def by_device(text: str, num_devices: int, usual: float, option: str) -> tuple[f
             raise ConfigError(f"{option}: expected DEVICE=NUMBER,.., got '{part}'") from None
         if not 0 <= at < num_devices:
             raise ConfigError(f"{option}: expected devices 0 to {num_devices - 1}, got {at}")
-        values[at] = values_at
-    return tuple(values)
+        if at in named:
+            raise ConfigError(f"{option}: device {at} is named twice")
+        named[at] = values_at
+    return tuple(named.get(device, usual) for device in range(num_devices))

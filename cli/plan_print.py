@@ -6,10 +6,35 @@ from typing import Any
 
 from pacekeeper.controller.expert_cluster import Cluster
 from pacekeeper.controller.expert_plan import ExpertPlan
+from pacekeeper.controller.expert_proof import survival_by
+from pacekeeper.controller.survival import Survival
 from pacekeeper.core.errors import HostError
 
+COLORS = {"devices": "#ccbb44", "nodes": "#4477aa", "racks": "#aa3377"}
 
-def as_document(plan: ExpertPlan) -> dict[str, Any]:
+
+def survived(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
+    """Survival by number of lost devices, nodes and racks."""
+    most = len(plan.proof.survival.by_losses) - 1
+    return {
+        "devices": survival_by(plan.hosts, range(cluster.num_ranks), max_losses=most),
+        "nodes": plan.proof.survival,
+        "racks": survival_by(plan.hosts, cluster.racks, max_losses=most),
+    }
+
+
+def _distinct(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
+    """The same, of nodes, and of devices and racks where these are not the nodes once more."""
+    num_nodes = len(set(cluster.nodes))
+    is_other = {
+        "devices": cluster.num_ranks > num_nodes,
+        "nodes": True,
+        "racks": len(set(cluster.racks)) < num_nodes,
+    }
+    return {name: of for name, of in survived(plan, cluster).items() if is_other[name]}
+
+
+def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
     """Plain values of all that is planned and proven."""
     proof = plan.proof
     return {
@@ -29,10 +54,13 @@ def as_document(plan: ExpertPlan) -> dict[str, Any]:
             for layer in proof.layers
         ],
         "survival": {
-            "by_lost_nodes": list(proof.survival.by_losses),
-            "standard_error": list(proof.survival.standard_error),
-            "bound": list(proof.survival_bound),
-        },
+            f"by_lost_{name}": {
+                "part": list(of.by_losses),
+                "standard_error": list(of.standard_error),
+            }
+            for name, of in survived(plan, cluster).items()
+        }
+        | {"bound_by_lost_nodes": list(proof.survival_bound)},
         "loss_probability": proof.loss_probability,
         "num_replicas": proof.num_replicas,
         "num_copied": proof.num_copied,
@@ -60,30 +88,34 @@ def show(plan: ExpertPlan, cluster: Cluster) -> None:
         console.print(f"why not less: only devices {shown} hold what they compute")
     console.print(f"replicas: {proof.num_replicas}, of them to copy: {proof.num_copied}")
     console.print(f"an expert loses all its nodes: probability {proof.loss_probability:.3g}")
+    found = _distinct(plan, cluster)
     table = Table(title="part of all losses that is survived")
-    table.add_column("lost nodes", justify="right")
-    table.add_column("survived", justify="right")
-    table.add_column("no placement beats", justify="right")
-    for lost, (part, bound) in enumerate(
-        zip(proof.survival.by_losses, proof.survival_bound, strict=True)
-    ):
-        if lost:
-            table.add_row(str(lost), f"{part:.4f}", f"{bound:.4f}")
+    for name in ("lost", *found, "no placement beats (nodes)"):
+        table.add_column(name, justify="right")
+    for lost in range(1, max(len(of.by_losses) for of in found.values())):
+        parts = (*(of.by_losses for of in found.values()), proof.survival_bound)
+        table.add_row(str(lost), *(f"{p[lost]:.4f}" if lost < len(p) else "" for p in parts))
     console.print(table)
     console.print(f"{cluster.num_ranks} devices; shares and hosts: --json")
 
 
 def loads_of_devices(
     plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster
-) -> list[float]:
-    """Rows / speed of each device over all layers, in parts of the fluid limit."""
-    at = [0.0] * cluster.num_ranks
-    for layer, hosts in zip(rows, plan.hosts, strict=True):
+) -> tuple[list[float], list[float]]:
+    """Rows / speed of each device in parts of the fluid limit: of all layers together, and of the
+    layer where it has most.
+    """
+    whole, most = [0.0] * cluster.num_ranks, [0.0] * cluster.num_ranks
+    for layer, hosts, proof in zip(rows, plan.hosts, plan.proof.layers, strict=True):
+        at = [0.0] * cluster.num_ranks
         for load, on in zip(layer, hosts, strict=True):
             for host in on:
-                at[host.rank] += load * host.share
-    fluid = sum(map(sum, rows)) / sum(cluster.speeds)
-    return [r / s / fluid if fluid else 0.0 for r, s in zip(at, cluster.speeds, strict=True)]
+                at[host.rank] += load * host.share / cluster.speeds[host.rank]
+        whole = [before + here for before, here in zip(whole, at, strict=True)]
+        if proof.fluid > 0.0:
+            most = [max(m, here / proof.fluid) for m, here in zip(most, at, strict=True)]
+    fluid = sum(proof.fluid for proof in plan.proof.layers)
+    return [r / fluid if fluid else 0.0 for r in whole], most
 
 
 def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, path: Path) -> None:
@@ -99,18 +131,24 @@ def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, pa
     proof = plan.proof
     figure = Figure(figsize=(11.0, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2)
-    left.bar(range(cluster.num_ranks), loads_of_devices(plan, rows, cluster), color="#4477aa")
+    whole, most = loads_of_devices(plan, rows, cluster)
+    devices = range(cluster.num_ranks)
+    left.bar(devices, whole, color="#4477aa", label="all layers")
+    if len(rows) > 1:
+        left.plot(devices, most, "_", color="#aa3377", label="its fullest layer")
     fluid = sum(layer.fluid for layer in proof.layers)
     bound = sum(layer.slots_bound for layer in proof.layers) / fluid if fluid else 1.0
     left.axhline(bound, color="#222222", linestyle="--", label="no placement is lower")
     left.set(xlabel="device", ylabel="load / speed, of the fluid limit", ylim=(0.0, None))
     left.legend(loc="lower right")
-    lost = range(len(proof.survival.by_losses))
-    right.plot(lost, proof.survival.by_losses, marker="o", color="#4477aa", label="this plan")
+    for name, of in _distinct(plan, cluster).items():
+        lost = range(len(of.by_losses))
+        right.plot(lost, of.by_losses, marker="o", color=COLORS[name], label=f"of {name}")
     right.plot(
-        lost, proof.survival_bound, color="#222222", linestyle="--", label="no plan is higher"
-    )
-    right.set(xlabel="lost nodes", ylabel="part of the losses survived", ylim=(-0.03, 1.03))
+        range(len(proof.survival_bound)), proof.survival_bound, color="#222222", linestyle="--",
+        label="no plan is higher (nodes)",
+    )  # fmt: skip
+    right.set(xlabel="lost at once", ylabel="part of the losses survived", ylim=(-0.03, 1.03))
     right.legend(loc="lower left")
     try:
         figure.savefig(path, dpi=130, format="png")

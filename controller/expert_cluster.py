@@ -1,6 +1,7 @@
 """What the planner of expert replicas is told: ranks, floors and prices. Values only. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from math import isfinite
 
 import numpy as np
@@ -14,7 +15,8 @@ class Cluster:
     """By position of a rank (0 .. n-1): what it is. `nodes` and `racks` are labels.
 
     `speeds` > 0; `slots`: experts it can hold of each layer; `failure_probability`: that it fails
-    before the next plan. A node fails when any of its ranks does, and takes all of them along.
+    before the next plan. A node fails when any of its ranks does, and takes all of them along; a
+    rack that `rack_failure` names may also fail as a whole, with that probability.
     Raises ValueError where lengths differ or numbers are none.
     """
 
@@ -23,6 +25,7 @@ class Cluster:
     failure_probability: tuple[float, ...]
     nodes: tuple[int, ...]
     racks: tuple[int, ...]
+    rack_failure: Mapping[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         others = (self.slots, self.failure_probability, self.nodes, self.racks)
@@ -32,8 +35,11 @@ class Cluster:
             raise ValueError("speeds must be finite and above 0")
         if min(self.slots) < 1:
             raise ValueError("every rank needs a slot")
-        if not all(0.0 <= p <= 1.0 for p in self.failure_probability):
+        odds = (*self.failure_probability, *self.rack_failure.values())
+        if not all(0.0 <= p <= 1.0 for p in odds):
             raise ValueError("failure probabilities must lie in 0 to 1")
+        if not set(self.rack_failure) <= set(self.racks):
+            raise ValueError("rack failures must be of racks of these ranks")
         rack_of: dict[int, int] = {}
         for node, rack in zip(self.nodes, self.racks, strict=True):
             if rack_of.setdefault(node, rack) != rack:
@@ -50,6 +56,11 @@ class Cluster:
         for node, p in zip(self.nodes, self.failure_probability, strict=True):
             lives[node] = lives.get(node, 1.0) * (1.0 - p)
         return {node: 1.0 - alive for node, alive in lives.items()}
+
+    @property
+    def rack_of(self) -> dict[int, int]:
+        """The rack of each node."""
+        return dict(zip(self.nodes, self.racks, strict=True))
 
 
 def alike(

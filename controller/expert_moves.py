@@ -55,8 +55,9 @@ def _alike(ranks_of: dict[int, list[int]], cluster: Cluster) -> list[list[int]]:
     groups: dict[object, list[int]] = {}
     for node, ranks in ranks_of.items():
         kinds = tuple(sorted(_kind(rank, cluster) for rank in ranks))
-        rack = cluster.racks[ranks[0]] if has_racks else None
-        groups.setdefault((rack, kinds), []).append(node)
+        rack = cluster.racks[ranks[0]]
+        where = (rack if has_racks else None, cluster.rack_failure.get(rack, 0.0))
+        groups.setdefault((where, kinds), []).append(node)
     return list(groups.values())
 
 

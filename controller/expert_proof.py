@@ -9,6 +9,7 @@ import numpy.typing as npt
 from pacekeeper.controller.even_shares import EvenShares
 from pacekeeper.controller.expert_cluster import Cluster, Floors
 from pacekeeper.controller.flag_rows import numbered_rows
+from pacekeeper.controller.rack_loss import loss_with_racks
 from pacekeeper.controller.slot_bound import least_value
 from pacekeeper.controller.survival import (
     KillSet,
@@ -19,6 +20,7 @@ from pacekeeper.controller.survival import (
     survival_bound,
     union_bound,
 )
+from pacekeeper.core.layout import ExpertHosts
 
 MAX_OVERLAPS = 32  # kill sets of which the probability of loss is exact
 
@@ -85,6 +87,8 @@ def loss_of(hosts: Flags, cluster: Cluster) -> float:
     Where many kill sets overlap, a bound from above: their sum.
     """
     killers, risk = node_kill_sets(hosts, cluster), cluster.node_failure
+    if cluster.rack_failure:
+        return loss_with_racks(killers, risk, cluster.rack_of, cluster.rack_failure)
     num_nodes = len(frozenset[int]().union(*killers))
     if len(killers) > MAX_OVERLAPS and sum(map(len, killers)) > num_nodes:
         return min(1.0, union_bound(killers, risk))
@@ -168,3 +172,16 @@ def prove(
         bytes_copied=num_copied * expert_bytes,
         reason=reason,
     )
+
+
+def survival_by(
+    hosts: Sequence[Sequence[ExpertHosts]], labels: Sequence[int], *, max_losses: int
+) -> Survival:
+    """The part of all losses of so many devices, nodes or racks that is survived.
+
+    hosts[layer][expert]; labels [ranks]: those with the same one fail together.
+    """
+    place = {label: i for i, label in enumerate(sorted(set(labels)))}
+    at = [place[label] for label in labels]
+    killers = kill_sets(frozenset(at[host.rank] for host in on) for layer in hosts for on in layer)
+    return survival(killers, len(place), max_losses=max_losses)

@@ -60,6 +60,8 @@ def rebalance_experts(
     present = None if current is None else _as_array(current)
     if present is not None and present.shape != (num_layers, num_replicas):
         raise ValueError(f"current must be {num_layers} x {num_replicas}, got {present.shape}")
+    if present is not None and present.dtype.kind not in "iu":
+        raise ValueError(f"current must hold whole numbers, got {present.dtype}")
     if present is not None and not ((present >= 0) & (present < num_experts)).all():
         raise ValueError(f"current must name experts 0 to {num_experts - 1}")
     plan = plan_experts(

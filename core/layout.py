@@ -263,9 +263,10 @@ def even_layout(
 
     A pipeline of `num_stages` groups of `tensor_size` ranks stands on as few failure domains
     (nodes) as can be: a node takes whole pipelines with it, and others hold the same. An expert's
-    hosts stand on as many as can be; ranks of domains of equal size get the same number of slots
-    (give or take one), two experts rarely share the same set of hosts, and every rank computes as
-    much. Raises ValueError for too few ranks, layers or shards, and for ranks that are left over.
+    hosts stand on as many as can be, those of a stage's layers on the same few sets of domains
+    (`spread_hosts`); ranks of domains of equal size get the same number of slots (give or take
+    one), and every rank computes as much. Raises ValueError for too few ranks, layers or shards,
+    and for ranks that are left over.
     """
     stages = _even_stages(
         _by_domain(ranks, domain_of), num_layers, num_virtual_shards, num_stages, tensor_size

@@ -5,8 +5,7 @@ it, so that whoever has the same ranks in the same domains finds the same hosts.
 """
 
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from math import lcm
-from operator import add
+from math import gcd
 from types import MappingProxyType
 
 DomainOf = Mapping[int, Hashable]
@@ -30,58 +29,63 @@ def spread_hosts(
 ) -> list[tuple[int, ...]]:
     """Hosts for each expert of one layer, ascending, on min(replicas, domains) distinct domains.
 
-    Domains of equal size get the same number of slots, give or take one, and so do their ranks; a
-    smaller one gets more per rank where the spread needs it. Two experts rarely share all hosts.
-    `turn` shifts ties, so that layers differ. len(ranks) >= replicas.
-
-    The next host is the rank of the least price: one whole number, in which every criterion
-    outweighs all that come after it.
+    They stand side by side in one circle of ranks, the same for every layer: few sets of domains
+    hold all copies of an expert, however many layers there are. Where experts are no fewer than
+    ranks all places are taken, and neighbours share experts, so that work can flow all around; with
+    fewer, host sets are disjoint as long as they can be. Domains of equal size get the same number
+    of slots, give or take one, and so do their ranks; a smaller one gets more per rank where the
+    spread needs it. `turn`, the number of the layer, shifts who gets one more. len(ranks) >=
+    replicas.
     """
-    count = len(ranks)
-    members: dict[Hashable, list[int]] = {}
-    for place, rank in enumerate(ranks):
-        members.setdefault(domain(domain_of, rank), []).append(place)
-    own = [members[domain(domain_of, rank)] for rank in ranks]
-    # From the last criterion to the first: turns to go, experts met of the same hosts, experts of
-    # the rank, those of its domain for each rank of it, and whether its domain is taken.
-    met = count
-    used = met * (num_experts * replicas + 1)
-    used_in = used * (num_experts + 1)
-    slots = lcm(*map(len, own))
-    is_taken = used_in * (num_experts * slots + 1)
-    is_chosen = 2 * is_taken
-    paid = [0] * count
-    together: dict[int, list[int]] = {}
+    in_domain: dict[Hashable, list[int]] = {}
+    for rank in ranks:
+        in_domain.setdefault(domain(domain_of, rank), []).append(rank)
+    crowded, others = _crowded(list(in_domain.values()), replicas)
+    circle = _circle(others)
+    length = min(replicas - len(crowded), len(circle))
+    # After so many experts every place has as many: a shift then keeps that.
+    num_even = len(circle) // gcd(length, len(circle)) if circle else 1
+    used = dict.fromkeys(ranks, 0)
     result = []
     for expert in range(num_experts):
-        start = (expert + turn) % count
-        price = [cost + (place - start) % count for place, cost in enumerate(paid)]
-        chosen: list[int] = []
-        num_taken = 0
-        for _ in range(replicas):
-            pick = price.index(min(price))
-            chosen.append(pick)
-            if pick in together:
-                price = list(map(add, price, together[pick]))
-            price[pick] += is_chosen
-            paid[pick] += used
-            mates = own[pick]
-            if num_taken < len(members):  # else all domains are open again
-                num_taken += 1
-                for place in mates:
-                    price[place] += is_taken
-                if num_taken == len(members):
-                    price = [cost - is_taken for cost in price]
-            more = slots // len(mates) * used_in
-            for place in mates:
-                price[place] += more
-                paid[place] += more
-        for place in chosen:
-            row = together.setdefault(place, [0] * count)
-            for other in chosen:
-                row[other] += met
-        result.append(tuple(sorted(ranks[place] for place in chosen)))
+        dealt = turn * num_experts + expert
+        start = dealt * length + expert // num_even
+        chosen = [members[dealt % len(members)] for members in crowded]
+        chosen += [circle[(start + step) % len(circle)] for step in range(length)]
+        while len(chosen) < replicas:  # every domain has one already
+            chosen.append(min(set(ranks).difference(chosen), key=lambda rank: (used[rank], rank)))
+        for rank in chosen:
+            used[rank] += 1
+        result.append(tuple(sorted(chosen)))
     return result
+
+
+def _crowded(members: list[list[int]], replicas: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Domains so large a part of all that every expert has to stand there, and the others.
+
+    members: the ranks of each domain; largest first afterwards.
+    """
+    others = sorted(members, key=len, reverse=True)
+    crowded: list[list[int]] = []
+    width = min(replicas, len(others))
+    while others and len(others[0]) * (width - len(crowded)) > sum(map(len, others)):
+        crowded.append(others.pop(0))
+    return crowded, others
+
+
+def _circle(members: Sequence[Sequence[int]]) -> list[int]:
+    """All ranks once, those of one domain as far apart as the largest allows; largest first.
+
+    Domains are laid one after the other around a circle of so many ranks as the largest has, as
+    often as that goes; who comes to lie at the same place stands side by side (McNaughton's rule).
+    For domains of equal size: the first rank of each, then the second of each.
+    """
+    ranks = [rank for of_domain in members for rank in of_domain]
+    if not ranks:
+        return []
+    width = len(ranks) // len(members[0])
+    order = sorted(range(len(ranks)), key=lambda i: (i * width % len(ranks), i))
+    return [ranks[i] for i in order]
 
 
 def level_shares(

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.expert_cluster import Cluster, Floors
-from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.controller.expert_plan import ExpertPlan, NoPlacement, plan_experts
 from support.densest import least_of_all_hosts, least_split
 
 LOADS = st.one_of(st.just(0.0), st.floats(1e-3, 100.0))
@@ -67,6 +67,32 @@ def test_fewer_losses_than_the_floor_are_survived_and_no_slot_is_used_twice(
         assert proof.value <= least * (1.0 + 1e-3) + 1e-12
         assert proof.fluid <= proof.slots_bound * (1.0 + 1e-9)
         assert max(proof.hosts_bound, proof.slots_bound) <= least * (1.0 + 1e-5)
+
+
+@settings(max_examples=1000)
+@given(clusters(), st.integers(1, 3), st.integers(1, 2), st.integers(1, 7), st.data())
+def test_floors_of_nodes_and_racks_hold_anew_and_from_any_present_hosts(
+    cluster: Cluster, nodes: int, racks: int, num_experts: int, data: st.DataObject
+) -> None:
+    loads = [[data.draw(LOADS) for _ in range(num_experts)]]
+    some = st.sets(st.integers(0, cluster.num_ranks - 1), max_size=3).map(sorted)
+    present = data.draw(st.none() | st.lists(some, min_size=num_experts, max_size=num_experts))
+    floors = Floors(nodes=max(nodes, racks), racks=racks)
+    try:
+        plan = plan_experts(
+            loads, cluster, floors=floors, present=None if present is None else [present]
+        )
+    except NoPlacement:
+        return  # that none is refused where there is room is another test's matter
+    for labels, floor in ((cluster.nodes, floors.nodes), (cluster.racks, floors.racks)):
+        on = [{labels[host.rank] for host in hosts} for hosts in plan.hosts[0]]
+        for failed in combinations(sorted(set(labels)), floor - 1):
+            assert all(at - set(failed) for at in on), "an expert died with so few"
+    held = [
+        sum(any(h.rank == rank for h in on) for on in plan.hosts[0])
+        for rank in range(len(cluster.slots))
+    ]
+    assert all(n <= slots for n, slots in zip(held, cluster.slots, strict=True))
 
 
 @settings(max_examples=300)

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from pacekeeper.controller.shares import best_value
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.spread import level_shares, spread_hosts
+from pacekeeper.core.spread import level_shares
 from pacekeeper.core.transfers import transfers
 from support.layouts import load_of, on_nodes
-from support.spread_twin import spread_twin
 
 NodeOf = dict[int, str]
 
@@ -47,18 +47,6 @@ def test_a_first_layout_puts_an_experts_hosts_on_as_many_nodes_as_can_be(
     # The names of the nodes say nothing, nor does the order in which ranks are listed.
     renamed = {rank: "xyzu"["dbca".index(node_of[rank])] for rank in sorted(node_of)}
     assert first(renamed, num_experts, replicas) == layout
-
-
-@given(st.booleans().flatmap(lambda equal: nodes(are_equal=equal)), experts, st.data())
-def test_hosts_are_those_that_weighing_every_rank_for_every_host_finds(
-    node_of: NodeOf, num_experts: int, data: st.DataObject
-) -> None:
-    replicas = data.draw(st.integers(1, len(node_of)))
-    turn = data.draw(st.integers(0, 5))
-    known = data.draw(st.sets(st.sampled_from(sorted(node_of))))  # the others stand alone
-    domain_of = {rank: node_of[rank] for rank in known}
-    asked = (num_experts, replicas, tuple(node_of), domain_of)
-    assert spread_hosts(*asked, turn=turn) == spread_twin(*asked, turn=turn)
 
 
 @given(nodes(are_equal=True), experts, st.integers(1, 5))
@@ -195,3 +183,73 @@ def test_the_work_of_survivors_is_level() -> None:
 
 def test_where_nobody_lacks_work_shares_are_equal() -> None:
     assert level_shares([(2, 1)], {1: 3.0, 2: 3.0}, 1.0) == [{1: 0.5, 2: 0.5}]
+
+
+def host_nodes(layout: Layout, node_of: NodeOf) -> list[set[frozenset[str]]]:
+    """By layer, the sets of nodes that hold all copies of some expert."""
+    return [
+        {frozenset(node_of[host.rank] for host in hosts) for hosts in layer}
+        for layer in layout.experts
+    ]
+
+
+@given(
+    st.integers(1, 5), st.integers(1, 4), st.integers(1, 5), st.integers(1, 40), st.integers(1, 5)
+)
+def test_all_layers_of_a_first_layout_can_be_lost_with_the_same_few_sets_of_nodes(
+    num_nodes: int, per_node: int, replicas: int, num_experts: int, num_layers: int
+) -> None:
+    num_ranks = num_nodes * per_node
+    assume(replicas <= num_ranks)
+    node_of = {rank: f"{rank // per_node}" for rank in range(num_ranks)}
+    layout = even_layout(
+        ranks=node_of,
+        num_layers=num_layers,
+        num_experts=num_experts,
+        replicas=replicas,
+        domain_of=node_of,
+    )
+    by_layer = host_nodes(layout, node_of)
+    together = set[frozenset[str]]().union(*by_layer)
+    assert len(together) <= (num_nodes if replicas < num_nodes else 1)
+    if num_experts >= num_ranks:
+        assert all(layer == together for layer in by_layer)
+    if num_experts * replicas <= num_ranks and num_ranks % replicas == 0:
+        ranks = {frozenset(h.rank for h in on) for layer in layout.experts for on in layer}
+        assert all(one == other or not one & other for one in ranks for other in ranks)
+
+
+@given(nodes(are_equal=False), experts, st.integers(1, 5), st.integers(1, 4))
+def test_on_unequal_nodes_too_one_circle_serves_all_layers(
+    node_of: NodeOf, num_experts: int, replicas: int, num_layers: int
+) -> None:
+    assume(replicas <= len(node_of))
+    one, many = (
+        even_layout(
+            ranks=node_of,
+            num_layers=n,
+            num_experts=num_experts * len(node_of),
+            replicas=replicas,
+            domain_of=node_of,
+        )
+        for n in (1, num_layers)
+    )
+    (alone,) = host_nodes(one, node_of)
+    assert set[frozenset[str]]().union(*host_nodes(many, node_of)) == alone
+
+
+@given(st.integers(2, 9), st.integers(2, 3), st.integers(1, 3))
+def test_a_slow_rank_can_give_work_to_all_others_over_its_neighbours(
+    num_ranks: int, replicas: int, per_rank: int
+) -> None:
+    assume(replicas <= num_ranks)
+    layout = even_layout(
+        ranks=range(num_ranks),
+        num_layers=1,
+        num_experts=per_rank * num_ranks,
+        replicas=replicas,
+    )
+    hosts = [[host.rank for host in on] for on in layout.experts[0]]
+    speeds = dict.fromkeys(range(num_ranks), 1.0) | {0: 0.5}
+    best = best_value([1.0] * len(hosts), hosts, speeds)
+    assert best.value == pytest.approx(best.fluid)

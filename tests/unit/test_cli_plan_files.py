@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacekeeper.cli.plan_files import read_hosts, read_loads
-from pacekeeper.core.errors import DataError
+from pacekeeper.cli.plan_files import by_device, read_hosts, read_loads
+from pacekeeper.core.errors import ConfigError, DataError
 
 DEEP = "[" * 100_000 + "]" * 100_000
 HUGE = b"{'descr': '<f8', 'fortran_order': False, 'shape': (100000000, 100000000), }"
@@ -66,4 +66,17 @@ def test_an_archive_of_several_arrays_is_not_loads(tmp_path: Path) -> None:
 def test_an_earlier_plan_that_is_none_is_told_in_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(DataError, match=r"plan\.json: no plan"):
-        read_hosts(tmp_path / "plan.json")
+        read_hosts(tmp_path / "plan.json", 4)
+
+
+@pytest.mark.parametrize("device", [4, -1])
+def test_an_earlier_plan_of_other_devices_is_told(device: int, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps({"hosts": [[[{"device": device}]]]}))
+    with pytest.raises(DataError, match=f"it names {device}, of 0 to 3"):
+        read_hosts(tmp_path / "plan.json", 4)
+
+
+def test_a_device_has_one_value() -> None:
+    assert by_device("1=0.5", 2, 1.0, "--speeds") == (1.0, 0.5)
+    with pytest.raises(ConfigError, match="device 1 is named twice"):
+        by_device("1=0.5,1=0.5", 2, 1.0, "--speeds")

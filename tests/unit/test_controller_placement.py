@@ -113,6 +113,7 @@ def test_more_slots_than_experts_are_filled_with_second_replicas() -> None:
         ((WEIGHT, 16, 1, 1, 8), {"min_hosts": 2}, "do not fit"),
         ((WEIGHT, 16, 1, 1, 8), {"current": np.zeros((2, 3), dtype=int)}, "current"),
         ((WEIGHT, 16, 1, 1, 8), {"current": np.full((2, 16), 12)}, "current"),
+        ((WEIGHT, 16, 1, 1, 8), {"current": np.zeros((2, 16))}, "whole numbers"),
     ],
 )
 def test_bad_numbers_are_refused(
