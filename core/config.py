@@ -12,6 +12,7 @@ from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name,
 
 GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
 METRICS_PORT = 9464
+LONGEST_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow
 SHORTEST_DOCUMENT_TOKENS = 16  # of the trainer's text; a row must have room for one
 
 
@@ -31,6 +32,12 @@ def _one_of(owner: object, name: str, *values: str) -> None:
     if getattr(owner, name) not in values:
         expected = ", ".join(repr(str(value)) for value in values)
         raise ValueError(f"{name}: expected one of {expected}, got {getattr(owner, name)!r}")
+
+
+def _at_most(owner: object, ceiling: float, *names: str) -> None:
+    for name in names:
+        if not getattr(owner, name) <= ceiling:
+            raise ValueError(f"{name}: expected at most {ceiling:g}, got {getattr(owner, name)}")
 
 
 def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
@@ -268,8 +275,9 @@ class TrainConfig:
     dtype: str = "float32"
     # Seconds a collective may wait before its rank looks at the abort flag again.
     tick_s: float = 0.1
-    # Seconds from the moment a rank freezes until the others train on: it is waited for, the others
-    # say how far they are, it is fenced (killed for good). Above the longest compute of a step.
+    # Seconds from the moment a rank or a node freezes until the others train on: it is waited for,
+    # the others say how far they are, it is fenced (killed for good). At least twice the longest
+    # compute of a step.
     peer_timeout_s: float = 30.0
     # Steps between two bitwise comparisons of all copies of weights, moments and gradients (0:
     # none): one small exchange, and a checksum of everything a rank holds. A difference ends the
@@ -325,6 +333,10 @@ class TrainConfig:
         _at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
         _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
+        # A step of AdamW moves every weight by about the learning rate.
+        _at_most(self, 1.0, "learning_rate", "emulated_jitter")
+        _at_most(self, 1.0 / self.learning_rate, "weight_decay")  # beyond, signs change
+        _at_most(self, LONGEST_WAIT_S, "emulated_step_s", "tick_s", "peer_timeout_s")
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token: expected at most num_experts = {self.num_experts}, "

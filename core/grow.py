@@ -27,6 +27,17 @@ def grow(
     Raises ValueError for no newcomers, for ranks that are there already, and for layouts of several
     stages or with tensor groups: single ranks do not widen those.
     """
+    return _grown(layout, newcomers, generation, floor or Floor(), frozenset())
+
+
+def _grown(
+    layout: Layout,
+    newcomers: Collection[int],
+    generation: int,
+    floor: Floor,
+    lost: Collection[tuple[int, int]],
+) -> Layout:
+    """As `grow`; of the (layer, expert) in `lost` who was there takes what newcomers can not."""
     fresh = tuple(sorted(set(newcomers)))
     if not fresh or set(fresh) & set(layout.ranks):
         raise ValueError(f"ranks {list(fresh)} can not join those of {list(layout.ranks)}")
@@ -44,7 +55,7 @@ def grow(
         generation=generation,
         stages=(replace(stage, groups=tuple((run,) for run in sorted(runs))),),
         experts=tuple(
-            _widened(experts, layer, fresh, pace, floor or Floor())
+            _widened(experts, fresh, pace, floor, _order(layer, len(experts)), _of(layer, lost))
             for layer, experts in enumerate(layout.experts)
         ),
         batch_shares=tuple(pace.items()),
@@ -61,7 +72,8 @@ def next_of(
 ) -> Layout:
     """What the `staying` ranks go on with: without who is not among them, with who is new.
 
-    What the dead held newcomers take first. Raises LostStateError, and takes `is_restored`, as
+    What the dead held newcomers take first; then, where an expert still lacks a domain that the
+    dead took, who was there. Raises LostStateError, and takes `is_restored`, as
     `shrink` does.
     """
     gone, fresh = set(layout.ranks).difference(staying), set(staying).difference(layout.ranks)
@@ -69,7 +81,22 @@ def next_of(
     if not fresh:
         return without(floor=floor)
     left = without(floor=Floor(hosts=1)) if gone else layout
-    return grow(left, newcomers=fresh, generation=generation, floor=floor)
+    lost = [
+        (layer, expert)
+        for layer, experts in enumerate(layout.experts)
+        for expert, hosts in enumerate(experts)
+        if any(host.rank in gone for host in hosts)
+    ]
+    return _grown(left, fresh, generation, floor, lost)
+
+
+def _order(layer: int, num_experts: int) -> list[int]:
+    """Layers begin at different experts, so that not all of them give up the same ones."""
+    return [(layer + i) % num_experts for i in range(num_experts)]
+
+
+def _of(layer: int, lost: Collection[tuple[int, int]]) -> frozenset[int]:
+    return frozenset(expert for of, expert in lost if of == layer)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +110,10 @@ class _Table:
 
     def covered(self, expert: int) -> set[Hashable]:
         return {self.name[rank] for rank in self.hosts[expert]}
+
+    def able_to_widen(self, covered: Collection[Hashable], ranks: Collection[int]) -> list[int]:
+        """Of `ranks` those on other domains than the `covered`, with a slot left."""
+        return [r for r in ranks if self.name[r] not in covered and self.used[r] < self.slots]
 
     def add(self, expert: int, ranks: Collection[int]) -> None:
         """One of `ranks`: where it adds a domain, then the least burdened."""
@@ -114,12 +145,15 @@ class _Table:
 
 def _widened(
     experts: tuple[ExpertHosts, ...],
-    layer: int,
     fresh: Sequence[int],
     pace: Mapping[int, float],
     floor: Floor,
+    order: Sequence[int],
+    lost: Collection[int],
 ) -> tuple[ExpertHosts, ...]:
-    """`pace`: each rank's part of the speed of all, all ranks of the wider layout."""
+    """`pace`: each rank's part of the speed of all, all ranks of the wider layout. `order`: of
+    experts; the `lost` ones lost a host.
+    """
     if not experts:
         return experts
     before = [{host.rank: host.share for host in hosts} for hosts in experts]
@@ -129,9 +163,7 @@ def _widened(
         used={rank: sum(rank in hosts for hosts in before) for rank in pace},
         slots=len(experts) if floor.slots_per_rank is None else floor.slots_per_rank,
     )
-    # Layers begin at different experts, so that not all of them give up the same ones.
-    order = [(layer + i) % len(experts) for i in range(len(experts))]
-    _regain(table, order, fresh, min(max(1, floor.hosts), len(pace)))
+    _regain(table, order, fresh, min(max(1, floor.hosts), len(pace)), lost)
     _take_over(table, order, fresh)
     changed = [e for e, hosts in enumerate(before) if table.hosts[e] != set(hosts)]
     # What a rank shall compute, in experts: what it lacks to that it takes of those that changed.
@@ -147,15 +179,21 @@ def _widened(
     return tuple(tuple(Host(rank, share) for rank, share in s.items()) for s in before)
 
 
-def _regain(table: _Table, order: Sequence[int], fresh: Sequence[int], enough: int) -> None:
+def _regain(
+    table: _Table,
+    order: Sequence[int],
+    fresh: Sequence[int],
+    enough: int,
+    lost: Collection[int],
+) -> None:
     """Experts on too few domains, then those with too few hosts."""
     wide = min(enough, len(set(table.name.values())))
     for expert in order:
         on = table.hosts[expert]
         while len(covered := table.covered(expert)) < wide:
-            able = [
-                r for r in fresh if table.name[r] not in covered and table.used[r] < table.slots
-            ]
+            able = table.able_to_widen(covered, fresh)
+            if not able and expert in lost:
+                able = table.able_to_widen(covered, table.name)
             if not able:
                 break
             if len(on) >= enough:  # one of those that share a domain makes room

@@ -2,6 +2,7 @@
 
 Pure. The last rung: deaths that the living outlive are no reason, nor is a side that lost the
 others from sight: those may go on. All launchers come to the same answer from the same notices.
+What is started again is the job on the nodes that are left: those whose launchers still answer.
 """
 
 from collections.abc import Collection, Mapping
@@ -26,9 +27,9 @@ def next_move(
 ) -> tuple[Next, str]:
     """What to do, and why.
 
-    `nodes`: those the job began with, and those that joined and have a part in it; the others went
-    on without any other one. `ended`: with which exit code each node's ranks ended, where they did;
-    `gone`: nodes whose launcher does not answer.
+    `nodes`: those with a part in the job, as far as is known; the others went on without any other
+    one, by a quorum, so that it can not train on. `ended`: with which exit code each node's ranks
+    ended, where they did; `gone`: nodes whose launcher does not answer.
     """
     for node in sorted(set(nodes).intersection(ended)):
         if ended[node] not in RESTARTABLE:
@@ -40,6 +41,23 @@ def next_move(
     if living:
         return Next.WAIT, f"nodes {living} train on"
     return Next.AGAIN, "all ranks of all nodes have ended"
+
+
+def next_nodes(
+    began: Collection[int], nodes: Collection[int], ended: Mapping[int, int], gone: Collection[int]
+) -> tuple[int, ...]:
+    """The nodes of the next life, ascending, once all `nodes` with a part in the job have ended.
+
+    Of those that `began` the job: who ended in a way that allows it, and whose launcher answers. An
+    empty one where these are no majority of those with a part (or half with the lowest): the others
+    may have started again without this side, and no longer answer for that reason.
+    """
+    able = {node for node in began if ended.get(node) in RESTARTABLE}.difference(gone)
+    voters = set(began).intersection(nodes) or set(began)
+    lead = 2 * len(able & voters) - len(voters)
+    if lead < 0 or (lead == 0 and min(voters) not in able):
+        return ()
+    return tuple(sorted(able))
 
 
 def back_off_s(restart: int) -> float:

@@ -12,12 +12,14 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer.commit import resolve
 from pacekeeper.trainer.joining import Candidate
+from pacekeeper.trainer.patience import Patience
 from pacekeeper.trainer.quorum import Group, Ruling, rule
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
@@ -34,9 +36,7 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.002
 NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one may die at once
 PROBE_PERIOD_S = 0.05
-SILENCE_GRACE_S = 2.0  # at most, for the others' reports after somebody's silence
 START_S = 120.0  # for ranks to come at all: one node may take long to load what it runs
-GOING_ON_S = 1.0  # at most, to end who is fenced and to form the next group
 FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
 QUORUM_WAIT_S = 15.0  # for notices of death that would make a side a quorum; then it gives up
 _NO_QUORUM_REMEDY = (
@@ -67,19 +67,9 @@ class Agreement:
     known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
 
     @property
-    def patience_s(self) -> float:
-        """Until who has given no sign of life is fenced."""
-        return self.timeout_s - min(GOING_ON_S, self.timeout_s / 8)
-
-    @property
-    def grace_s(self) -> float:
-        """Of it, for the others to say how far they are, once somebody was silent in a group."""
-        return min(SILENCE_GRACE_S, self.patience_s / 4)
-
-    @property
-    def wait_s(self) -> float:
-        """Of it, for a silent member in a collective, or while a group is formed."""
-        return self.patience_s - self.grace_s
+    def patience(self) -> Patience:
+        """How the time-out is divided."""
+        return Patience(timeout_s=self.timeout_s)
 
     def dead_among(self, members: tuple[int, ...]) -> set[int]:
         """Members to go on without: dead for the agent or the stores, or out of sight."""
@@ -103,10 +93,15 @@ class Agreement:
         return home is not None and self._is_finished(home, group)
 
     def is_left(self, group: Group) -> bool:
-        """Has a member left `group`, or is one dead? Then it can not be formed any more."""
-        dead = self.dead_among(group.members)
+        """Has a member left `group`, or is one dead? Then nobody need wait in it any more.
+
+        Asked again and again by who waits for members: a store that is silent meanwhile holds
+        nobody up, nor is its node gone for that.
+        """
+        glance = self.stores.glance
+        dead, _ = self._look(group.members, glance)
         home = self._home(group.members, dead)
-        return bool(dead) or home is None or self.stores.read(home, _key("left", group)) is not None
+        return bool(dead) or home is None or glance(home, _key("left", group)) is not None
 
     def belong_to(self, group: Group) -> None:
         """Act in `group` from now on. Raises Fenced where that can not be put on record.
@@ -172,7 +167,7 @@ class Agreement:
                 time.sleep(PROBE_PERIOD_S)
                 continue
             blocked_s = None
-            if self.rank == living[0] or now_s - silence.began_s > self.grace_s:
+            if self.rank == living[0] or now_s - silence.began_s > self.patience.grace_s:
                 reports = self._gather(home, group, living)
                 if self.rank == living[0] and len(reports) == len(living):
                     verdict = self._decide(reports, frozenset(dead), next_layout, candidates, base)
@@ -191,16 +186,20 @@ class Agreement:
             told |= self._notices(node)
         return rule(group, living, told)
 
-    def _look(self, members: tuple[int, ...]) -> tuple[set[int], dict[int, str]]:
-        """Members to go on without, and the notices of death at home."""
+    def _look(
+        self, members: tuple[int, ...], read: Callable[[int, str], str | None] | None = None
+    ) -> tuple[set[int], dict[int, str]]:
+        """Members to go on without, and the notices of death at home, as `read` there."""
         dead = {r for r in members if self.node_of[r] in self.stores.gone}
         dead |= self.known_dead() & set(members)
         home = self._home(members, dead)
-        deaths = {} if home is None else self._notices(home)
+        deaths = {} if home is None else self._notices(home, read)
         return dead | (set(deaths) & set(members)), deaths
 
-    def _notices(self, node: int) -> dict[int, str]:
-        return parse_notices(self.stores.read(node, DEATHS_KEY))
+    def _notices(
+        self, node: int, read: Callable[[int, str], str | None] | None = None
+    ) -> dict[int, str]:
+        return parse_notices((read or self.stores.read)(node, DEATHS_KEY))
 
     def _witness(self, text: str, group: Group, dead: set[int]) -> str:
         """Put a verdict into the next stores, in order; the one that stands in the last one.
@@ -213,7 +212,8 @@ class Agreement:
 
     def _witnesses(self, members: tuple[int, ...], dead: set[int]) -> list[int]:
         nodes = sorted({self.node_of[rank] for rank in members if rank not in dead})
-        return [node for node in nodes if self.stores.client(node) is not None][:NUM_WITNESSES]
+        there = (node for node in nodes if self.stores.client(node) is not None)
+        return list(islice(there, NUM_WITNESSES))  # who is not needed is not called
 
     def _is_finished(self, home: int, group: Group) -> bool:
         finished = parse_notices(self.stores.read(home, FINISHED_KEY))
@@ -322,10 +322,10 @@ class _Silence:
     def _patience_s(self, reports: Mapping[int, Report]) -> float:
         """Who lives has noticed within milliseconds, or at the end of what it computes."""
         if any(report.was_silence for report in reports.values()):
-            return self.agreement.grace_s
+            return self.agreement.patience.grace_s
         if not any(report.progress.ticket for report in reports.values()):
-            return max(START_S, self.agreement.patience_s)  # it may never have come
-        return self.agreement.patience_s
+            return max(START_S, self.agreement.patience.fenced_s)  # it may never have come
+        return self.agreement.patience.fenced_s
 
 
 def _key(what: str, group: Group, *parts: int) -> str:

@@ -18,11 +18,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from pacekeeper.trainer.forming import GLOO_TO_LEAVE, Waiting
 from pacekeeper.trainer.timing import SegmentClock, TransferClock
 from pacekeeper.trainer.wires import Wire, cut, open_wires
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
-STORE_TIMEOUT_S = 5.0  # for one answer of the store
+STORE_TIMEOUT_S = 5.0  # for one answer of the store, where nothing shorter is asked for
 _ARRIVAL_POLL_S = 0.002
 
 
@@ -102,8 +103,10 @@ class Fabric:
     `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
     is paused around each collective, so that waiting never counts as compute; `transfers` is told
     of those that all enter together. `name` keeps two groups of one generation apart in a store;
-    `cut_store` ends its connection, whoever waits in it. `arrive_s`: for all members to come
-    (None: `timeout_s`, the time for a silent one in a collective).
+    `cut_store` ends its connection, whoever waits in it. `timeout_s`: for a member that is silent
+    in a collective, since the one before it, but a quarter less at most than since this one.
+    `arrive_s`: for all members to come (None: `timeout_s`); `answer_s`: for one answer of the
+    store.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Fabric:
         tick_s: float,
         timeout_s: float,
         arrive_s: float | None = None,
+        answer_s: float | None = None,
         clock: SegmentClock | None = None,
         name: str = "",
         cut_store: Callable[[], None] = lambda: None,
@@ -132,6 +136,8 @@ class Fabric:
         self._sockets: set[Wire] = set()
         self._parts: dict[tuple[int, ...], _Part] = {}
         self._cut_store = cut_store
+        self._waiting = Waiting(is_aborted=is_aborted, tick_s=tick_s, cut_store=cut_store)
+        self._answer_s = STORE_TIMEOUT_S if answer_s is None else answer_s
         self._is_store_silent = False
         own = PrefixStore(f"group-{name or generation}", store)
         before: set[Wire] | None = None
@@ -144,18 +150,18 @@ class Fabric:
             # It names the group's keys, and counts this rank's failed attempts, too: who had one
             # more than the others would look for them elsewhere, for ever.
             dist.distributed_c10d._world.group_count = 0
-            with self._store_answers(form_s + STORE_TIMEOUT_S):
-                dist.init_process_group(
-                    "gloo",
-                    store=own,
-                    rank=ranks.index(rank),
-                    world_size=len(ranks),
-                    timeout=timedelta(seconds=form_s),
-                )
+            dist.init_process_group(
+                GLOO_TO_LEAVE,
+                store=own,
+                rank=ranks.index(rank),
+                world_size=len(ranks),
+                timeout=timedelta(seconds=form_s),
+                pg_options=self._waiting,
+            )
             # Ours is the shorter one: the group's own must never end a collective first.
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * timeout_s))
         except (RuntimeError, ValueError) as error:
-            failure = str(error).splitlines()[0][:200]
+            failure = f"generation {generation} could not be formed: {_in_short(error)}"
             is_silence = self._is_store_silent
             if before is not None:  # all were here: who does not connect in time is frozen
                 is_silence = is_silence or time.monotonic() - began_s >= form_s
@@ -163,8 +169,8 @@ class Fabric:
             self._sockets = open_wires() - before
         if failure:
             self.close()
-            why = f"generation {generation} could not be formed: {failure}"
-            raise PeerLost(why, is_silence=is_silence)
+            raise PeerLost(failure, is_silence=is_silence)
+        self._heard_s = time.monotonic()  # from all members, last
 
     def all_to_all(
         self,
@@ -231,9 +237,9 @@ class Fabric:
             dist.destroy_process_group()
 
     def _await_members(self, store: Store, arrive_s: float) -> None:
-        """Until all are here: forming the group can not be interrupted, waiting for it can."""
+        """Until all are here: nobody connects to who never comes."""
         give_up_s = time.monotonic() + arrive_s
-        with self._store_answers(STORE_TIMEOUT_S):
+        with self._store_answers(self._answer_s):
             if store.add("arrived", 1) == len(self.ranks):
                 store.set("complete", "1")
         while not self._are_all_here(store):
@@ -246,7 +252,7 @@ class Fabric:
         """Look for one tick."""
         tick_s = self._tick.total_seconds()
         until_s = time.monotonic() + tick_s
-        with self._store_answers(tick_s + STORE_TIMEOUT_S):
+        with self._store_answers(tick_s + self._answer_s):
             while not store.check(["complete"]):
                 if time.monotonic() > until_s:
                     return False
@@ -277,12 +283,12 @@ class Fabric:
         before, began_s = open_wires(), time.monotonic()
         form_s = min(self._timeout_s, FORM_TIMEOUT_S)
         try:
-            with self._store_answers(form_s + STORE_TIMEOUT_S):
-                made: dist.ProcessGroup = dist.new_group(
-                    [self.ranks.index(rank) for rank in ranks],
-                    timeout=timedelta(seconds=form_s),
-                    use_local_synchronization=True,  # the others make groups of their own meanwhile
-                )
+            made: dist.ProcessGroup = dist.new_group(
+                [self.ranks.index(rank) for rank in ranks],
+                timeout=timedelta(seconds=form_s),
+                use_local_synchronization=True,  # the others make groups of their own meanwhile
+                pg_options=self._waiting,
+            )
             dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * self._timeout_s), made)
         except (RuntimeError, ValueError) as error:
             is_silence = self._is_store_silent or time.monotonic() - began_s >= form_s
@@ -300,7 +306,10 @@ class Fabric:
         output_splits: list[int],
         input_splits: list[int],
     ) -> None:
-        give_up_s = time.monotonic() + self._timeout_s
+        entered_s = time.monotonic()
+        # Who froze may have done so just after the last one, while this rank computed.
+        counted_s = min(entered_s - self._heard_s, self._timeout_s / 4)
+        give_up_s = entered_s + self._timeout_s - counted_s
         try:
             work = dist.all_to_all_single(
                 output, input, output_splits, input_splits, group=group, async_op=True
@@ -309,11 +318,11 @@ class Fabric:
             while True:
                 try:
                     work.wait(self._tick)
-                    return
+                    break
                 except RuntimeError as error:
                     if work.is_completed():  # meanwhile: whether well or not, it says so at once
                         work.wait(self._tick)
-                        return
+                        break
                     # A timed-out wait does no harm; whatever else is a broken group.
                     if "timed out" not in str(error).lower():
                         raise
@@ -324,6 +333,7 @@ class Fabric:
                     raise PeerLost(why, is_silence=True) from None
         except RuntimeError as error:
             raise PeerLost(f"a collective broke: {_in_short(error)}") from None
+        self._heard_s = time.monotonic()
 
 
 class _Part:

@@ -35,7 +35,7 @@ from pacekeeper.trainer.verdict import Report, Verdict
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
-_FENCED = 75  # the exit code of a rank the others went on without (EX_TEMPFAIL)
+LEFT_BEHIND = 75  # the exit code of a rank the others went on without (EX_TEMPFAIL)
 _COLLECT_PERIOD_STEPS = 50
 _LOG_PERIOD_STEPS = 10
 _log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def rank_main(spec: RankSpec) -> None:
         train(spec)
     except Fenced as error:
         _log.error("%s", error)
-        _leave(_FENCED)
+        _leave(LEFT_BEHIND)
     except PacekeeperError as error:
         _log.error("%s", error)
         _leave(int(error.exit_code))
@@ -103,6 +103,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     gc.freeze()
     gc.disable()
     lost = _begin(rank, stores, agreement, verdict)
+    stores.answer_s = agreement.patience.answer_s  # while all start at once they may be slower
     is_over = lost is None and rank.step >= spec.config.steps
     while True:
         if lost is not None:
@@ -196,21 +197,22 @@ def _begin(
 def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> None:
     """Form `group`, its addresses in the store of the lowest member's node."""
     node = rank.spec.node_of[group.members[0]]
-    store = stores.client(node)
-    if store is None:
+    line = stores.line(node)
+    if line is None:
         raise PeerLost(f"the store of node {node} is gone")
-    config = rank.spec.config
+    config, patience = rank.spec.config, agreement.patience
     fabric = Fabric(
-        store=store,
+        store=line.store,
         generation=group.generation,
         name=group.name,
         rank=rank.spec.rank,
         ranks=group.members,
         is_aborted=lambda: entry.has_lost_newcomers(rank, stores) or agreement.is_left(group),
-        cut_store=lambda: stores.cut(node),
+        cut_store=line.cut,
         tick_s=config.tick_s,
-        timeout_s=agreement.wait_s,
-        arrive_s=entry.arrive_s(rank, agreement.wait_s),
+        timeout_s=patience.wait_s,
+        arrive_s=entry.arrive_s(rank, patience.wait_s),
+        answer_s=stores.answer_s,
     )
     rank.join(fabric)
 

@@ -200,7 +200,8 @@ class Door:
             self._supervisor.is_waiting = False
             return False
         if self._supervisor.codes:
-            _log.error("a rank ended before it was let in: this node does not join")
+            ended = sorted(self._supervisor.codes)
+            _log.error("ranks %s ended before they were let in: this node does not join", ended)
             self._supervisor.kill_all()
             return False
         if now_s < self._next_s or self._supervisor.stop_asked_s:

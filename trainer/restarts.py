@@ -1,21 +1,23 @@
 """The last rung: when all ranks of all nodes have ended, the launchers start the job again.
 
-Each launcher tells all stores how its ranks ended, and waits until it knows of every node or of a
-reason to end (core/restart.py). The next life meets at the same rendezvous, in a new store. It is
-one of the nodes that began the job: those that joined tell their end, and may join again.
+Each launcher tells all stores how its ranks ended, and waits until it knows of every node with a
+part in the job or of a reason to end (core/restart.py). The next life is one of the nodes that
+began the job and are left, as the lowest of them says: those that joined tell their end, and may
+join again. It meets in a new store, at the same rendezvous or, without node 0, where the lowest
+was.
 """
 
 import logging
 import math
 import signal
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.errors import ExitCode, UnreachableError
-from pacekeeper.core.restart import Next, back_off_s, next_move
+from pacekeeper.core.restart import Next, back_off_s, next_move, next_nodes
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung, Life
 from pacekeeper.trainer.loop import rank_main
@@ -27,6 +29,7 @@ from pacekeeper.trainer.supervisor import STOP_SIGNALS, supervise
 
 ENDED_KEY = "ended"  # launchers append "NODE@CODE,"
 RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this life
+NEXT_KEY = "next"  # in every launcher's: the nodes of the next life
 _POLL_S = 0.2
 _LOOK_PERIOD_S = 1.0
 _log = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank
     rung = Restarts(spec=spec)
     usual = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     while True:
-        code = supervise(spec, body, rung if spec.config.max_restarts else None)
+        code = supervise(rung.spec, body, rung if spec.config.max_restarts else None)
         if not rung.is_wanted:
             return code
         for number, handler in usual.items():
@@ -110,8 +113,8 @@ class Restarts(LastRung):
         if self.number >= self.spec.config.max_restarts:
             _log.error("all %d restarts are used up", self.number)
             return
-        chosen = self._await_the_others(ended)
-        if chosen is not Next.AGAIN:
+        nodes = self._await_the_others(ended)
+        if not nodes or not self._take_place(nodes, stores.addresses):
             return
         wait_s = back_off_s(self.number + 1)
         _log.warning(
@@ -124,8 +127,11 @@ class Restarts(LastRung):
         while time.monotonic() < until_s and not ended.stop_asked_s:
             time.sleep(_POLL_S)
         self.is_wanted = not ended.stop_asked_s
+        if not self.is_wanted:
+            _log.warning("asked to end: nothing is started again")
 
-    def _await_the_others(self, life: Life) -> Next:
+    def _await_the_others(self, life: Life) -> tuple[int, ...]:
+        """The nodes of the next life, this one among them; none: it ends."""
         stores, said, looked_s = life.stores, "", -math.inf
         while True:
             now_s = time.monotonic()
@@ -135,6 +141,7 @@ class Restarts(LastRung):
                 self.look(stores)
             ended = parse_ends(stores.read(self.spec.node_rank, ENDED_KEY))
             chosen, why = next_move(self._nodes(), ended, stores.gone)
+            nodes = self._decided(stores, ended) if chosen is Next.AGAIN and is_due else None
             if chosen is Next.AGAIN and not is_due:
                 looked_s = -math.inf  # has another node joined those that ended since?
                 continue
@@ -143,10 +150,53 @@ class Restarts(LastRung):
                 _log.warning("this node's ranks have ended; %s", why)
             is_stopped = stores.read(self.spec.node_rank, STOP_KEY) is not None
             if life.stop_asked_s or is_stopped:
-                return Next.END
-            if chosen is not Next.WAIT:
-                return chosen
+                _log.warning("asked to end: nothing is started again")
+                return ()
+            if nodes is not None or chosen is Next.END:
+                return nodes or ()
             time.sleep(_POLL_S)
+
+    def _decided(self, stores: Stores, ended: Mapping[int, int]) -> tuple[int, ...] | None:
+        """Who is part of the next life: the lowest of those says it, once, to all; None: not yet.
+
+        Who answers may look different to each of them.
+        """
+        own, began = self.spec.node_rank, range(self.spec.num_nodes)
+        said = stores.read(own, NEXT_KEY)
+        if said is None:
+            able = next_nodes(began, self._nodes(), ended, stores.gone)
+            if not able:
+                away = sorted(stores.gone.intersection(began))
+                _log.error("the launchers of nodes %s are gone: too few to start again", away)
+                return ()
+            if own != able[0]:
+                return None
+            said = ",".join(map(str, able))
+            for node in able:
+                said = stores.write_first(node, NEXT_KEY, said) or said
+        return tuple(map(int, said.split(",")))
+
+    def _take_place(self, nodes: tuple[int, ...], addresses: Sequence[str]) -> bool:
+        """Be ready to start again with these nodes only; False where that can not be."""
+        spec, own = self.spec, self.spec.node_rank
+        left = sorted(set(range(spec.num_nodes)).difference(nodes))
+        if not left:
+            return True
+        if own not in nodes:
+            _log.error("nodes %s start again without this one: it did not answer", list(nodes))
+            return False
+        _log.warning("nodes %s are left behind: their launchers do not answer", left)
+        try:
+            self.spec = replace(
+                spec,
+                num_nodes=len(nodes),
+                node_rank=nodes.index(own),
+                rendezvous=spec.rendezvous if nodes[0] == 0 else addresses[nodes[0]],
+            )
+        except ValueError as error:
+            _log.error("nodes %s alone can not start again: %s", list(nodes), error)
+            return False
+        return True
 
     def look(self, stores: Stores) -> None:
         """Who answers, and what they know of the job. A store without ranks says it on: it is a way
@@ -164,8 +214,11 @@ class Restarts(LastRung):
             stores.write(own, JOB_KEY, self.facts.encode())
 
     def _nodes(self) -> set[int]:
-        joined = () if self.facts is None else map(self.facts.node_of.get, self.facts.members)
-        return set(range(self.spec.num_nodes)).union(node for node in joined if node is not None)
+        """With a part in the job, and this one."""
+        own, facts = self.spec.node_rank, self.facts
+        if facts is None:  # no group has stood yet
+            return set(range(self.spec.num_nodes))
+        return {own}.union(facts.node_of[rank] for rank in facts.members)
 
 
 def parse_ends(text: str | None) -> dict[int, int]:

@@ -21,10 +21,12 @@ from torch.distributed import DistError
 
 from pacekeeper.core.config import host_and_port
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
-from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires
+from pacekeeper.trainer.wires import cut, leads_to, open_wires
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
+LEAST_CONNECT_S = 1.5  # a resolver that stalls may take a second of it (below)
+GLANCE_S = 0.05
 _KNOCKS = 64  # at so many doors at once
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -93,37 +95,37 @@ def host_store_near(rendezvous: str) -> tuple[str, TCPStore]:
 def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStore:
     """A client of the store at host:port. Raises UnreachableError, also where it stays silent."""
     host, port = host_and_port(address)
-    before = open_wires()
+    before, give_up_s = open_wires(), time.monotonic() + timeout_s
     answer: SimpleQueue[TCPStore | Exception] = SimpleQueue()
 
     def connect() -> None:
         try:
-            answer.put(
-                TCPStore(
-                    host,
-                    port,
-                    is_master=False,
-                    wait_for_workers=False,
-                    timeout=timedelta(seconds=timeout_s),
-                )
+            store = TCPStore(
+                host,
+                port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=timedelta(seconds=timeout_s),
             )
+            store.set_timeout(timedelta(seconds=CONNECT_TIMEOUT_S))
+            answer.put(store)
         except (DistError, RuntimeError) as error:
             answer.put(error)
 
     try:
-        # The client above knocks for all of `timeout_s`, even at a door that is not there.
+        # The client above knocks for all of its time, even at a door that is not there.
         with socket.create_connection((host, port), timeout_s) as knock:
             peer = knock.getpeername()[0]
         # It greets the store and waits for the answer without a deadline: the kernel of a frozen
         # host takes connections for it.
         threading.Thread(target=connect, daemon=True, name="connect").start()
-        found = answer.get(timeout=timeout_s)
+        found = answer.get(timeout=max(0.0, give_up_s - time.monotonic()))
         if isinstance(found, Exception):
             raise found
         return found
     except Empty:
         cut({wire for wire in open_wires() - before if leads_to(wire, port, peer)})
-        why = f"it takes connections and has not answered for {timeout_s:.0f} s"
+        why = f"it takes connections and has not answered for {timeout_s:.1f} s"
     except (OSError, DistError, RuntimeError) as error:
         why = str(error).splitlines()[0]
     raise UnreachableError(
@@ -132,12 +134,21 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
     )
 
 
-def _answers(address: str) -> bool:
-    """Is a store there that is not frozen?"""
-    with contextlib.suppress(UnreachableError):
-        connect_store(address)
-        return True
-    return False
+class Line:
+    """A connection for one purpose, in which somebody may wait: it can be cut from any thread."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        """Raises UnreachableError."""
+        before = open_wires()
+        self.store = connect_store(address, timeout_s)
+        _, port = host_and_port(address)
+        self._wires = {wire for wire in open_wires() - before if leads_to(wire, port)}
+        self.is_cut = False
+
+    def cut(self) -> None:
+        """End it: who waits in it gets an error."""
+        self.is_cut = True
+        cut(self._wires)
 
 
 class _Desk:
@@ -169,14 +180,17 @@ class _Desk:
 class Stores:
     """Clients of all nodes' stores, connected when first needed; use from one thread.
 
-    `addresses` by node number, empty where the node's store is not known (any more).
+    `addresses` by node number, empty where the node's store is not known (any more). `answer_s`:
+    who is silent for so long when asked is gone.
     """
 
-    def __init__(self, addresses: tuple[str, ...]) -> None:
+    def __init__(self, addresses: tuple[str, ...], answer_s: float | None = None) -> None:
         self.addresses = addresses
+        self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
         self._clients: dict[int, TCPStore] = {}
+        self._lines: dict[int, Line] = {}
         self._desks: dict[int, _Desk] = {}
-        self._wires: dict[int, set[Wire]] = {}
+        self._glances: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
         self.gone = {node for node, address in enumerate(addresses) if not address}
 
@@ -194,20 +208,52 @@ class Stores:
         if node in self.gone:
             return None
         if node not in self._clients:
-            before = open_wires()
             try:
-                self._clients[node] = connect_store(self.addresses[node])
+                self._clients[node] = self._connected(node)
             except UnreachableError:
                 self._lose(node)
                 return None
-            _, port = host_and_port(self.addresses[node])
-            fresh = open_wires() - before
-            self._wires[node] = {wire for wire in fresh if leads_to(wire, port)}
         return self._clients[node]
 
-    def cut(self, node: int) -> None:
-        """End the connection to a node's store, from any thread: who waits in it gets an error."""
-        cut(self._wires.get(node, set()))
+    def line(self, node: int) -> Line | None:
+        """A second connection, to wait in; None once that node is gone.
+
+        Cut off, it leaves the node's other keys within reach.
+        """
+        if node in self.gone:
+            return None
+        if node not in self._lines or self._lines[node].is_cut:
+            try:
+                self._lines[node] = Line(self.addresses[node], self._connect_s)
+            except UnreachableError:
+                self._lose(node)
+                return None
+        return self._lines[node]
+
+    @property
+    def _connect_s(self) -> float:
+        return max(self.answer_s, LEAST_CONNECT_S)
+
+    def _connected(self, node: int) -> TCPStore:
+        return connect_store(self.addresses[node], self._connect_s)
+
+    def glance(self, node: int, key: str) -> str | None:
+        """A key's value, now or as of a moment ago; None where it is not set or not told at once.
+
+        For who asks again and again: a store that is silent costs GLANCE_S, and is not gone.
+        """
+        asked = self._glances.pop((node, key), None)
+        answer = asked or self._put(
+            node, lambda store: store.get(key).decode() if store.check([key]) else None
+        )
+        if answer is None:
+            return None
+        try:
+            found = answer.get(timeout=GLANCE_S)
+        except Empty:
+            self._glances[node, key] = answer
+            return None
+        return self._said(node, found)
 
     def read(self, node: int, key: str) -> str | None:
         """A key's value without waiting for it; None where it is not set or the node is gone."""
@@ -226,7 +272,7 @@ class Stores:
 
     def append_everywhere(self, key: str, value: str) -> None:
         """As `append`, in all stores at once: one that is silent delays no other."""
-        give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
+        give_up_s = time.monotonic() + self.answer_s
         asked = {
             node: self._put(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
             for node in range(len(self.addresses))
@@ -242,25 +288,32 @@ class Stores:
         strangers = [n for n in nodes if n not in self._clients and n not in self.gone]
         if strangers:
             with ThreadPoolExecutor(max_workers=_KNOCKS) as pool:
-                answers = pool.map(_answers, [self.addresses[node] for node in strangers])
-            for node in (n for n, lives in zip(strangers, answers, strict=True) if not lives):
-                self._lose(node)
+                for node, client in zip(strangers, pool.map(self._called, strangers), strict=True):
+                    if client is None:
+                        self._lose(node)
+                    else:
+                        self._clients[node] = client
         asked = {node: self._put(node, lambda store: store.check([DEATHS_KEY])) for node in nodes}
-        give_up_s = time.monotonic() + ANSWER_TIMEOUT_S
+        give_up_s = time.monotonic() + self.answer_s
         for node, answer in asked.items():
             self._take(node, answer, give_up_s)
+
+    def _called(self, node: int) -> TCPStore | None:
+        with contextlib.suppress(UnreachableError):
+            return self._connected(node)
+        return None
 
     def write_first(self, node: int, key: str, value: str) -> str | None:
         """Set a key unless it is set; the value that stands (None: the node is gone)."""
         return self._ask(node, lambda store: store.compare_set(key, "", value).decode())
 
     def _ask(self, node: int, question: Callable[[TCPStore], T]) -> T | None:
-        """The answer, or None and the node is gone: broken, or silent for ANSWER_TIMEOUT_S.
+        """The answer, or None and the node is gone: broken, or silent for `answer_s`.
 
         A client has no deadline of its own: a frozen host would hold the caller for ever.
         """
         answer = self._put(node, question)
-        return self._take(node, answer, time.monotonic() + ANSWER_TIMEOUT_S)
+        return self._take(node, answer, time.monotonic() + self.answer_s)
 
     def _put(
         self, node: int, question: Callable[[TCPStore], T]
@@ -284,6 +337,9 @@ class Stores:
             found = answer.get(timeout=max(0.0, give_up_s - time.monotonic()))
         except Empty:
             found = UnreachableError(f"the store of node {node} is silent")
+        return self._said(node, found)
+
+    def _said(self, node: int, found: T | Exception) -> T | None:
         if isinstance(found, DistError | RuntimeError | UnreachableError):
             self._lose(node)
             return None
@@ -307,6 +363,9 @@ class Stores:
 
     def _forget(self, node: int) -> None:
         self._clients.pop(node, None)
+        self._lines.pop(node, None)
+        for asked in [asked for asked in self._glances if asked[0] == node]:
+            del self._glances[asked]
         desk = self._desks.pop(node, None)
         if desk is not None:
             desk.close()

@@ -26,8 +26,9 @@ from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung
 from pacekeeper.trainer.limits import check_startable, node_limits
-from pacekeeper.trainer.loop import rank_main
+from pacekeeper.trainer.loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
+from pacekeeper.trainer.patience import Patience
 from pacekeeper.trainer.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rank_server import rank_server
@@ -35,6 +36,7 @@ from pacekeeper.trainer.rendezvous import meet
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     FINISHED_KEY,
+    LEAST_CONNECT_S,
     STOP_KEY,
     Stores,
     fence_key,
@@ -50,6 +52,7 @@ GRACE_S = 10.0  # beyond the longest that a step's collective may wait for a mem
 SAME_WISH_S = 1.0
 AGENT_SILENCE_S = 10.0  # an agent looks many times a second
 LEARN_S = 1.0  # between two looks for nodes that joined
+NAMED_RANKS = 8  # of those whose ends are told again when all have ended
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
@@ -131,7 +134,9 @@ class Supervisor:
         self.body = body
         self.fenced: set[int] = set()
         self.addresses = addresses
-        self.stores = Stores(addresses)
+        patience = Patience(timeout_s=spec.config.peer_timeout_s)
+        # A node that is frozen must not keep this one from ending who is.
+        self.stores = Stores(addresses, max(patience.answer_s, LEAST_CONNECT_S))
         self.processes: dict[int, ForkServerProcess] = {}
         self.codes: dict[int, int] = {}  # exit codes of ended ranks; negative: signal
         self.stop_asked_s = 0.0
@@ -225,6 +230,7 @@ class Supervisor:
             self.stop_asked_s = now_s
         if not self.is_told:
             self.is_told = True
+            _log.info("asked to end: all ranks do after their step")
             if not self.is_waiting:  # else the job is not this node's to end
                 self.stores.append_everywhere(STOP_KEY, f"{self.spec.node_rank},")
             self._tell_to_stop()
@@ -288,7 +294,7 @@ class Supervisor:
         if code == 0:
             _log.info("rank=%d finished", rank)
         else:
-            _log.warning("rank=%d died: %s", rank, _describe(code))
+            _log.warning("rank=%d died: %s", rank, self._how(rank))
         group = self._last_group(rank)
         if code or group == NO_GROUP:  # others may count on it by now, and it never came in
             self._learn_nodes()  # one that joined a moment ago must hear of it, too
@@ -309,9 +315,10 @@ class Supervisor:
         for rank, process in self.processes.items():
             if rank in self.codes or rank in self.fenced:
                 continue
-            asked = self.stores.read(self.spec.node_rank, fence_key(rank)) is not None
-            if asked or rank in declared:
-                _log.warning("rank=%d is fenced (killed): it was declared dead", rank)
+            asked = self.stores.read(self.spec.node_rank, fence_key(rank))
+            if asked is not None or rank in declared:
+                why = f"for the others it was {asked}" if asked else "it was declared dead"
+                _log.warning("rank=%d is fenced (killed): %s", rank, why)
                 self.fenced.add(rank)
                 process.kill()
 
@@ -339,7 +346,19 @@ class Supervisor:
             return ExitCode.OK
         known = {int(code) for code in ExitCode}
         own = [code for code in self.codes.values() if code in known]
-        return ExitCode(max(own, default=int(ExitCode.INTERNAL)))
+        verdict = ExitCode(max(own, default=int(ExitCode.INTERNAL)))
+        ends = [f"rank {rank}: {self._how(rank)}" for rank in sorted(self.codes)]
+        more = len(ends) - NAMED_RANKS
+        ends = ends[:NAMED_RANKS] + ([f"and {more} more"] if more > 0 else [])
+        _log.error("no rank of this node finished (code %d): %s", verdict, ", ".join(ends))
+        return verdict
+
+    def _how(self, rank: int) -> str:
+        """A rank's end, in words."""
+        code = self.codes[rank]
+        if code < 0:
+            return f"signal {signal.Signals(-code).name}" + " (fenced)" * (rank in self.fenced)
+        return f"exit code {code}" + " (the others went on without it)" * (code == LEFT_BEHIND)
 
 
 def _newest_life(config: TrainConfig) -> int:
@@ -373,7 +392,3 @@ def _is_stopped(pid: int | None) -> bool:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state in ("T", "t")
     return False
-
-
-def _describe(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

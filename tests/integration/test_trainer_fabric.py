@@ -13,6 +13,7 @@ from support.gloo_ranks import (
     exchange_uneven,
     fail_alone,
     keep_a_stranger,
+    leave_while_connecting,
     lose_a_peer,
     outlive_a_frozen_store,
     run_ranks,
@@ -57,6 +58,18 @@ def test_nobody_waits_for_the_dead_or_for_ever(tmp_path: Path) -> None:
 def test_who_failed_to_connect_alone_finds_the_others_afterwards(tmp_path: Path) -> None:
     seen = run_ranks(fail_alone, tmp_path, (0, 1))
     assert seen[0]["votes"] == seen[1]["votes"] == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_a_group_is_left_as_soon_as_a_member_dies_in_its_forming(
+    tmp_path: Path, is_told: bool
+) -> None:
+    """Without a time-out that anybody would wait for."""
+    seen = run_ranks(partial(leave_while_connecting, is_told=is_told), tmp_path)
+    assert sorted(seen) == [0, 2], "the third was killed"
+    for result in seen.values():
+        assert "generation 1 could not be formed" in result["why"]
+        assert result["votes"] == [[0.0], [2.0]]
 
 
 def test_a_collective_that_ends_as_its_tick_does_is_no_broken_group(tmp_path: Path) -> None:

@@ -91,6 +91,22 @@ def test_a_negative_count_is_refused_by_name(key: tuple[str, str, type], value: 
         read_config(AgentConfig, f"[{table}]\n{name} = {value}\n", file="f.toml")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", "1e300"),
+        ("weight_decay", "1e300"),
+        ("emulated_jitter", "1e300"),
+        ("emulated_step_s", "1e12"),
+        ("tick_s", "1e300"),
+        ("peer_timeout_s", "1e300"),
+    ],
+)
+def test_a_number_that_no_step_could_be_made_with_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"f\.toml: \[train\] {name}: expected at most"):
+        read_config(TrainConfig, f"[train]\n{name} = {value}\n", file="f.toml")
+
+
 def test_nesting_beyond_reason_is_not_valid_toml() -> None:
     with pytest.raises(ConfigError, match=r"f\.toml: not valid TOML"):
         read_config(AgentConfig, "[agent]\nx = " + "[" * 5000, file="f.toml")

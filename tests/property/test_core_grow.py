@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.grow import grow, next_of
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import Host, Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.transfers import transfers
 from support.layouts import ModelBlocks, layouts, load_of, on_nodes
@@ -237,6 +237,32 @@ def test_deaths_and_joins_at_once_leave_no_expert_behind(join: Join, data: st.Da
     assert all(len(hosts) >= enough for layer in after.experts for hosts in layer)
     moves = transfers(first, after, living=staying)
     assert all(move.source in set(first.ranks) - dead for move in moves)
+
+
+@given(any_joins(), st.data())
+def test_an_expert_that_lost_a_host_stands_as_wide_as_members_and_newcomers_allow(
+    join: Join, data: st.DataObject
+) -> None:
+    """Where slots bind no one, on as many nodes as its floor asks for."""
+    first, floor = join.layout, replace(join.floor, slots_per_rank=None)
+    dead = data.draw(st.sets(st.sampled_from(first.ranks), max_size=len(first.ranks) - 1))
+    staying = set(first.ranks) - dead | set(join.newcomers)
+    after = next_of(first, staying, generation=9, floor=floor, is_restored=True)
+    enough = min(join.hosts, len(staying))
+    wide = min(enough, len({join.node_of[rank] for rank in staying}))
+    for old, nodes in zip(first.experts, on_nodes(after, join.node_of), strict=True):
+        for hosts, count in zip(old, nodes, strict=True):
+            assert count >= wide or not {host.rank for host in hosts} & dead
+
+
+def test_a_death_and_a_join_at_once_leave_an_expert_on_three_nodes_where_there_are_three() -> None:
+    """Two hosts on one node, the third dies; newcomers bring a second node, members the third."""
+    node_of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 3}
+    first = even_layout(ranks=range(4), num_layers=1, num_experts=1, replicas=1)
+    hosts = tuple(Host(rank, share) for rank, share in ((0, 0.5), (1, 0.25), (2, 0.25)))
+    first = replace(first, experts=((hosts,),))
+    after = next_of(first, (0, 1, 3, 4), generation=2, floor=Floor(hosts=3, domain_of=node_of))
+    assert len({node_of[host.rank] for host in after.experts[0][0]}) == 3
 
 
 @given(come_back(), st.data())

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.restart import LONGEST_BACK_OFF_S, RESTARTABLE, Next, back_off_s, next_move
+from pacekeeper.core.restart import (
+    LONGEST_BACK_OFF_S,
+    RESTARTABLE,
+    Next,
+    back_off_s,
+    next_move,
+    next_nodes,
+)
 
 nodes = st.integers(1, 4)
 codes = st.sampled_from([int(code) for code in ExitCode])
@@ -50,6 +57,33 @@ def test_who_finished_lost_its_quorum_or_can_not_run_starts_nothing(code: ExitCo
 def test_a_launcher_that_told_its_end_and_went_on_is_not_gone() -> None:
     ended = {0: int(ExitCode.INTERNAL), 1: int(ExitCode.LOST_STATE)}
     assert next_move((0, 1), ended, {0})[0] is Next.AGAIN
+
+
+@given(nodes, st.data())
+def test_two_sides_that_do_not_see_each_other_never_both_start_again(
+    num_nodes: int, data: st.DataObject
+) -> None:
+    """Each may have gone on to its next life, where the other finds nobody."""
+    began = range(num_nodes)
+    part = data.draw(st.frozensets(st.sampled_from(began), min_size=1))
+    ended = {node: data.draw(codes) for node in began}
+    here = data.draw(st.frozensets(st.sampled_from(began)))
+    one = next_nodes(began, part, ended, here)
+    other = next_nodes(began, part, ended, set(began) - here)
+    assert not (one and other)
+    assert not set(one) & here and all(ended[node] in RESTARTABLE for node in one)
+
+
+@given(nodes)
+def test_who_is_left_starts_again_where_it_has_most_of_the_job(num_nodes: int) -> None:
+    began = range(num_nodes)
+    ended = dict.fromkeys(began, int(ExitCode.INTERNAL))
+    assert next_nodes(began, began, ended, ()) == tuple(began)
+    if num_nodes > 2:
+        assert next_nodes(began, began, ended, {0}) == tuple(began)[1:]
+    # The others went on without the last node before: it is not missed, nor is one that joined.
+    lone = {0: int(ExitCode.LOST_STATE)}
+    assert next_nodes(began, {0, num_nodes}, lone, set(began) - {0}) == (0,)
 
 
 @given(nodes, st.data())

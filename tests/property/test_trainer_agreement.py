@@ -288,19 +288,6 @@ def test_the_first_member_tells_the_launchers_of_all_nodes_that_the_job_is_over(
     assert told_by(0) == [0, 1, 2, 3, 4]
 
 
-@given(st.floats(0.1, 1000.0))
-def test_all_waits_for_a_frozen_rank_fit_into_what_is_stated(timeout_s: float) -> None:
-    cluster = FakeCluster(num_nodes=1, ranks_per_node=1, deaths={})
-    mine = Agreement(
-        stores=cluster.stores_of(0), rank=0, node_of=cluster.node_of, timeout_s=timeout_s,
-        known_dead=frozenset,
-    )  # fmt: skip
-    left_s = timeout_s - mine.wait_s - mine.grace_s
-    assert left_s == pytest.approx(min(agreement.GOING_ON_S, timeout_s / 8))
-    assert mine.wait_s >= 0.6 * timeout_s
-    assert mine.patience_s == pytest.approx(timeout_s - left_s)
-
-
 def test_a_generation_that_one_has_left_can_not_be_formed() -> None:
     cluster = FakeCluster(num_nodes=1, ranks_per_node=3, deaths={})
     waiting = Agreement(

@@ -84,6 +84,9 @@ class FakeStores:
         with self._cluster.lock:
             return self._store(node).get(key)
 
+    def glance(self, node: int, key: str) -> str | None:
+        return self.read(node, key)
+
     def probe(self, nodes: Collection[int]) -> None:
         for node in nodes:
             self.read(node, DEATHS_KEY)

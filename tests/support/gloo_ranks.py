@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -125,7 +126,7 @@ def lose_a_peer(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str,
         fabric.close()
         members = ranks if generation < last else ranks[:-1]
         fabric = form(directory, generation, rank, members)
-        resources.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+        resources.append((len(os.listdir("/proc/self/fd")), _num_threads()))
     votes = fabric.exchange([rank])
     fabric.exchange([1.0])
     fabric.close()
@@ -164,6 +165,45 @@ def wait_for_nobody(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
         if fabric is not None:
             fabric.close()
     return seen
+
+
+def leave_while_connecting(
+    directory: Path, rank: int, ranks: tuple[int, ...], *, is_told: bool
+) -> dict[str, Any]:
+    """The last rank dies when all have come: before it has told its address, or after."""
+    fabric_module.FORM_TIMEOUT_S = 10 * TIMEOUT_S
+    dead, pid = directory / "dead", directory / "pid"
+
+    def die() -> None:
+        dead.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def is_gone() -> bool:
+        """With its threads: one of them may connect a moment longer."""
+        return dead.exists() and not Path(f"/proc/{pid.read_text()}").exists()
+
+    def strike() -> None:
+        if rank == ranks[-1] and is_told:
+            threading.Timer(0.2, die).start()
+        elif rank == ranks[-1]:
+            die()
+        else:
+            _await(is_gone)
+
+    if rank == ranks[-1]:
+        pid.write_text(str(os.getpid()))
+    wrap(Fabric, "_await_members", after=lambda f, *_: strike() if f.generation == 1 else None)
+    why = ""
+    try:
+        form(directory, 1, rank, ranks, is_aborted=dead.exists, timeout_s=10 * TIMEOUT_S)
+    except PeerLost as error:
+        assert not error.is_silence
+        why = str(error)
+    fabric = form(directory, 2, rank, ranks[:-1])
+    votes = fabric.exchange([rank])
+    fabric.exchange([1.0])
+    fabric.close()
+    return {"why": why, "votes": votes.tolist()}
 
 
 def fail_alone(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
@@ -211,9 +251,10 @@ def outlive_a_frozen_store(
     host = multiprocessing.get_context("fork").Process(target=_host, args=(tells,))
     host.start()
     try:
-        stores = Stores((f"127.0.0.1:{told.recv()}",))
-        store = stores.client(0)
-        assert store is not None
+        stores = Stores((f"127.0.0.1:{told.recv()}",), 0.5)
+        line = stores.line(0)
+        assert line is not None and stores.client(0) is not None
+        store = line.store
         freeze = partial(os.kill, host.pid or 0, signal.SIGSTOP)
         if is_late:
             store.add("group-1/arrived", 1)  # the other one is here
@@ -229,7 +270,7 @@ def outlive_a_frozen_store(
                 is_aborted=lambda: False,
                 tick_s=0.02,
                 timeout_s=TIMEOUT_S,
-                cut_store=lambda: stores.cut(0),
+                cut_store=line.cut,
             )
         except PeerLost as error:
             return {"is_silence": error.is_silence, "answer": stores.read(0, "key"),
@@ -238,6 +279,15 @@ def outlive_a_frozen_store(
     finally:
         host.kill()
         host.join()
+
+
+def _num_threads() -> int:
+    """The kernel may show one that has ended for a moment longer."""
+    seen = []
+    for _ in range(20):
+        seen.append(len(os.listdir("/proc/self/task")))
+        time.sleep(0.002)
+    return min(seen)
 
 
 def _have_left(directory: Path, generation: int, count: int) -> bool:

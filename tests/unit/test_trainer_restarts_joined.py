@@ -22,7 +22,7 @@ from pacekeeper.trainer.newcomer import JoinSpec, join
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
-from pacekeeper.trainer.restarts import ENDED_KEY, Departure, Restarts
+from pacekeeper.trainer.restarts import ENDED_KEY, NEXT_KEY, Departure, Restarts
 from pacekeeper.trainer.stores import Stores, connect_store, host_store
 from pacekeeper.trainer.supervisor import STOP_SIGNALS, Supervisor
 from pacekeeper.trainer.verdict import Verdict
@@ -145,6 +145,62 @@ def test_a_node_without_ranks_learns_who_joined_since_and_leads_newcomers_there(
             node0.ended.stop_asked_s = 1.0
         waiting.result(PATIENCE_S)
     assert newcomer.find_job(node0.addresses[:1])[0].leader_node == 1
+
+
+def test_without_a_node_that_was_left_behind_the_others_start_again_where_the_lowest_was(
+    node0: Node0, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first one is lost with the rendezvous; the others had gone on without it."""
+    spec = replace(node0.restarts.spec, num_nodes=3)
+    facts = replace(node0.facts, members=(1, 2))
+    del node0.servers[0]
+    both = [Restarts(spec=replace(spec, node_rank=node)) for node in (1, 2)]
+    for node in (1, 2):
+        node0.say(node, facts)
+    with ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(one.end, Ended(stores=Stores(node0.addresses)), ExitCode.INTERNAL)
+            for one in both
+        ]
+        for end in ends:
+            end.result(PATIENCE_S)
+    for place, one in enumerate(both):
+        assert one.is_wanted
+        assert (one.spec.num_nodes, one.spec.node_rank) == (2, place)
+        assert one.spec.rendezvous == node0.addresses[1]
+    assert "nodes [0] are left behind" in caplog.text
+
+
+def test_too_few_launchers_start_nothing_again(
+    node0: Node0, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The others ended, too, and may have started again without this one."""
+    node0.restarts = Restarts(spec=replace(node0.restarts.spec, num_nodes=3))
+    node0.ended = Ended(stores=Stores(node0.addresses))
+    node0.say(0, replace(node0.facts, members=(0, 1, 2)))
+    for node in (1, 2):
+        node0.ended.stores.append(0, ENDED_KEY, f"{node}@1,")
+    del node0.servers[1:]
+    node0.end()
+    assert not node0.restarts.is_wanted
+    assert "the launchers of nodes [1, 2] are gone: too few to start again" in caplog.text
+
+
+def test_what_the_lowest_launcher_decided_holds_for_all(node0: Node0) -> None:
+    """Though it has gone on since, and looks as if it were gone."""
+    spec = replace(node0.restarts.spec, num_nodes=3, node_rank=2)
+    node0.restarts = Restarts(spec=spec)
+    node0.ended = Ended(stores=Stores(node0.addresses))
+    node0.say(2, replace(node0.facts, members=(0, 1, 2)))
+    for node in (0, 1):
+        node0.ended.stores.append(2, ENDED_KEY, f"{node}@1,")
+    node0.ended.stores.write(2, NEXT_KEY, "0,2")
+    del node0.servers[:2]
+    node0.end()
+    assert node0.restarts.is_wanted
+    place = node0.restarts.spec
+    assert (place.num_nodes, place.node_rank) == (2, 1)
+    assert place.rendezvous == spec.rendezvous
 
 
 def await_text(caplog: pytest.LogCaptureFixture, text: str) -> None:

@@ -5,10 +5,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError
 
 from pacekeeper.core.errors import HostError, UnreachableError
+from pacekeeper.trainer import stores as stores_module
 from pacekeeper.trainer.stores import (
     CONNECT_TIMEOUT_S,
     Stores,
@@ -139,10 +143,55 @@ def test_many_are_asked_and_told_at_once_and_who_is_gone_is_known(nobody: str) -
     assert stores.read(3, "deaths") == "1@first,"
 
 
-def test_a_connection_that_was_cut_is_as_one_that_broke() -> None:
+def test_a_line_that_was_cut_costs_nobody_the_store() -> None:
     server = host_store("127.0.0.1", 0)
     stores = Stores((f"127.0.0.1:{server.port}",))
     stores.write(0, "key", "value")
-    stores.cut(0)
-    assert stores.read(0, "key") is None
+    line = stores.line(0)
+    assert line is not None and stores.line(0) is line
+    line.cut()
+    with pytest.raises((DistError, RuntimeError)):
+        line.store.get("key")
+    assert stores.read(0, "key") == "value" and not stores.gone
+    another = stores.line(0)
+    assert another is not None and another.store.get("key") == b"value"
+
+
+class Silent:
+    """A client of a store that does not answer before it is told to; it counts its questions."""
+
+    def __init__(self) -> None:
+        self.may_answer = threading.Event()
+        self.num_asked = 0
+
+    def check(self, keys: list[str]) -> bool:
+        self.num_asked += 1
+        return self.may_answer.wait(PATIENCE_S)
+
+    def get(self, key: str) -> bytes:
+        return b"value"
+
+
+def test_a_glance_at_a_silent_store_holds_nobody_up_and_asks_once() -> None:
+    stores, client = Stores(("127.0.0.1:1",)), Silent()
+    stores._clients[0] = cast(TCPStore, client)
+    assert [stores.glance(0, "key") for _ in range(3)] == [None] * 3
+    assert client.num_asked == 1 and not stores.gone
+    client.may_answer.set()
+    give_up_s = time.monotonic() + PATIENCE_S
+    while stores.glance(0, "key") != "value":
+        assert time.monotonic() < give_up_s
+    assert not stores.gone
+
+
+def test_who_is_silent_for_as_long_as_is_stated_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for as long as somebody who states nothing would wait."""
+    monkeypatch.setattr(stores_module, "ANSWER_TIMEOUT_S", 10 * PATIENCE_S)
+    stores, client = Stores(("127.0.0.1:1",), 0.05), Silent()
+    stores._clients[0] = cast(TCPStore, client)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            assert pool.submit(stores.read, 0, "key").result(PATIENCE_S) is None
+        finally:
+            client.may_answer.set()
     assert stores.gone == {0}

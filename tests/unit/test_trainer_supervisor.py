@@ -90,6 +90,18 @@ def test_the_exit_code_says_how_the_ranks_ended(
     assert node._verdict() is verdict
 
 
+def test_a_node_without_a_rank_that_finished_says_of_each_how_it_ended(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Supervisor(spec(tmp_path), (), 1, rank_main)
+    node.codes = {0: -signal.SIGKILL, 1: 75, **dict.fromkeys(range(2, 12), 1)}
+    node.fenced = {0}
+    node._verdict()
+    assert "no rank of this node finished (code 1): rank 0: signal SIGKILL (fenced)" in caplog.text
+    assert "rank 1: exit code 75 (the others went on without it), rank 2: " in caplog.text
+    assert caplog.text.rstrip().endswith("rank 7: exit code 1, and 4 more")
+
+
 def test_the_launcher_tells_the_agent_of_itself(tmp_path: Path) -> None:
     Supervisor(spec(tmp_path, node_rank=1, num_nodes=3), (), 1, rank_main)
     ring = tmp_path / "rings" / "test" / SUPERVISOR_RING
