@@ -26,7 +26,8 @@ from pacekeeper.controller.partition_home import home_partition
 from pacekeeper.controller.partition_plan import Partition
 from pacekeeper.controller.partition_price import price
 from pacekeeper.controller.partition_problem import Device, LayerCost, Links, ModelCost, Problem
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.core.config import DetectorConfig, PolicyConfig
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.schedule import Schedule

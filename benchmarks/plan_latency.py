@@ -15,7 +15,8 @@ from pathlib import Path
 from benchmarks.placement_scale import zipf_loads
 from pacekeeper.controller.events import AskDecision, Event
 from pacekeeper.controller.planner import Planner
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.topology import ModelShape

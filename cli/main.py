@@ -21,7 +21,7 @@ _COMMANDS = {
     "replay": ("pacekeeper.cli.replay", "Judge a recorded run: who was slow, and what it cost."),
     "simulate": ("pacekeeper.cli.simulate", "Play recorded failures against several policies."),
     "checkpoint": ("pacekeeper.cli.checkpoint", "List, check and show checkpoints."),
-    "plan": ("pacekeeper.cli.plan", "Plan expert placements for a trainer of your own."),
+    "plan": ("pacekeeper.cli.plan", "Plan experts or partitions for a trainer of your own."),
     "doctor": ("pacekeeper.cli.doctor", "Say what works on this machine and what does not."),
 }
 

@@ -6,11 +6,15 @@ from pathlib import Path
 import click
 
 from pacekeeper.cli.options import Finite
+from pacekeeper.cli.plan_partition import partition
 
 
 @click.group()
 def command() -> None:
     """Plan for a trainer of your own."""
+
+
+command.add_command(partition)
 
 
 @command.command()

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pacekeeper.controller.policy import View
+from pacekeeper.controller.policy_view import View
 from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.reports import NodeReport

@@ -7,7 +7,7 @@ they speak of is known. Steps and findings: `steps.py`.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller import incidents, probing, refusals, rewind, steps
+from pacekeeper.controller import incidents, move_costs, probing, promises, refusals, rewind, steps
 from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.core.config import ControllerConfig
@@ -45,7 +45,7 @@ def take_in(
     job, said = _take_layouts(job, report.layouts)
     commands += said
     job = _take_signs_of_life(job, report.records, now_s)
-    job = _take_applied(job, report.records)
+    job = move_costs.take(_take_applied(job, report.records), report.records)
     work: list[StepFact] = []
     for record in report.records:
         if isinstance(record, RankExitRecord):
@@ -284,9 +284,12 @@ def _enter_layout(
         left = set(job.dead) - set(layout.ranks)
         job, said = incidents.close(job, left, FindingKind.DEATH, unix_s, action)
     commands += said
-    job = refusals.after(job, layout)
+    job = replace(refusals.after(job, layout), promise=promises.made(job, layout))
     is_overtaken = job.desired is not None and job.desired.generation <= layout.generation
-    is_home = job.home is not None and steps.is_same_work(job.home, layout)
+    # Back there while a rank is still slow: the next plan will want a way home again.
+    is_home = (
+        job.home is not None and not job.evidence.slow and steps.is_same_work(job.home, layout)
+    )
     kept = {g: known for g, known in job.known_layouts.items() if g >= layout.generation}
     job = replace(
         job,

@@ -8,7 +8,7 @@ reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import causes, endings, inbox, offers, probing, watch
+from pacekeeper.controller import causes, endings, inbox, offers, probing, promises, watch
 from pacekeeper.controller.containment import contained
 from pacekeeper.controller.events import (
     AskDecision,
@@ -25,19 +25,17 @@ from pacekeeper.controller.events import (
     Tick,
 )
 from pacekeeper.controller.incidents import newest
-from pacekeeper.controller.policy import View
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
+from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
 from pacekeeper.core.reports import JobReport
-from pacekeeper.predictor.detector_state import microbatches_per_step, restore
-from pacekeeper.predictor.forecast import Workload
+from pacekeeper.predictor.detector_state import restore
 from pacekeeper.predictor.live_input import restored_inputs
 from pacekeeper.predictor.live_job import JobPace
 
 DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
 CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
-MEASURED_STEPS = 5  # steps the present layout must have run before its price is known
 
 
 def advance(
@@ -265,7 +263,7 @@ def _act(
     if job.asked or is_young or _basis(job) == job.decided_on or not _is_actionable(job):
         return state, ()
     number = state.num_asked + 1
-    question = AskDecision(job=name, asked=number, view=_view(job, now_s))
+    question = AskDecision(job=name, asked=number, view=view_of(job, now_s))
     job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
     return replace(_with_job(state, job), num_asked=number), (question,)
 
@@ -299,7 +297,7 @@ def _take_decision(
     assert job.layout is not None, "an actionable job has a layout"
     plan, base_generation = decision.layout, job.layout.generation
     job = replace(
-        job,
+        promises.given_up(job, decision, now_s),
         desired=plan,
         desired_base=base_generation,
         desired_for=frozenset(job.evidence.slow),
@@ -349,39 +347,6 @@ def _grounds(job: JobState) -> Hashable:
     assert job.layout is not None, "actionable"
     slow = tuple(sorted(job.evidence.slow.items()))
     return job.layout.generation, job.newest_generation, slow, job.home is None, job.is_makeshift
-
-
-def _view(job: JobState, now_s: float) -> View:
-    assert job.layout is not None and job.shape is not None, "actionable"
-    measured = job.recent_step_s[-MEASURED_STEPS:]
-    step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
-    return View(
-        layout=job.layout,
-        shape=job.shape,
-        model=job.evidence.model,
-        workload=Workload(
-            num_rows=job.shape.rows_per_step,
-            tokens=job.tokens_per_step,
-            sum_len_squared=job.squares_per_step,
-            num_documents=job.documents_per_step,
-            loads=job.loads,
-            num_microbatches=microbatches_per_step(job.evidence),
-        ),
-        slow=job.evidence.slow,
-        unread=probing.unread(job),
-        refuted=probing.refuted(job),
-        is_probing=job.probe is not None,
-        refusals=job.refusals,
-        asked_s=now_s,
-        home=job.home,
-        step_s=step_s,
-        steps_since_plan=job.step - job.layout_step,
-        is_makeshift=job.is_makeshift,
-        by_survivors=job.is_makeshift and job.layout.generation not in job.offered,
-        num_load_steps=job.num_load_steps,
-        next_generation=job.newest_generation + 1,
-        node_of={rank: job.ranks[rank].node for rank in job.layout.ranks},
-    )
 
 
 def _told(name: str, decision: Decision) -> tuple[Command, ...]:

@@ -61,7 +61,7 @@ def _is_allowed(partition: Partition, problem: Problem) -> bool:
         check_partition(partition, problem)
     except ValueError:
         return False
-    return True
+    return not problem.is_whole or partition.ranks == problem.living
 
 
 def _candidate(name: str, partition: Partition, pricer: Pricer, *, is_exact: bool) -> _Candidate:

@@ -19,9 +19,10 @@ from pacekeeper.controller.partition_units import (
     lock_step_batches,
     micro_batches,
     plan_unit,
+    rows_at_least,
     share_rows,
 )
-from pacekeeper.core.layout import ShardRun, apportion
+from pacekeeper.core.layout import ShardRun
 
 ROUNDS = 2  # of rows set right by the times that they led to
 
@@ -118,6 +119,7 @@ class Builder:
                 self.problem.links,
                 {at: replace(device, rank=at) for at, device in enumerate(devices)},
                 most_share=self._most_share(ranks, num_stages) if is_tight else 1.0,
+                is_whole=self.problem.is_whole,
             )
         shape = self._shapes[key]
         if shape is None:
@@ -159,7 +161,7 @@ class Builder:
         for unit, count in zip(units, rows, strict=True):
             least = self._least_rows(unit)
             spare = count - least * len(unit.members)
-            counts = _at_least(count, unit.plan.weights, least) if spare >= 0 else ()
+            counts = rows_at_least(count, unit.plan.weights, least) if spare >= 0 else ()
             for shapes, mine in zip(unit.shapes, counts, strict=True):
                 sizes = (
                     micro_batches(
@@ -183,21 +185,3 @@ class Builder:
 
 def _renamed(runs: Sequence[ShardRun], ranks: Ranks) -> tuple[ShardRun, ...]:
     return tuple(ShardRun(ranks[run.rank], run.first, run.end) for run in runs)
-
-
-def _at_least(total: int, weights: Sequence[float], least: int) -> tuple[int, ...]:
-    """Rows by weight; those that would get fewer get `least`, the others divide the rest."""
-    fixed: set[int] = set()
-    while True:
-        free = [at for at in range(len(weights)) if at not in fixed]
-        counts = dict(
-            zip(
-                free,
-                apportion(total - least * len(fixed), [weights[at] for at in free]),
-                strict=True,
-            )
-        )
-        low = {at for at, count in counts.items() if count < least}
-        if not low:
-            return tuple(counts.get(at, least) for at in range(len(weights)))
-        fixed |= low

@@ -29,11 +29,12 @@ class Draft:
 
 def drafts(problem: Problem) -> list[Draft]:
     """What is worth pricing, each once; the first is what runs now, if all its cells live."""
-    living = {rank for rank, device in problem.device_of.items() if device.speed > 0.0}
+    living = set(problem.living)
     found: list[Draft] = []
-    for name, partition in (("as it is", problem.now), ("home", problem.home)):
+    now, home = ("groups as they are", problem.now, False), ("groups of home", problem.home, True)
+    for name, partition, is_home in (now, home):
         start = _living(_draft(name, partition), living)
-        if name == "home":
+        if is_home:
             start = _with_spares(start, problem, living)
         ways = [start, *_without_hopeless(start, problem)]
         for how, deal in (("slow ones together", _together), ("even groups", _evened)):

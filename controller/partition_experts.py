@@ -83,13 +83,16 @@ def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
         layers = [layer for layer in range(first, end) if wishes.loads[layer]]
         if not layers:
             continue
-        found = _hosts(layers, ranks, share, problem, wishes)
-        num_copied += found.proof.num_copied
-        values = sum(proof.value for proof in found.proof.layers)
-        unevenness = max(unevenness, values / sum(proof.fluid for proof in found.proof.layers))
-        for layer, experts in zip(layers, found.hosts, strict=True):
-            for expert, hosts in enumerate(experts):
-                on[layer][expert] += [Host(ranks[h.rank], h.share * share) for h in hosts]
+        value = fluid = 0.0
+        for alike in _alike(layers, ranks, wishes):
+            found = _hosts(alike, ranks, share, problem, wishes)
+            num_copied += found.proof.num_copied
+            value += sum(proof.value for proof in found.proof.layers)
+            fluid += sum(proof.fluid for proof in found.proof.layers)
+            for layer, experts in zip(alike, found.hosts, strict=True):
+                for expert, hosts in enumerate(experts):
+                    on[layer][expert] += [Host(ranks[h.rank], h.share * share) for h in hosts]
+        unevenness = max(unevenness, value / fluid if fluid > 0.0 else 1.0)
     step_s = price(plan.partition, replace(problem, unevenness=unevenness)).step_s
     said = f"{plan.reason}; with its experts {step_s:.4g} s, unevenness {unevenness:.3f}"
     return JointPlan(
@@ -98,6 +101,34 @@ def _placed(plan: Plan, problem: Problem, wishes: ExpertWishes) -> JointPlan:
         unevenness=unevenness,
         num_copied=num_copied,
     )
+
+
+def _alike(
+    layers: Sequence[int], ranks: Sequence[int], wishes: ExpertWishes
+) -> list[tuple[int, ...]]:
+    """Layers that are planned together: with as many experts, all there or come from elsewhere."""
+    found: dict[tuple[int, bool], list[int]] = {}
+    for layer in layers:
+        key = (len(wishes.loads[layer]), _is_here(layer, ranks, wishes))
+        found.setdefault(key, []).append(layer)
+    return [tuple(alike) for alike in found.values()]
+
+
+def _is_here(layer: int, ranks: Sequence[int], wishes: ExpertWishes) -> bool:
+    """Has every expert of the layer a host among these ranks now?"""
+    return wishes.present is not None and all(
+        not set(ranks).isdisjoint(on) for on in wishes.present[layer]
+    )
+
+
+def _reached(floors: Floors, cluster: Cluster, num_experts: int) -> Floors:
+    """The floors; where they are no promise, what these ranks can reach of them at most."""
+    if floors.is_strict:
+        return floors
+    room = sum(min(slots, num_experts) for slots in cluster.slots) // num_experts
+    hosts = max(1, min(floors.hosts, cluster.num_ranks, room))
+    nodes = min(floors.nodes, len(set(cluster.nodes)), hosts)
+    return replace(floors, ranks=hosts, nodes=nodes, racks=min(floors.racks, nodes))
 
 
 def _hosts(
@@ -110,22 +141,23 @@ def _hosts(
     devices = [problem.device_of[rank] for rank in ranks]
     at = {rank: position for position, rank in enumerate(ranks)}
     present = None
-    if wishes.present is not None:
+    if wishes.present is not None and _is_here(layers[0], ranks, wishes):
         present = [
             [[at[rank] for rank in on if rank in at] for on in wishes.present[layer]]
             for layer in layers
         ]
     nodes = tuple(device.node for device in devices)
+    cluster = Cluster(
+        speeds=tuple(device.speed for device in devices),
+        slots=(wishes.slots_per_rank,) * len(devices),
+        failure_probability=(wishes.failure_probability,) * len(devices),
+        nodes=nodes,
+        racks=nodes,
+    )
     return plan_experts(
         [[share * rows for rows in wishes.loads[layer]] for layer in layers],
-        Cluster(
-            speeds=tuple(device.speed for device in devices),
-            slots=(wishes.slots_per_rank,) * len(devices),
-            failure_probability=(wishes.failure_probability,) * len(devices),
-            nodes=nodes,
-            racks=nodes,
-        ),
-        floors=wishes.floors,
+        cluster,
+        floors=_reached(wishes.floors, cluster, len(wishes.loads[layers[0]])),
         prices=wishes.prices,
         present=present,
     )

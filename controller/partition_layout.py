@@ -1,4 +1,4 @@
-"""A partition with the hosts of its experts as a layout, where a layout can say it. Pure.
+"""A partition with the hosts of its experts as a layout, where a layout can say it, and back. Pure.
 
 A layout has one cut of layers for all pipelines and one run of virtual shards for both kinds.
 """
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
+from pacekeeper.controller.partition_units import lock_step_batches
 from pacekeeper.core.layout import ExpertHosts, Layout, ShardRun, Stage
 
 
@@ -45,6 +46,33 @@ def layout_of(
         batch_shares=tuple(_share(pipeline, partition) for pipeline in pipelines),
         speeds=speeds,
     )
+
+
+def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Partition:
+    """What a layout divides, in words that the planner of partitions knows.
+
+    All its pipelines are one expert group: they have one cut, and as many micro-batches. Raises
+    ValueError where stages have other numbers of groups, so that there are no pipelines, or one of
+    them has fewer rows than micro-batches.
+    """
+    numbers = sorted({len(stage.groups) for stage in layout.stages})
+    if len(numbers) != 1:
+        raise ValueError(f"its stages have {' and '.join(map(str, numbers))} groups")
+    rows = layout.rows_of(num_rows)
+    pipelines = []
+    for at, (leader, _) in enumerate(layout.batch_shares):
+        cells = tuple(
+            Cell(
+                first_layer=stage.first_layer,
+                end_layer=stage.end_layer,
+                attention=stage.groups[at],
+                mlp=stage.groups[at],
+            )
+            for stage in layout.stages
+        )
+        batches = lock_step_batches(rows[leader], num_microbatches)
+        pipelines.append(Pipeline(cells=cells, micro_batches=batches, expert_group=0))
+    return Partition(pipelines=tuple(pipelines))
 
 
 def _runs(cell: Cell, has_dense: bool) -> tuple[ShardRun, ...]:

@@ -1,7 +1,8 @@
 """What state has to travel from one partition to another, and how long that takes. Pure.
 
 A rank lacks what it will hold and does not hold. It comes from any living rank that has it; what
-nobody living has comes from a checkpoint. Experts move by their own planner.
+nobody living has comes from a checkpoint. Experts move by their own planner; of a layer that comes
+to a stage, each of its ranks gets an even part of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ def moves(new: Partition, problem: Problem) -> Moves:
     now = problem.now
     if new == now:
         return Moves(bytes_in=(), bytes_from_checkpoint=0.0, move_s=0.0)
-    bytes_in = lacking_bytes(_by_rank(now), _by_rank(new), problem)
+    bytes_in = lacking_bytes(_by_rank(now), _by_rank(new), problem, _sharers(new))
     return Moves(
         bytes_in=tuple(sorted(bytes_in.items())),
         bytes_from_checkpoint=lost_bytes([cell for _, _, cell in now.places()], problem),
@@ -30,15 +31,22 @@ def moves(new: Partition, problem: Problem) -> Moves:
 
 
 def lacking_bytes(
-    old: Mapping[int, Cell], new: Mapping[int, Cell], problem: Problem
+    old: Mapping[int, Cell],
+    new: Mapping[int, Cell],
+    problem: Problem,
+    sharers: Mapping[int, int] | None = None,
 ) -> dict[int, float]:
-    """By rank, where any: state of its new cell that it does not hold in its old one."""
+    """By rank, where any: state of its new cell that it does not hold in its old one.
+
+    `sharers`: how many ranks share the experts of each rank's new layers; None: without experts.
+    """
     model = problem.model
     sums = layer_sums(model, problem.links)
     shards = (model.num_attention_shards, model.num_mlp_shards)
     attention_bytes = (sums.attention_bytes / shards[0]).tolist()  # of one shard, summed
     mlp_bytes = (sums.mlp_bytes / shards[1]).tolist()
     whole_bytes = sums.replicated_bytes.tolist()
+    expert_bytes = sums.expert_bytes.tolist()
     bytes_in: dict[int, float] = {}
     for rank, cell in new.items():
         had = old.get(rank)
@@ -53,11 +61,11 @@ def lacking_bytes(
             None if had is None else _held(had, had.mlp, rank),
             mlp_bytes,
         )
-        lacking += _lacking(
-            (cell.first_layer, cell.end_layer, 0, 1),
-            None if had is None else (had.first_layer, had.end_layer, 0, 1),
-            whole_bytes,
-        )
+        layers = (cell.first_layer, cell.end_layer, 0, 1)
+        before = None if had is None else (had.first_layer, had.end_layer, 0, 1)
+        lacking += _lacking(layers, before, whole_bytes)
+        if sharers is not None:
+            lacking += _lacking(layers, before, expert_bytes) / sharers[rank]
         if lacking > 0.0:
             bytes_in[rank] = lacking
     return bytes_in
@@ -99,6 +107,17 @@ def lost_bytes(cells: Iterable[Cell], problem: Problem) -> float:
 
 def _by_rank(partition: Partition) -> dict[int, Cell]:
     return {rank: cell for _, _, cell in partition.places() for rank in cell.ranks}
+
+
+def _sharers(partition: Partition) -> dict[int, int]:
+    """By rank: how many ranks share the experts of its layers."""
+    groups = partition.expert_groups()
+    result = {}
+    for at, stage, cell in partition.places():
+        group = partition.pipelines[at].expert_group
+        number = 1 if group is None else len(groups[group, stage])
+        result.update(dict.fromkeys(cell.ranks, number))
+    return result
 
 
 def _held(cell: Cell, runs: Iterable[ShardRun], rank: int) -> Held:

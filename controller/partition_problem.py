@@ -132,6 +132,7 @@ class Problem:
     `home`: the partition of the healthy job, which the fluid limit is measured by; `present`: what
     runs now (home, if not given). `rows_per_step` stays what it is in every plan. Of a model with
     experts `unevenness` is the fullest rank's expert rows over speed, over that of all ranks.
+    `is_whole`: every living device gets work, none stands by.
     Raises ValueError where ranks are unknown or repeat.
     """
 
@@ -143,6 +144,7 @@ class Problem:
     schedule: Schedule = Schedule.ONE_F_ONE_B
     prices: MovePrices = MovePrices()
     unevenness: float = 1.0
+    is_whole: bool = False
 
     def __post_init__(self) -> None:
         if len(self.device_of) != len(self.devices) or not self.devices:
@@ -169,6 +171,11 @@ class Problem:
     @cached_property
     def device_of(self) -> Mapping[int, Device]:
         return {device.rank: device for device in self.devices}
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        """The ranks of devices that are not dead, ascending."""
+        return tuple(sorted(rank for rank, device in self.device_of.items() if device.speed > 0.0))
 
     @property
     def fluid_ratio(self) -> float:

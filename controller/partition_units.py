@@ -23,6 +23,7 @@ from pacekeeper.controller.partition_cost import (
 )
 from pacekeeper.controller.partition_layers import best_cuts
 from pacekeeper.controller.partition_memory import in_flight
+from pacekeeper.core.layout import apportion
 
 TURNS = 4  # of cuts and rows; the best of them is kept
 
@@ -61,7 +62,7 @@ def plan_unit(
             if ends == last:
                 break
             last = ends
-            balanced = _weights(own, fixed)
+            balanced = row_weights(own, fixed)
             for tried in (weights, balanced):
                 plan = _priced(ends, tried, own * tried[:, None], fixed, num_microbatches)
                 if best is None or plan.row_s < best.row_s:
@@ -139,8 +140,12 @@ def _cut(
     return cuts.ends, own_s, expert_s
 
 
-def _weights(own: Array, experts: Array) -> Array:
-    """Rows [pipelines], 1 in all, with the least slowest stage: bisection on its time."""
+def row_weights(own: Array, experts: Array) -> Array:
+    """Rows [pipelines], 1 in all, with the least slowest stage: bisection on its time.
+
+    own [pipelines, stages]: seconds of a pipeline for one row of its own; experts [stages]: for one
+    row of all that share them.
+    """
     low = float(experts.max())
     high = low + float(own.max())
     for _ in range(60):
@@ -185,6 +190,24 @@ def share_rows(
     while counts.sum() < total:
         counts[int(np.argmin((counts + 1) * slopes + fixed))] += 1
     return tuple(counts.tolist())
+
+
+def rows_at_least(total: int, weights: Sequence[float], least: int) -> tuple[int, ...]:
+    """Rows by weight; those that would get fewer get `least`, the others divide the rest."""
+    fixed: set[int] = set()
+    while True:
+        free = [at for at in range(len(weights)) if at not in fixed]
+        counts = dict(
+            zip(
+                free,
+                apportion(total - least * len(fixed), [weights[at] for at in free]),
+                strict=True,
+            )
+        )
+        low = {at for at, count in counts.items() if count < least}
+        if not low:
+            return tuple(counts.get(at, least) for at in range(len(weights)))
+        fixed |= low
 
 
 def micro_batches(rows: int, *, per_batch: int, num_microbatches: int) -> tuple[int, ...]:

@@ -32,11 +32,11 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     rung = job.last_decision.rung
     before = job.refusals.get(rung)
     count = 1 if before is None else before.count + 1
-    wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (count - 1))
+    waits_s = wait_s(count)
     refusal = Refusal(
-        plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + wait_s
+        plan=plan, rank=record.rank, reason=record.reason, count=count, until_s=now_s + waits_s
     )
-    text = f"given up: {refusal.text}; no {rung} plan for {wait_s:.0f} s"
+    text = f"given up: {refusal.text}; no {rung} plan for {waits_s:.0f} s"
     decision = Decision(rung=Rung.NOTHING, layout=None, reason=f"plan {plan.generation} {text}")
     job = replace(
         job,
@@ -53,12 +53,17 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     ]
 
 
+def wait_s(count: int) -> float:
+    """How long a kind of plan waits that has failed so often in a row."""
+    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(count - 1, 16))
+
+
 def after(job: JobState, layout: Layout) -> JobState:
     """`layout` comes into force. A plan that is taken proves its kind; what survivors agreed on
     changes who is asked, so that all that was refused may be tried again.
     """
     if layout.generation not in job.offered:
-        return replace(job, refusals={})
+        return replace(job, refusals={}, unkept={})
     if job.desired != layout or job.last_decision is None:
         return job
     rung = job.last_decision.rung

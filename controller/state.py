@@ -106,11 +106,11 @@ class ProbeQuestion:
 class Refusal:
     """`rank` could not follow `plan`; no plan of its rung is offered before `until_s`.
 
-    `count`: refusals of that rung since one was taken.
+    `rank` None: it was taken, and did not bring what was forecast. `count`: how often in a row.
     """
 
     plan: Layout
-    rank: int
+    rank: int | None
     reason: str
     count: int
     until_s: float
@@ -118,8 +118,38 @@ class Refusal:
     @property
     def text(self) -> str:
         """For people: who refused what, and why."""
+        if self.rank is None:
+            times = f" (time {self.count} in a row)" if self.count > 1 else ""
+            return f"plan {self.plan.generation} was undone{times}: it {self.reason}"
         times = f" (refusal {self.count} in a row)" if self.count > 1 else ""
         return f"rank {self.rank} refused plan {self.plan.generation}{times}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """How a plan was put in force, as far as its ranks have said: the slowest one's time, bytes of
+    all and of the one with most.
+    """
+
+    ranks: frozenset[int] = frozenset()
+    duration_s: float = 0.0
+    total_bytes: int = 0
+    busiest_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What was forecast of the `plan` in force: steps of `planned_s` instead of `before_s` on
+    `base`, with these ranks `slow`. `measured_s`: what a step takes instead, if no less.
+    """
+
+    plan: Layout
+    rung: Rung
+    base: Layout
+    before_s: float
+    planned_s: float
+    slow: Mapping[int, float]
+    measured_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +176,9 @@ class JobState:
     offered_s: float = 0.0  # when the offer was first made
     said_s: float = 0.0  # when offers and deaths were last said
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
+    unkept: Mapping[Rung, Refusal] = field(default_factory=dict)  # the same of plans undone
+    promise: Promise | None = None  # of the layout in force, until it is judged
+    moves: Mapping[int, Move] = field(default_factory=dict)  # of the newest plans, by generation
     home: Layout | None = None
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
     offered: Mapping[int, str] = field(default_factory=dict)

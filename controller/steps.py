@@ -18,6 +18,7 @@ from pacekeeper.controller import (
     lasting,
     linking,
     pacing,
+    promises,
     watch,
     whole_job,
 )
@@ -325,8 +326,12 @@ def _all_is_over(job: JobState) -> JobState:
 
 
 def is_same_work(one: Layout, other: Layout) -> bool:
-    """Do both give every rank the same replicas and shares, whatever their generations?"""
-    return (one.experts, one.batch_shares) == (other.experts, other.batch_shares)
+    """Do both give every rank the same blocks and shares, whatever their generations?"""
+    return (one.stages, one.experts, one.batch_shares) == (
+        other.stages,
+        other.experts,
+        other.batch_shares,
+    )
 
 
 def _take_judgement(
@@ -358,4 +363,5 @@ def _take_judgement(
             job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
             commands += said
     state, job, said = pacing.follow_pace(state, job, judgement.common, config, unix_s)
-    return state, job, [*commands, *said]
+    job, told = promises.judge(job)
+    return state, job, [*commands, *said, *told]

@@ -172,7 +172,8 @@ class PolicyConfig:
     settle_steps: int = 40
     # Steps over which a gain must pay the cost of moving, where the duration is unknown.
     horizon_steps: int = 200
-    # Seconds one byte of expert state costs to move (1 / bandwidth), and one plan at the least.
+    # Seconds one byte of state costs to move (1 / bandwidth), and one plan at the least: until the
+    # job's own plans have been measured.
     move_s_per_byte: float = 2e-9
     plan_s: float = 0.1
     # Least steps between two plans of one job. Raising it damps flapping and delays relief.
@@ -185,8 +186,13 @@ class PolicyConfig:
     # expert is lost with it: what a safer placement is worth.
     failure_probability: float = 0.01
     restart_s: float = 600.0
-    # Most bytes of expert state that one plan may move; 0: as many as pay.
+    # Most bytes of state that one plan may move; 0: as many as pay.
     max_moved_bytes: int = 0
+    # Bytes that a rank has for weights, master weights and moments, where layers and shards move;
+    # 0: not told, and nothing is bounded.
+    memory_bytes: int = 0
+    # Whether a plan may leave a living rank without work. Its process ends then.
+    may_leave_out: bool = False
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
     max_acted_ratio: float = 0.5
     # Weight of the newest step in the running mean of expert loads.
@@ -200,6 +206,7 @@ class PolicyConfig:
         )
         _at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
         _at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
+        _at_least(self, 0, "memory_bytes")
         _positive(self, "load_ema", "max_acted_ratio")
         if not 0.0 <= self.failure_probability <= 1.0:
             raise ValueError(

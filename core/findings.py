@@ -98,13 +98,21 @@ class Incident:
 
 
 class Rung(StrEnum):
-    """The ladder of actions, cheapest first."""
+    """The ladder of actions, cheapest first; then the two ways back."""
 
     NOTHING = "nothing"
     TOKEN_SHARES = "token_shares"
     BATCH_SHARES = "batch_shares"
     MOVE_REPLICAS = "move_replicas"
+    TENSOR_SHARDS = "tensor_shards"  # other runs of shards in the same groups
+    MOVE_LAYERS = "move_layers"  # other layers, or other ranks, in stages and groups
+    LEAVE_OUT = "leave_out"  # a living rank gets no work
     RETURN_HOME = "return_home"
+    ROLL_BACK = "roll_back"  # to the layout before a plan that did not bring what was forecast
+
+
+COSTLY = (Rung.MOVE_REPLICAS, Rung.TENSOR_SHARDS, Rung.MOVE_LAYERS, Rung.LEAVE_OUT)
+"""Rungs that move state: a probe comes before them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,20 +63,16 @@ def forecast(
     fixed, per_token, per_square, _, per_expert, per_document = costs[: len(costs) - len(BENDS)]
     often = workload.num_microbatches
     ranks = layout.ranks
-    position = {rank: i for i, rank in enumerate(ranks)}
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
     if not (speed > 0.0).all():
         raise ValueError(f"speeds must be above 0, got {dict(speeds)}")
-    active = np.zeros(len(ranks))
-    layer_s, expert_work_s = [], 0.0
-    for layer, loads in enumerate(workload.loads):
-        at, load = _hosted(layout, layer, loads, position)
-        at_rank_s = np.bincount(at, weights=_expert_s(costs, load, often), minlength=len(ranks))
-        layer_s.append(float((at_rank_s / speed).max()))
+    at_rank_s, active = _expert_work(layout, workload, costs)
+    layer_s = (at_rank_s / speed).max(axis=1, initial=0.0).tolist()
+    expert_work_s = 0.0
+    for loads in workload.loads:
         # A convex price is least where an expert's rows are spread evenly over all ranks.
         thin = np.array(loads, dtype=np.float64) / len(ranks)
         expert_work_s += len(ranks) * float(_expert_s(costs, thin, often).sum())
-        active += np.bincount(at[load > 0.0], minlength=len(ranks))
     dense_work = (
         per_token * workload.tokens
         + per_square * workload.sum_len_squared
@@ -93,6 +89,44 @@ def forecast(
         dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
         layer_s=tuple(layer_s),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkParts:
+    """Of a step at speed 1: what a rank spends whatever its share, and by rank on its experts."""
+
+    fixed_s: float
+    expert_s: Mapping[int, float]
+
+
+def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkParts:
+    """The parts of ranks' work that need no knowledge of who computes which tokens."""
+    costs = unit_costs(model, workload, layout)
+    at_rank_s, active = _expert_work(layout, workload, costs)
+    often = workload.num_microbatches
+    standing_s = often * costs[FEATURES.index("num_active_experts")] * active
+    return WorkParts(
+        fixed_s=float(often * costs[FEATURES.index("one")]),
+        expert_s=dict(
+            zip(layout.ranks, (at_rank_s.sum(axis=0) + standing_s).tolist(), strict=True)
+        ),
+    )
+
+
+def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Array, Array]:
+    """Seconds [layers, ranks] that experts' rows take at speed 1, and [ranks] how many are active,
+    all layers together.
+    """
+    ranks = layout.ranks
+    position = {rank: i for i, rank in enumerate(ranks)}
+    seconds = np.zeros((len(workload.loads), len(ranks)))
+    active = np.zeros(len(ranks))
+    for layer, loads in enumerate(workload.loads):
+        at, load = _hosted(layout, layer, loads, position)
+        spent_s = _expert_s(costs, load, workload.num_microbatches)
+        seconds[layer] = np.bincount(at, weights=spent_s, minlength=len(ranks))
+        active += np.bincount(at[load > 0.0], minlength=len(ranks))
+    return seconds, active
 
 
 def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:

@@ -12,7 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.core.config import DetectorConfig, PolicyConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.findings import Decision

@@ -12,7 +12,8 @@ import pytest
 
 from pacekeeper.controller import planner
 from pacekeeper.controller.events import NodeReported
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.runtime import Controller
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision

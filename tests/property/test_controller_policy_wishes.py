@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
 from pacekeeper.core.layout import even_layout

@@ -5,7 +5,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig

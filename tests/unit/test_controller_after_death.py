@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.survival import kill_sets, survival
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung

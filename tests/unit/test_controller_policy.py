@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.policy import View, decide
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung

@@ -1,0 +1,129 @@
+"""What a plan costs to put in force: as measured when earlier ones were, else as the settings say.
+
+Pure. A move takes a pause whatever it moves, and longer the more its busiest rank sends or gets.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pacekeeper.controller.state import JobState, Move
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.layout import Block, BlockKind, Layout
+from pacekeeper.core.records import PlanAppliedRecord, Record
+from pacekeeper.core.topology import ModelShape
+from pacekeeper.core.transfers import num_expert_copies, transfers
+
+KEPT_MOVES = 16  # the newest: links and hosts change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCosts:
+    """pause_s: of any plan; then seconds for a byte: of all that are moved, counted over all ranks,
+    or of those at the busiest rank.
+    """
+
+    pause_s: float
+    total_s_per_byte: float
+    busiest_s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Bytes of state that a plan copies, by all ranks together and by the one with most."""
+
+    total_bytes: int
+    busiest_bytes: int
+
+
+def costs_of(moves: Sequence[Move], config: PolicyConfig) -> MoveCosts:
+    """From what is measured: the pause by moves of nothing, the rest by all seconds over all bytes,
+    so that large moves count for more.
+    """
+    still = [move.duration_s for move in moves if not move.total_bytes]
+    pause_s = median(still) if still else config.plan_s
+    spent_s = sum(max(0.0, move.duration_s - pause_s) for move in moves if move.total_bytes)
+    total = sum(move.total_bytes for move in moves)
+    busiest = sum(move.busiest_bytes for move in moves)
+    return MoveCosts(
+        pause_s=pause_s,
+        total_s_per_byte=spent_s / total if total else config.move_s_per_byte,
+        busiest_s_per_byte=spent_s / busiest if busiest else config.move_s_per_byte,
+    )
+
+
+def take(job: JobState, records: Iterable[Record]) -> JobState:
+    """What ranks say of a plan they have put in force: the slowest rank's time, everybody's bytes.
+
+    What survivors agree on is no planned move, and the first layout none at all.
+    """
+    moves: Mapping[int, Move] = job.moves
+    for record in records:
+        if not isinstance(record, PlanAppliedRecord) or record.rank not in job.ranks:
+            continue
+        if record.is_regroup or not record.previous_generation or record.duration_s <= 0.0:
+            continue
+        known = moves.get(record.generation) or Move()
+        if record.rank in known.ranks:
+            continue  # said twice
+        moves = {
+            **moves,
+            record.generation: replace(
+                known,
+                ranks=known.ranks | {record.rank},
+                duration_s=max(known.duration_s, record.duration_s),
+                total_bytes=known.total_bytes + record.moved_bytes,
+                busiest_bytes=max(known.busiest_bytes, record.moved_bytes),
+            ),
+        }
+    if moves is job.moves:
+        return job
+    newest = sorted(moves)[-KEPT_MOVES:]
+    return replace(job, moves={generation: moves[generation] for generation in newest})
+
+
+def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
+    """What `new` copies, blocks of `old` being where that says."""
+    if old.stages == new.stages:
+        copied = new.replicas - old.replicas
+        by_rank: dict[int, int] = {}
+        for _, _, rank in copied:
+            by_rank[rank] = by_rank.get(rank, 0) + shape.expert_bytes
+        return Moved(
+            total_bytes=num_expert_copies(old, new) * shape.expert_bytes,
+            busiest_bytes=max(by_rank.values(), default=0),
+        )
+    received: dict[int, float] = {}
+    sent: dict[int, float] = {}
+    for transfer in transfers(old, new):
+        count = block_bytes(transfer.block, old, shape)
+        received[transfer.destination] = received.get(transfer.destination, 0.0) + count
+        if transfer.source is not None:
+            sent[transfer.source] = sent.get(transfer.source, 0.0) + count
+    return Moved(
+        total_bytes=round(sum(received.values())),
+        busiest_bytes=round(max([*received.values(), *sent.values()], default=0.0)),
+    )
+
+
+def block_bytes(block: Block, layout: Layout, shape: ModelShape) -> float:
+    """State of one block. What trainers tell is the sum of all that is no expert: it is taken to
+    lie evenly in the layers' virtual shards; embedding, head and norms count there.
+    """
+    match block.kind:
+        case BlockKind.EXPERT:
+            return float(shape.expert_bytes)
+        case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
+            kinds = 1 if layout.experts[block.layer] else 2
+            return shape.dense_bytes / (layout.num_layers * layout.num_virtual_shards * kinds)
+        case BlockKind.EMBEDDING | BlockKind.HEAD | BlockKind.NORM_ROUTER:
+            return 0.0
+
+
+def cost_s(moves: Moved, costs: MoveCosts, *, is_repartition: bool) -> float:
+    """Seconds. Of experts alone, copies count together: they are spread over links that the job
+    uses meanwhile. Where layers or shards change hands all stand still until the busiest is done.
+    """
+    if is_repartition:
+        return costs.pause_s + moves.busiest_bytes * costs.busiest_s_per_byte
+    return costs.pause_s + moves.total_bytes * costs.total_s_per_byte

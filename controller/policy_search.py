@@ -1,0 +1,127 @@
+"""The rungs of the ladder as layouts, each on top of the one before. Pure.
+
+What is dear is found when it is first asked for, and once.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+
+from pacekeeper.controller.partition_layout import layout_of
+from pacekeeper.controller.partition_steps import with_other_rows
+from pacekeeper.controller.policy_price import Pricing
+from pacekeeper.controller.policy_view import View
+from pacekeeper.controller.repartition import Candidate, Experts, repartitions
+from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
+from pacekeeper.controller.shares import Split, batch_rows
+from pacekeeper.controller.spread_floor import SpreadFloor
+from pacekeeper.controller.token_shares import split_layers
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Rung
+from pacekeeper.core.layout import Layout
+from pacekeeper.predictor.forecast import replica_s, row_s
+
+
+class Search:
+    """Candidates for one view."""
+
+    def __init__(
+        self, view: View, config: PolicyConfig, pricing: Pricing, floor: SpreadFloor
+    ) -> None:
+        self._view, self._config, self._pricing, self._floor = view, config, pricing, floor
+
+    @cached_property
+    def splits(self) -> tuple[Split, ...]:
+        """The best shares over the present hosts."""
+        view, speeds = self._view, self._pricing.speeds
+        # What its trainer gives by itself is the best there is, if it knows the speeds.
+        if speeds == view.layout.speed_by_rank:
+            own = self._pricing.own_splits(view.layout)
+            if own is not None:
+                return own
+        return tuple(split_layers(view.layout, loads=view.workload.loads, speeds=speeds))
+
+    @cached_property
+    def replicas(self) -> ReplicaPlan | None:
+        """Where experts would better be, None where they are well."""
+        view, config, costs = self._view, self._config, self._pricing.costs
+        limit = config.max_moved_bytes
+        return plan_replicas(
+            view.layout,
+            self.splits,
+            view.workload.loads,
+            self._pricing.speeds,
+            Wishes(
+                slots_per_rank=view.shape.slots_per_rank,
+                min_hosts=config.min_hosts,
+                spread=self._floor,
+                row_s=_row_s(view),
+                replica_s=0.0 if view.work else replica_s(view.model, view.workload, view.layout),
+                num_steps=config.horizon_steps,
+                move_s=view.shape.expert_bytes * costs.total_s_per_byte,
+                restart_s=config.restart_s,
+                failure_probability=config.failure_probability,
+                max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
+            ),
+        )
+
+    @property
+    def slow_speeds(self) -> tuple[tuple[int, float], ...]:
+        """What a layout says of ranks that are slower than their peers."""
+        speeds = self._pricing.speeds
+        return tuple((rank, speed) for rank, speed in sorted(speeds.items()) if speed < 1.0)
+
+    def candidates(self) -> list[Candidate]:
+        """The rungs, cheapest first."""
+        view, problem = self._view, self._pricing.problem
+        shared = tuple(split.hosts for split in self.splits)
+        batch = self._batch_shares()
+        found = [
+            Candidate(rung=Rung.TOKEN_SHARES, layout=self.made(shared, view.layout.batch_shares)),
+            Candidate(rung=Rung.BATCH_SHARES, layout=self.made(shared, batch)),
+        ]
+        # State is moved for nobody whose device is well by the probe; shares cost nothing.
+        if view.refuted & set(view.slow):
+            return found
+        hosts: list[Experts] = [shared]
+        if plan := self.replicas:
+            hosts.append(plan.experts)
+            found.append(
+                Candidate(
+                    rung=Rung.MOVE_REPLICAS,
+                    layout=self.made(plan.experts, batch),
+                    proof=f"; {plan.proof}",
+                )
+            )
+        if problem is not None:
+            found += repartitions(view, problem, self._config, hosts, self.slow_speeds)
+        return found
+
+    def made(self, experts: Experts, batch_shares: tuple[tuple[int, float], ...]) -> Layout:
+        """The next layout, its stages as they are."""
+        return replace(
+            self._view.layout,
+            generation=self._view.next_generation,
+            experts=experts,
+            batch_shares=batch_shares,
+            speeds=self.slow_speeds,
+        )
+
+    def _batch_shares(self) -> tuple[tuple[int, float], ...]:
+        """Rows by speed: of single ranks, or so that pipelines end together."""
+        view, problem = self._view, self._pricing.problem
+        if problem is not None:
+            other = with_other_rows(problem.now, problem)
+            return layout_of(other, view.layout.experts, generation=1).batch_shares
+        speeds = self._pricing.speeds
+        rows_per_step = view.shape.rows_per_step
+        rows = batch_rows(rows_per_step, {r: speeds[r] for r, _ in view.layout.batch_shares})
+        return tuple((rank, count / rows_per_step) for rank, count in rows.items())
+
+
+def _row_s(view: View) -> float:
+    """Seconds that a row more at an expert takes: as learnt of all ranks, or as their work says."""
+    if not view.work:
+        return row_s(view.model, view.workload, view.layout)
+    rows = sum(map(sum, view.workload.loads))
+    spent_s = sum(time.expert_s for time in view.work.values())
+    return spent_s / rows if rows > 0.0 else 0.0

@@ -1,0 +1,74 @@
+"""From a job's state to what a decision on it rests on. Pure."""
+
+from dataclasses import replace
+
+from pacekeeper.controller import probing
+from pacekeeper.controller.policy_view import RankTime, View
+from pacekeeper.controller.promises import MEASURED_STEPS, steps_since_onset
+from pacekeeper.controller.roles import peers
+from pacekeeper.controller.state import JobState
+from pacekeeper.predictor.detector_state import microbatches_per_step
+from pacekeeper.predictor.forecast import Workload, work_parts
+
+LEAST_DENSE = 0.05  # of a rank's time: loads are means, so the experts' part is one, too
+
+
+def view_of(job: JobState, now_s: float) -> View:
+    """Of a job that runs a known layout and whose ranks have told of their model and loads."""
+    layout, shape = job.layout, job.shape
+    assert layout is not None and shape is not None, "actionable"
+    measured = job.recent_step_s[-MEASURED_STEPS:]
+    step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
+    evidences = [known.evidence for known in peers(job, layout.ranks)]
+    view = View(
+        layout=layout,
+        shape=shape,
+        model=job.evidence.model,
+        workload=Workload(
+            num_rows=shape.rows_per_step,
+            tokens=job.tokens_per_step,
+            sum_len_squared=job.squares_per_step,
+            num_documents=job.documents_per_step,
+            loads=job.loads,
+            num_microbatches=max(map(microbatches_per_step, evidences)),
+        ),
+        slow=job.evidence.slow,
+        unread=probing.unread(job),
+        refuted=probing.refuted(job),
+        is_probing=job.probe is not None,
+        refusals={**job.refusals, **job.unkept},
+        asked_s=now_s,
+        home=job.home,
+        step_s=step_s,
+        steps_since_plan=job.step - job.layout_step,
+        is_makeshift=job.is_makeshift,
+        by_survivors=job.is_makeshift and layout.generation not in job.offered,
+        num_load_steps=job.num_load_steps,
+        next_generation=job.newest_generation + 1,
+        node_of={rank: job.ranks[rank].node for rank in layout.ranks},
+        slow_steps=steps_since_onset(job),
+        slow_links=job.links.slow,
+        moves=job.moves,
+        promise=job.promise,
+    )
+    return _with_work(view, job) if view.is_partitioned else view
+
+
+def _with_work(view: View, job: JobState) -> View:
+    """Where each rank's role has a model: what its work takes, and what of it is the experts'."""
+    work: dict[int, RankTime] = {}
+    for known in peers(job, view.layout.ranks):
+        model = known.evidence.model
+        if model is None:
+            return view
+        parts = work_parts(view.layout, model=model, workload=view.workload)
+        for rank in known.ranks:
+            whole_s = job.ranks[rank].expected_s
+            if whole_s is None:
+                return view
+            fixed_s = min(parts.fixed_s, (1.0 - LEAST_DENSE) * whole_s)
+            expert_s = min(parts.expert_s[rank], (1.0 - LEAST_DENSE) * whole_s - fixed_s)
+            work[rank] = RankTime(
+                dense_s=whole_s - fixed_s - expert_s, expert_s=expert_s, fixed_s=fixed_s
+            )
+    return replace(view, work=work)

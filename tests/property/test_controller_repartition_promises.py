@@ -1,0 +1,114 @@
+"""What every decision for stages and tensor groups keeps, whatever is slow; and the way back."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller.partition_rules import check_partition
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_price import Pricing
+from pacekeeper.controller.policy_view import View
+from pacekeeper.controller.repartition_problem import as_partition
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import COSTLY, Rung
+from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from support.partitioned import staged_layout, view_of, work_of
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    stages, data, tensor = draw(
+        st.sampled_from([(1, 2, 2), (2, 1, 1), (2, 2, 2), (2, 2, 1), (3, 1, 2), (2, 1, 4)])
+    )
+    layout = staged_layout(
+        stages=stages,
+        data=data,
+        tensor=tensor,
+        layers=draw(st.integers(stages, 7)),
+        experts=draw(st.sampled_from([0, 4])),
+    )
+    slow = draw(
+        st.dictionaries(st.sampled_from(layout.ranks), st.sampled_from([1.15, 1.6, 3.0, 20.0]))
+    )
+    return replace(
+        view_of(
+            layout,
+            slow=slow,
+            home=layout if slow else None,
+            microbatches=draw(st.sampled_from([1, 4])),
+            rows=draw(st.sampled_from([8, 64])),
+        ),
+        step_s=draw(st.sampled_from([0.0, 6.0])),
+        slow_steps=draw(st.sampled_from([None, 1, 100])),
+        node_of={rank: f"node-{rank // 4}" for rank in layout.ranks},
+    )
+
+
+configs = st.builds(
+    PolicyConfig,
+    min_gain=st.sampled_from([0.0, 0.05]),
+    min_nodes=st.sampled_from([1, 2]),
+    horizon_steps=st.sampled_from([1, 200]),
+    plan_s=st.sampled_from([0.0, 0.1, 2.0]),
+    memory_bytes=st.sampled_from([0, 40_000_000]),
+    may_leave_out=st.booleans(),
+    max_acted_ratio=st.just(1.0),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(views(), configs)
+def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast(
+    view: View, config: PolicyConfig
+) -> None:
+    decision = decide(view, config)
+    assert decision.reason
+    assert decide(view, config) == decision
+    if decision.layout is None:
+        assert decision.rung is Rung.NOTHING
+        return
+    layout = decision.layout
+    assert layout.generation == view.next_generation
+    assert decode_layout(encode_layout(layout)) == layout
+    if decision.rung is Rung.LEAVE_OUT:
+        assert config.may_leave_out and set(layout.ranks) < set(view.layout.ranks)
+    else:
+        assert layout.ranks == view.layout.ranks
+    pricing = Pricing(view, config)
+    assert pricing.problem is not None
+    if layout.stages != view.layout.stages:
+        assert decision.rung in COSTLY
+        check_partition(as_partition(view, layout), pricing.problem)
+    gain_s = pricing.current_s - pricing.price(layout).step_s
+    assert decision.planned_step_s == pytest.approx(pricing.current_s - gain_s)
+    assert gain_s >= config.min_gain * pricing.current_s - 1e-9
+    assert gain_s * config.horizon_steps > decision.cost_s
+    if layout.stages != view.layout.stages and view.slow_steps is not None:
+        assert gain_s * view.slow_steps >= decision.cost_s
+    for before, after in zip(view.layout.experts, layout.experts, strict=True):
+        assert len(before) == len(after)
+
+
+@settings(deadline=None, max_examples=30)
+@given(views(), configs)
+def test_after_recovery_home_returns_and_stays(view: View, config: PolicyConfig) -> None:
+    config = replace(config, may_leave_out=False, min_nodes=1, memory_bytes=0)
+    decision = decide(view, config)
+    if decision.layout is None or not view.slow:
+        return
+    over = replace(
+        view,
+        layout=decision.layout,
+        work=work_of(decision.layout),
+        slow={},
+        step_s=0.0,
+        slow_steps=None,
+        next_generation=view.next_generation + 1,
+    )
+    back = decide(over, config)
+    assert back.rung is Rung.RETURN_HOME
+    assert back.layout == replace(view.layout, generation=over.next_generation)
+    there = replace(over, layout=back.layout, home=None, work=view.work, steps_since_plan=3)
+    assert decide(there, config).layout is None

@@ -1,0 +1,116 @@
+"""Small jobs with stages and tensor groups, as the controller sees them."""
+
+from collections.abc import Mapping
+
+from pacekeeper.controller.policy_view import RankTime, View
+from pacekeeper.core.layout import Host, Layout, ShardRun, Stage, apportion
+from pacekeeper.core.topology import ModelShape
+from pacekeeper.predictor.forecast import Workload
+
+NUM_SHARDS = 8
+
+
+def staged_layout(
+    *,
+    stages: int = 2,
+    data: int = 2,
+    tensor: int = 2,
+    layers: int = 8,
+    experts: int = 4,
+    generation: int = 5,
+) -> Layout:
+    """Even shards, rows and layers; each expert on two ranks of its stage (or on the only one).
+
+    Rank = tensor + T * (data + D * stage).
+    """
+    counts = apportion(NUM_SHARDS, [1.0] * tensor)
+    ends = [sum(counts[: at + 1]) for at in range(tensor)]
+    cuts = [0]
+    for count in apportion(layers, [1.0] * stages):
+        cuts.append(cuts[-1] + count)
+    found = []
+    for stage in range(stages):
+        groups = tuple(
+            tuple(
+                ShardRun(tensor * (at + data * stage) + i, ends[i] - counts[i], ends[i])
+                for i in range(tensor)
+            )
+            for at in range(data)
+        )
+        found.append(Stage(first_layer=cuts[stage], end_layer=cuts[stage + 1], groups=groups))
+    hosts = []
+    for layer in range(layers):
+        ranks = found[next(s for s in range(stages) if layer < cuts[s + 1])].ranks
+        hosts.append(tuple(_hosts(ranks, expert + layer) for expert in range(experts)))
+    return Layout(
+        generation=generation,
+        num_virtual_shards=NUM_SHARDS,
+        stages=tuple(found),
+        experts=tuple(hosts),
+        batch_shares=tuple((tensor * at, 1.0 / data) for at in range(data)),
+    )
+
+
+def _hosts(ranks: tuple[int, ...], turn: int) -> tuple[Host, ...]:
+    on = sorted({ranks[turn % len(ranks)], ranks[(turn + len(ranks) // 2) % len(ranks)]})
+    return tuple(Host(rank, 1.0 / len(on)) for rank in on)
+
+
+def work_of(layout: Layout, *, layer_s: float = 1.6, experts_s: float = 0.8) -> dict[int, RankTime]:
+    """Of a step in which each layer takes so long on one rank of speed 1, and its experts."""
+    shares = [share for _, share in layout.batch_shares]
+    work = {}
+    for stage in layout.stages:
+        number = stage.end_layer - stage.first_layer
+        for share, group in zip(shares, stage.groups, strict=True):
+            for run in group:
+                part = share * (run.end - run.first) / layout.num_virtual_shards
+                work[run.rank] = RankTime(
+                    dense_s=number * layer_s * part,
+                    expert_s=number * experts_s / len(stage.ranks) if layout.experts[0] else 0.0,
+                    fixed_s=0.0,
+                )
+    return work
+
+
+def view_of(
+    layout: Layout,
+    *,
+    slow: Mapping[int, float] | None = None,
+    home: Layout | None = None,
+    microbatches: int = 4,
+    rows: int = 64,
+    work: Mapping[int, RankTime] | None = None,
+) -> View:
+    """A job that runs `layout`, with even loads; a slow one has been so for long."""
+    num_experts = len(layout.experts[0])
+    return View(
+        layout=layout,
+        shape=ModelShape(
+            num_layers=layout.num_layers,
+            num_experts=num_experts,
+            experts_per_token=2,
+            rows_per_step=rows,
+            slots_per_rank=max(1, num_experts),
+            expert_bytes=1_000_000,
+            dense_bytes=layout.num_layers * 8_000_000,
+            splits_each_step=True,
+        ),
+        model=None,
+        workload=Workload(
+            num_rows=rows,
+            tokens=160.0 * rows,
+            sum_len_squared=1e4 * rows,
+            loads=((1000.0,) * num_experts,) * layout.num_layers,
+            num_microbatches=microbatches,
+        ),
+        slow=slow or {},
+        home=home,
+        step_s=0.0,
+        steps_since_plan=100,
+        is_makeshift=False,
+        num_load_steps=100,
+        next_generation=9,
+        slow_steps=100 if slow else None,
+        work=work_of(layout) if work is None else work,
+    )

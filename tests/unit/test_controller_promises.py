@@ -1,0 +1,173 @@
+"""A plan is judged by the steps under it: told, and undone where it brought nothing."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller import move_costs, promises
+from pacekeeper.controller.events import SaveDecision, SaveIncident
+from pacekeeper.controller.move_costs import MoveCosts, costs_of
+from pacekeeper.controller.state import Move, Promise
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Decision, Rung
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.records import PlanAppliedRecord, Record, StepRecord
+from support.machine_driver import FIRST, Driver, applied, step, with_plan
+
+
+def lasting(duration_s: float, records: list[Record]) -> list[Record]:
+    """The same step, only its whole time is another."""
+    return [
+        replace(record, duration_s=duration_s) if isinstance(record, StepRecord) else record
+        for record in records
+    ]
+
+
+def under_plan() -> Driver:
+    """Rank 2 is slow; a plan for it came into force after three slow steps or more."""
+    driver = with_plan()
+    plan = driver.job.desired
+    assert plan is not None
+    for _ in range(promises.LEAST_STEPS):
+        driver.report(*step(driver.job.step + 1, slow=2))
+    assert driver.job.desired == plan, "nobody has taken it yet"
+    driver.report(*applied(plan))
+    assert driver.job.layout == plan
+    return driver
+
+
+def run(driver: Driver, steps: int, duration_s: float) -> None:
+    """Under the layout in force; rank 2 stays as slow as it was."""
+    for _ in range(steps):
+        assert driver.job.layout is not None
+        driver.now_s += 0.2
+        records = step(driver.job.step + 1, generation=driver.job.layout.generation, slow=2)
+        driver.report(*lasting(duration_s, records))
+        if driver.job.desired is not None:
+            return
+
+
+def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
+    driver = under_plan()
+    promise = driver.job.promise
+    assert promise is not None and promise.base == FIRST
+    assert promise.before_s >= 0.18 > promise.planned_s  # as measured since the onset
+    run(driver, promises.JUDGED_STEPS - 1, promise.planned_s)
+    assert not driver.all_said(SaveIncident)
+    run(driver, 1, promise.planned_s)
+    assert driver.job.promise is None
+    (saved,) = driver.all_said(SaveIncident)
+    assert saved.incident.actions[-1].startswith("generation 2 brings as forecast: a step takes")
+    assert f"without it {promise.before_s * 1e3:.0f}" in driver.texts
+
+
+def test_a_plan_that_brings_less_stays() -> None:
+    driver = under_plan()
+    promise = driver.job.promise
+    assert promise is not None
+    run(
+        driver,
+        promises.JUDGED_STEPS,
+        promise.before_s - 0.2 * (promise.before_s - promise.planned_s),
+    )
+    assert "generation 2 brings less than forecast" in driver.texts
+    assert driver.job.promise is None and driver.job.desired is None
+
+
+def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> None:
+    driver = under_plan()
+    rung = driver.job.promise.rung if driver.job.promise else None
+    assert rung is not None
+    run(driver, promises.JUDGED_STEPS + 3, 0.3)
+    assert "generation 2 brings nothing: a step takes 300 ms" in "\n".join(
+        action for incident in driver.job.incidents for action in incident.actions
+    )
+    (stored,) = driver.all_said(SaveDecision)
+    assert stored.decision.rung is Rung.ROLL_BACK
+    back = driver.job.desired
+    assert back == replace(FIRST, generation=3)
+    driver.report(*applied(back))
+    assert driver.job.layout == back and driver.job.promise is None
+    assert driver.job.home is not None, "the next plan will want a way home"
+    run(driver, 8, 0.18)
+    assert driver.job.last_decision is not None
+    assert driver.job.last_decision.rung is not rung
+    assert f"no {rung} plan for" in driver.job.last_decision.reason
+    assert "plan 2 was undone: it took a step to 300 ms" in driver.job.last_decision.reason
+
+
+def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
+    driver = with_plan()
+    promise = Promise(
+        plan=FIRST, rung=Rung.MOVE_LAYERS, base=FIRST, before_s=1.0, planned_s=0.5, slow={},
+        measured_s=2.0,
+    )  # fmt: skip
+    back = Decision(rung=Rung.ROLL_BACK, layout=FIRST, reason="")
+    job = promises.given_up(replace(driver.job, promise=promise), back, 100.0)
+    assert job.unkept[Rung.MOVE_LAYERS].until_s == 160.0
+    again = promises.given_up(replace(job, promise=promise), back, 200.0)
+    assert again.unkept[Rung.MOVE_LAYERS].until_s == 320.0
+    assert "time 2 in a row" in again.unkept[Rung.MOVE_LAYERS].text
+    other = Decision(rung=Rung.BATCH_SHARES, layout=FIRST, reason="")
+    assert promises.given_up(replace(driver.job, promise=promise), other, 100.0).unkept == {}
+
+
+def test_where_a_rank_is_slower_by_now_nothing_is_judged() -> None:
+    driver = under_plan()
+    promise = driver.job.promise
+    assert promise is not None
+    before = replace(promise, slow={2: promise.slow[2] / 1.2})
+    judged, said = promises.judge(replace(driver.job, promise=before))
+    assert judged.promise is None and not said
+    judged, said = promises.judge(replace(driver.job, promise=replace(promise, slow={})))
+    assert judged.promise is None and not said
+
+
+def test_steps_of_before_the_fault_promise_nothing() -> None:
+    driver = with_plan()
+    plan = driver.job.desired
+    assert plan is not None
+    incidents = tuple(
+        replace(i, finding=replace(i.finding, onset_step=driver.job.step - 1))
+        for i in driver.job.incidents
+    )
+    assert promises.made(replace(driver.job, incidents=incidents), plan) is None
+    assert promises.made(driver.job, replace(plan, generation=9)) is None, "not ours"
+
+
+def told(rank: int, layout: Layout, *, duration_s: float, moved_bytes: int) -> PlanAppliedRecord:
+    return PlanAppliedRecord(
+        rank=rank, step=0, generation=layout.generation, previous_generation=1,
+        duration_s=duration_s, moved_bytes=moved_bytes, is_regroup=False, layout_crc=0,
+    )  # fmt: skip
+
+
+def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
+    job = with_plan().job
+    plan = replace(FIRST, generation=2)
+    records = [
+        told(0, plan, duration_s=0.2, moved_bytes=30),
+        told(3, plan, duration_s=0.5, moved_bytes=10),
+    ]
+    taken = move_costs.take(move_costs.take(job, records), records[:1])
+    assert taken.moves == {
+        2: Move(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
+    }
+    regroup = replace(records[0], generation=3, is_regroup=True)
+    first = replace(records[0], generation=4, previous_generation=0)
+    assert move_costs.take(taken, [regroup, first]) is taken
+    many = [replace(records[0], generation=5 + i) for i in range(40)]
+    assert sorted(move_costs.take(taken, many).moves) == list(range(29, 45))
+
+
+def test_costs_are_as_measured_and_as_set_until_then() -> None:
+    config = PolicyConfig(plan_s=0.1, move_s_per_byte=1e-3)
+    still, one = Move(duration_s=0.4), Move(duration_s=2.4, total_bytes=100, busiest_bytes=25)
+    assert costs_of([], config) == MoveCosts(
+        pause_s=0.1, total_s_per_byte=1e-3, busiest_s_per_byte=1e-3
+    )
+    assert costs_of([still], config).pause_s == 0.4
+    measured = costs_of([still, one, still], config)
+    assert measured.total_s_per_byte == pytest.approx(0.02)
+    assert measured.busiest_s_per_byte == pytest.approx(0.08)
+    assert costs_of([one], config).pause_s == 0.1

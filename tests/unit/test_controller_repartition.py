@@ -1,0 +1,252 @@
+"""The policy of a job with stages and tensor groups: which rung, with which layout, and why."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_price import Pricing
+from pacekeeper.controller.repartition_problem import as_partition
+from pacekeeper.controller.state import Move, Promise, Refusal
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import COSTLY, Decision, Rung
+from pacekeeper.core.layout import BlockKind, Layout
+from pacekeeper.core.transfers import transfers
+from support.partitioned import staged_layout, view_of, work_of
+
+CONFIG = PolicyConfig(min_nodes=1)
+EVEN = staged_layout()
+SLOW = view_of(EVEN, slow={1: 2.0}, home=EVEN)
+PAIRS = staged_layout(tensor=1)  # no tensor groups: a slow rank can only give layers or rows away
+
+
+def planned(decision: Decision) -> Layout:
+    assert decision.layout is not None, decision.reason
+    return decision.layout
+
+
+def sizes(layout: Layout) -> dict[int, int]:
+    """Virtual shards of each rank."""
+    return {
+        run.rank: run.end - run.first
+        for stage in layout.stages
+        for group in stage.groups
+        for run in group
+    }
+
+
+def cuts(layout: Layout) -> list[int]:
+    return [stage.end_layer for stage in layout.stages]
+
+
+def without(config: PolicyConfig, *rungs: Rung) -> Decision:
+    """What is decided of the slow job while plans of these kinds wait."""
+    refusals = {
+        rung: Refusal(plan=PAIRS, rank=0, reason="no", count=1, until_s=60.0) for rung in rungs
+    }
+    return decide(replace(SLOW, refusals=refusals), config)
+
+
+def test_a_slow_rank_keeps_fewer_shards_and_the_reason_says_which() -> None:
+    decision = without(CONFIG, Rung.MOVE_LAYERS)
+    layout = planned(decision)
+    assert decision.rung is Rung.TENSOR_SHARDS
+    assert layout.generation == 9
+    assert cuts(layout) == cuts(EVEN) and layout.ranks == EVEN.ranks
+    assert sizes(layout) == {**dict.fromkeys(EVEN.ranks, 4), 0: 6, 1: 2}
+    assert dict(layout.speeds) == {1: 0.5}
+    assert decision.reason.startswith("rank 1 is x2.00 slow: other shards in tensor groups")
+    assert "; shards 4+4 -> 6+2 on ranks 0, 1" in decision.reason
+    assert decision.fluid_step_s < decision.planned_step_s < 0.95 * decision.current_step_s
+
+
+def test_the_bytes_and_seconds_of_a_move_are_those_of_its_transfers() -> None:
+    decision = without(CONFIG, Rung.MOVE_LAYERS)
+    copied = transfers(EVEN, planned(decision))
+    shards = [move for move in copied if move.block.kind is BlockKind.ATTENTION]
+    # Two of each of the first stage's 4 layers, each as large as an expert here.
+    assert [move.destination for move in shards] == [0] * 8
+    assert decision.moved_bytes == 1_000_000 * len(copied)
+    received = Counter(move.destination for move in copied)
+    sent = Counter(move.source for move in copied)
+    busiest = max(*received.values(), *sent.values())
+    assert decision.cost_s == pytest.approx(
+        CONFIG.plan_s + CONFIG.move_s_per_byte * 1_000_000 * busiest
+    )
+
+
+def test_without_tensor_groups_layers_leave_the_stage_of_a_slow_rank() -> None:
+    one_pipeline = staged_layout(data=1, tensor=1, layers=8, experts=0)
+    view = view_of(one_pipeline, slow={0: 2.0}, home=one_pipeline)
+    decision = decide(view, CONFIG)
+    layout = planned(decision)
+    assert decision.rung is Rung.MOVE_LAYERS
+    assert cuts(layout) == [2, 8]
+    assert "; layers of the stages 4+4 -> 2+6" in decision.reason
+
+
+def test_experts_go_with_their_layers_and_keep_their_hosts_number() -> None:
+    view = view_of(PAIRS, slow={0: 3.0, 1: 3.0}, home=PAIRS)
+    decision = decide(view, CONFIG)
+    layout = planned(decision)
+    assert decision.rung is Rung.MOVE_LAYERS
+    first, _ = cuts(layout)
+    assert first < 4
+    for layer in range(first, 4):
+        for hosts in layout.experts[layer]:
+            assert {host.rank for host in hosts} == {2, 3}
+
+
+def test_a_slow_pipeline_gets_fewer_rows_where_nothing_else_may_move() -> None:
+    decision = without(CONFIG, *COSTLY)
+    layout = planned(decision)
+    assert decision.rung is Rung.BATCH_SHARES
+    rows = layout.rows_of(64)
+    assert rows[0] < 32 < rows[2] and sum(rows.values()) == 64
+    assert layout.stages == EVEN.stages
+
+
+def test_all_rungs_are_priced_alike_and_the_dear_ones_bring_more() -> None:
+    shares = without(CONFIG, *COSTLY)
+    shards = without(CONFIG, Rung.MOVE_LAYERS)
+    best = decide(SLOW, CONFIG)
+    assert shares.current_step_s == shards.current_step_s == best.current_step_s
+    assert best.planned_step_s <= shards.planned_step_s < shares.planned_step_s
+    assert best.planned_step_s == pytest.approx(Pricing(SLOW, CONFIG).price(planned(best)).step_s)
+
+
+def test_what_is_costly_is_probed_first_and_a_refuted_rank_only_gets_other_shares() -> None:
+    assert decide(replace(SLOW, unread=frozenset({1})), CONFIG).unconfirmed == (1,)
+    assert decide(replace(SLOW, refuted=frozenset({1})), CONFIG).rung is Rung.BATCH_SHARES
+    assert decide(replace(SLOW, is_probing=True), CONFIG).rung is Rung.BATCH_SHARES
+
+
+def test_a_re_partition_waits_until_the_fault_has_cost_as_much() -> None:
+    dear = replace(CONFIG, plan_s=5.0, horizon_steps=1000)
+    short = without(replace(dear, plan_s=0.0), Rung.MOVE_LAYERS)
+    gain_s = short.current_step_s - short.planned_step_s
+    enough = int(5.0 / gain_s) + 2
+    assert planned(decide(replace(SLOW, slow_steps=1), dear)).stages == EVEN.stages
+    assert planned(decide(replace(SLOW, slow_steps=enough), dear)).stages != EVEN.stages
+    assert planned(decide(replace(SLOW, slow_steps=None), dear)).stages != EVEN.stages
+    only_layers = view_of(
+        lone := staged_layout(data=1, tensor=1, experts=0), slow={0: 2.0}, home=lone
+    )
+    decision = decide(replace(only_layers, slow_steps=1), dear)
+    assert decision.rung is Rung.NOTHING
+    assert "so far: it may pass" in decision.reason
+
+
+def test_a_move_that_does_not_pay_over_the_horizon_is_not_made() -> None:
+    assert decide(SLOW, replace(CONFIG, horizon_steps=2, plan_s=30.0)).layout is None
+
+
+def test_measured_moves_say_what_the_next_one_costs() -> None:
+    moves = {3: Move(duration_s=0.5), 4: Move(duration_s=2.5, total_bytes=400, busiest_bytes=100)}
+    decision = decide(replace(SLOW, moves=moves), CONFIG)
+    assert decision.rung is Rung.BATCH_SHARES  # a byte takes 20 ms
+    assert decision.cost_s == 0.5
+
+
+def test_the_budget_of_bytes_holds_for_shards_and_layers() -> None:
+    assert decide(SLOW, replace(CONFIG, max_moved_bytes=1000)).rung is Rung.BATCH_SHARES
+
+
+def test_memory_that_is_told_bounds_what_a_rank_takes_over() -> None:
+    # 6 of 8 shards of 4 layers are 24 MB; 8 replicas of 1 MB in each layer, on 4 ranks, 8 MB more.
+    free = without(CONFIG, Rung.MOVE_LAYERS)
+    assert sizes(planned(free))[0] == 6
+    tight = replace(CONFIG, memory_bytes=29_000_000)
+    assert planned(without(tight, Rung.MOVE_LAYERS)).stages == EVEN.stages
+
+
+def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
+    hopeless = view_of(EVEN, slow={1: 60.0}, home=EVEN)
+    kept = decide(hopeless, CONFIG)
+    assert planned(kept).ranks == EVEN.ranks
+    freed = decide(hopeless, replace(CONFIG, may_leave_out=True))
+    assert freed.rung is Rung.LEAVE_OUT
+    assert 1 not in planned(freed).ranks
+    assert "; ranks 1 get no work and end" in freed.reason
+    assert freed.planned_step_s < kept.planned_step_s
+
+
+def test_nothing_is_planned_before_the_work_of_the_stages_is_measured() -> None:
+    decision = decide(replace(SLOW, work={}), CONFIG)
+    assert decision.layout is None
+    assert "what its stages take is not measured yet" in decision.reason
+
+
+def test_stages_with_other_numbers_of_groups_are_no_pipelines() -> None:
+    dense = staged_layout(experts=0)
+    first, second = dense.stages
+    lopsided = replace(dense, stages=(first, replace(second, groups=second.groups[:1])))
+    view = view_of(lopsided, slow={1: 2.0}, work=work_of(dense))
+    assert "its stages have 1 and 2 groups" in decide(view, CONFIG).reason
+
+
+def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
+    away = planned(decide(SLOW, CONFIG))
+    assert away.stages != EVEN.stages
+    over = replace(view_of(away, home=EVEN, work=work_of(away)), next_generation=10)
+    decision = decide(over, CONFIG)
+    assert decision.rung is Rung.RETURN_HOME
+    assert decision.layout == replace(EVEN, generation=10)
+    assert decision.moved_bytes > 0
+    assert decide(replace(over, layout=EVEN), CONFIG).layout is None
+
+
+def test_a_head_is_what_the_last_stage_takes_beyond_its_layers() -> None:
+    work = dict(SLOW.work)
+    for rank in EVEN.stages[1].ranks:
+        work[rank] = replace(work[rank], dense_s=1.5 * work[rank].dense_s)
+    problem = Pricing(replace(SLOW, work=work), CONFIG).problem
+    assert problem is not None
+    assert [layer.attention_s for layer in problem.model.layers] == [
+        pytest.approx(1.6 / (3 * 64))
+    ] * 8
+    assert problem.model.head_s == pytest.approx(2 * 1.6 / (3 * 64))
+
+
+def test_the_price_of_a_healthy_job_is_the_longest_path_of_its_work() -> None:
+    healthy = view_of(EVEN)
+    # A stage: 4 layers of 2.4 s over 4 ranks, cut into 4 micro-batches; one more for the bubble.
+    assert Pricing(healthy, CONFIG).current_s == pytest.approx(4 * 2.4 / 4 * (4 + 1) / 4)
+    measured = Pricing(replace(healthy, step_s=4.0), CONFIG)
+    assert measured.current_s == 4.0
+    assert measured.price(EVEN).step_s == 4.0
+
+
+def test_a_plan_that_brought_nothing_is_undone_and_its_kind_waits() -> None:
+    away = planned(without(CONFIG, Rung.MOVE_LAYERS))
+    promise = Promise(
+        plan=away,
+        rung=Rung.TENSOR_SHARDS,
+        base=EVEN,
+        before_s=4.0,
+        planned_s=3.0,
+        slow={1: 2.0},
+        measured_s=5.0,
+    )
+    view = replace(
+        view_of(away, slow={1: 2.0}, home=EVEN, work=work_of(away)),
+        step_s=5.0,
+        promise=promise,
+        next_generation=10,
+    )
+    decision = decide(view, CONFIG)
+    assert decision.rung is Rung.ROLL_BACK
+    assert decision.layout == replace(EVEN, generation=10)
+    assert "was to take a step from 4000 to 3000 ms and took it to 5000 ms" in decision.reason
+    dear = decide(view, replace(CONFIG, plan_s=1e4))
+    assert dear.rung is not Rung.ROLL_BACK
+    other = replace(view, slow={1: 2.0, 2: 2.0})
+    assert decide(other, CONFIG).rung is not Rung.ROLL_BACK
+
+
+def test_a_layout_is_the_partition_it_says() -> None:
+    partition = as_partition(SLOW, EVEN)
+    assert [pipeline.rows for pipeline in partition.pipelines] == [32, 32]
+    assert {pipeline.micro_batches for pipeline in partition.pipelines} == {(8, 8, 8, 8)}
+    assert partition.pipelines[1].cells[1].attention == EVEN.stages[1].groups[1]
