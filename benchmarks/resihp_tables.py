@@ -14,6 +14,15 @@ CLOSE = 0.15  # of what is printed
 Row = dict[str, Any]
 
 
+def rounded(value: Any) -> Any:
+    """All numbers of a nested value to four digits behind the point."""
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {key: rounded(of) for key, of in value.items()}
+    return [rounded(of) for of in value] if isinstance(value, list | tuple) else value
+
+
 def show_slow(rows: Sequence[Row], console: Console) -> None:
     table = Table(title="one slow device: over the degraded run (printed), of the fluid limit")
     for name in ("model", "severity", "speed", "adaptra", "greyhound", "resihp", "ours", "whole",

@@ -29,7 +29,7 @@ from benchmarks.resihp_paper import (
     job_of,
     slow_speed,
 )
-from benchmarks.resihp_tables import Row, show_slow, show_stops, summary
+from benchmarks.resihp_tables import Row, rounded, show_slow, show_stops, summary
 from pacekeeper.simulator.changes import History, NodesJoined, SpeedChanged
 from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
 from pacekeeper.simulator.pipeline_job import PipelineJob
@@ -249,7 +249,7 @@ def main() -> int:
         "tflops": {name: round(rate / 1e12, 1) for name, rate in flops.items()},
         "rows": {"slow": slow, "stops": stops, "mixed": mixed},
     }
-    print(json.dumps(result))
+    print(json.dumps(rounded(result)))
     return 0 if result["met"] else 1
 
 

@@ -2,7 +2,8 @@
 
 The schedule is walked in time: backward passes first, forwards as long as a stage may hold their
 activations, as 1F1B does. A stage that is free takes the next forward of the slowest pipeline's
-same stage where that is behind by more than delta, or dead; its backward pass stays with it.
+same stage where that is behind by more than delta, or dead; its backward pass stays with it. Weight
+gradients that may wait (ReCycle) are computed when there is nothing else to do.
 """
 
 from dataclasses import dataclass
@@ -13,11 +14,13 @@ from heapq import heappop, heappush
 class StageWork:
     """forward_s, backward_s [pipelines][stages] of one micro-batch; None: the stage is dead.
 
-    message_s: one boundary; in_flight [stages]: micro-batches whose activations a stage may hold.
+    weight_s: the part of it that may wait. message_s: one boundary; in_flight [stages]:
+    micro-batches whose activations a stage may hold.
     """
 
     forward_s: tuple[tuple[float | None, ...], ...]
     backward_s: tuple[tuple[float | None, ...], ...]
+    weight_s: tuple[tuple[float, ...], ...]
     message_s: float
     num_microbatches: tuple[int, ...]
     in_flight: tuple[int, ...]
@@ -54,6 +57,7 @@ class _Walk:
         ]
         self.progress = [[0] * self.num_stages for _ in pipelines]  # forwards done, for themselves
         self.open = [[0] * self.num_stages for _ in pipelines]  # activations held
+        self.waiting = [[0] * self.num_stages for _ in pipelines]  # weight gradients
         self.is_free = [[True] * self.num_stages for _ in pipelines]
         self.runs_on: dict[tuple[int, int, int], int] = {}
         self.events: list[tuple[float, int, int, int, int, int]] = []
@@ -98,7 +102,13 @@ class _Walk:
             else:
                 heappush(self.ready_back[on][stage], (batch, pipeline))
             return
-        self.open[on][stage] -= 1
+        if kind == ENDED_WEIGHT:
+            self.open[on][stage] -= 1
+            return
+        if self.work.weight_s[on][stage]:
+            self.waiting[on][stage] += 1
+        else:
+            self.open[on][stage] -= 1
         self.num_done += stage == 0
         if stage > 0:
             self._push(arrives_s, ARRIVED_BACKWARD, on, stage - 1, pipeline, batch)
@@ -111,12 +121,13 @@ class _Walk:
         if self.ready_back[on][stage]:
             batch, pipeline = heappop(self.ready_back[on][stage])
             self.is_free[on][stage] = False
-            self._push(self.now_s + backward_s, ENDED_BACKWARD, on, stage, pipeline, batch)
+            now_s = backward_s - self.work.weight_s[on][stage]
+            self._push(self.now_s + now_s, ENDED_BACKWARD, on, stage, pipeline, batch)
             return
-        if self.open[on][stage] >= self.work.in_flight[stage]:
-            return
-        taken_from = self._whose(on, stage)
+        is_full = self.open[on][stage] >= self.work.in_flight[stage]
+        taken_from = None if is_full else self._whose(on, stage)
         if taken_from is None:
+            self._catch_up(on, stage)
             return
         batch = self.ready[taken_from][stage].pop(0)
         self.runs_on[taken_from, stage, batch] = on
@@ -125,6 +136,14 @@ class _Walk:
         self.open[on][stage] += 1
         self.is_free[on][stage] = False
         self._push(self.now_s + forward_s, ENDED_FORWARD, on, stage, taken_from, batch)
+
+    def _catch_up(self, on: int, stage: int) -> None:
+        """A weight gradient, where one waits."""
+        if self.waiting[on][stage]:
+            self.waiting[on][stage] -= 1
+            self.is_free[on][stage] = False
+            weight_s = self.work.weight_s[on][stage]
+            self._push(self.now_s + weight_s, ENDED_WEIGHT, on, stage, on, 0)
 
     def _whose(self, on: int, stage: int) -> int | None:
         """The pipeline whose next forward this stage takes: its own, or that of one far behind."""
@@ -147,4 +166,4 @@ class _Walk:
         heappush(self.events, (at_s, kind, on, stage, pipeline, batch))
 
 
-ENDED_BACKWARD, ENDED_FORWARD, ARRIVED_BACKWARD, ARRIVED_FORWARD = range(4)
+ENDED_BACKWARD, ENDED_FORWARD, ENDED_WEIGHT, ARRIVED_BACKWARD, ARRIVED_FORWARD = range(5)

@@ -33,15 +33,18 @@ def walked(
     delta: int,
     counts: Sequence[int] | None = None,
     is_eager: bool = False,
+    is_split: bool = False,
 ) -> Walk:
     """groups[pipeline][stage]: the ranks of each (none: dead); ends: of the stages.
 
     counts: micro-batches that each pipeline begins with, as at home if not given. `is_eager`: a
-    stage runs forwards as they come, 1F1B's bound on activations aside. Raises ValueError where a
-    rank of a group is dead.
+    stage runs forwards as they come, 1F1B's bound on activations aside; `is_split`: weight
+    gradients wait for idle time. Raises ValueError where a rank of a group is dead.
     """
     costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
-    found, migrations = migrate(_work(costs, ends, problem, counts, is_eager), delta=delta)
+    found, migrations = migrate(
+        _work(costs, ends, problem, counts, is_eager, is_split), delta=delta
+    )
     return Walk(step_s=found + _sync_s(groups, ends, problem), migrations=migrations)
 
 
@@ -51,18 +54,22 @@ def _work(
     problem: Problem,
     counts: Sequence[int] | None,
     is_eager: bool,
+    is_split: bool,
 ) -> StageWork:
     sums, rows = layer_sums(problem.model, problem.links), batch_rows(problem)
     ratio = problem.model.backward_ratio
     forward: list[list[float | None]] = []
     backward: list[list[float | None]] = []
+    weight: list[list[float]] = []
     for of_pipeline in costs:
         forward.append([])
         backward.append([])
+        weight.append([])
         for cost, first, end in zip(of_pipeline, (0, *ends[:-1]), ends, strict=True):
             if cost is None:
                 forward[-1].append(None)
                 backward[-1].append(None)
+                weight[-1].append(0.0)
                 continue
             of_row, fixed = row_s(sums, cost), constant_s(sums, cost)
             both = rows * float(of_row[end] - of_row[first]) + float(fixed[end] - fixed[first])
@@ -70,6 +77,7 @@ def _work(
             own = (both - 2.0 * told) / (1.0 + ratio)
             forward[-1].append(own + told)
             backward[-1].append(ratio * own + told)
+            weight[-1].append(0.5 * ratio * own if is_split else 0.0)
     num_stages = len(ends)
     batches = [len(pipeline.micro_batches) for pipeline in problem.home.pipelines]
     if counts is not None:
@@ -79,6 +87,7 @@ def _work(
     return StageWork(
         forward_s=tuple(tuple(of) for of in forward),
         backward_s=tuple(tuple(of) for of in backward),
+        weight_s=tuple(tuple(of) for of in weight),
         message_s=problem.links.between_latency_s
         + rows * problem.model.boundary_bytes / (problem.links.between_bytes_per_s * lanes),
         num_microbatches=tuple(batches),

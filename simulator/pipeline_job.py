@@ -107,6 +107,7 @@ class PipelineJob:
                     delta=work.delta,
                     counts=work.counts,
                     is_eager=work.is_eager,
+                    is_split=work.is_split,
                 ).step_s
 
     def as_is(

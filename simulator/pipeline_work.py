@@ -30,7 +30,8 @@ class Handed:
 
     counts: micro-batches each pipeline begins with. delta: the gap of progress beyond which a stage
     takes over another pipeline's next forward; `partition_walk.NEVER`: dead stages' ones only.
-    `is_eager`: stages run forwards as they come, whatever 1F1B would hold back.
+    `is_eager`: stages run forwards as they come, whatever 1F1B would hold back; `is_split`: weight
+    gradients wait for idle time.
     """
 
     groups: tuple[tuple[Ranks, ...], ...]
@@ -38,6 +39,7 @@ class Handed:
     counts: tuple[int, ...]
     delta: int
     is_eager: bool = False
+    is_split: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:

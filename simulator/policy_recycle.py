@@ -2,8 +2,8 @@
 
 A tensor group that loses a rank is gone with all its ranks; its micro-batches run on the same stage
 of other pipelines, which hold its parameters, so no state moves. Where no pipeline has the stage
-left, it stops. `is_strengthened`: with Greyhound's detection and S2 for slow ranks (research 4,
-5.10). Backward passes are not split: there are no bubbles to fill where peers are the bottleneck.
+left, it stops. Backward passes are split, so that weight gradients fill bubbles. `is_strengthened`:
+with Greyhound's detection and S2 for slow ranks (research 4, 5.10).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from pacekeeper.controller.partition_greyhound import SLOW, least_variance
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_walk import NEVER
 from pacekeeper.simulator.pipeline_job import PipelineJob
-from pacekeeper.simulator.pipeline_policy import Known, PipelineMoment, PipelinePolicy
+from pacekeeper.simulator.pipeline_policy import Known, PipelineMoment, PipelinePolicy, all_at_home
 from pacekeeper.simulator.pipeline_work import Handed, Work
 from pacekeeper.simulator.policy_greyhound import S2_STEPS
 
@@ -36,6 +36,8 @@ class ReCycle(PipelinePolicy):
     is_strengthened: bool = False
 
     def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+        if all(device.speed == 1.0 for device in problem.devices):
+            return all_at_home(problem)
         groups = whole_groups(problem)
         if not all(any(of[stage] for of in groups) for stage in range(len(groups[0]))):
             return None
@@ -43,7 +45,11 @@ class ReCycle(PipelinePolicy):
         if self.is_strengthened:
             counts = evened(groups, counts, problem)
         return Handed(
-            groups=groups, ends=problem.home.pipelines[0].cuts, counts=counts, delta=NEVER
+            groups=groups,
+            ends=problem.home.pipelines[0].cuts,
+            counts=counts,
+            delta=NEVER,
+            is_split=True,
         )
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:

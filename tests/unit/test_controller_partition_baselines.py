@@ -15,12 +15,13 @@ HOME = even_partition(MODEL, data=2, stages=2, tensor=4, rows=32, micro_batches=
 GROUP = (4, 5, 6, 7)
 
 
-def work(paces: list[list[float | None]], number: int = 4) -> StageWork:
-    """Forward takes a pace, backward twice that."""
+def work(paces: list[list[float | None]], number: int = 4, *, is_split: bool = False) -> StageWork:
+    """Forward takes a pace, backward twice that; half of it may wait where it is split."""
     num_stages = len(paces[0])
     return StageWork(
         forward_s=tuple(tuple(of) for of in paces),
         backward_s=tuple(tuple(p and 2 * p for p in of) for of in paces),
+        weight_s=tuple(tuple(p or 0.0 if is_split else 0.0 for p in of) for of in paces),
         message_s=0.0,
         num_microbatches=(number,) * len(paces),
         in_flight=tuple(range(num_stages, 0, -1)),
@@ -47,6 +48,16 @@ def test_memory_sets_the_fewest_devices() -> None:
 
 def test_equal_stages_hand_nothing_over_and_take_as_long_as_1f1b() -> None:
     assert migrate(work([[1.0, 1.0], [1.0, 1.0]]), delta=0) == (15.0, ())
+
+
+def test_weight_gradients_that_may_wait_let_gradients_pass_and_fill_the_bubbles() -> None:
+    # One micro-batch: there and back in 4, and the first stage's weight gradient.
+    assert migrate(work([[1.0, 1.0]], 1, is_split=True), delta=0)[0] == 5.0
+    assert migrate(work([[1.0, 1.0]], 1), delta=0)[0] == 6.0
+    # Many: the stage that has twice as much to do works without a pause from its first input on.
+    step_s, _ = migrate(work([[1.0, 2.0]], 8, is_split=True), delta=0)
+    assert step_s == 1.0 + 8 * 6.0
+    assert migrate(work([[1.0, 2.0]], 8), delta=0)[0] > step_s
 
 
 def test_a_dead_stage_is_run_by_the_other_pipeline() -> None:
