@@ -1,16 +1,20 @@
 """Ours for pipelined jobs: what the real state machine finds, and where the real planner goes.
 
 Slow ranks are those with open findings of the machine (`pipeline_watch.py`), as slow as it measured
-them; the partition is `plan_partition`'s, with its own prices of moving. Nothing is decided here.
-The plan is made beside the training: it waits for a probe, which takes a step, and for the next
-step boundary.
+them; the partition is `plan_partition`'s, with its own prices of moving. When a slow rank is moved
+around is decided as in `controller/policy.py`: if it gains enough, and has cost as much as the move
+(ski rental). The plan is made beside the training: it waits for a probe, which takes a step, and
+for the next step boundary.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from pacekeeper.controller.partition import plan_partition
 from pacekeeper.controller.partition_plan import Partition, Plan
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.simulator.job_model import Dispatch
 from pacekeeper.simulator.pipeline_job import PipelineJob
@@ -30,6 +34,7 @@ class _Known:
     watched: Watched | None = None
     coming: Watched | None = None
     coming_step: int = 0
+    onset_step: int = 0  # since when ranks are as slow as they are
 
     def after(self, step: int) -> int | None:
         return None if self.coming is None else max(1, self.coming_step - step)
@@ -38,7 +43,7 @@ class _Known:
         """What was coming is known."""
         assert self.coming is not None, "something was coming"
         speed = {d: 1.0 / slowdown for d, slowdown in self.coming.slow.items()}
-        return _Known(speed=speed, watched=self.coming)
+        return _Known(speed=speed, watched=self.coming, onset_step=self.onset_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +67,42 @@ class Repartition:
         if held is None and moment.is_fresh and set(job.home.ranks) <= set(moment.nodes):
             return PipelineAnswer(layout=Planned(partition=job.home), reason="begins")
         known = self._with_nodes(moment, job, known)
+        problem = job.as_is(known.speed, living=moment.nodes, present=held or job.home)
+        prices = replace(problem.prices, num_steps=self.config.policy.horizon_steps)
+        problem = replace(problem, prices=prices)
         try:
-            plan = plan_partition(
-                job.as_is(known.speed, living=moment.nodes, present=held or job.home)
-            )
+            plan = plan_partition(problem)
         except ValueError as error:
             return PipelineAnswer(layout=None, memory=known, reason=str(error))
+        if moment.cause is Cause.DUE and held is not None and known.speed:
+            waits = self._waits(moment, known, plan, problem)
+            if waits is not None:
+                return waits
         return self._moved(moment, known, plan, held)
+
+    def _waits(
+        self, moment: PipelineMoment, known: _Known, plan: Plan, problem: Problem
+    ) -> PipelineAnswer | None:
+        """Where nothing is to be done about slow ranks, or not yet."""
+        now_s = price(problem.now, problem).step_s
+        gain_s = now_s - plan.step_s
+        if gain_s < self.config.policy.min_gain * now_s:
+            return PipelineAnswer(
+                layout=moment.layout,
+                again_after_steps=known.after(moment.step),
+                memory=known,
+                reason=f"gains {gain_s / now_s:.1%}: too little",
+            )
+        slow_steps = moment.step - known.onset_step
+        if gain_s * slow_steps >= plan.moves.move_s:
+            return None
+        left = ceil(plan.moves.move_s / gain_s) - slow_steps
+        return PipelineAnswer(
+            layout=moment.layout,
+            again_after_steps=min(left, known.after(moment.step) or left),
+            memory=known,
+            reason=f"has cost {gain_s * slow_steps:.1f} s so far: it may pass",
+        )
 
     def _sees(
         self, moment: PipelineMoment, job: PipelineJob, known: _Known, held: Partition
@@ -76,7 +110,12 @@ class Repartition:
         watcher = Watcher(job, self.config, moment.draws.number(moment.now_s, "jitter"))
         watched = known.watched or watcher.begun(moment.nodes, held)
         steps, seen = watcher.until_seen(watched, held, moment.speed)
-        known = replace(known, coming=seen, coming_step=moment.step + steps + ACT_STEPS)
+        known = replace(
+            known,
+            coming=seen,
+            coming_step=moment.step + steps + ACT_STEPS,
+            onset_step=moment.step,
+        )
         return PipelineAnswer(
             layout=moment.layout,
             again_after_steps=steps + ACT_STEPS,

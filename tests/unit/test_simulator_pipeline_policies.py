@@ -1,8 +1,12 @@
 """Pipelined jobs in the simulated cluster: each policy by its published rule, ours by its code."""
 
+from dataclasses import replace
+
 import pytest
 
+from pacekeeper.core.config import ControllerConfig
 from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
+from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_watch import MOST_STEPS
 from pacekeeper.simulator.pipeline_work import Planned, Work
 from pacekeeper.simulator.policy_adaptra import Adaptra
@@ -22,14 +26,16 @@ HEALTHY_S = JOB.step_s(Planned(partition=JOB.home), JOB.routing.at(0), {}, Repar
 STEPS = 200
 
 
-def run(policy: PolicyOf[Work], *changes: Change, steps: int = STEPS) -> Outcome:
+def run(
+    policy: PolicyOf[Work], *changes: Change, steps: int = STEPS, job: PipelineJob = JOB
+) -> Outcome:
     history = History(
         name="x",
         num_nodes=len(RANKS),
         duration_s=steps * HEALTHY_S,
         changes=(NodesJoined(at_s=0.0, nodes=RANKS), *changes),
     )
-    return simulate(history, JOB, JOB.routing, policy, seed=0)
+    return simulate(history, job, job.routing, policy, seed=0)
 
 
 def slow(rank: int = 5, speed: float = 0.4, at_step: float = 0.0) -> SpeedChanged:
@@ -73,6 +79,25 @@ def test_ours_learns_from_the_machine_who_is_slow_and_goes_home_when_it_is_over(
 def test_what_is_too_small_to_be_named_is_not_acted_on() -> None:
     outcome = run(Repartition(), slow(speed=0.95), steps=MOST_STEPS + 20)
     assert outcome.reconfigurations == 0
+
+
+def test_ours_waits_until_a_fault_has_cost_as_much_as_the_move_around_it() -> None:
+    quick, dear = (pipeline_job(pause_s=pause_s) for pause_s in (PAUSE_S, 40 * HEALTHY_S))
+    begun = []
+    for job in (quick, dear):
+        outcome = run(Repartition(), slow(), job=job)
+        (at_s,) = {told.at_s for told in outcome.told if told.cause is Cause.DUE}
+        begun.append(at_s)
+    lost_s = begun[1] - begun[1] / run_step_s({5: 0.4}) * HEALTHY_S  # since its onset at 0 s
+    assert begun[0] < 10 * HEALTHY_S
+    assert lost_s == pytest.approx(40 * HEALTHY_S, rel=0.1)
+
+
+def test_ours_leaves_alone_what_would_gain_too_little() -> None:
+    assert run(Repartition(), slow(speed=0.87)).reconfigurations == 1
+    # That device holds its job up by a seventh at most.
+    config = ControllerConfig(policy=replace(ControllerConfig().policy, min_gain=0.15))
+    assert run(Repartition(config=config), slow(speed=0.87)).reconfigurations == 0
 
 
 def test_resihp_does_not_notice_what_stays_below_its_gate() -> None:
