@@ -32,6 +32,8 @@ from benchmarks.step_runs import (
     spliced,
     with_durations,
 )
+from pacekeeper.core.findings import Finding
+from pacekeeper.predictor.live_job import JobPace, JobStep, fold_job
 from pacekeeper.predictor.verdict import Trouble
 from pacekeeper.predictor.workload import Array
 
@@ -196,6 +198,33 @@ def online(runs: Sequence[Run], knowledge: str, *, every: int) -> Tally:
     return tally
 
 
+def alive(runs: Sequence[Run], *, seed: int) -> dict[str, Any]:
+    """The runs as jobs that are watched while they train, nothing told but their step times: what
+    is ever said of them, and whether a slowdown as the first of SPLICES is, by their end.
+    """
+    random = np.random.default_rng(seed)
+    slowdown, num_steps = SPLICES[0]
+    tally, found = Tally(), []
+    for run in runs:
+        tally.add(run, len(_said(run, durations(run.trace))))
+        begin = int(random.integers(SKIPPED_STEPS, run.num_steps - num_steps + 1))
+        said = _said(run, spliced(run.trace, begin, num_steps, slowdown))
+        assert run.trace.steps is not None
+        first = int(run.trace.steps.step[begin])
+        found.append(any(abs(one.onset_step - first) <= num_steps // 2 for one in said))
+    return tally.told() | {"recall": sum(found) / max(len(found), 1)}
+
+
+def _said(run: Run, took_s: Array) -> list[Finding]:
+    pace, found = JobPace(), []
+    assert run.trace.steps is not None
+    for step, duration_s in zip(run.trace.steps.step.tolist(), took_s.tolist(), strict=True):
+        told = JobStep(step=step, generation=0, duration_s=duration_s, tokens=0, sum_len_squared=0)
+        pace, news = fold_job(pace, told)
+        found += [news.found] if news.found is not None else []
+    return found
+
+
 def tables(result: dict[str, Any]) -> list[Table]:
     shown = []
     for source in result["healthy"]:
@@ -280,6 +309,7 @@ def checks(runs: Sequence[Run], seed: int) -> dict[str, Any]:
     for knowledge in KNOWLEDGE:
         told = online(runs[::16], knowledge, every=50).told()
         result[f"asked every 50 steps: {knowledge}"] = told
+    result["live, nothing known"] = alive(runs[::16], seed=seed)
     return result
 
 
