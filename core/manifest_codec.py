@@ -87,8 +87,16 @@ def decode_part(data: bytes) -> Part:
 
 
 def _plain(entry: PieceEntry) -> dict[str, Any]:
-    block, kind = entry.piece.block, entry.piece.kind
-    return asdict(entry) | {"piece": [str(block.kind), block.layer, block.index, kind]}
+    """Field by field: `asdict` takes most of the time that a manifest costs."""
+    block = entry.piece.block
+    return {
+        "piece": [str(block.kind), block.layer, block.index, entry.piece.kind],
+        "file": entry.file,
+        "first_byte": entry.first_byte,
+        "size_bytes": entry.size_bytes,
+        "sha256": entry.sha256,
+        "tokens": entry.tokens,
+    }
 
 
 def _entry(plain: dict[str, Any]) -> PieceEntry:

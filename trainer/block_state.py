@@ -60,12 +60,17 @@ def read_block(
     """The state of a block that this rank holds, as it is: no copies; names ascend."""
     found: dict[str, Tensor] = {}
     for name, part in parts_of(model, block).items():
-        memory = optimizer.state.get(part.parameter, {})
         for ending in ENDINGS:
-            whole = memory.get(ending[1:]) if ending else part.parameter
-            value = torch.zeros_like(part.parameter) if whole is None else whole
-            found[f"{name}{ending}"] = part.of(value.detach())
+            found[f"{name}{ending}"] = part.of(whole_of(optimizer, part.parameter, ending[1:]))
     return dict(sorted(found.items()))
+
+
+def whole_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, moment: str) -> Tensor:
+    """A parameter (no `moment`), or one of its moments: as it is, of all rows."""
+    if not moment:
+        return parameter.detach()
+    found: Tensor | None = optimizer.state.get(parameter, {}).get(moment)
+    return torch.zeros_like(parameter).detach() if found is None else found
 
 
 def num_updates(optimizer: torch.optim.Optimizer) -> int:

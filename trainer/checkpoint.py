@@ -32,7 +32,7 @@ from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
 from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, to_tensors
 from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.partial_saves import PartialSaves
+from pacekeeper.trainer.partial_saves import Choice, PartialSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
 STILL_BUSY = "the one before is still being written"
@@ -102,6 +102,7 @@ class Checkpoints:
         self._storage: Storage | None = None
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
+        self._full_of: dict[int, tuple[list[Piece], frozenset[int]]] = {}  # by generation
         if config.checkpoint_dir:
             self._storage = open_storage(below(config.checkpoint_dir, config.job))
             self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
@@ -326,15 +327,25 @@ class Checkpoints:
                 100.0 * plt,
             )
 
+    def _own_of(self, layout: Layout, choice: Choice) -> tuple[list[Piece], frozenset[int]]:
+        """The pieces that this rank writes, and the ranks that write any."""
+        known = self._full_of.get(layout.generation) if choice.base is None else None
+        if known is not None:
+            return known
+        sizes = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
+        writer_of = writers(layout, sizes)
+        mine = [piece for piece in sizes if writer_of[piece] == self.rank]
+        found = mine, frozenset(writer_of.values())
+        if choice.base is None:  # what a rank writes of all pieces is a function of the layout
+            self._full_of = {layout.generation: found}
+        return found
+
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
         own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
         self._sizes = self._sizes or piece_bytes(self.model, at.layout)
         number = at.step // self.config.checkpoint_period_steps
         choice = self.partial.choose(at.layout, number, self._sizes)
-        sizes = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
-        writer_of = writers(at.layout, sizes)
-        mine = [piece for piece in sizes if writer_of[piece] == self.rank]
-        everybody = frozenset(writer_of.values())
+        mine, everybody = self._own_of(at.layout, choice)
         self.partial.begun(own, everybody, choice.pieces)
         return Snapshot(
             id=own,

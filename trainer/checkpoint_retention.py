@@ -12,6 +12,8 @@ from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, save
 from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, ids, read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage
 
+Known = dict[CheckpointId, frozenset[str]]  # paths of the files that each lives from
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
@@ -24,7 +26,9 @@ class Removal:
     whole: tuple[CheckpointId, ...]
 
 
-def removable(storage: Storage, newest: CheckpointId, keep: int) -> Removal:
+def removable(
+    storage: Storage, newest: CheckpointId, keep: int, known: Known | None = None
+) -> Removal:
     """What `newest`, complete or being written, makes useless. Raises OSError.
 
     `keep` complete ones stay, and where these live from files of one another, two more: the newest
@@ -33,16 +37,20 @@ def removable(storage: Storage, newest: CheckpointId, keep: int) -> Removal:
     Those that were rejected or whose manifest is damaged do not count: they must not push out what
     is whole. Where none is known to be good, none is known to be useless. Of directories without a
     manifest the older ones go: nobody writes there any more. Files stay while a checkpoint that
-    stays names them.
+    stays names them. `known`: files of checkpoints that were read before, and are added to:
+    manifests never change, and reading them costs the time of whoever trains beside.
     """
+    known = {} if known is None else known
     there = {one: storage.names(one.name) for one in ids(storage)}
     complete = [one for one, names in there.items() if MANIFEST_FILE in names]
     held: dict[CheckpointId, frozenset[str]] = {}
     for one in complete:
         try:
-            held[one] = _files_of(read_manifest(storage, one))
+            held[one] = known.get(one) or files_of(read_manifest(storage, one))
         except DataError:
             continue
+    known.clear()
+    known.update(held)
     good = [one for one in held if REJECTED_FILE not in there[one]]
     staying = set(good[:keep])
     staying.update(_legs(good, held))
@@ -62,12 +70,14 @@ def removable(storage: Storage, newest: CheckpointId, keep: int) -> Removal:
     return Removal(manifests=tuple(going), files=tuple(files), whole=tuple(whole))
 
 
-def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
+def sweep(
+    storage: Storage, newest: CheckpointId, keep: int, known: Known | None = None
+) -> list[str]:
     """Delete what is `removable`; the names of the directories that went entirely.
 
     Raises OSError where one can not be removed, after it tried the others.
     """
-    found = removable(storage, newest, keep)
+    found = removable(storage, newest, keep, known)
     trouble: OSError | None = None
     stuck: set[CheckpointId] = set()
     for one in found.manifests:
@@ -93,7 +103,8 @@ def sweep(storage: Storage, newest: CheckpointId, keep: int) -> list[str]:
     return [one.name for one in found.whole]
 
 
-def _files_of(manifest: Manifest) -> frozenset[str]:
+def files_of(manifest: Manifest) -> frozenset[str]:
+    """The paths of the files it lives from."""
     return frozenset(file.name for file in manifest.files)
 
 
@@ -117,7 +128,7 @@ def lent_out(storage: Storage) -> dict[CheckpointId, int]:
         if MANIFEST_FILE not in names:
             continue
         try:
-            files = _files_of(read_manifest(storage, one))
+            files = files_of(read_manifest(storage, one))
         except DataError:
             continue
         for lender in {saved_in(path) for path in files} - {one, None}:

@@ -35,7 +35,7 @@ from pacekeeper.core.manifest_codec import decode_part, encode_manifest, encode_
 from pacekeeper.core.tensor_file import TensorSpec, encode_header
 from pacekeeper.trainer.checkpoint_catalog import read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage
-from pacekeeper.trainer.checkpoint_retention import sweep
+from pacekeeper.trainer.checkpoint_retention import Known, files_of, sweep
 from pacekeeper.trainer.checkpoint_state import DTYPE_NAMES
 
 _NAMED_RANKS = 8  # of those that wrote nothing
@@ -96,6 +96,8 @@ class Saver:
         self._before: Snapshot | None = None  # without its pieces
         self._news: SimpleQueue[News] = SimpleQueue()
         self.has_failed = False  # the last one that is over
+        self._known: Known = {}
+        self._published: Manifest | None = None  # the last one
 
     @property
     def is_storing(self) -> bool:
@@ -179,7 +181,7 @@ class Saver:
     def _sweep(self, newest: CheckpointId) -> None:
         """What can not be removed stays: that must not keep a checkpoint from being written."""
         try:
-            sweep(self._storage, newest, self._keep)
+            sweep(self._storage, newest, self._keep, self._known)
         except OSError as error:
             root, why = self._storage.root, error.strerror or str(error)
             _log.warning("an older checkpoint in %s can not be removed: %s", root, why)
@@ -222,11 +224,17 @@ class Saver:
         if not set(wanted) <= set(self._storage.names(folder)):
             return False
         parts = [decode_part(self._storage.read(f"{folder}/{name}")) for name in wanted]
-        base = None if snapshot.base is None else read_manifest(self._storage, snapshot.base)
+        base = None if snapshot.base is None else self._manifest_of(snapshot.base)
         files, pieces, account = gather(parts, snapshot.layout, base)
         manifest = snapshot.manifest(files=files, pieces=pieces, account=account)
         self._storage.publish(f"{folder}/{MANIFEST_FILE}", encode_manifest(manifest))
+        self._published, self._known[manifest.id] = manifest, files_of(manifest)
         return True
+
+    def _manifest_of(self, one: CheckpointId) -> Manifest:
+        if self._published is not None and self._published.id == one:
+            return self._published
+        return read_manifest(self._storage, one)
 
 
 def _by_file(snapshot: Snapshot, rank: int) -> dict[str, dict[Piece, Mapping[str, Tensor]]]:

@@ -1,15 +1,15 @@
 """Blocks as a checkpoint holds them: tensors with names, dtypes and shapes that can be checked."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout import Block, Layout
+from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.manifest import Piece, block_name
 from pacekeeper.core.tensor_file import TensorSpec
-from pacekeeper.trainer.block_state import ENDINGS, read_block, shapes_of
+from pacekeeper.trainer.block_state import ENDINGS, bank_of, shapes_of, whole_of
 from pacekeeper.trainer.checkpoint_catalog import RawTensor
 from pacekeeper.trainer.model import MoETransformer
 
@@ -43,19 +43,27 @@ def piece_bytes(model: MoETransformer, layout: Layout) -> dict[Piece, int]:
 
 
 def copy_of_pieces(
-    model: MoETransformer, optimizer: torch.optim.Optimizer, pieces: Iterable[Piece]
+    model: MoETransformer, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]
 ) -> dict[Piece, dict[str, Tensor]]:
-    """Copies in host memory of pieces of blocks that this rank holds; names ascend."""
-    wanted: dict[Block, list[Piece]] = {}
+    """Copies in host memory of pieces of blocks that this rank holds; names ascend.
+
+    Rows of one bank are copied together: training waits for this.
+    """
+    alike: dict[tuple[BlockKind, int, str], list[Piece]] = {}
     for piece in pieces:
-        wanted.setdefault(piece.block, []).append(piece)
-    found: dict[Piece, dict[str, Tensor]] = {}
-    for block, own in wanted.items():
-        found |= {piece: {} for piece in own}
-        for name, part in read_block(model, optimizer, block).items():
-            piece = Piece.of(block, name)
-            if piece in found:
-                found[piece][name] = part.to("cpu", copy=True).contiguous()
+        alike.setdefault((piece.block.kind, piece.block.layer, piece.kind), []).append(piece)
+    found: dict[Piece, dict[str, Tensor]] = {piece: {} for piece in pieces}
+    for (_, _, kind), own in alike.items():
+        bank = bank_of(model, own[0].block)
+        slots = [bank.held.index(piece.block.index) for piece in own]
+        are_all = slots == list(range(len(bank.held)))
+        for name in sorted(bank.shapes):
+            whole = whole_of(optimizer, bank.get_parameter(name), kind)
+            if not are_all:  # indexing copies
+                whole = whole[slots].to("cpu")
+            rows = whole.to("cpu", copy=are_all).contiguous()
+            for piece, row in zip(own, rows.unbind(), strict=True):
+                found[piece][f"{name}.{kind}" if kind else name] = row
     return found
 
 

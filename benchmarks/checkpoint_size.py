@@ -1,0 +1,255 @@
+"""Bytes of partial checkpoints, counted as the files they are: of the whole, and of one rank.
+
+Each shape is saved once in full and then for a whole round of turns, one expert of each layer at a
+time, by the saver that training uses, every data-parallel rank in turn. State is what MoC-System
+counts: weights of 2 bytes, master weights and two moments of 4 each. Hidden size, vocabulary and
+positions are divided by --scale, which keeps the proportions. Prints a table, last one line of
+JSON.
+
+The busiest rank is compared with Megatron-DeepSpeed (MoC-System, section 4): rank 0 writes all
+dense weights, expert-parallel group 0 all experts; the optimizer's state is split evenly over the
+ranks that have the same weights (ZeRO-2), or not (`replicated`: each has it all, as our trainer).
+"""
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from pacekeeper.core.block_writers import writers
+from pacekeeper.core.expert_turns import in_turn
+from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
+from pacekeeper.core.lost_tokens import longest_gap
+from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
+from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.checkpoint_saver import Outcome, Saver, Snapshot
+
+KINDS = {"": torch.bfloat16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
+KINDS["master"] = torch.float32
+WEIGHT_BYTES, OPTIMIZER_BYTES = 2, 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """A GPT of which every other layer has experts; the head is the embedding."""
+
+    name: str
+    layers: int
+    hidden: int
+    experts: int
+    vocabulary: int = 50257
+    positions: int = 2048
+
+    def scaled(self, scale: int) -> "Shape":
+        return Shape(
+            name=self.name,
+            layers=self.layers,
+            hidden=self.hidden // scale,
+            experts=self.experts,
+            vocabulary=self.vocabulary // scale,
+            positions=self.positions // scale,
+        )
+
+    def values(self, block: Block) -> int:
+        """Weights of a block; biases left out."""
+        wide = self.hidden**2
+        match block.kind:
+            case BlockKind.EMBEDDING:
+                return (self.vocabulary + self.positions) * self.hidden
+            case BlockKind.HEAD:
+                return self.hidden
+            case BlockKind.NORM_ROUTER:
+                has_experts = block.layer % 2 == 1
+                return self.hidden * (2 + (self.experts if has_experts else 0))
+            case BlockKind.ATTENTION:
+                return 4 * wide
+            case BlockKind.DENSE_MLP | BlockKind.EXPERT:
+                return 8 * wide
+
+    def layout(self, ranks: int, expert_parallel: int) -> Layout:
+        """Data parallel; an expert on one rank of each expert-parallel group."""
+        groups = ranks // expert_parallel
+        per_rank = self.experts // expert_parallel
+        hosts = tuple(
+            tuple(
+                Host(group * expert_parallel + expert // per_rank, 1.0 / groups)
+                for group in range(groups)
+            )
+            for expert in range(self.experts)
+        )
+        everybody = tuple((ShardRun(rank, 0, 1),) for rank in range(ranks))
+        return Layout(
+            generation=1,
+            num_virtual_shards=1,
+            stages=(Stage(first_layer=0, end_layer=self.layers, groups=everybody),),
+            experts=tuple(hosts if layer % 2 else () for layer in range(self.layers)),
+            batch_shares=tuple((rank, 1.0 / ranks) for rank in range(ranks)),
+        )
+
+
+PAPER = Shape(name="GPT-350M-16E", layers=24, hidden=1024, experts=16)
+FIRST_PAPER = Shape(name="GPT-125M-8E", layers=12, hidden=768, experts=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Bytes of all files of a full checkpoint and of each partial one of a round, and what the
+    busiest rank wrote of each (tensors with their headers).
+    """
+
+    full_bytes: int
+    partial_bytes: tuple[int, ...]
+    busiest_bytes: tuple[int, ...]
+
+    @property
+    def fraction(self) -> float:
+        """Of the largest partial one."""
+        return max(self.partial_bytes) / self.full_bytes
+
+
+@dataclass(kw_only=True)
+class Job:
+    """A job of one shape that does nothing but save."""
+
+    shape: Shape
+    layout: Layout
+    directory: Path
+    num_saved: int = 1
+    _savers: dict[int, Saver] = field(default_factory=dict)
+    _before: CheckpointId | None = None
+
+    def save(self, number: int) -> tuple[int, int]:
+        """Checkpoint `number`, the first one full: bytes of its files, and of the busiest rank."""
+        experts = [len(on) for on in self.layout.experts]
+        chosen = in_turn(number, self.num_saved, experts)
+        pieces = [
+            Piece(block, kind)
+            for block in self.layout.blocks()
+            if not self._before or block in chosen or block.kind is not BlockKind.EXPERT
+            for kind in KINDS
+        ]
+        sizes = {p: self.shape.values(p.block) * KINDS[p.kind].itemsize for p in pieces}
+        writer_of = writers(self.layout, sizes)
+        own = CheckpointId(life=1, generation=1, step=number)
+        busiest = 0
+        for rank in self.layout.ranks:
+            mine = {p: dict(self._tensors(p)) for p in pieces if writer_of[p] == rank}
+            busiest = max(busiest, self._write(rank, own, mine, frozenset(writer_of.values())))
+        self._before = own
+        return sum(file.stat().st_size for file in self._folder(own).iterdir()), busiest
+
+    def _folder(self, one: CheckpointId) -> Path:
+        return self.directory / one.name
+
+    def _write(
+        self,
+        rank: int,
+        own: CheckpointId,
+        pieces: dict[Piece, dict[str, Tensor]],
+        everybody: frozenset[int],
+    ) -> int:
+        root = open_storage(str(self.directory))
+        saver = self._savers.setdefault(rank, Saver(root, rank=rank, keep=2))
+        saver.save(
+            Snapshot(
+                id=own,
+                layout=self.layout,
+                pieces=pieces,
+                writers=everybody,
+                manifest=partial(
+                    Manifest,
+                    job="size",
+                    id=own,
+                    ticket=own.step,
+                    num_updates=own.step,
+                    last_loss=None,
+                    identity={},
+                    layout=self.layout,
+                ),
+                is_sweeper=rank == min(everybody),
+                account=Account(),
+                base=self._before,
+                is_split=True,
+            )
+        )
+        saver.wait()
+        (news,) = saver.take_news()
+        assert news.outcome is not Outcome.FAILED, news.why
+        return news.size_bytes
+
+    def _tensors(self, piece: Piece) -> Iterator[tuple[str, Tensor]]:
+        name = f"weight.{piece.kind}" if piece.kind else "weight"
+        yield name, torch.zeros(self.shape.values(piece.block), dtype=KINDS[piece.kind])
+
+
+def measure(shape: Shape, layout: Layout, directory: Path) -> Sizes:
+    """A full checkpoint, then a whole round of partial ones."""
+    job = Job(shape=shape, layout=layout, directory=directory)
+    full, _ = job.save(0)
+    found = [job.save(number) for number in range(1, 1 + longest_gap(shape.experts, 1))]
+    return Sizes(
+        full_bytes=full,
+        partial_bytes=tuple(size for size, _ in found),
+        busiest_bytes=tuple(busiest for _, busiest in found),
+    )
+
+
+def baseline_bytes(shape: Shape, layout: Layout, *, is_replicated: bool) -> float:
+    """What rank 0 writes of a full checkpoint in Megatron-DeepSpeed; split optimizers evenly."""
+    total = 0.0
+    for block in layout.blocks():
+        holders = layout.holders(block)
+        if 0 not in holders:
+            continue
+        parts = 1 if is_replicated else len(holders)
+        total += shape.values(block) * (WEIGHT_BYTES + OPTIMIZER_BYTES / parts)
+    return total
+
+
+def main() -> None:
+    """Prints the tables, then one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scale", type=int, default=8)
+    options = parser.parse_args()
+    result: dict[str, float] = {}
+    table = Table(title=f"one expert of each layer, hidden size / {options.scale}")
+    for column in ("shape", "ranks", "experts over", "full MB", "partial MB", "of full %",
+                   "busiest MB", "of ZeRO-2 %", "of replicated %"):  # fmt: skip
+        table.add_column(column, justify="left" if column == "shape" else "right")
+    for base, ranks, over in ((PAPER, 8, 8), (PAPER, 16, 16), (PAPER, 16, 8),
+                              (FIRST_PAPER, 8, 8), (FIRST_PAPER, 16, 8)):  # fmt: skip
+        shape = base.scaled(options.scale)
+        layout = shape.layout(ranks, over)
+        with tempfile.TemporaryDirectory() as directory:
+            sizes = measure(shape, layout, Path(directory))
+        busiest = max(sizes.busiest_bytes)
+        zero = busiest / baseline_bytes(shape, layout, is_replicated=False)
+        replicated = busiest / baseline_bytes(shape, layout, is_replicated=True)
+        table.add_row(
+            shape.name, str(ranks), str(over), f"{sizes.full_bytes / 1e6:,.1f}",
+            f"{max(sizes.partial_bytes) / 1e6:,.1f}", f"{100 * sizes.fraction:.1f}",
+            f"{busiest / 1e6:,.2f}", f"{100 * zero:.1f}", f"{100 * replicated:.1f}",
+        )  # fmt: skip
+        experts = f"size_fraction_{shape.experts}_experts"
+        result[experts] = max(result.get(experts, 0.0), sizes.fraction)
+        if base is FIRST_PAPER:
+            result[f"busiest_rank_fraction_zero2_{ranks}_ranks"] = zero
+            result[f"busiest_rank_fraction_replicated_{ranks}_ranks"] = replicated
+    Console(width=120).print(table)
+    # The trainer that these checkpoints are of has no ZeRO: all ranks hold all dense state.
+    result["busiest_rank_fraction"] = max(
+        value for name, value in result.items() if "replicated" in name
+    )
+    print(json.dumps({name: round(value, 4) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()

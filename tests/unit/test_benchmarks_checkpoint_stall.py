@@ -1,0 +1,25 @@
+"""The stall benchmark takes turns, saves what it says, and tells held time from time at all."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.checkpoint_stall import MODES, run
+
+from pacekeeper.core.manifest import CheckpointId
+from pacekeeper.trainer.checkpoint_catalog import read_manifest
+from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.checkpoint_saver import Outcome
+from support.checkpoints import TINY
+
+
+@pytest.mark.parametrize("experts", [0, 1])
+def test_each_kind_has_its_turn_and_is_really_saved(tmp_path: Path, experts: int) -> None:
+    config = replace(TINY, checkpoint_dir=str(tmp_path), experts_per_checkpoint=experts)
+    times, rank = run(config, 2)
+    assert all(len(times.held_s[mode]) == len(times.next_s[mode]) == 2 for mode in MODES)
+    assert rank.checkpoints.counts[Outcome.COMPLETE] == 5  # the first, and two rounds of two
+    assert len(times.size_bytes) == 2 and min(times.size_bytes) > 0
+    storage = open_storage(str(tmp_path / config.job))
+    newest = CheckpointId(life=1, generation=1, step=rank.step - 1)
+    assert bool(read_manifest(storage, newest).older) == bool(experts)
