@@ -90,6 +90,9 @@ def keep_door(rank: Rank, stores: Stores) -> None:
     if rank.spec.rank == min(r for r in members if node_of[r] == own):
         facts = _facts(rank, rank.group.generation, members)
         stores.write(own, JOB_KEY, facts.encode())
+    if rank.spec.rank in members[:NUM_TELLERS]:
+        # Who looks for those that are silent finds a frozen node in the time for one answer.
+        stores.call({node_of[member] for member in members})
     if rank.spec.rank == members[0] and rank.lobby is None:
         rank.lobby = Lobby(rank.spec.stores[own])
         rank.lobby.open()

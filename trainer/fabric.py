@@ -106,7 +106,7 @@ class Fabric:
     `cut_store` ends its connection, whoever waits in it. `timeout_s`: for a member that is silent
     in a collective, since the one before it, but a quarter less at most than since this one.
     `arrive_s`: for all members to come (None: `timeout_s`); `answer_s`: for one answer of the
-    store.
+    store. `is_strange` tells connections that others opened while the group formed: to stores.
     """
 
     def __init__(
@@ -124,6 +124,7 @@ class Fabric:
         clock: SegmentClock | None = None,
         name: str = "",
         cut_store: Callable[[], None] = lambda: None,
+        is_strange: Callable[[Wire], bool] = lambda _: False,
     ) -> None:
         self.rank = rank
         self.ranks = ranks
@@ -136,6 +137,7 @@ class Fabric:
         self._sockets: set[Wire] = set()
         self._parts: dict[tuple[int, ...], _Part] = {}
         self._cut_store = cut_store
+        self._is_strange = is_strange
         self._waiting = Waiting(is_aborted=is_aborted, tick_s=tick_s, cut_store=cut_store)
         self._answer_s = STORE_TIMEOUT_S if answer_s is None else answer_s
         self._is_store_silent = False
@@ -230,7 +232,7 @@ class Fabric:
 
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
-        cut(self._sockets)
+        cut(wire for wire in self._sockets if not self._is_strange(wire))
         self._sockets = set()
         self._parts.clear()
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):

@@ -86,6 +86,11 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     rank = Rank(spec=spec, is_asked_to_stop=lambda: bool(wishes))
+    # A collection in mid-step would look like a fault of this rank. It takes a while: who waits to
+    # be let in is ready after it.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
     stores = Stores(spec.stores)
     verdict = entry.await_admission(rank, stores) if spec.is_newcomer else None
     if spec.is_newcomer and verdict is None:
@@ -98,10 +103,6 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
         timeout_s=spec.config.peer_timeout_s,
         known_dead=rank.hooks.dead_ranks,
     )
-    # A collection in mid-step would look like a fault of this rank.
-    gc.collect()
-    gc.freeze()
-    gc.disable()
     lost = _begin(rank, stores, agreement, verdict)
     stores.answer_s = agreement.patience.answer_s  # while all start at once they may be slower
     is_over = lost is None and rank.step >= spec.config.steps
@@ -209,6 +210,7 @@ def _join(rank: Rank, stores: Stores, agreement: Agreement, group: Group) -> Non
         ranks=group.members,
         is_aborted=lambda: entry.has_lost_newcomers(rank, stores) or agreement.is_left(group),
         cut_store=line.cut,
+        is_strange=stores.owns,
         tick_s=config.tick_s,
         timeout_s=patience.wait_s,
         arrive_s=entry.arrive_s(rank, patience.wait_s),

@@ -14,14 +14,15 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.config import host_and_port
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
-from pacekeeper.trainer.wires import cut, leads_to, open_wires
+from pacekeeper.trainer.desk import Desk
+from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires, peer_port
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0
@@ -151,32 +152,6 @@ class Line:
         cut(self._wires)
 
 
-class _Desk:
-    """A daemon thread that asks one store, so that its caller can stop waiting."""
-
-    def __init__(self) -> None:
-        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = (
-            SimpleQueue()
-        )
-        threading.Thread(target=self._answer, daemon=True, name="store").start()
-
-    def put(self, question: tuple[Callable[[], Any], SimpleQueue[Any]]) -> None:
-        """Ask; the answer (or the exception) goes into the question's own queue."""
-        self._questions.put(question)
-
-    def close(self) -> None:
-        """End when what was asked is answered."""
-        self._questions.put(None)
-
-    def _answer(self) -> None:
-        while (question := self._questions.get()) is not None:
-            ask, answer = question
-            try:
-                answer.put(ask())
-            except Exception as error:
-                answer.put(error)
-
-
 class Stores:
     """Clients of all nodes' stores, connected when first needed; use from one thread.
 
@@ -189,7 +164,7 @@ class Stores:
         self.answer_s = ANSWER_TIMEOUT_S if answer_s is None else answer_s
         self._clients: dict[int, TCPStore] = {}
         self._lines: dict[int, Line] = {}
-        self._desks: dict[int, _Desk] = {}
+        self._desks: dict[int, Desk] = {}
         self._glances: dict[tuple[int, str], SimpleQueue[str | Exception | None]] = {}
         # Nodes whose store is not known, or did not answer: those are never asked again.
         self.gone = {node for node, address in enumerate(addresses) if not address}
@@ -229,6 +204,10 @@ class Stores:
                 self._lose(node)
                 return None
         return self._lines[node]
+
+    def owns(self, wire: Wire) -> bool:
+        """Is it a connection to a store, whoever in this process opened it?"""
+        return peer_port(wire) in {host_and_port(one)[1] for one in self.addresses if one}
 
     @property
     def _connect_s(self) -> float:
@@ -285,18 +264,25 @@ class Stores:
 
         One after the other, a hundred that are cut off would cost a hundred timeouts.
         """
-        strangers = [n for n in nodes if n not in self._clients and n not in self.gone]
-        if strangers:
-            with ThreadPoolExecutor(max_workers=_KNOCKS) as pool:
-                for node, client in zip(strangers, pool.map(self._called, strangers), strict=True):
-                    if client is None:
-                        self._lose(node)
-                    else:
-                        self._clients[node] = client
+        for node in self.call(nodes):
+            self._lose(node)
         asked = {node: self._put(node, lambda store: store.check([DEATHS_KEY])) for node in nodes}
         give_up_s = time.monotonic() + self.answer_s
         for node, answer in asked.items():
             self._take(node, answer, give_up_s)
+
+    def call(self, nodes: Collection[int]) -> set[int]:
+        """Connect to all these nodes at once, where that is not done; those that do not answer.
+
+        They are not gone for that.
+        """
+        strangers = [n for n in nodes if n not in self._clients and n not in self.gone]
+        if not strangers:
+            return set()
+        with ThreadPoolExecutor(max_workers=_KNOCKS) as pool:
+            clients = dict(zip(strangers, pool.map(self._called, strangers), strict=True))
+        self._clients |= {node: client for node, client in clients.items() if client is not None}
+        return {node for node, client in clients.items() if client is None}
 
     def _called(self, node: int) -> TCPStore | None:
         with contextlib.suppress(UnreachableError):
@@ -323,7 +309,7 @@ class Stores:
         if store is None:
             return None
         if node not in self._desks:
-            self._desks[node] = _Desk()
+            self._desks[node] = Desk()
         answer: SimpleQueue[T | Exception] = SimpleQueue()
         self._desks[node].put((lambda: question(store), answer))
         return answer

@@ -32,6 +32,14 @@ def leads_to(wire: Wire, port: int, host: str = "") -> bool:
     return False
 
 
+def peer_port(wire: Wire) -> int | None:
+    """The port that it is connected to; None where it is not, or to no network."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(wire[0])) as copy:
+        peer = copy.getpeername()
+        return int(peer[1]) if isinstance(peer, tuple) else None
+    return None
+
+
 def cut(wires: Iterable[Wire]) -> None:
     """Shut the connections among `wires` down, for both ends."""
     # A descriptor that was closed meanwhile may be another connection's by now.

@@ -236,6 +236,23 @@ def keep_a_stranger(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
     return {"got": copy.recv(1).decode()}
 
 
+def keep_a_store(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    """The first question to a store is asked while the group forms; then the group is left."""
+    told, tells = multiprocessing.Pipe(duplex=False)
+    host = multiprocessing.get_context("fork").Process(target=_host, args=(tells,))
+    host.start()
+    try:
+        stores = Stores((f"127.0.0.1:{told.recv()}",))
+        wrap(dist, "init_process_group", before=lambda *_, **__: stores.write(0, "key", "x"))
+        fabric = form(directory, 1, rank, ranks, is_strange=stores.owns)
+        fabric.exchange([1.0])
+        fabric.close()
+        return {"got": stores.read(0, "key")}
+    finally:
+        host.kill()
+        host.join()
+
+
 def _host(tells: Connection) -> None:
     server = host_store("127.0.0.1", 0)
     tells.send(server.port)
