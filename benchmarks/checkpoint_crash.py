@@ -34,7 +34,7 @@ from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage, open_storage
-from pacekeeper.trainer.fabric import LocalFabric
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
 
 RANKS = (0, 1)

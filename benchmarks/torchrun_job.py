@@ -22,12 +22,12 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.toml_reader import read_config
 from pacekeeper.trainer.block_state import ordered_parameters
+from pacekeeper.trainer.collectives import Collectives, LocalFabric, Posted, exchanged
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import Collectives, LocalFabric, exchanged
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import learning_rate
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +52,12 @@ class World:
     def exchange(self, values: Sequence[float]) -> Tensor:
         return exchanged(self, values)
 
-    def group(self, ranks: tuple[int, ...]) -> Collectives:
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Posted:
+        raise NotImplementedError("one stage posts nothing")
+
+    def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
         return self if ranks == self.ranks else LocalFabric(self.rank)
 
 
@@ -106,8 +111,9 @@ def train(config: TrainConfig, run_dir: Path, checkpoint_steps: int) -> None:
         num_layers=config.num_layers,
         num_experts=config.num_experts,
         replicas=config.replicas,
+        num_virtual_shards=config.num_heads,
     )
-    corpus, meter = Corpus.from_stdlib(config), WorkMeter()
+    corpus = Corpus.from_stdlib(config)
     model = MoETransformer(config, layout, world.rank)
     model.set_layout(layout, world)
     sync = ReplicaSync(layout, world)
@@ -124,8 +130,7 @@ def train(config: TrainConfig, run_dir: Path, checkpoint_steps: int) -> None:
     with (run_dir / f"steps-{world.rank}.jsonl").open("a") as log:
         for step in range(done, config.steps):
             optimizer.zero_grad()
-            meter.reset()
-            output = model(corpus.batch(step, rows), world, meter)
+            output = model(corpus.batch(step, rows), WorkPass(WorkMeter()))
             targets = corpus.target_tokens(step)
             balance = config.balance_loss * output.balance_sum / config.rows_per_step
             (output.loss_sum / targets + balance).backward()

@@ -54,6 +54,12 @@ def num_values(model: MoETransformer, block: Block) -> int:
     return len(ENDINGS) * sum(sizes)
 
 
+def num_dense_parameters(model: MoETransformer, layout: Layout) -> int:
+    """Of the whole model, wherever they live: all but the experts'."""
+    dense = (block for block in layout.blocks() if block.kind is not BlockKind.EXPERT)
+    return sum(num_values(model, block) for block in dense) // len(ENDINGS)
+
+
 def read_block(
     model: MoETransformer, optimizer: torch.optim.Optimizer, block: Block
 ) -> dict[str, Tensor]:

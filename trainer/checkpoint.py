@@ -30,7 +30,7 @@ from pacekeeper.trainer.checkpoint_catalog import (
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
 from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, to_tensors
-from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.partial_saves import Choice, PartialSaves
 

@@ -6,6 +6,7 @@ import torch
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.trainer.device import DeviceBurner, new_event
+from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import (
     COMPUTE_FAULT,
     LINK_FAULT,
@@ -15,13 +16,19 @@ from pacekeeper.trainer.faults import (
     Slowable,
 )
 from pacekeeper.trainer.links import EmulatedLinks
-from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock, TransferClock
+from pacekeeper.trainer.timing import (
+    ComputeTime,
+    CpuClock,
+    DeviceEventClock,
+    PipelineClock,
+    TransferClock,
+)
 from pacekeeper.trainer.work import WorkMeter
 
 
 def make_clock(
     config: TrainConfig, rank: int, world_size: int, meter: WorkMeter, device: torch.device
-) -> tuple[SegmentClock, Mapping[str, Slowable]]:
+) -> tuple[PipelineClock, Mapping[str, Slowable]]:
     """The clock the configuration asks for, and what a fault of each kind acts on."""
     if config.clock == "cpu":
         burner = Burner()
@@ -49,3 +56,32 @@ def make_transfers(config: TrainConfig, targets: Mapping[str, Slowable]) -> Tran
     if isinstance(links, EmulatedLinks):
         return links
     return None if config.clock == "cpu" else TransferClock()
+
+
+class FabricTurns:
+    """A rank's clock in a step: collectives of `fabric` pause it during a micro-batch's turn."""
+
+    def __init__(self, clock: PipelineClock, fabric: Fabric) -> None:
+        self._clock, self._fabric = clock, fabric
+
+    def begin(self) -> None:
+        """A micro-batch's first turn."""
+        self._fabric.clock = self._clock
+        self._clock.begin()
+
+    def set_aside(self) -> object:
+        """Its turn is over, it is not: what `take_up` goes on with."""
+        aside = self._clock.set_aside()
+        self._fabric.clock = None
+        return aside
+
+    def take_up(self, aside: object) -> None:
+        """Its next turn."""
+        self._fabric.clock = self._clock
+        self._clock.take_up(aside)
+
+    def end(self) -> ComputeTime | None:
+        """Its last turn is over."""
+        compute = self._clock.end()
+        self._fabric.clock = None
+        return compute

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.spread import ALONE, DomainOf, domain
-from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.token_exchange import Exchange, Neighbourhood, exchange, neighbourhoods
 from pacekeeper.trainer.token_split import HostPairs, Ints, split_rows, whole_capacities
 from pacekeeper.trainer.travel import travel
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkPass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -77,7 +77,7 @@ def dispatch(
     routes: Routes,
     num_experts: int,
     fabric: Collectives,
-    meter: WorkMeter,
+    work: WorkPass,
 ) -> Dispatched:
     """Send each token to a host of each of its experts; dropless. Raises PeerLost.
 
@@ -103,7 +103,7 @@ def dispatch(
     # index_select, here and below: advanced indexing costs several times as much on CPU.
     sent_AD = tokens_TD.index_select(0, source_A // experts_TK.shape[1])
     # Just after the counts' all-to-all, which nobody left before the last had come.
-    arrived_RD = travel(sent_AD, fabric, meter, received_splits, sent_splits, is_together=True)
+    arrived_RD = travel(sent_AD, fabric, work, received_splits, sent_splits, is_together=True)
     expert_E = torch.arange(num_experts, device=received_WE.device)
     expert_R = expert_E.repeat(size).repeat_interleave(received_WE.reshape(-1))
     grouping_R = torch.argsort(expert_R, stable=True)
@@ -123,11 +123,11 @@ def combine(
     dispatched: Dispatched,
     weights_TK: Tensor,
     fabric: Collectives,
-    meter: WorkMeter,
+    work: WorkPass,
 ) -> Tensor:
     """Bring the experts' answers home and add them up by the router's weights: [T, D]."""
     arrival_RD = answers_RD.index_select(0, dispatched.arrival_place_R)
-    home_AD = travel(arrival_RD, fabric, meter, dispatched.sent_splits, dispatched.received_splits)
+    home_AD = travel(arrival_RD, fabric, work, dispatched.sent_splits, dispatched.received_splits)
     num_tokens, experts_per_token = weights_TK.shape
     # By assignment: a token's answers are added in a fixed order whatever way they travelled.
     answers_AD = home_AD.index_select(0, dispatched.sending_place_A)

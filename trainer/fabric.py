@@ -11,90 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch._C._distributed_c10d import AllToAllOptions, PrefixStore, Store
 
-from pacekeeper.trainer.forming import GLOO_TO_LEAVE, Waiting
+from pacekeeper.trainer.collectives import Collectives, LocalFabric, PeerLost, Posted, exchanged
+from pacekeeper.trainer.forming import GLOO_TO_LEAVE, Waiting, connected
 from pacekeeper.trainer.timing import SegmentClock, TransferClock
 from pacekeeper.trainer.wires import Wire, cut, open_wires
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
 STORE_TIMEOUT_S = 5.0  # for one answer of the store, where nothing shorter is asked for
 _ARRIVAL_POLL_S = 0.002
-
-
-class PeerLost(Exception):
-    """A collective broke, or a member is known to be dead: leave this generation.
-
-    `is_silence`: nothing broke, a member just did not answer for the whole timeout.
-    """
-
-    def __init__(self, why: str, *, is_silence: bool = False) -> None:
-        super().__init__(why)
-        self.is_silence = is_silence
-
-
-class Collectives(Protocol):
-    """What model and optimizer need of a group of ranks."""
-
-    rank: int
-    ranks: tuple[int, ...]
-
-    def all_to_all(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        *,
-        is_together: bool = False,
-    ) -> None:
-        """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike.
-
-        `is_together`: all members enter it at once, as just after another collective: its time is
-        that of the links, and counts as such.
-        """
-
-    def exchange(self, values: Sequence[float]) -> Tensor:
-        """Everybody's values: [members, len(values)] float64, the same on all members."""
-
-    def group(self, ranks: tuple[int, ...]) -> "Collectives":
-        """Some of the members, this one among them, ascending: each of these calls it alike."""
-
-
-class LocalFabric:
-    """A group of one: for a single process and for tests."""
-
-    def __init__(self, rank: int = 0, clock: SegmentClock | None = None) -> None:
-        self.rank = rank
-        self.ranks: tuple[int, ...] = (rank,)
-        self._clock = clock
-
-    def all_to_all(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        *,
-        is_together: bool = False,
-    ) -> None:
-        if self._clock is not None:
-            self._clock.pause()
-        output.copy_(input)
-        if self._clock is not None:
-            self._clock.resume()
-
-    def exchange(self, values: Sequence[float]) -> Tensor:
-        return torch.tensor([list(values)], dtype=torch.float64)
-
-    def group(self, ranks: tuple[int, ...]) -> "LocalFabric":
-        assert ranks == self.ranks, "there is nobody else"
-        return self
+_Members = Any  # a process group or a bare backend: both know alltoall_base, the stubs of one not
 
 
 class Fabric:
@@ -135,13 +67,13 @@ class Fabric:
         self._tick = timedelta(seconds=tick_s)
         self._timeout_s = timeout_s
         self._sockets: set[Wire] = set()
-        self._parts: dict[tuple[int, ...], _Part] = {}
+        self._parts: dict[tuple[tuple[int, ...], str], _Part] = {}
         self._cut_store = cut_store
         self._is_strange = is_strange
         self._waiting = Waiting(is_aborted=is_aborted, tick_s=tick_s, cut_store=cut_store)
         self._answer_s = STORE_TIMEOUT_S if answer_s is None else answer_s
         self._is_store_silent = False
-        own = PrefixStore(f"group-{name or generation}", store)
+        self._store = own = PrefixStore(f"group-{name or generation}", store)
         before: set[Wire] | None = None
         failure, is_silence = "", False
         form_s = min(timeout_s, FORM_TIMEOUT_S)
@@ -188,20 +120,25 @@ class Fabric:
             self.ranks, None, output, input, output_splits, input_splits, is_together
         )
 
-    def group(self, ranks: tuple[int, ...]) -> Collectives:
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Posted:
+        return self._post(None, output, input, output_splits, input_splits)
+
+    def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
         """A gloo group of some members, for this generation. Raises PeerLost."""
-        if ranks == self.ranks:
+        if ranks == self.ranks and not name:
             return self
         if len(ranks) == 1:
             return LocalFabric(self.rank)
-        if ranks not in self._parts:
-            self._parts[ranks] = _Part(self, ranks)
-        return self._parts[ranks]
+        if (ranks, name) not in self._parts:
+            self._parts[ranks, name] = _Part(self, ranks, name)
+        return self._parts[ranks, name]
 
     def _exchange_rows(
         self,
         ranks: tuple[int, ...],
-        group: dist.ProcessGroup | None,
+        group: _Members | None,
         output: Tensor,
         input: Tensor,
         output_splits: list[int],
@@ -212,17 +149,15 @@ class Fabric:
         if self.clock is not None:
             self.clock.pause()
         # gloo speaks host memory; the copies lie outside the measured compute, and the transfer.
-        is_host = input.device.type == "cpu"
-        host_input = input if is_host else input.cpu()
-        host_output = output if is_host else torch.empty(output.shape, dtype=output.dtype)
+        host_input = input if input.device.type == "cpu" else input.cpu()
         began_s = time.perf_counter()
-        self._all_to_all(group, host_output, host_input, output_splits, input_splits)
+        begun = self._post(group, output, host_input, output_splits, input_splits)
+        begun.arrive()
         if is_together and self.transfers is not None:
             own = ranks.index(self.rank)
             rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
             self.transfers.took(rows * input.element_size() * input.shape[1:].numel(), began_s)
-        if not is_host:
-            output.copy_(host_output)
+        begun.take_in()
         if self.clock is not None:
             self.clock.resume()
 
@@ -281,17 +216,14 @@ class Fabric:
             timer.cancel()
             timer.join()
 
-    def _form_part(self, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    def _form_part(self, ranks: tuple[int, ...], name: str) -> dist.ProcessGroupGloo:
         before, began_s = open_wires(), time.monotonic()
         form_s = min(self._timeout_s, FORM_TIMEOUT_S)
+        own = PrefixStore(f"part-{name}-{'-'.join(map(str, ranks))}", self._store)
         try:
-            made: dist.ProcessGroup = dist.new_group(
-                [self.ranks.index(rank) for rank in ranks],
-                timeout=timedelta(seconds=form_s),
-                use_local_synchronization=True,  # the others make groups of their own meanwhile
-                pg_options=self._waiting,
-            )
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=2.0 * self._timeout_s), made)
+            # Not by new_group(): it counts all groups of a rank, and ranks differ in theirs.
+            made = connected(own, ranks.index(self.rank), len(ranks), form_s, self._waiting)
+            made._set_default_timeout(timedelta(seconds=2.0 * self._timeout_s))
         except (RuntimeError, ValueError) as error:
             is_silence = self._is_store_silent or time.monotonic() - began_s >= form_s
             why = f"ranks {list(ranks)} formed no group: {_in_short(error)}"
@@ -300,23 +232,34 @@ class Fabric:
             self._sockets |= open_wires() - before
         return made
 
-    def _all_to_all(
+    def _post(
         self,
-        group: dist.ProcessGroup | None,
+        group: _Members | None,
         output: Tensor,
         input: Tensor,
         output_splits: list[int],
         input_splits: list[int],
-    ) -> None:
+    ) -> "_Begun":
+        is_host = output.device.type == "cpu"
+        host_output = output if is_host else torch.empty(output.shape, dtype=output.dtype)
+        host_input = input if input.device.type == "cpu" else input.cpu()
+        try:
+            members = dist.group.WORLD if group is None else group
+            assert members is not None, "formed before"
+            work = members.alltoall_base(
+                host_output, host_input, output_splits, input_splits, AllToAllOptions()
+            )
+        except RuntimeError as error:
+            raise PeerLost(f"a collective broke: {_in_short(error)}") from None
+        return _Begun(self, work, host_input, host_output, output)
+
+    def _await(self, work: dist.Work) -> None:
+        """Until it has ended, in ticks. Raises PeerLost."""
         entered_s = time.monotonic()
         # Who froze may have done so just after the last one, while this rank computed.
         counted_s = min(entered_s - self._heard_s, self._timeout_s / 4)
         give_up_s = entered_s + self._timeout_s - counted_s
         try:
-            work = dist.all_to_all_single(
-                output, input, output_splits, input_splits, group=group, async_op=True
-            )
-            assert work is not None, "an asynchronous collective returns its handle"
             while True:
                 try:
                     work.wait(self._tick)
@@ -338,14 +281,35 @@ class Fabric:
         self._heard_s = time.monotonic()
 
 
+class _Begun:
+    """An all-to-all under way; `input` and `host` live as long as it does."""
+
+    def __init__(
+        self, fabric: Fabric, work: dist.Work, input: Tensor, host: Tensor, output: Tensor
+    ) -> None:
+        self._fabric, self._work, self._input = fabric, work, input
+        self._host, self._output = host, output
+
+    def wait(self) -> None:
+        self.arrive()
+        self.take_in()
+
+    def arrive(self) -> None:
+        self._fabric._await(self._work)
+
+    def take_in(self) -> None:
+        if self._host is not self._output:
+            self._output.copy_(self._host)
+
+
 class _Part:
     """Some members of a fabric; it ends with the fabric."""
 
-    def __init__(self, whole: Fabric, ranks: tuple[int, ...]) -> None:
+    def __init__(self, whole: Fabric, ranks: tuple[int, ...], name: str) -> None:
         self.rank = whole.rank
         self.ranks = ranks
         self._whole = whole
-        self._group = whole._form_part(ranks)
+        self._group = whole._form_part(ranks, name)
 
     def all_to_all(
         self,
@@ -360,26 +324,16 @@ class _Part:
             self.ranks, self._group, output, input, output_splits, input_splits, is_together
         )
 
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Posted:
+        return self._whole._post(self._group, output, input, output_splits, input_splits)
+
     def exchange(self, values: Sequence[float]) -> Tensor:
         return exchanged(self, values)
 
-    def group(self, ranks: tuple[int, ...]) -> Collectives:
-        return self if ranks == self.ranks else self._whole.group(ranks)
-
-
-def exchanged(group: Collectives, values: Sequence[float]) -> Tensor:
-    """What `Collectives.exchange` gives, by one all-to-all of the group. Raises PeerLost."""
-    size = len(group.ranks)
-    mine = torch.tensor([list(values)] * size, dtype=torch.float64)
-    theirs = torch.empty_like(mine)
-    group.all_to_all(theirs, mine, [1] * size, [1] * size)
-    return theirs
-
-
-def end_together(group: Collectives) -> None:
-    """Before all raise the same: who ends first must not cost another its reason."""
-    with contextlib.suppress(PeerLost):
-        group.exchange([1.0])
+    def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
+        return self if ranks == self.ranks and not name else self._whole.group(ranks, name)
 
 
 def _in_short(error: Exception) -> str:

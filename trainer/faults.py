@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.trainer.timing import ComputeTime
@@ -129,8 +129,15 @@ class EmulatedClock:
         self._began_s = time.perf_counter()
         self._wait_s += self._began_s - self._paused_s
 
+    def set_aside(self) -> object:
+        self.pause()
+        return self._compute_s, self._wait_s
+
+    def take_up(self, aside: Any) -> None:
+        self._compute_s, self._wait_s = aside
+        self._began_s = time.perf_counter()
+
     def end(self) -> ComputeTime | None:
-        self.meter.finish_backward()
         self.pause()
         return ComputeTime(
             compute_s=self._compute_s, wait_s=self._wait_s, ended_mono_s=time.monotonic()

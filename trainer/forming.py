@@ -8,10 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from queue import Empty, SimpleQueue
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _DistributedBackendOptions
+from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
 GLOO_TO_LEAVE = "gloo_to_leave"  # the name of the back end
 _POLL_S = 0.02
@@ -28,17 +29,17 @@ class Waiting:
     cut_store: Callable[[], None]
 
 
-def connected(wanted: _DistributedBackendOptions, waiting: Waiting) -> dist.ProcessGroupGloo:
-    """Connect the members. Raises RuntimeError: what gloo says, or why it was left."""
+def connected(
+    store: Store, rank: int, size: int, timeout_s: float, waiting: Waiting
+) -> dist.ProcessGroupGloo:
+    """Connect the members; `rank` is the place among them. Raises RuntimeError: what gloo says, or
+    why it was left.
+    """
     made: SimpleQueue[dist.ProcessGroupGloo | RuntimeError] = SimpleQueue()
 
     def connect() -> None:
         try:
-            made.put(
-                dist.ProcessGroupGloo(
-                    wanted.store, wanted.group_rank, wanted.group_size, timeout=wanted.timeout
-                )
-            )
+            made.put(dist.ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=timeout_s)))
         except RuntimeError as error:
             made.put(error)
 
@@ -50,7 +51,7 @@ def connected(wanted: _DistributedBackendOptions, waiting: Waiting) -> dist.Proc
             found = made.get(timeout=_POLL_S)
         except Empty:
             now_s = time.monotonic()
-            if now_s - began_s >= wanted.timeout.total_seconds():
+            if now_s - began_s >= timeout_s:
                 waiting.cut_store()
                 raise RuntimeError("a member does not connect") from None
             if now_s - looked_s >= waiting.tick_s:
@@ -65,4 +66,9 @@ def connected(wanted: _DistributedBackendOptions, waiting: Waiting) -> dist.Proc
         return found
 
 
-dist.Backend.register_backend(GLOO_TO_LEAVE, connected, extended_api=True, devices=["cpu"])
+def _for_torch(wanted: _DistributedBackendOptions, waiting: Waiting) -> dist.ProcessGroupGloo:
+    timeout_s = wanted.timeout.total_seconds()
+    return connected(wanted.store, wanted.group_rank, wanted.group_size, timeout_s, waiting)
+
+
+dist.Backend.register_backend(GLOO_TO_LEAVE, _for_torch, extended_api=True, devices=["cpu"])

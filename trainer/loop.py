@@ -25,7 +25,8 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import entry, same_text
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced
-from pacekeeper.trainer.fabric import Fabric, PeerLost
+from pacekeeper.trainer.collectives import PeerLost
+from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.joining import widened
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
@@ -159,6 +160,7 @@ def _advance(rank: Rank) -> bool:
         assert rank.plan.layout.generation == generation, "the crc was part of the vote"
         began_s = time.monotonic()
         moved_bytes = rank.do_move(rank.plan.layout)
+        rank.take_place()
         took_s = time.monotonic() - began_s
         rank.enter(is_regroup=False, moved_bytes=moved_bytes, took_s=took_s)
         _log.info("step=%d generation=%d took %.3f s", rank.step, generation, took_s)
@@ -187,6 +189,7 @@ def _begin(
         paths = rank.checkpoints.agree_on_start(rank.fabric)
         if paths:
             rank.do_restore(paths, rank.layout)
+        rank.take_place()
 
     _, lost = _attempt(resume)
     if lost is None:
@@ -275,8 +278,11 @@ def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict)
     """Form the group and go over to its layout, or back to a checkpoint; bytes sent or read."""
     _join(rank, stores, agreement, rank.group)
     if verdict.restore:
-        return rank.do_restore(verdict.restore, verdict.layout)
-    return rank.do_move(verdict.layout)
+        moved_bytes = rank.do_restore(verdict.restore, verdict.layout)
+    else:
+        moved_bytes = rank.do_move(verdict.layout)
+    rank.take_place()
+    return moved_bytes
 
 
 def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:

@@ -1,4 +1,4 @@
-"""A small but real mixture-of-experts transformer, data parallel with expert replicas.
+"""A small but real mixture-of-experts transformer, cut into stages, heads and expert replicas.
 
 Byte tokens, positions per document, block-diagonal causal attention, top-k routed experts. Shape
 suffixes: B rows, L tokens of a row, P = B * L places, T real tokens of the batch, S of them this
@@ -16,12 +16,12 @@ from pacekeeper.core.expert_rows import NO_ROWS_OVER
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.spread import ALONE, DomainOf
 from pacekeeper.trainer.banks import Bank
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.data import NO_TARGET, Batch
 from pacekeeper.trainer.dispatch import Routes
-from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.moe import MoELayer, drawn
 from pacekeeper.trainer.tensor_group import TensorGroup
-from pacekeeper.trainer.work import Work, WorkMeter, attention_work, head_work
+from pacekeeper.trainer.work import Work, WorkPass, attention_work, head_work
 
 VOCABULARY = 256
 
@@ -30,10 +30,12 @@ VOCABULARY = 256
 class ModelOutput:
     """Sums over the batch (never means: the caller divides by global counts).
 
-    `expert_counts` int64 [layers, experts]: own tokens' routing. `expert_rows`, `rows_over` and
+    tokens_SD: what leaves the stage; `loss_sum`: on the last one, 0 elsewhere. `expert_counts`
+    int64 [layers of the stage, experts]: own tokens' routing. `expert_rows`, `rows_over` and
     `num_active_experts`: what the local experts computed, all layers together.
     """
 
+    tokens_SD: Tensor
     loss_sum: Tensor
     balance_sum: Tensor
     expert_counts: Tensor
@@ -139,15 +141,15 @@ class Attention(nn.Module):
         self.bank = AttentionShards(config, layer, num_shards, shards)
 
     def forward(
-        self, x_SD: Tensor, norm_D: Tensor, places: Places, group: TensorGroup, meter: WorkMeter
+        self, x_SD: Tensor, norm_D: Tensor, places: Places, group: TensorGroup, work: WorkPass
     ) -> Tensor:
         """x plus attention over it, for this rank's slice of the tokens. Raises PeerLost."""
         hidden, num_tokens = self.config.hidden_size, len(places.real_T)
         num_shards, _, width = self.bank.out.shape
         head_size = hidden // self.config.num_heads
         heads = num_shards * width // head_size  # that are here
-        normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), norm_D), num_tokens, meter)
-        meter.add(places.work.scaled(group.share))
+        normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), norm_D), num_tokens, work)
+        work.add(places.work.scaled(group.share))
         mixed_TW = F.linear(normed_TD, self.bank.qkv.reshape(-1, hidden))
         rows, length = places.rows, places.length
         mixed_PW = mixed_TW.new_zeros(rows * length, mixed_TW.shape[1])
@@ -160,11 +162,11 @@ class Attention(nn.Module):
         seen_PW = seen.transpose(1, 2).reshape(rows * length, num_shards * width)
         out = self.bank.out.transpose(0, 1).reshape(hidden, num_shards * width)
         partial_TD = F.linear(seen_PW.index_select(0, places.real_T), out)
-        return x_SD + group.sum_back(partial_TD, meter)
+        return x_SD + group.sum_back(partial_TD, work)
 
 
 class MoETransformer(nn.Module):
-    """The whole model on one rank: all dense parameters, and the expert replicas it hosts."""
+    """What one rank holds of the model, by the layout: some layers, heads and expert replicas."""
 
     def __init__(self, config: TrainConfig, layout: Layout, rank: int) -> None:
         super().__init__()
@@ -192,6 +194,7 @@ class MoETransformer(nn.Module):
         )
         self.head = Head(config, one_if_held(BlockKind.HEAD))
         self.group: TensorGroup | None = None
+        self.fabric: Collectives | None = None  # of this rank's stage
 
     @property
     def dtype(self) -> torch.dtype:
@@ -207,54 +210,64 @@ class MoETransformer(nn.Module):
         return [layer for layer in self.attention if isinstance(layer, Attention)]
 
     def set_layout(self, layout: Layout, fabric: Collectives, domain_of: DomainOf = ALONE) -> None:
-        """Compute by this layout from now on: its tensor groups, hosts and speeds.
+        """Compute by this layout from now on: its stages, tensor groups, hosts and speeds.
 
         Moves no weights. All ranks call it alike. Raises PeerLost.
         """
-        (stage,) = layout.stages
-        self.group = TensorGroup.of(stage, fabric)
+        number, _ = layout.place_of(fabric.rank)
+        stage = layout.stages[number]
+        self.is_first, self.is_last = number == 0, number == len(layout.stages) - 1
+        self.own_layers = range(stage.first_layer, stage.end_layer)
+        self.fabric = fabric.group(stage.ranks)
+        self.group = TensorGroup.of(stage, self.fabric)
         for layer, module in enumerate(self.layers()):
             held, wanted = module.bank.held, layout.experts_on(fabric.rank, layer)
             assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
-            module.routes = Routes.of(layout, layer, fabric, domain_of)
+            is_own = layer in self.own_layers
+            module.routes = Routes.of(layout, layer, self.fabric, domain_of) if is_own else None
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters but the experts', in a fixed order."""
         experts = {id(p) for layer in self.layers() for p in layer.bank.parameters()}
         return [p for p in self.parameters() if id(p) not in experts]
 
-    def forward(self, batch: Batch, fabric: Collectives, meter: WorkMeter) -> ModelOutput:
-        """Forward pass of one micro-batch (perhaps without rows). Raises PeerLost."""
-        assert self.group is not None, "set_layout() comes before forward()"
+    def new_slice(self, num_tokens: int) -> Tensor:
+        """Room for this rank's slice [S, D] of so many tokens."""
+        assert self.group is not None, "set_layout() comes first"
+        own = self.group.slice_of(num_tokens)
+        return self.head.head.new_empty(own.stop - own.start, self.config.hidden_size)
+
+    def forward(
+        self, batch: Batch, work: WorkPass, entered_SD: Tensor | None = None
+    ) -> ModelOutput:
+        """Forward pass of one micro-batch (perhaps without rows) through this rank's stage.
+
+        `entered_SD`: its slice of the tokens as the stage before left them. Raises PeerLost.
+        """
+        assert self.group is not None and self.fabric is not None, "set_layout() comes first"
+        assert self.is_first == (entered_SD is None), "only a first stage begins with tokens"
         config, group = self.config, self.group
         places = Places.of(batch, config.hidden_size, self.dtype)
         # index_select is the cheap way to gather on CPU.
         own_S = places.real_T[group.slice_of(len(places.real_T))]
-        x_SD = F.embedding(
-            batch.tokens.reshape(-1).index_select(0, own_S), self.embedding.embedding[0]
-        )
-        positions_S = batch.positions.reshape(-1).index_select(0, own_S)
-        x_SD = x_SD + F.embedding(positions_S, self.embedding.places[0])
+        x_SD = self._embedded(batch, own_S) if entered_SD is None else entered_SD
         row_S = own_S // config.row_tokens
-        balance_sum = x_SD.new_zeros(())
+        balance_sum = loss_sum = x_SD.new_zeros(())
         counts, expert_rows, num_active, over = [], 0, 0, NO_ROWS_OVER
-        for attention, moe in zip(self.attentions(), self.layers(), strict=True):
-            x_SD = attention(x_SD, moe.norm_router.attention_norm[0], places, group, meter)
-            mixed = moe(x_SD, row_S, batch.num_rows, group, fabric, meter)
+        for layer in self.own_layers:
+            attention, moe = self.attentions()[layer], self.layers()[layer]
+            x_SD = attention(x_SD, moe.norm_router.attention_norm[0], places, group, work)
+            mixed = moe(x_SD, row_S, batch.num_rows, group, self.fabric, work)
             x_SD = mixed.tokens_TD
             balance_sum = balance_sum + mixed.balance_sum
             counts.append(mixed.routed_E)
             expert_rows += mixed.expert_rows
             num_active += mixed.num_active
             over = tuple(map(sum, zip(over, mixed.rows_over, strict=True)))
-        targets_S = batch.targets.reshape(-1).index_select(0, own_S)
-        answered = (targets_S != NO_TARGET).nonzero()[:, 0]
-        asked_AD = x_SD.index_select(0, answered)
-        normed_AD = F.rms_norm(asked_AD, (config.hidden_size,), self.head.norm[0])
-        logits = F.linear(normed_AD, self.head.head[0])
-        meter.add(head_work(len(logits), config.hidden_size, VOCABULARY))
-        loss_sum = F.cross_entropy(logits, targets_S[answered], reduction="sum")
+        if self.is_last:
+            loss_sum = self._loss(x_SD, batch.targets.reshape(-1).index_select(0, own_S), work)
         return ModelOutput(
+            tokens_SD=x_SD,
             loss_sum=loss_sum,
             balance_sum=balance_sum,
             expert_counts=torch.stack(counts),
@@ -262,6 +275,21 @@ class MoETransformer(nn.Module):
             num_active_experts=num_active,
             rows_over=over,
         )
+
+    def _embedded(self, batch: Batch, own_S: Tensor) -> Tensor:
+        tokens_S = batch.tokens.reshape(-1).index_select(0, own_S)
+        positions_S = batch.positions.reshape(-1).index_select(0, own_S)
+        places_SD = F.embedding(positions_S, self.embedding.places[0])
+        return F.embedding(tokens_S, self.embedding.embedding[0]) + places_SD
+
+    def _loss(self, x_SD: Tensor, targets_S: Tensor, work: WorkPass) -> Tensor:
+        """Cross-entropy summed over this rank's targets."""
+        hidden = self.config.hidden_size
+        answered = (targets_S != NO_TARGET).nonzero()[:, 0]
+        normed_AD = F.rms_norm(x_SD.index_select(0, answered), (hidden,), self.head.norm[0])
+        logits = F.linear(normed_AD, self.head.head[0])
+        work.add(head_work(len(logits), hidden, VOCABULARY))
+        return F.cross_entropy(logits, targets_S[answered], reduction="sum")
 
 
 def document_mask(documents_BL: Tensor) -> Tensor:

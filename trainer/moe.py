@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.trainer.banks import Bank
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.dispatch import Routes, combine, dispatch
-from pacekeeper.trainer.fabric import Collectives
 from pacekeeper.trainer.tensor_group import TensorGroup
-from pacekeeper.trainer.work import WorkMeter, combine_work, expert_work, router_work
+from pacekeeper.trainer.work import WorkPass, combine_work, expert_work, router_work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class MoELayer(nn.Module):
         num_rows: int,
         group: TensorGroup,
         fabric: Collectives,
-        meter: WorkMeter,
+        work: WorkPass,
     ) -> MoEOutput:
         """`row_T` tells which row of the batch a token lies in (the balance loss is per row);
         others of the `group` have the other tokens of these rows.
@@ -143,18 +143,18 @@ class MoELayer(nn.Module):
         weights_TK, experts_TK = torch.topk(probabilities_TE, chosen, dim=-1)
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
         balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows, group)
-        meter.add(router_work(len(tokens_TD), config.hidden_size, num_experts))
-        dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, meter)
-        meter.add_routed(self.layer, dispatched.routed_E.tolist())
+        work.add(router_work(len(tokens_TD), config.hidden_size, num_experts))
+        dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, work)
+        work.meter.add_routed(self.layer, dispatched.routed_E.tolist())
         counts_S = dispatched.counts_E[list(self.bank.held)]
         answers_RD = self.bank(dispatched.rows_RD, counts_S)
         counts = counts_S.tolist()
         num_rows_here, num_active = len(answers_RD), sum(count > 0 for count in counts)
-        meter.add(
+        work.add(
             expert_work(num_rows_here, num_active, config.hidden_size, config.expert_hidden_size)
         )
-        mixed_TD = combine(answers_RD, dispatched, weights_TK, fabric, meter)
-        meter.add(combine_work(len(tokens_TD), chosen, config.hidden_size))
+        mixed_TD = combine(answers_RD, dispatched, weights_TK, fabric, work)
+        work.add(combine_work(len(tokens_TD), chosen, config.hidden_size))
         return MoEOutput(
             tokens_TD=tokens_TD + mixed_TD,
             balance_sum=balance_sum,

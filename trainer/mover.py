@@ -24,7 +24,7 @@ from pacekeeper.trainer.block_state import (
     read_block,
     shapes_of,
 )
-from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.model import MoETransformer
 
 CRC_BYTES = 8

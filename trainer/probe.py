@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.faults import EmulatedClock
 from pacekeeper.trainer.timing import DeviceEventClock, SegmentClock
 from pacekeeper.trainer.work import NO_WORK, Work, WorkMeter
@@ -87,7 +87,7 @@ def _median_s(
             spent_s.append(_device_s(action, clock))
             continue
         clock.begin()
-        meter.add_alone(work)
+        meter.add(work)
         action()
         compute = clock.end()
         assert compute is not None, "clocks of the host tell at once"

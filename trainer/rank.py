@@ -17,7 +17,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer import hooks, mover, probe, replica_check
-from pacekeeper.trainer.block_state import ordered_parameters
+from pacekeeper.trainer.block_state import num_dense_parameters, ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position, Restored
 from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
@@ -27,16 +27,15 @@ from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.faults import EmulatedClock, FaultInjector
 from pacekeeper.trainer.lobby import Lobby
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.passes import Passes
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import (
-    apportion_rows,
     check_fits,
     first_layout,
     learning_rate,
     load_period_steps,
     model_shape,
-    own_rows,
 )
 from pacekeeper.trainer.step_log import StepLog
 from pacekeeper.trainer.work import WorkMeter
@@ -143,7 +142,7 @@ class Rank:
             clock=CLOCKS[config.clock],
             device_uuid=device_uuid(self.device),
             timer=self.clock,  # what it knows late is told when this rank is done
-            model=model_shape(config, sum(p.numel() for p in self.model.dense_parameters())),
+            model=model_shape(config, num_dense_parameters(self.model, self.layout)),
             life=spec.life,
             can_probe=True,
         )
@@ -168,10 +167,24 @@ class Rank:
         if self._fabric is not None:
             self._fabric.close()
 
-    def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
-        """Train under `self.layout` in the joined group from the current step on; say so."""
+    def take_place(self) -> None:
+        """Form the groups of `self.layout` within the joined one. Raises PeerLost."""
         self.model.set_layout(self.layout, self.fabric, self.spec.node_of)
+        self.passes = Passes.of(
+            config=self.spec.config,
+            model=self.model,
+            corpus=self.corpus,
+            device=self.device,
+            meter=self.meter,
+            clock=self.clock,
+            hooks=self.hooks,
+            fabric=self.fabric,
+            layout=self.layout,
+        )
         self.sync = ReplicaSync(self.layout, self.fabric)
+
+    def enter(self, *, is_regroup: bool, moved_bytes: int, took_s: float) -> None:
+        """Train under `self.layout` from the current step on, in its place; say so."""
         self.plan, self.has_entered = None, True
         self.group = self.group.standing()
         generation = self.layout.generation
@@ -279,38 +292,13 @@ class Rank:
         self.phase = Phase.PRE
 
     def _forward_backward(self) -> float:
-        """Gradients of this rank's rows; the loss summed over the targets in them."""
-        config = self.spec.config
-        rows = own_rows(self.layout, config, self.spec.rank)
-        targets = self.corpus.target_tokens(self.step)
-        loss_sum = self.compute_s = 0.0
-        counts = torch.zeros(config.num_layers, config.num_experts, dtype=torch.int64)
-        for part in apportion_rows(rows, config.num_microbatches):
-            batch = self.corpus.batch(self.step, part).to(self.device)
-            self.fabric.clock = self.clock
-            self.clock.begin()
-            output = self.model(batch, self.fabric, self.meter)
-            balance = config.balance_loss * output.balance_sum / config.rows_per_step
-            (output.loss_sum / targets + balance).backward()
-            compute = self.clock.end()
-            self.fabric.clock = None
-            if compute is not None and not compute.is_of_previous:
-                self.compute_s += compute.compute_s
-            self.hooks.micro_batch(
-                compute=compute,
-                tokens=batch.num_tokens,
-                sum_len_squared=batch.sum_len_squared,
-                expert_rows=output.expert_rows,
-                num_active_experts=output.num_active_experts,
-                rows_over=output.rows_over,
-                num_documents=batch.num_documents,
-            )
-            loss_sum += float(output.loss_sum.detach())
-            counts += output.expert_counts.cpu()
-        if self.step % load_period_steps(config) == 0:
-            for layer, layer_counts in enumerate(counts.tolist()):
-                self.hooks.expert_loads(layer, layer_counts)
-        return loss_sum
+        """Gradients of this rank's part of its rows; its sum of the loss over their targets."""
+        sums = self.passes.run(self.step)
+        self.compute_s = sums.compute_s
+        if self.step % load_period_steps(self.spec.config) == 0:
+            for layer, counts in zip(self.model.own_layers, sums.counts_LE.tolist(), strict=True):
+                self.hooks.expert_loads(layer, counts)
+        return sums.loss
 
     def _vote(self, *, is_finite: bool, loss: float = 0.0) -> Ballot:
         mine = Vote(

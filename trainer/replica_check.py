@@ -15,7 +15,7 @@ from torch import Tensor
 from pacekeeper.core.errors import CorruptStateError
 from pacekeeper.core.layout import Block, Layout
 from pacekeeper.trainer.block_state import MOMENTS, blocks_on, parts_of
-from pacekeeper.trainer.fabric import Collectives, end_together
+from pacekeeper.trainer.collectives import Collectives, end_together
 from pacekeeper.trainer.model import MoETransformer
 
 PARTS = ("weights", "first moments", "second moments", "gradients")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pacekeeper.core.layout import Block, Layout
 from pacekeeper.trainer.block_state import parts_of
-from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.model import MoETransformer
 
 Holders = tuple[int, ...]  # positions in the group, ascending

@@ -4,7 +4,7 @@ Launchers compare versions of Python only; two builds of one version may differ 
 """
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.trainer.fabric import Collectives, end_together
+from pacekeeper.trainer.collectives import Collectives, end_together
 
 _NAMED_RANKS = 8
 

@@ -12,17 +12,16 @@ import torch
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import even_layout
 from pacekeeper.trainer.block_state import ordered_parameters
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.rules import learning_rate
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 
 
 def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     """(step, loss, tokens per second) of each step."""
     torch.set_num_threads(1)  # as every rank: at this size threads only wait for each other
-    fabric, meter = LocalFabric(), WorkMeter()
     layout = even_layout(
         ranks=[0],
         num_layers=config.num_layers,
@@ -32,14 +31,13 @@ def train_alone(config: TrainConfig) -> Iterator[tuple[int, float, float]]:
     )
     corpus = Corpus.from_stdlib(config)
     model = MoETransformer(config, layout, 0)
-    model.set_layout(layout, fabric)
+    model.set_layout(layout, LocalFabric())
     optimizer = torch.optim.AdamW(
         ordered_parameters(model), lr=config.learning_rate, weight_decay=config.weight_decay
     )
     for step in range(config.steps):
         began_s = time.perf_counter()
-        meter.reset()
-        output = model(corpus.batch(step, range(config.rows_per_step)), fabric, meter)
+        output = model(corpus.batch(step, range(config.rows_per_step)), WorkPass(WorkMeter()))
         loss = output.loss_sum / corpus.target_tokens(step)
         (loss + config.balance_loss * output.balance_sum / config.rows_per_step).backward()
         optimizer.param_groups[0]["lr"] = learning_rate(config, step)

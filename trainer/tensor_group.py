@@ -5,14 +5,24 @@ computed twice; attention gathers the tokens, and sums over heads come back as s
 then a partial sum on every holder of a block (ADR 37).
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import Tensor
 
-from pacekeeper.core.layout import Stage, apportion
-from pacekeeper.trainer.fabric import Collectives
+from pacekeeper.core.layout import ShardRun, Stage, apportion
+from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.travel import travel
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkPass
+
+
+def token_slices(runs: Iterable[ShardRun], num_tokens: int) -> dict[int, tuple[int, int]]:
+    """The tokens [first, end) of each rank of a group, ranks ascending, by its shards."""
+    size = {run.rank: run.end - run.first for run in runs}
+    ranks = sorted(size)
+    ends = list(accumulate(apportion(num_tokens, [size[rank] for rank in ranks])))
+    return dict(zip(ranks, zip([0, *ends[:-1]], ends, strict=True), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,23 +55,23 @@ class TensorGroup:
         first = sum(counts[: self._own])
         return slice(first, first + counts[self._own])
 
-    def gather(self, own_SD: Tensor, num_tokens: int, meter: WorkMeter) -> Tensor:
+    def gather(self, own_SD: Tensor, num_tokens: int, work: WorkPass) -> Tensor:
         """All tokens [T, D] from everybody's slice [S, D]. Raises PeerLost."""
         size = len(self.sizes)
         if size == 1:
             return own_SD
         counts = list(apportion(num_tokens, self.sizes))
         copies = own_SD.repeat(size, 1)
-        return travel(copies, self.fabric, meter, counts, [len(own_SD)] * size)
+        return travel(copies, self.fabric, work, counts, [len(own_SD)] * size)
 
-    def sum_back(self, partial_TD: Tensor, meter: WorkMeter) -> Tensor:
+    def sum_back(self, partial_TD: Tensor, work: WorkPass) -> Tensor:
         """The sum of everybody's part [T, D], in rank order: this rank's slice. Raises PeerLost."""
         size = len(self.sizes)
         if size == 1:
             return partial_TD
         counts = list(apportion(len(partial_TD), self.sizes))
         own = counts[self._own]
-        parts = travel(partial_TD, self.fabric, meter, [own] * size, counts)
+        parts = travel(partial_TD, self.fabric, work, [own] * size, counts)
         return parts.view(size, own, partial_TD.shape[1]).sum(0)
 
     def total(self, counts_R: Tensor) -> Tensor:

@@ -57,6 +57,16 @@ class SegmentClock(Protocol):
         """The micro-batch's compute is over. None: not known yet (asynchronous devices)."""
 
 
+class PipelineClock(SegmentClock, Protocol):
+    """A clock that several open micro-batches take turns with."""
+
+    def set_aside(self) -> object:
+        """The open micro-batch waits for its turn: what `take_up` goes on with."""
+
+    def take_up(self, aside: Any) -> None:
+        """Go on with a micro-batch; what was spent meanwhile is not its own."""
+
+
 @dataclass(slots=True)
 class WallClock:
     """Wall time of the segments: for foreign trainers on CPU and as a last resort."""
@@ -77,6 +87,14 @@ class WallClock:
     def resume(self) -> None:
         self._began_s = time.perf_counter()
         self._wait_s += self._began_s - self._paused_s
+
+    def set_aside(self) -> object:
+        self.pause()
+        return self._compute_s, self._wait_s
+
+    def take_up(self, aside: Any) -> None:
+        self._compute_s, self._wait_s = aside
+        self._began_s = time.perf_counter()
 
     def end(self) -> ComputeTime | None:
         compute_s = self._compute_s + time.perf_counter() - self._began_s
@@ -129,6 +147,15 @@ class CpuClock:
 
     def resume(self) -> None:
         self._wait_s += time.perf_counter() - self._paused_s
+        self._start = self._read()
+
+    def set_aside(self) -> object:
+        self._close_segment()
+        spent = self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s
+        return *spent, self._knows_run_queue
+
+    def take_up(self, aside: Any) -> None:
+        self._wait_s, self._wall_s, self._cpu_s, self._run_queue_s, self._knows_run_queue = aside
         self._start = self._read()
 
     def end(self) -> ComputeTime | None:
@@ -198,6 +225,14 @@ class DeviceEventClock:
         self._close_segment()
 
     def resume(self) -> None:
+        self._began = self._mark()
+
+    def set_aside(self) -> object:
+        self._close_segment()
+        return self._open
+
+    def take_up(self, aside: Any) -> None:
+        self._open = aside
         self._began = self._mark()
 
     def end(self) -> ComputeTime | None:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer.fabric import Collectives
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.collectives import Collectives
+from pacekeeper.trainer.work import WorkPass
 
 
 class _AllToAll(torch.autograd.Function):
@@ -17,12 +17,12 @@ class _AllToAll(torch.autograd.Function):
         ctx: Any,
         rows: Tensor,
         fabric: Collectives,
-        meter: WorkMeter,
+        work: WorkPass,
         output_splits: list[int],
         input_splits: list[int],
         is_together: bool,
     ) -> Tensor:
-        ctx.route = (fabric, meter, meter.boundary(), output_splits, input_splits)
+        ctx.route = (fabric, work, work.boundary(), output_splits, input_splits)
         output = rows.new_empty((sum(output_splits), rows.shape[1]))
         fabric.all_to_all(
             output, rows.contiguous(), output_splits, input_splits, is_together=is_together
@@ -31,8 +31,8 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        fabric, meter, number, output_splits, input_splits = ctx.route
-        meter.backward_boundary(number)
+        fabric, work, number, output_splits, input_splits = ctx.route
+        work.backward_boundary(number)
         (gradient,) = gradients
         back = gradient.new_empty((sum(input_splits), gradient.shape[1]))
         fabric.all_to_all(back, gradient.contiguous(), input_splits, output_splits)
@@ -42,7 +42,7 @@ class _AllToAll(torch.autograd.Function):
 def travel(
     rows: Tensor,
     fabric: Collectives,
-    meter: WorkMeter,
+    work: WorkPass,
     output_splits: list[int],
     input_splits: list[int],
     *,
@@ -53,6 +53,6 @@ def travel(
     Differentiable. `is_together`: as of `Collectives.all_to_all`. Raises PeerLost.
     """
     arrived: Tensor = _AllToAll.apply(  # type: ignore[no-untyped-call]
-        rows, fabric, meter, output_splits, input_splits, is_together
+        rows, fabric, work, output_splits, input_splits, is_together
     )
     return arrived

@@ -3,7 +3,8 @@
 A segment is the compute between two collectives. The model calls `add` while it computes forward
 and `boundary` before each forward collective; the collective's backward calls
 `backward_boundary`, and the clock takes what has piled up. Backward work counts twice the forward
-work of the same segment (gradients of inputs and of weights).
+work of the same segment (gradients of inputs and of weights). Passes of several micro-batches may
+be open at once: each keeps its own segments.
 """
 
 from collections.abc import Sequence
@@ -42,24 +43,45 @@ class WorkMeter:
     """Adds up the work of one rank; one per rank, used by one thread."""
 
     _pending: Work = NO_WORK  # since the last take
-    _segment: Work = NO_WORK  # forward work of the segment that is open
-    _segments: list[Work] = field(default_factory=list)  # closed forward segments
-    # Since the last reset: tokens routed to each expert by all ranks together, by layer.
+    # Since the last reset: tokens routed to each expert by all ranks of a stage, by layer.
     routed: dict[int, list[int]] = field(default_factory=dict)
 
     def add(self, work: Work) -> None:
-        """Forward work in the segment that is open."""
-        self._pending += work
-        self._segment += work
-
-    def add_alone(self, work: Work) -> None:
-        """Work outside any pass: it has no backward."""
+        """Work that is done now."""
         self._pending += work
 
     def add_routed(self, layer: int, tokens_E: Sequence[int]) -> None:
         """Of a micro-batch."""
         before = self.routed.get(layer, [0] * len(tokens_E))
         self.routed[layer] = [a + b for a, b in zip(before, tokens_E, strict=True)]
+
+    def take(self) -> Work:
+        """The work since the last take."""
+        work, self._pending = self._pending, NO_WORK
+        return work
+
+    def reset(self) -> None:
+        """Forget what was not taken: a pass was broken off."""
+        self._pending = NO_WORK
+        self.routed.clear()
+
+
+@dataclass(slots=True)
+class WorkPass:
+    """The work of one micro-batch on one stage, forward and backward; tells the `meter`.
+
+    `is_split`: the gradients of weights are computed apart from those of inputs.
+    """
+
+    meter: WorkMeter
+    is_split: bool = False
+    _segment: Work = NO_WORK  # forward work of the segment that is open
+    _segments: list[Work] = field(default_factory=list)  # closed forward segments
+
+    def add(self, work: Work) -> None:
+        """Forward work in the segment that is open."""
+        self.meter.add(work)
+        self._segment += work
 
     def boundary(self) -> int:
         """Just before a forward collective: closes the segment; returns the boundary's number."""
@@ -73,24 +95,19 @@ class WorkMeter:
         The segment behind that boundary has just been walked backward.
         """
         behind = self._segments[number + 1] if number + 1 < len(self._segments) else self._segment
-        self._pending += behind.scaled(2.0)
+        self._walked_back(behind)
 
     def finish_backward(self) -> None:
-        """After the whole backward pass: the first segment's share, then forget all segments."""
-        self._pending += (self._segments[0] if self._segments else self._segment).scaled(2.0)
-        self._segments.clear()
-        self._segment = NO_WORK
+        """After the whole backward pass: the first segment's share."""
+        self._walked_back(self._segments[0] if self._segments else self._segment)
 
-    def take(self) -> Work:
-        """The work since the last take."""
-        work, self._pending = self._pending, NO_WORK
-        return work
+    def add_weight_gradients(self) -> None:
+        """All of them, where they are computed apart: as much as the forward pass."""
+        for segment in (*self._segments, self._segment):
+            self.meter.add(segment)
 
-    def reset(self) -> None:
-        """Forget everything: a pass was broken off, or had no backward."""
-        self._pending = self._segment = NO_WORK
-        self._segments.clear()
-        self.routed.clear()
+    def _walked_back(self, forward: Work) -> None:
+        self.meter.add(forward.scaled(1.0 if self.is_split else 2.0))
 
 
 def attention_work(tokens: int, sum_len_squared: int, hidden_size: int) -> Work:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout import ExpertHosts, Host, Layout, even_layout
 from pacekeeper.trainer.dispatch import Routes, combine, dispatch
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 RANKS = (1, 2, 5, 9)
@@ -110,14 +110,14 @@ def test_rows_reach_their_experts_and_come_home_weighted_gradients_too(
         experts_TK = scores_TE.topk(chosen, dim=-1).indices
         weights_TK = torch.rand(count, chosen, generator=generator, dtype=torch.float64)
         weights_TK.requires_grad_()
-        meter = WorkMeter()
+        work = WorkPass(WorkMeter())
         routes = Routes.of(layout, 0, fabric, NODES)
-        arrived = dispatch(tokens_TD, experts_TK, routes, num_experts, fabric, meter)
+        arrived = dispatch(tokens_TD, experts_TK, routes, num_experts, fabric, work)
         here = [any(h.rank == fabric.rank for h in expert) for expert in hosts]
         assert all(int(n) == 0 or on for n, on in zip(arrived.counts_E, here, strict=True))
         number_R = torch.arange(num_experts).repeat_interleave(arrived.counts_E)[:, None]
         answers_RD = arrived.rows_RD * (number_R + 2) + number_R
-        mixed_TD = combine(answers_RD, arrived, weights_TK, fabric, meter)
+        mixed_TD = combine(answers_RD, arrived, weights_TK, fabric, work)
         expected_TKD = values[:, None] * (experts_TK + 2)[..., None] + experts_TK[..., None]
         torch.testing.assert_close(mixed_TD, (expected_TKD * weights_TK[..., None]).sum(1))
         mixed_TD.sum().backward()

@@ -18,7 +18,7 @@ from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 CONFIG = TrainConfig(
@@ -46,7 +46,7 @@ class Worker:
         rows = range(first, first + counts[self.fabric.rank])
         for step in numbers:
             self.optimizer.zero_grad()
-            output = self.model(CORPUS.batch(step, rows), self.fabric, WorkMeter())
+            output = self.model(CORPUS.batch(step, rows), WorkPass(WorkMeter()))
             (output.loss_sum / CORPUS.target_tokens(step)).backward()
             sync.synchronise(self.model)
             self.optimizer.step()

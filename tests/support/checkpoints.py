@@ -20,10 +20,10 @@ from pacekeeper.core.manifest import (
 from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 from support.layouts import layouts
 
 TINY = TrainConfig(
@@ -150,7 +150,7 @@ class Lone:
             self.optimizer.zero_grad()
             rows = range(self.config.rows_per_step)
             meter = WorkMeter()
-            output = self.model(self.corpus.batch(self.step, rows), self.fabric, meter)
+            output = self.model(self.corpus.batch(self.step, rows), WorkPass(meter))
             output.loss_sum.backward()
             self.optimizer.step()
             self.checkpoints.partial.count(meter.routed)

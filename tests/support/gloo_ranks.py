@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from pacekeeper.trainer import fabric as fabric_module
-from pacekeeper.trainer.fabric import Fabric, PeerLost
+from pacekeeper.trainer.collectives import PeerLost
+from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.stores import Stores, host_store
 from support.fork_server import server_context
 from support.sabotage import wrap

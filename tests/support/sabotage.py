@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.trainer import agreement, checkpoint, data, fabric, loop, mover, probe, rank
-from pacekeeper.trainer.fabric import PeerLost
+from pacekeeper.trainer.collectives import PeerLost
 from pacekeeper.trainer.rank import Rank, RankSpec
 
 

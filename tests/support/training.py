@@ -4,20 +4,23 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Block, Host, Layout, ShardRun, even_layout
+from pacekeeper.core.schedule import Schedule, pipeline_program
 from pacekeeper.trainer import mover
 from pacekeeper.trainer.block_state import banks_of, blocks_on, ordered_parameters, parts_of
+from pacekeeper.trainer.collectives import Collectives, LocalFabric
+from pacekeeper.trainer.crossing import Crossings
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import Collectives, LocalFabric
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.pipeline import Scale, StageRun, Under
 from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.rules import own_rows
+from pacekeeper.trainer.rules import apportion_rows, own_rows
+from pacekeeper.trainer.timing import ComputeTime
 from pacekeeper.trainer.work import WorkMeter
 
 CONFIG = TrainConfig(
@@ -86,16 +89,52 @@ def train(fabric: Collectives, run: Run) -> dict[str, Tensor]:
 def forward_backward(
     model: MoETransformer, corpus: Corpus, layout: Layout, fabric: Collectives, step: int
 ) -> float:
-    """Gradients of this rank's rows, in the configured micro-batches; its sum of the loss."""
-    config, own_sum = model.config, 0.0
-    rows = rows_of(layout, config, fabric.rank)
-    cuts = [len(rows) * i // config.num_microbatches for i in range(config.num_microbatches + 1)]
-    for start, end in pairwise(cuts):
-        output = model(corpus.batch(step, rows[start:end]), fabric, WorkMeter())
-        balance = config.balance_loss * output.balance_sum / config.rows_per_step
-        (output.loss_sum / corpus.target_tokens(step) + balance).backward()
-        own_sum += float(output.loss_sum.detach())
-    return own_sum
+    """Gradients of this rank's part of its rows, in the configured micro-batches; its sum of the
+    loss.
+    """
+    config, sums = model.config, [0.0]
+    parts = apportion_rows(rows_of(layout, config, fabric.rank), config.num_microbatches)
+    program = pipeline_program(
+        Schedule(config.schedule),
+        num_stages=len(layout.stages),
+        num_microbatches=config.num_microbatches,
+    )
+
+    def is_done(micro: Under, compute: ComputeTime | None) -> None:
+        assert micro.output is not None
+        sums.append(float(micro.output.loss_sum.detach()))
+
+    StageRun(
+        model=model,
+        program=program.stages[layout.place_of(fabric.rank)[0]],
+        crossings=Crossings.of(layout, fabric),
+        scale=Scale(
+            targets=corpus.target_tokens(step),
+            rows=config.rows_per_step,
+            balance_loss=config.balance_loss,
+        ),
+        meter=WorkMeter(),
+        turns=NoTurns(),
+        load=lambda number: corpus.batch(step, parts[number]),
+        on_done=is_done,
+    ).run()
+    return sum(sums)
+
+
+class NoTurns:
+    """Nobody asks for times."""
+
+    def begin(self) -> None:
+        pass
+
+    def set_aside(self) -> object:
+        return None
+
+    def take_up(self, aside: object) -> None:
+        pass
+
+    def end(self) -> ComputeTime | None:
+        return None
 
 
 def rows_of(layout: Layout, config: TrainConfig, rank: int) -> range:

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 import traceback
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.trainer.fabric import Collectives, Fabric, exchanged
+from pacekeeper.trainer.collectives import Collectives, exchanged
+from pacekeeper.trainer.fabric import Fabric
 from support.fork_server import server_context
 
 T = TypeVar("T")
@@ -21,36 +23,32 @@ PROCESS_TIMEOUT_S = 120.0
 
 
 class ThreadWorld:
-    """What the threads of one world share."""
+    """What the threads of one world share: what each has sent to each other and not yet arrived."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         self.ranks = ranks
-        self.barrier = threading.Barrier(len(ranks))
-        self.parcels: dict[int, list[Tensor]] = {}
-        self.parts: dict[tuple[int, ...], ThreadWorld] = {}
-        self.lock = threading.Lock()
-
-    def part(self, ranks: tuple[int, ...]) -> "ThreadWorld":
-        """The world of some of its ranks: one for all that ask."""
-        with self.lock:
-            return self.parts.setdefault(ranks, ThreadWorld(ranks))
+        self.is_aborted = False
+        self.parcels: dict[tuple[object, int, int], deque[Tensor]] = defaultdict(deque)
+        self.arrival = threading.Condition()
 
     def abort(self) -> None:
         """Nobody waits any more."""
-        with self.lock:
-            worlds = [self, *self.parts.values()]
-        for world in worlds:
-            world.barrier.abort()
+        with self.arrival:
+            self.is_aborted = True
+            self.arrival.notify_all()
 
 
 class ThreadFabric:
-    """The Collectives of one rank that is a thread."""
+    """The Collectives of one rank that is a thread; `name` is that of its group."""
 
-    def __init__(self, world: ThreadWorld, rank: int) -> None:
+    def __init__(
+        self, world: ThreadWorld, rank: int, ranks: tuple[int, ...] = (), name: str = ""
+    ) -> None:
         self.rank = rank
-        self.ranks = world.ranks
+        self.ranks = ranks or world.ranks
         self.num_collectives = 0
         self._world = world
+        self._name = (self.ranks, name)
 
     def all_to_all(
         self,
@@ -61,21 +59,52 @@ class ThreadFabric:
         *,
         is_together: bool = False,
     ) -> None:
-        world = self._world
-        self.num_collectives += 1
-        world.parcels[self.rank] = list(torch.split(input.detach().clone(), input_splits))
-        world.barrier.wait()
-        position = self.ranks.index(self.rank)
-        arrived = [world.parcels[other][position] for other in self.ranks]
-        assert [len(part) for part in arrived] == output_splits, "both sides agree on the splits"
-        output.copy_(torch.cat(arrived))
-        world.barrier.wait()
+        self.post(output, input, output_splits, input_splits).wait()
 
-    def group(self, ranks: tuple[int, ...]) -> "ThreadFabric":
-        return self if ranks == self.ranks else ThreadFabric(self._world.part(ranks), self.rank)
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> "ThreadPosted":
+        self.num_collectives += 1
+        world = self._world
+        parts = torch.split(input.detach().clone(), input_splits)
+        with world.arrival:
+            for other, part in zip(self.ranks, parts, strict=True):
+                world.parcels[self._name, self.rank, other].append(part)
+            world.arrival.notify_all()
+        return ThreadPosted(self, output, output_splits)
+
+    def take(self, sender: int) -> Tensor:
+        """What comes next from a member; waits for it."""
+        world, name = self._world, (self._name, sender, self.rank)
+        with world.arrival:
+            world.arrival.wait_for(lambda: world.is_aborted or world.parcels[name])
+            if world.is_aborted:
+                raise WorldAborted
+            return world.parcels[name].popleft()
+
+    def group(self, ranks: tuple[int, ...], name: str = "") -> "ThreadFabric":
+        if ranks == self.ranks and not name:
+            return self
+        return ThreadFabric(self._world, self.rank, ranks, name)
 
     def exchange(self, values: Sequence[float]) -> Tensor:
         return exchanged(self, values)
+
+
+class ThreadPosted:
+    """An all-to-all that has begun. Those of one group are waited for in the order of posting."""
+
+    def __init__(self, fabric: ThreadFabric, output: Tensor, splits: list[int]) -> None:
+        self._fabric, self._output, self._splits = fabric, output, splits
+
+    def wait(self) -> None:
+        arrived = [self._fabric.take(other) for other in self._fabric.ranks]
+        assert [len(part) for part in arrived] == self._splits, "both sides agree on the splits"
+        self._output.copy_(torch.cat(arrived))
+
+
+class WorldAborted(Exception):
+    """Another thread of the world has failed."""
 
 
 def run_world(ranks: tuple[int, ...], body: Callable[[ThreadFabric], T]) -> dict[int, T]:
@@ -97,7 +126,7 @@ def run_world(ranks: tuple[int, ...], body: Callable[[ThreadFabric], T]) -> dict
     for thread in threads:
         thread.join()
     for failure in failures:
-        if not isinstance(failure, threading.BrokenBarrierError):
+        if not isinstance(failure, WorldAborted):
             raise failure
     if failures:
         raise failures[0]

@@ -8,10 +8,10 @@ import torch
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.core.layout import even_layout
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.data import NO_TARGET, Batch, Corpus
-from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import ModelOutput, MoETransformer, document_mask
-from pacekeeper.trainer.work import Work, WorkMeter
+from pacekeeper.trainer.work import Work, WorkMeter, WorkPass
 from support.training import CONFIG as SMALL
 from support.training import RANKS, Run, even, rows_of, skewed
 from support.worlds import ThreadFabric, run_world
@@ -44,7 +44,7 @@ def batch_of(*rows: tuple[bytes, ...]) -> Batch:
 
 
 def forward(batch: Batch) -> ModelOutput:
-    output = MODEL(batch, LocalFabric(), WorkMeter())
+    output = MODEL(batch, WorkPass(WorkMeter()))
     assert isinstance(output, ModelOutput)
     return output
 
@@ -94,7 +94,7 @@ def test_attention_is_the_same_however_many_shards_its_heads_make(num_shards: in
         )
         made = MoETransformer(config, layout, 0)
         made.set_layout(layout, LocalFabric())
-        output = made(batch, LocalFabric(), WorkMeter())
+        output = made(batch, WorkPass(WorkMeter()))
         output.loss_sum.backward()
         losses.append(output.loss_sum.item())
         banks = (made.embedding, made.layers()[0].norm_router)
@@ -138,7 +138,7 @@ def test_the_balance_loss_is_the_sum_over_layers_and_rows() -> None:
     undecided = model()
     for layer in undecided.layers():
         layer.norm_router.router.data.zero_()
-    output = undecided(batch_of((A, B), (C,), (B,)), LocalFabric(), WorkMeter())
+    output = undecided(batch_of((A, B), (C,), (B,)), WorkPass(WorkMeter()))
     assert output.balance_sum.item() == pytest.approx(2 * 3)
 
 
@@ -180,10 +180,11 @@ def test_backward_work_is_twice_the_forward_work_on_every_rank() -> None:
         worker = MoETransformer(SMALL, layout, fabric.rank)
         worker.set_layout(layout, fabric)
         batch = corpus.batch(0, rows_of(layout, SMALL, fabric.rank))
-        output = worker(batch, fabric, meter)
+        work = WorkPass(meter)
+        output = worker(batch, work)
         there = meter.take()
         (output.loss_sum + output.balance_sum).backward()
-        meter.finish_backward()
+        work.finish_backward()
         return there, meter.take(), output.expert_rows
 
     results = run_world(RANKS, body)

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import even_layout
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.dispatch import Routes
-from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.moe import ExpertBank, MoELayer, MoEOutput, drawn
 from pacekeeper.trainer.tensor_group import TensorGroup
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 
 CONFIG = TrainConfig(
     num_layers=1, hidden_size=16, num_heads=2, expert_hidden_size=24, num_experts=4
@@ -101,7 +101,9 @@ def layer_output(
     if router is not None:
         layer.norm_router.router.data = router[None]
     group = TensorGroup.of(layout.stages[0], fabric)
-    output = layer(tokens_TD, torch.tensor(rows), max(rows) + 1, group, fabric, WorkMeter())
+    output = layer(
+        tokens_TD, torch.tensor(rows), max(rows) + 1, group, fabric, WorkPass(WorkMeter())
+    )
     assert isinstance(output, MoEOutput)
     return output
 

@@ -7,7 +7,7 @@ import torch
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.trainer import probe
-from pacekeeper.trainer.fabric import LocalFabric
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.faults import DeviceModel, EmulatedClock
 from pacekeeper.trainer.timing import CpuClock, DeviceEventClock
 from pacekeeper.trainer.work import NO_WORK, WorkMeter

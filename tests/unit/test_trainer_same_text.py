@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer import same_text
-from pacekeeper.trainer.fabric import LocalFabric, PeerLost
+from pacekeeper.trainer.collectives import LocalFabric, PeerLost
 
 
 class Told(LocalFabric):

@@ -1,0 +1,117 @@
+"""Stages, tensor groups and data-parallel pipelines together train as one rank alone."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pacekeeper.core.layout import Host, Layout, ShardRun, Stage, even_layout
+from support.training import CONFIG, Run, alone, train
+from support.worlds import ThreadFabric, run_world
+
+DEEP = replace(CONFIG, num_layers=3, num_heads=4, num_microbatches=3, rows_per_step=6)
+STEPS = 3
+RANKS = (0, 1, 2, 3, 5, 6, 7, 9)
+
+
+def even() -> Layout:
+    """2 stages x 2 tensor x 2 data."""
+    return even_layout(
+        ranks=RANKS,
+        num_layers=DEEP.num_layers,
+        num_experts=DEEP.num_experts,
+        replicas=2,
+        num_virtual_shards=DEEP.num_heads,
+        num_stages=2,
+        tensor_size=2,
+    )
+
+
+def uneven(cut: int = 1) -> Layout:
+    """Groups of one, two and three ranks, runs of one to four shards, unequal rows, other hosts."""
+    stages = (
+        Stage(
+            first_layer=0,
+            end_layer=cut,
+            groups=(
+                (ShardRun(0, 0, 3), ShardRun(1, 3, 4)),
+                (ShardRun(2, 0, 4),),
+            ),
+        ),
+        Stage(
+            first_layer=cut,
+            end_layer=3,
+            groups=(
+                (ShardRun(9, 0, 2), ShardRun(5, 2, 4)),
+                (ShardRun(7, 0, 1), ShardRun(6, 1, 2), ShardRun(3, 2, 4)),
+            ),
+        ),
+    )
+    layers = []
+    for layer in range(3):
+        ranks = stages[0 if layer < cut else 1].ranks
+        layers.append(
+            tuple(
+                tuple(Host(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]}))
+                for e in range(DEEP.num_experts)
+            )
+        )
+    return Layout(
+        generation=2,
+        num_virtual_shards=4,
+        stages=stages,
+        experts=tuple(layers),
+        batch_shares=((0, 0.7), (2, 0.3)),
+        speeds=((1, 0.5),),
+    )
+
+
+REFERENCE: dict[int, dict[str, Tensor]] = {}
+
+
+def reference(micro_batches: int) -> dict[str, Tensor]:
+    if micro_batches not in REFERENCE:
+        config = replace(DEEP, num_microbatches=micro_batches)
+        REFERENCE[micro_batches] = alone(config, STEPS, DEEP.num_heads)
+    return REFERENCE[micro_batches]
+
+
+def check(layouts: tuple[Layout, ...], micro_batches: int = 3, schedule: str = "1f1b") -> None:
+    config = replace(DEEP, num_microbatches=micro_batches, schedule=schedule)
+    expected = reference(1)
+    run = Run(config=config, layouts=layouts, steps=STEPS)
+
+    def body(fabric: ThreadFabric) -> dict[str, Tensor]:
+        return train(fabric, run)
+
+    seen = set()
+    for state in run_world(RANKS, body).values():
+        for name, value in state.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
+        seen |= set(state)
+    assert seen == set(expected), "every block lives somewhere"
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 6])
+def test_stages_and_groups_train_as_one_rank(micro_batches: int) -> None:
+    check((even(),), micro_batches)
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_so_do_groups_of_unequal_size_with_unequal_runs_and_rows(cut: int) -> None:
+    check((uneven(cut),))
+
+
+def test_layers_shards_rows_and_experts_move_between_steps_at_once() -> None:
+    check((even(), uneven(1), replace(uneven(2), generation=3)))
+
+
+@settings(deadline=None, max_examples=6)
+@given(st.permutations([0, 1, 2]), st.sampled_from([2, 3]))
+def test_whatever_the_order_of_layouts(order: list[int], micro_batches: int) -> None:
+    layouts = (even(), uneven(1), uneven(2))
+    numbered = [replace(layouts[i], generation=n + 1) for n, i in enumerate(order)]
+    check(tuple(numbered), micro_batches)

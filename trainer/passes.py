@@ -1,0 +1,126 @@
+"""A rank's forward and backward passes under one layout, timed and told to the hooks."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.schedule import Schedule, StageProgram, pipeline_program
+from pacekeeper.trainer.clocks import FabricTurns
+from pacekeeper.trainer.crossing import Crossings
+from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.fabric import Fabric
+from pacekeeper.trainer.hooks import Hooks
+from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.pipeline import Scale, StageRun, Under
+from pacekeeper.trainer.rules import apportion_rows, own_rows
+from pacekeeper.trainer.timing import ComputeTime, PipelineClock
+from pacekeeper.trainer.work import WorkMeter
+
+
+@dataclass(slots=True, kw_only=True)
+class StepSums:
+    """What a rank's passes of one step come to.
+
+    loss: summed over the targets it has; `compute_s`: where the clock tells it within the step;
+    counts_LE: tokens routed to each expert of the layers that are here.
+    """
+
+    counts_LE: Tensor
+    loss: float = 0.0
+    compute_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """This rank's part in every step of one layout."""
+
+    config: TrainConfig
+    model: MoETransformer
+    corpus: Corpus
+    device: torch.device
+    meter: WorkMeter
+    clock: PipelineClock
+    hooks: Hooks
+    fabric: Fabric
+    layout: Layout
+    program: StageProgram
+    crossings: Crossings
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        config: TrainConfig,
+        model: MoETransformer,
+        corpus: Corpus,
+        device: torch.device,
+        meter: WorkMeter,
+        clock: PipelineClock,
+        hooks: Hooks,
+        fabric: Fabric,
+        layout: Layout,
+    ) -> "Passes":
+        """Forms the ways between stages; all ranks of the job ask alike. Raises PeerLost."""
+        number, _ = layout.place_of(fabric.rank)
+        program = pipeline_program(
+            Schedule(config.schedule),
+            num_stages=len(layout.stages),
+            num_microbatches=config.num_microbatches,
+        )
+        return cls(
+            config=config,
+            model=model,
+            corpus=corpus,
+            device=device,
+            meter=meter,
+            clock=clock,
+            hooks=hooks,
+            fabric=fabric,
+            layout=layout,
+            program=program.stages[number],
+            crossings=Crossings.of(layout, fabric),
+        )
+
+    def run(self, step: int) -> StepSums:
+        """Gradients of this rank's part of its rows add up in the parameters. Raises PeerLost."""
+        config, layers = self.config, self.model.own_layers
+        rows = own_rows(self.layout, config, self.fabric.rank)
+        parts = apportion_rows(rows, config.num_microbatches)
+        no_counts = torch.zeros(len(layers), config.num_experts, dtype=torch.int64)
+        sums = StepSums(counts_LE=no_counts)
+
+        def is_done(micro: Under, compute: ComputeTime | None) -> None:
+            output = micro.output
+            assert output is not None, "it went forward"
+            if compute is not None and not compute.is_of_previous:
+                sums.compute_s += compute.compute_s
+            self.hooks.micro_batch(
+                compute=compute,
+                tokens=micro.batch.num_tokens,
+                sum_len_squared=micro.batch.sum_len_squared,
+                expert_rows=output.expert_rows,
+                num_active_experts=output.num_active_experts,
+                rows_over=output.rows_over,
+                num_documents=micro.batch.num_documents,
+            )
+            sums.loss += float(output.loss_sum.detach())
+            sums.counts_LE += output.expert_counts.cpu()
+
+        StageRun(
+            model=self.model,
+            program=self.program,
+            crossings=self.crossings,
+            scale=Scale(
+                targets=self.corpus.target_tokens(step),
+                rows=config.rows_per_step,
+                balance_loss=config.balance_loss,
+            ),
+            meter=self.meter,
+            turns=FabricTurns(self.clock, self.fabric),
+            load=lambda number: self.corpus.batch(step, parts[number]).to(self.device),
+            on_done=is_done,
+        ).run()
+        return sums
