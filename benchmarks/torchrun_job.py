@@ -55,7 +55,7 @@ class World:
     def post(
         self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
     ) -> Posted:
-        raise NotImplementedError("one stage posts nothing")
+        raise AssertionError("a single stage posts nothing")
 
     def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
         return self if ranks == self.ranks else LocalFabric(self.rank)

@@ -8,7 +8,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pacekeeper.core.layout import ExpertHosts, Host, Layout, ShardRun
+from pacekeeper.core.layout import ExpertHosts, Host, Layout
+from pacekeeper.core.pipelines import widened
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.spread import domain, level_shares
 
@@ -21,11 +22,11 @@ def grow(
     A newcomer takes replicas over from the ranks that hold most, until it holds its even part of
     them, slots permitting; none lets an expert stand on fewer domains. First come experts below the
     floor: on a domain they lack, then with as many hosts as they lack. Who was there gets a replica
-    only where newcomers can not fill a floor. Batch shares are even in proportion to the layout's
-    speeds (a newcomer's: 1.0); shares of experts that changed hosts level the ranks' work alike.
+    only where newcomers can not fill a floor. Stages and groups take them in as `core/pipelines.py`
+    says. Batch shares are even in proportion to the layout's speeds (a newcomer's: 1.0); shares of
+    experts that changed hosts level the ranks' work alike.
 
-    Raises ValueError for no newcomers, for ranks that are there already, and for layouts of several
-    stages or with tensor groups: single ranks do not widen those.
+    Raises ValueError for no newcomers and for ranks that are there already.
     """
     return _grown(layout, newcomers, generation, floor or Floor(), frozenset())
 
@@ -41,24 +42,30 @@ def _grown(
     fresh = tuple(sorted(set(newcomers)))
     if not fresh or set(fresh) & set(layout.ranks):
         raise ValueError(f"ranks {list(fresh)} can not join those of {list(layout.ranks)}")
-    if len(layout.stages) > 1 or any(len(group) > 1 for group in layout.stages[0].groups):
-        raise ValueError("single ranks can not join a layout of stages or tensor groups")
-    (stage,) = layout.stages
-    runs = [group[0] for group in stage.groups]
-    runs += [ShardRun(rank, 0, layout.num_virtual_shards) for rank in fresh]
-    ranks = tuple(sorted((*layout.ranks, *fresh)))
-    speed = dict.fromkeys(ranks, 1.0) | dict(layout.speeds)
-    whole = sum(speed.values())
-    pace = {rank: speed[rank] / whole for rank in ranks}
+    pipelines = widened(layout, fresh)
+    speed = layout.speed_by_rank | dict.fromkeys(fresh, 1.0)
+    experts: list[tuple[ExpertHosts, ...]] = []
+    for stage in pipelines.stages:
+        whole = sum(speed[rank] for rank in stage.ranks)
+        pace = {rank: speed[rank] / whole for rank in stage.ranks}
+        new = [rank for rank in fresh if rank in pace]
+        experts += [
+            _widened(
+                layout.experts[layer],
+                new,
+                pace,
+                floor,
+                _order(layer, len(layout.experts[layer])),
+                _of(layer, lost),
+            )
+            for layer in range(stage.first_layer, stage.end_layer)
+        ]
     return replace(
         layout,
         generation=generation,
-        stages=(replace(stage, groups=tuple((run,) for run in sorted(runs))),),
-        experts=tuple(
-            _widened(experts, fresh, pace, floor, _order(layer, len(experts)), _of(layer, lost))
-            for layer, experts in enumerate(layout.experts)
-        ),
-        batch_shares=tuple(pace.items()),
+        stages=pipelines.stages,
+        experts=tuple(experts),
+        batch_shares=pipelines.batch_shares,
     )
 
 

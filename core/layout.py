@@ -72,7 +72,7 @@ class ShardRun:
 class Stage:
     """Layers [first_layer, end_layer) and the ranks that run them.
 
-    One group per data-parallel coordinate; within a group the runs cover all virtual shards.
+    One group per data-parallel coordinate, as in all stages; its runs cover all virtual shards.
     """
 
     first_layer: int
@@ -357,6 +357,8 @@ def _check_stages(layout: Layout) -> None:
             raise ValueError(f"ranks count from 0, got {min(ranks)}")
         if len(ranks) != len(set(ranks)):
             raise ValueError("a rank stands in two data-parallel groups of one stage")
+        if len(stage.groups) != len(layout.stages[0].groups):
+            raise ValueError("a pipeline has one group in every stage: their numbers differ")
         for group in stage.groups:
             covered = 0
             for run in group:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout import ExpertHosts, Host, Layout, Stage
+from pacekeeper.core.pipelines import closed
 from pacekeeper.core.spread import DomainOf, domain, level_shares
 
 
@@ -46,37 +47,27 @@ def shrink(
 ) -> Layout:
     """`layout` without the `dead` ranks, every expert with the hosts of `floor` again (or all).
 
-    A tensor group that lost a rank leaves its stage. A survivor's share grows in proportion. An
-    expert that lost a host, or is below the floor's hosts, gets fresh ones, first where it adds a
-    domain, then on the least burdened ranks, and shares that level the ranks' work. Nobody gives a
-    living replica up: an expert that lost nothing stands as safe as before, and its copies would
-    only delay the others. Raises LostStateError where an expert has no living host or a stage no
-    whole group; with `is_restored`, an expert needs none: a checkpoint fills the layout.
+    Stages and tensor groups go on as `core/pipelines.py` says. A survivor's share grows in
+    proportion. An expert that lost a host, or is below the floor's hosts, gets fresh ones, first
+    where it adds a domain, then on the least burdened ranks, and shares that level the ranks' work.
+    Nobody gives a living replica up: an expert that lost nothing stands as safe as before, and its
+    copies would only delay the others. Raises LostStateError where a block has no living holder;
+    with `is_restored`, none needs one: a checkpoint fills the layout.
     """
     gone = set(dead)
-    stages = []
-    for stage in layout.stages:
-        groups = tuple(g for g in stage.groups if not any(run.rank in gone for run in g))
-        if not groups:
-            raise LostStateError(
-                f"no living rank holds layers {stage.first_layer} to {stage.end_layer - 1}",
-                remedy="restart from a checkpoint",
-            )
-        stages.append(replace(stage, groups=groups))
-    kept = {rank: share for rank, share in layout.batch_shares if rank not in gone}
-    batch = {g[0].rank: kept.get(g[0].rank, 0.0) for g in stages[0].groups}
+    pipelines = closed(layout, gone, is_restored=is_restored)
     experts = tuple(
         _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor(), is_restored)
-        for stage in stages
+        for stage in pipelines.stages
         for layer in range(stage.first_layer, stage.end_layer)
     )
     return replace(
         layout,
         generation=generation,
-        stages=tuple(stages),
+        stages=pipelines.stages,
         experts=experts,
-        batch_shares=tuple(_normalised(batch).items()),
-        speeds=_left(layout, stages),
+        batch_shares=pipelines.batch_shares,
+        speeds=_left(layout, pipelines.stages),
     )
 
 

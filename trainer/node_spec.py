@@ -48,16 +48,27 @@ class NodeSpec:
             host_and_port(self.rendezvous)
         except ValueError as error:
             raise ValueError(f"rendezvous: {error}") from None
-        self._check_slots()
+        if self.seat is None:
+            self._check_pipelines()
+            self._check_slots()
+
+    def _check_pipelines(self) -> None:
+        """Raises ValueError where the ranks do not make whole pipelines."""
+        stages, tensor = self.config.num_stages, self.config.tensor_size
+        if self.world_size % (stages * tensor):
+            raise ValueError(
+                f"num_stages x tensor_size: pipelines of {stages} x {tensor} ranks need a multiple "
+                f"of {stages * tensor} ranks, the job has {self.world_size}"
+            )
 
     def _check_slots(self) -> None:
         """Raises ValueError where the job could not even begin within its slots."""
-        slots = self.config.slots_per_rank
-        replicas = self.config.num_experts * min(self.config.replicas, self.world_size)
-        if self.seat is None and slots and slots * self.world_size < replicas:
+        slots, ranks = self.config.slots_per_rank, self.world_size // self.config.num_stages
+        replicas = self.config.num_experts * min(self.config.replicas, ranks)
+        if slots and slots * ranks < replicas:
             raise ValueError(
-                f"slots_per_rank: expected at least {-(-replicas // self.world_size)} (per layer "
-                f"{replicas} expert replicas on {self.world_size} ranks) or 0, got {slots}"
+                f"slots_per_rank: expected at least {-(-replicas // ranks)} (per layer "
+                f"{replicas} expert replicas on {ranks} ranks) or 0, got {slots}"
             )
 
     @property

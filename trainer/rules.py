@@ -94,5 +94,8 @@ def check_fits(new: Layout, old: Layout, generation: int) -> None:
         raise ValueError(f"the plan is for ranks {new.ranks}, the job runs on {old.ranks}")
     if [len(layer) for layer in new.experts] != [len(layer) for layer in old.experts]:
         raise ValueError("the plan is for another model")
-    if new.stages != old.stages:
-        raise ValueError("this trainer can not change stages or virtual shards")
+    if new.num_virtual_shards != old.num_virtual_shards:
+        raise ValueError(
+            f"the plan cuts heads into {new.num_virtual_shards} virtual shards, "
+            f"the job has {old.num_virtual_shards}"
+        )

@@ -199,24 +199,14 @@ def test_a_slow_rank_keeps_its_smaller_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("newcomers", "stages", "words"),
+    ("newcomers", "words"),
     [
-        ([], 1, r"ranks \[\] can not join"),
-        ([1, 5], 1, r"ranks \[1, 5\] can not join those of \[0, 1\]"),
-        ([5], 2, "stages or tensor groups"),
+        ([], r"ranks \[\] can not join"),
+        ([1, 5], r"ranks \[1, 5\] can not join those of \[0, 1\]"),
     ],
 )
-def test_who_can_not_join_is_refused(newcomers: list[int], stages: int, words: str) -> None:
+def test_who_can_not_join_is_refused(newcomers: list[int], words: str) -> None:
     layout = even_layout(ranks=range(2), num_layers=2, num_experts=2, replicas=2)
-    if stages == 2:
-        (stage,) = layout.stages
-        pair = tuple(replace(group[0], first=i, end=i + 1) for i, group in enumerate(stage.groups))
-        layout = replace(
-            layout,
-            num_virtual_shards=2,
-            stages=(replace(stage, groups=(pair,)),),
-            batch_shares=((0, 1.0),),
-        )
     with pytest.raises(ValueError, match=words):
         grow(layout, newcomers=newcomers, generation=2)
 

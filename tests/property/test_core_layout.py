@@ -228,21 +228,21 @@ def test_who_holds_what_in_two_stages_with_an_unequal_tensor_group() -> None:
         generation=1,
         num_virtual_shards=4,
         stages=(
-            stage((ShardRun(5, 0, 3), ShardRun(1, 3, 4))),
+            stage((ShardRun(5, 0, 3), ShardRun(1, 3, 4)), (ShardRun(9, 0, 4),)),
             stage((ShardRun(2, 0, 4),), (ShardRun(0, 0, 2), ShardRun(7, 2, 4)), first=1, end=3),
         ),
         experts=((), ((Host(0, 0.25), Host(7, 0.75)),), ()),
-        batch_shares=((5, 1.0),),
+        batch_shares=((5, 0.5), (9, 0.5)),
     )
-    assert layout.ranks == (0, 1, 2, 5, 7)
+    assert layout.ranks == (0, 1, 2, 5, 7, 9)
     expected = {
-        Block(BlockKind.EMBEDDING): (1, 5),
+        Block(BlockKind.EMBEDDING): (1, 5, 9),
         Block(BlockKind.HEAD): (0, 2, 7),
-        Block(BlockKind.NORM_ROUTER, 0): (1, 5),
+        Block(BlockKind.NORM_ROUTER, 0): (1, 5, 9),
         Block(BlockKind.NORM_ROUTER, 2): (0, 2, 7),
-        Block(BlockKind.ATTENTION, 0, 2): (5,),
-        Block(BlockKind.ATTENTION, 0, 3): (1,),
-        Block(BlockKind.DENSE_MLP, 0, 0): (5,),
+        Block(BlockKind.ATTENTION, 0, 2): (5, 9),
+        Block(BlockKind.ATTENTION, 0, 3): (1, 9),
+        Block(BlockKind.DENSE_MLP, 0, 0): (5, 9),
         Block(BlockKind.ATTENTION, 1, 1): (0, 2),
         Block(BlockKind.ATTENTION, 1, 2): (2, 7),
         Block(BlockKind.EXPERT, 1, 0): (0, 7),

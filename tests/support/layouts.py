@@ -36,9 +36,10 @@ def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: in
     cuts = draw(st.sets(st.integers(1, max(1, num_layers - 1)), max_size=2))
     ends = [*sorted(cut for cut in cuts if cut < num_layers), num_layers]
     free = draw(st.permutations(range(30)))
+    num_pipelines = draw(_few)
     stages: list[Stage] = []
     for first_layer, end_layer in zip([0, *ends[:-1]], ends, strict=True):
-        groups = [_group(draw, free, model.num_virtual_shards) for _ in range(draw(_few))]
+        groups = [_group(draw, free, model.num_virtual_shards) for _ in range(num_pipelines)]
         groups.sort(key=lambda group: group[0].rank)
         stages.append(Stage(first_layer=first_layer, end_layer=end_layer, groups=tuple(groups)))
     experts = tuple(

@@ -68,5 +68,5 @@ def test_a_plan_this_trainer_can_not_follow_is_refused_with_a_reason() -> None:
     sharded = even_layout(
         ranks=range(4), num_layers=4, num_experts=8, replicas=2, num_virtual_shards=2, generation=2
     )
-    with pytest.raises(ValueError, match="stages or virtual shards"):
+    with pytest.raises(ValueError, match="2 virtual shards, the job has 4"):
         check_fits(sharded, FIRST, 2)

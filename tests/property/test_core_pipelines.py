@@ -1,0 +1,97 @@
+"""Wishes on pipelines: whoever lives works, and who comes fills the gaps that deaths have left."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.grow import grow
+from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.shrink import Floor, shrink
+from pacekeeper.core.transfers import transfers
+
+
+def grid(num_stages: int, tensor_size: int, pipelines: int, replicas: int = 2) -> Layout:
+    return even_layout(
+        ranks=range(num_stages * tensor_size * pipelines),
+        num_layers=4,
+        num_experts=3,
+        replicas=replicas,
+        num_virtual_shards=8,
+        num_stages=num_stages,
+        tensor_size=tensor_size,
+    )
+
+
+def sizes(layout: Layout) -> list[list[int]]:
+    return [[len(group) for group in stage.groups] for stage in layout.stages]
+
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(2, 3))
+
+
+@given(shapes, st.data())
+def test_who_comes_takes_the_place_of_who_died(
+    shape: tuple[int, int, int], data: st.DataObject
+) -> None:
+    first = grid(*shape)
+    dead = data.draw(st.sampled_from(first.ranks))
+    left = shrink(first, dead=[dead], generation=2, floor=Floor(hosts=2))
+    after = grow(left, newcomers=[100], generation=3, floor=Floor(hosts=2))
+    if shape[1] > 1:  # its group had others
+        assert sizes(after) == sizes(first)
+        assert after.place_of(100) == first.place_of(dead)
+        assert [share for _, share in after.batch_shares] == pytest.approx(
+            [1 / shape[2]] * shape[2]
+        )
+    assert set(after.ranks) == set(first.ranks) - {dead} | {100}
+    assert all(move.source is not None for move in transfers(left, after))
+
+
+@given(shapes)
+def test_as_many_newcomers_as_a_pipeline_has_make_one(shape: tuple[int, int, int]) -> None:
+    first = grid(*shape)
+    fresh = range(50, 50 + shape[0] * shape[1])
+    after = grow(first, newcomers=list(fresh), generation=2, floor=Floor(hosts=2))
+    assert sizes(after) == sizes(grid(shape[0], shape[1], shape[2] + 1))
+    for old, new in zip(first.stages, after.stages, strict=True):
+        assert new.groups[:-1] == old.groups, "who was there changes nothing"
+    assert all(move.destination in fresh for move in transfers(first, after))
+
+
+@given(shapes, st.data())
+def test_a_single_newcomer_has_a_part(shape: tuple[int, int, int], data: st.DataObject) -> None:
+    first = grid(*shape)
+    after = grow(first, newcomers=[77], generation=2, floor=Floor(hosts=2))
+    assert 77 in after.ranks and set(first.ranks) < set(after.ranks)
+
+
+def test_a_pipeline_that_lost_a_whole_group_strengthens_the_others() -> None:
+    first = grid(2, 2, 2, replicas=4)  # stage 0: (0, 1), (4, 5); stage 1: (2, 3), (6, 7)
+    after = shrink(first, dead=[0, 1], generation=2)
+    assert [[[run.rank for run in g] for g in stage.groups] for stage in after.stages] == [
+        [[4, 5]],
+        [[6, 7, 2, 3]],
+    ]
+    assert after.batch_shares == ((4, 1.0),)
+
+
+def test_groups_that_are_left_of_different_pipelines_make_one() -> None:
+    after = shrink(grid(2, 2, 2, replicas=4), dead=[0, 1, 6, 7], generation=2)
+    assert [[[run.rank for run in g] for g in stage.groups] for stage in after.stages] == [
+        [[4, 5]],
+        [[2, 3]],
+    ]
+
+
+def test_a_pipeline_gets_as_many_rows_as_its_weakest_group_is_left_with() -> None:
+    after = shrink(grid(2, 2, 2, replicas=4), dead=[3], generation=2)
+    assert [[run.rank for run in g] for g in after.stages[1].groups] == [[2], [6, 7]]
+    assert dict(after.batch_shares) == {0: 1 / 3, 4: 2 / 3}
+
+
+def test_layers_of_a_stage_that_nobody_is_left_of_go_to_a_neighbour_from_a_checkpoint() -> None:
+    after = shrink(grid(3, 1, 2), dead=[1, 4], generation=2, floor=Floor(hosts=2), is_restored=True)
+    assert [(s.first_layer, s.end_layer, s.ranks) for s in after.stages] == [
+        (0, 3, (0, 3)),
+        (3, 4, (2, 5)),
+    ]
