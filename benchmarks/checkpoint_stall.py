@@ -25,11 +25,11 @@ from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.checkpoint_saver import Outcome
+from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import LocalFabric
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.rules import first_layout
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.trainer.work import WorkMeter, WorkPass
 
 WARM_STEPS = 3
 NUM_RANKS = 4  # of the demo
@@ -85,7 +85,7 @@ class LoneRank:
         began_s, meter = time.perf_counter(), WorkMeter()
         self.optimizer.zero_grad()
         batch = self.corpus.batch(self.step, range(self.config.rows_per_step))
-        self.model(batch, self.fabric, meter).loss_sum.backward()
+        self.model(batch, WorkPass(meter)).loss_sum.backward()
         self.optimizer.step()
         self.checkpoints.partial.count(meter.routed)
         self.step += 1
