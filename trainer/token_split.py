@@ -21,6 +21,8 @@ import numpy.typing as npt
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from pacekeeper.trainer.rank_row import RankRow
+
 CAPACITY_UNIT = 1 << 20  # capacities become whole numbers: sums and ratios are then exact
 MAX_ROUNDS = 64  # each proves a larger value by another set of ranks; a few are typical
 
@@ -32,7 +34,7 @@ Flags = npt.NDArray[np.bool_]
 class HostPairs:
     """The hosts of one layer's experts as pairs, ordered by expert, then rank position.
 
-    `choice`: see `_Choice`, made once for a layout and used in every step.
+    `choice`, `row`: made once for a layout and used in every step.
     """
 
     expert_P: Ints
@@ -41,6 +43,7 @@ class HostPairs:
     num_experts: int
     num_ranks: int
     choice: "_Choice"
+    row: RankRow
 
     @classmethod
     def of(cls, hosts: Sequence[Sequence[int]], num_ranks: int) -> "HostPairs":
@@ -57,6 +60,7 @@ class HostPairs:
             num_experts=len(hosts),
             num_ranks=num_ranks,
             choice=_Choice.of(expert_P, host_P, num_ranks),
+            row=RankRow.of(hosts, num_ranks),
         )
 
 
@@ -88,7 +92,7 @@ def split_rows(pairs: HostPairs, counts_WE: Ints, capacity_W: Ints) -> TokenSpli
     rows_E: Ints = counts_WE.sum(axis=0)
     own_C = counts_WE[choice.host_C, choice.expert_C]
     fixed_W = choice.fixed_rows(pairs, rows_E)
-    inside = _first_witness(fixed_W, rows_E, capacity_W)
+    inside = pairs.row.fullest(rows_E, capacity_W)
     for _ in range(MAX_ROUNDS):
         # Never below 0: no rank's own experts, held nowhere else, are denser than the witness.
         room_W = _limits(pairs, rows_E, capacity_W, inside) - fixed_W
@@ -99,17 +103,6 @@ def split_rows(pairs: HostPairs, counts_WE: Ints, capacity_W: Ints) -> TokenSpli
             return TokenSplit(rows_P=rows_P, witness=tuple(np.flatnonzero(inside).tolist()))
         inside = cut
     raise AssertionError("every round proves a larger value, over finitely many sets of ranks")
-
-
-def _first_witness(fixed_W: Ints, rows_E: Ints, capacity_W: Ints) -> Flags:
-    """All ranks, or the one rank whose own experts, held nowhere else, prove a larger value."""
-    # Whole numbers, ties to the lowest: all ranks must see the same order.
-    worst = int(((fixed_W << 32) // capacity_W).argmax())
-    if int(fixed_W[worst]) * int(capacity_W.sum()) <= int(rows_E.sum()) * int(capacity_W[worst]):
-        return np.ones(len(fixed_W), dtype=np.bool_)
-    alone = np.zeros(len(fixed_W), dtype=np.bool_)
-    alone[worst] = True
-    return alone
 
 
 def _limits(pairs: HostPairs, rows_E: Ints, capacity_W: Ints, inside: Flags) -> Ints:

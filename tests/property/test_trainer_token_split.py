@@ -1,6 +1,9 @@
 """The split of a step against the exact programme, and what sender and receiver must agree on."""
 
+from itertools import pairwise
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +111,38 @@ def test_only_ratios_of_speeds_count(case: Case) -> None:
     one = split_rows(pairs, counts, whole_capacities(speeds))
     other = split_rows(pairs, counts, whole_capacities([s * 2.0**10 for s in speeds]))
     assert (one.rows_P == other.rows_P).all()
+
+
+@given(st.integers(1, 7), st.data())
+def test_over_arcs_of_a_circle_the_fullest_arc_is_the_best_proof_at_once(
+    num_ranks: int, data: st.DataObject
+) -> None:
+    arcs = st.tuples(st.integers(0, num_ranks - 1), st.integers(1, num_ranks))
+    hosts = [
+        [(first + step) % num_ranks for step in range(length)]
+        for first, length in data.draw(st.lists(arcs, min_size=1, max_size=9))
+    ]
+    row = st.lists(st.integers(0, 200), min_size=len(hosts), max_size=len(hosts))
+    counts = np.array([data.draw(row) for _ in range(num_ranks)], dtype=np.int64)
+    speeds = [data.draw(st.sampled_from([0.25, 0.5, 1.0])) for _ in range(num_ranks)]
+    pairs, rows_E = HostPairs.of(hosts, num_ranks), counts.sum(axis=0)
+    arc = pairs.row.fullest(rows_E, whole_capacities(speeds))
+    inside = set(np.flatnonzero(arc).tolist())
+    rows = sum(int(n) for n, on in zip(rows_E, hosts, strict=True) if set(on) <= inside)
+    best = best_value(rows_E.tolist(), hosts, dict(enumerate(speeds))).value
+    assert rows / sum(speeds[rank] for rank in inside) == pytest.approx(best)
+    assert split_rows(pairs, counts, whole_capacities(speeds)).witness == tuple(sorted(inside))
+
+
+def test_ranks_are_found_in_their_circle_whatever_their_numbers() -> None:
+    circle = [3, 0, 4, 1, 5, 2]
+    hosts = [[circle[at], circle[(at + 1) % 6]] for at in range(6)]
+    order = HostPairs.of(hosts, 6).row.order_W.tolist()
+    beside = {frozenset(pair) for pair in pairwise([*order, order[0]])}
+    assert beside == {frozenset(on) for on in hosts}
+
+
+def test_an_arc_may_go_over_the_end_of_the_row() -> None:
+    pairs = HostPairs.of([[0, 1], [1, 2], [2, 3], [0, 3]], 4)
+    hot, capacity = np.array([1, 1, 1, 100]), whole_capacities([1.0] * 4)
+    assert np.flatnonzero(pairs.row.fullest(hot, capacity)).tolist() == [0, 3]

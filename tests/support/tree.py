@@ -69,7 +69,9 @@ SHELLS = {
         "views",
     },
 }
-PURE_IN_TRAINER = {"commit", "partial_saves", "quorum", "token_exchange", "token_split", "work"}
+PURE_IN_TRAINER = {
+    *("commit", "partial_saves", "quorum", "rank_row", "token_exchange", "token_split", "work"),
+}
 
 
 def is_pure(path: str) -> bool:
