@@ -70,9 +70,10 @@ def _template(problem: Problem, num_groups: int) -> Cuts | None:
 
 
 def _smallest(problem: Problem) -> int:
-    """The fewest groups that hold the model."""
+    """The fewest groups that hold the model; as many as at home do."""
     most = len(problem.home.pipelines[0].cells)
-    return next(size for size in range(1, most + 1) if _template(problem, size) is not None)
+    fitting = (size for size in range(1, most) if _template(problem, size) is not None)
+    return next(fitting, most)
 
 
 def _regrouped(groups: list[list[Ranks]], smallest: int) -> list[list[Ranks]]:

@@ -44,6 +44,15 @@ def test_messages_that_wait_for_their_link_only_add_to_the_longest_path(
     assert partition_step_s(home, problem) >= forecast_s * (1.0 - 1e-9)
 
 
+def test_a_link_carries_one_message_after_the_other() -> None:
+    model = model_of(2, attention=1, mlp=1)
+    home = even_partition(model, data=1, stages=2, tensor=1, rows=8, micro_batches=8)
+    links = Links(inside_bytes_per_s=1e4, between_bytes_per_s=1e4)  # 100 s a micro-batch
+    problem = problem_of(model, home, links=links, schedule=Schedule.ZERO_BUBBLE)
+    # Forward of one row takes 4 s; the last of eight messages has waited for the other seven.
+    assert partition_step_s(home, problem) > 8 * 100.0 + 100.0 > price(home, problem).step_s
+
+
 @given(st.integers(0, 5))
 def test_jitter_of_chunks_is_drawn_by_the_seed_and_makes_steps_a_little_longer(seed: int) -> None:
     model = model_of(8, attention=8, mlp=64)

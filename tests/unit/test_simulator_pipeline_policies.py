@@ -7,7 +7,8 @@ import pytest
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
 from pacekeeper.simulator.pipeline_job import PipelineJob
-from pacekeeper.simulator.pipeline_watch import MOST_STEPS
+from pacekeeper.simulator.pipeline_watch import JOB as WATCHED
+from pacekeeper.simulator.pipeline_watch import MOST_STEPS, Watcher
 from pacekeeper.simulator.pipeline_work import Planned, Work
 from pacekeeper.simulator.policy_adaptra import Adaptra
 from pacekeeper.simulator.policy_greyhound import Greyhound
@@ -134,6 +135,20 @@ def test_oobleck_goes_on_with_a_shorter_pipeline() -> None:
     assert 0.55 * STEPS < outcome.steps < 0.87 * STEPS
 
 
+def test_oobleck_gives_the_rest_of_a_pipeline_that_is_too_short_to_the_others() -> None:
+    # Two groups hold the model, one does not: 16 layers of 2 GB on four ranks are 8 GB each.
+    job = pipeline_job(data=3, rows=16, memory_bytes=8.5e9)
+    gone = job.home.pipelines[0].cells[0].ranks[0]
+    living = [rank for rank in job.home.ranks if rank != gone]
+    work = Oobleck().work_for(job.as_is({}, living=living), None)
+    assert isinstance(work, Planned)
+    left = job.home.pipelines[0].cells[1].ranks
+    assert sorted(len(pipeline.cells) for pipeline in work.partition.pipelines) == [2, 3]
+    assert set(left) <= set(work.ranks) and work.partition.rows_per_step == 3 * 16
+    fewer = [rank for rank in living if rank not in job.home.pipelines[1].ranks]
+    assert Oobleck().work_for(job.as_is({}, living=fewer), None) is None
+
+
 def test_a_lost_device_costs_ours_no_more_than_its_part_and_a_pause() -> None:
     outcome = run(Repartition(), lost(0))
     fluid = 10 + (STEPS - 10) * (len(RANKS) - 1) / len(RANKS)
@@ -150,6 +165,16 @@ def test_who_comes_back_has_work_again_and_is_judged_under_a_number_of_its_own()
     fluid = (len(RANKS) - 2 * 0.6) / len(RANKS)
     more = run(Repartition(), slow(), lost(0), back, slow(rank=0, at_step=100.0), steps=STEPS + 100)
     assert more.steps - outcome.steps >= 0.9 * 100 * fluid
+
+
+def test_the_machine_knows_who_came_back_under_a_number_of_its_own() -> None:
+    watcher = Watcher(JOB, ControllerConfig(), 0)
+    watched = watcher.joined(watcher.gone(watcher.begun(RANKS, JOB.home), [0]), [0])
+    assert watched.number_of[0] == len(RANKS)
+    job = watched.state.jobs[WATCHED]
+    assert 0 not in job.living and len(RANKS) in job.living
+    steps, watched = watcher.until_seen(watched, JOB.home, {0: 0.5})
+    assert steps < MOST_STEPS and watched.slow == {0: pytest.approx(2.0, rel=0.1)}
 
 
 def test_state_that_nobody_holds_comes_from_storage() -> None:
