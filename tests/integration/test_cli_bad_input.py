@@ -175,16 +175,15 @@ def closing_claim(directory: Path, *, job: str) -> Iterator[None]:
         os.close(claim)
 
 
-def test_two_jobs_do_not_share_a_run_directory_unless_told_to(tmp_path: Path) -> None:
-    (tmp_path / "runs").write_text("")  # so that each says where it would have written
-    for job in ("a", "b"):
-        done = pacekeeper(
-            *("launch", "--job", job, "--ranks-per-node", "1"),
-            *("--ring-dir", str(tmp_path / "rings"), "--rendezvous", a_free_address()),
-            cwd=tmp_path,
-        )
-        assert done.returncode == ExitCode.HOST
-        assert f"can not write runs/{job}/steps-0.jsonl" in done.stderr
+def test_a_job_has_a_run_directory_of_its_own_unless_told_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")  # so that it says where it would have written
+    done = pacekeeper(
+        *("launch", "--job", "mine", "--ranks-per-node", "1"),
+        *("--ring-dir", str(tmp_path / "rings"), "--rendezvous", a_free_address()),
+        cwd=tmp_path,
+    )
+    assert done.returncode == ExitCode.HOST
+    assert "can not write runs/mine/steps-0.jsonl" in done.stderr
 
 
 def a_free_address() -> str:

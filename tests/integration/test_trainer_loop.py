@@ -20,7 +20,7 @@ from pacekeeper.core.shrink import shrink
 from pacekeeper.trainer.rules import first_layout
 from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
-from support.sabotage import BadGradient, Moment, OtherText, Sabotage
+from support.sabotage import BadGradient, Hasty, Moment, OtherText, Sabotage
 
 FIRST = first_layout(SMALL, 4)
 
@@ -138,7 +138,10 @@ def test_a_whole_node_may_go(tmp_path: Path, node: int, num_nodes: int) -> None:
 def test_half_without_the_lowest_rank_ends_and_says_why(tmp_path: Path) -> None:
     """For all they know, the others are only out of sight, and train on."""
     config = replace(SMALL, replicas=4, peer_timeout_s=600.0)
-    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+    body = Hasty(quorum_wait_s=3.0)
+    with Fleet(
+        directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2, body=body
+    ) as fleet:
         fleet.await_step(7, 2)
         fleet.launchers[0].kill()
         fleet.await_(lambda: fleet.launchers[1].code() is not None)

@@ -13,6 +13,7 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.trainer.solo import train_alone
 from support.fleet import SMALL, Fleet
 from support.networks import Network
+from support.sabotage import Hasty
 
 CONFIG = replace(SMALL, steps=60, replicas=4, peer_timeout_s=4.0)
 
@@ -37,6 +38,7 @@ def test_one_side_goes_on_and_the_other_says_why_it_does_not(
             num_nodes=num_nodes,
             ranks_per_node=4 // num_nodes,
             network=network,
+            body=Hasty(quorum_wait_s=3.0),
         ) as fleet,
     ):
         fleet.await_step(7, winners[-1])

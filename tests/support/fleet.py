@@ -22,7 +22,7 @@ from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
 from support.fork_server import server_address, server_context, share_server
-from support.networks import INTERFACE, Network
+from support.networks import Network, move_to
 
 PATIENCE_S = 90.0
 SMALL = TrainConfig(
@@ -63,7 +63,7 @@ class Fleet:
     """A job on `num_nodes` launchers of `ranks_per_node` ranks; use as a context manager.
 
     `body` runs the ranks; None: by the real command `pacekeeper launch`, which starts more slowly.
-    With a `network`, always by the command, each launcher on its own node of it. All ranks are
+    With a `network`, each launcher and its ranks are on their own node of it. All ranks are
     forked from one server that the jobs of all tests share, unless each launcher `has_own_server`,
     as those of the command have: it starts more slowly.
     """
@@ -226,23 +226,21 @@ class Launcher:
         if join_at:
             kept = ("ranks_per_node", "ring_dir", "run_dir")
             options = {"join": join_at} | {name: options[name] for name in kept}
-        if fleet.body is None or fleet.network is not None:
+        if fleet.body is None:
+            assert fleet.network is None, "the command runs on this computer's own network"
             line = [sys.executable, "-m", "pacekeeper.cli.main", "launch"]
             line += [] if join_at else ["--config", str(config_file)]
             for name, value in options.items():
                 line += [f"--{name.replace('_', '-')}", str(value)]
-            environment = dict(os.environ)
-            if fleet.network is not None:
-                line = fleet.network.command_on(node, line)
-                environment["GLOO_SOCKET_IFNAME"] = INTERFACE
             with self.log_path.open("w") as log:
-                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
+                self._process: Any = subprocess.Popen(line, stdout=log, stderr=log)
         else:
             context = server_context()
             address = "" if fleet.has_own_server else server_address()
+            keeper = fleet.network.keeper(node) if fleet.network else 0
             self._process = context.Process(
                 target=_supervise,
-                args=(fleet.config, options, fleet.body, str(self.log_path), address),
+                args=(fleet.config, options, fleet.body, str(self.log_path), address, keeper),
             )
             self._process.start()
 
@@ -278,16 +276,19 @@ class Launcher:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SaysInto:
-    """A body whose words go into its launcher's log: the server that forked it knows no log."""
+class Beside:
+    """A body on its launcher's node, whose words go into its log: the server knows neither."""
 
     log_path: str
+    keeper: int
     body: Callable[[RankSpec], None]
 
     def __call__(self, spec: RankSpec) -> None:
         log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        if self.keeper:
+            move_to(self.keeper)
         self.body(spec)
 
 
@@ -297,6 +298,7 @@ def _supervise(
     body: Callable[[RankSpec], None],
     log_path: str,
     server: str,
+    keeper: int,
 ) -> None:
     from pacekeeper.trainer.newcomer import JoinSpec, join
     from pacekeeper.trainer.node_spec import NodeSpec
@@ -304,10 +306,12 @@ def _supervise(
 
     if server:
         share_server(server)
-        body = SaysInto(log_path=log_path, body=body)
+        body = Beside(log_path=log_path, keeper=keeper, body=body)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    if keeper:
+        move_to(keeper)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started deaf (nohup)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     if "join" in options:

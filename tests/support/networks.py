@@ -3,6 +3,8 @@
 All in a user namespace of its own: nobody needs to be root, and nothing is left behind.
 """
 
+import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 INTERFACE = "eth0"
+_NAMESPACES = {"user": 0x10000000, "net": 0x40000000}  # CLONE_NEWUSER, CLONE_NEWNET
 _SWITCH = """
 set -e
 ip link add switch type bridge
@@ -51,7 +54,7 @@ class Network:
                 ["address", "add", address, "dev", INTERFACE],
                 ["link", "set", INTERFACE, "up"],
             ):
-                subprocess.run(self.command_on(node, ["ip", *words]), check=True, timeout=30.0)
+                subprocess.run(_inside(process, ["ip", *words]), check=True, timeout=30.0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,9 +65,9 @@ class Network:
     def host(self, node: int) -> str:
         return f"10.77.0.{node + 1}"
 
-    def command_on(self, node: int, line: Sequence[str]) -> list[str]:
-        """A command line that runs `line` on a node, in the process that is started with it."""
-        return _inside(self._nodes[node], line)
+    def keeper(self, node: int) -> int:
+        """The process that keeps a node, for `move_to`."""
+        return self._nodes[node].pid
 
     def cut_off(self, node: int) -> None:
         """No byte goes to or from the node any more, and no connection breaks."""
@@ -75,6 +78,17 @@ class Network:
         self._switch.stdin.write(f"{line}\n")
         self._switch.stdin.flush()
         assert _line(self._switch) == "done", line
+
+
+def move_to(keeper: int) -> None:
+    """This process, while it has one thread only, goes to the node that process `keeper` keeps."""
+    system = ctypes.CDLL(None, use_errno=True)
+    files = {name: os.open(f"/proc/{keeper}/ns/{name}", os.O_RDONLY) for name in _NAMESPACES}
+    for name, file in files.items():
+        if system.setns(file, _NAMESPACES[name]):
+            raise OSError(ctypes.get_errno(), f"can not enter the {name} namespace of {keeper}")
+        os.close(file)
+    os.environ["GLOO_SOCKET_IFNAME"] = INTERFACE
 
 
 def _start(line: list[str]) -> Process:

@@ -97,6 +97,17 @@ class Sabotage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hasty:
+    """Ranks that wait a shorter time for the notices of death that would make them a quorum."""
+
+    quorum_wait_s: float
+
+    def __call__(self, spec: RankSpec) -> None:
+        agreement.QUORUM_WAIT_S = self.quorum_wait_s
+        loop.rank_main(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Faulty:
     """Ranks that obey the fault orders in `faults_dir`, as those of the demo do."""
 
