@@ -2,11 +2,15 @@
 
 import multiprocessing
 import signal
+from collections.abc import Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 
+# The optimizer imports dynamo at its first step: here once, else in every rank.
+RANKS_NEED = ("pacekeeper.trainer.loop", "torch._dynamo")
 
-def rank_server() -> ForkServerContext:
+
+def rank_server(loaded: Sequence[str] = RANKS_NEED) -> ForkServerContext:
     """Start it, deaf to signals to end; processes made by what is returned are forked from it.
 
     Service managers, schedulers and closed terminals send them to the whole group. The ranks follow
@@ -14,8 +18,7 @@ def rank_server() -> ForkServerContext:
     in mid-step. To SIGTERM, by which the launcher asks, a rank opens its ears itself.
     """
     context = multiprocessing.get_context("forkserver")
-    # The optimizer imports dynamo at its first step: here once, else in every rank.
-    context.set_forkserver_preload(["pacekeeper.trainer.loop", "torch._dynamo"])
+    context.set_forkserver_preload(list(loaded))
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     try:
         resource_tracker.ensure_running()  # else it is started below, and that unblocks SIGTERM

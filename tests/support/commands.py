@@ -14,7 +14,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import TracebackType
 
-from support.fork_server import Handed, server_context
+from support.fork_server import Handed, hear_signals, server_context
 
 FRESH = (sys.executable, "-m", "pacekeeper.cli.main")
 PATIENCE_S = 60.0
@@ -110,6 +110,7 @@ def _run(
 ) -> None:
     from pacekeeper.cli.main import main
 
+    hear_signals()
     output.become(1)
     errors.become(2)
     os.environ.clear()

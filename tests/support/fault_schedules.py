@@ -18,6 +18,7 @@ WORLDS = ((1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (3, 2), (4, 1), (4, 2))  # nod
 PEER_TIMEOUT_S = 6.0  # a rank of eight on two busy cores may wait for seconds
 MAX_PAUSE_S = 1.0  # a rank that wakes up so soon is waited for
 LAST_STEPS = 2
+SHORT = replace(SMALL, steps=40)
 LONG = replace(SMALL, steps=90, emulated_step_s=0.05)  # newcomers need seconds to get ready
 GETS_READY_S = 2.5  # about that long
 MAX_JOINS = 2
@@ -272,7 +273,7 @@ def drawn(seed: int, number: int) -> Schedule:
         may_restart=may_restart,
     )
     config = replace(
-        LONG if may_join else SMALL,
+        LONG if may_join else SHORT,
         replicas=draw.choice((2, 2, 3)),
         dtype="float64" if may_join else draw.choice(("float64", "float64", "float32")),
         checkpoint_period_steps=draw.choice((1, 3, 5)),

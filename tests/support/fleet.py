@@ -21,13 +21,13 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
-from support.fork_server import server_address, server_context, share_server
+from support.fork_server import hear_signals, server_address, server_context, share_server
 from support.networks import Network, move_to
 
 PATIENCE_S = 90.0
 SMALL = TrainConfig(
     job="test",
-    steps=40,
+    steps=32,
     num_layers=2,
     hidden_size=16,
     num_heads=2,
@@ -312,7 +312,7 @@ def _supervise(
     os.dup2(log, 2)
     if keeper:
         move_to(keeper)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started deaf (nohup)
+    hear_signals()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
     if "join" in options:
         addresses = tuple(options.pop("join").split(","))

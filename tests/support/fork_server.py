@@ -1,20 +1,21 @@
 """One server for all processes of tests: what they import is loaded once, not in each of them.
 
-It is of the test's process: jobs, ranks and commands are forked from the same one.
+It is a launcher's, which has loaded what commands need, too: ranks, launchers and commands are all
+forked from it.
 """
 
-import multiprocessing
 import os
+import signal
 from multiprocessing import forkserver, reduction
 from multiprocessing.context import ForkServerContext
 from typing import Any
 from unittest import mock
 
-PRELOADED = [
-    # Ranks and their launchers.
-    "pacekeeper.trainer.supervisor",
-    "torch._dynamo",
-    # Commands, and what they import when they are called.
+from pacekeeper.trainer.rank_server import RANKS_NEED, rank_server
+
+LOADED = (
+    *RANKS_NEED,
+    "pacekeeper.trainer.restarts",
     "pacekeeper.cli.main",
     "pacekeeper.agent.runtime",
     "pacekeeper.controller.runtime",
@@ -24,16 +25,13 @@ PRELOADED = [
     "matplotlib.figure",
     "rich.console",
     "rich.table",
-]
+)
 
 
 def server_context() -> ForkServerContext:
     """Processes that it makes are forked from the server."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
     with mock.patch.dict(os.environ, GRPC_VERBOSITY="NONE"):  # as the commands set it, in time
-        forkserver.ensure_running()
-    return context
+        return rank_server(LOADED)
 
 
 def server_address() -> str:
@@ -47,6 +45,12 @@ def share_server(address: str) -> None:
     own: Any = forkserver._forkserver
     own._forkserver_address = address
     own.ensure_running = forkserver.ensure_running = lambda: None
+
+
+def hear_signals() -> None:
+    """In a process that is no rank: be as one that was started from a terminal."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started deaf (nohup)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGTERM})
 
 
 class Handed:
