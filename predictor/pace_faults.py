@@ -5,6 +5,7 @@ steps are put beside its own typical step, and the median over ranks is judged l
 has no peers: by its past. Pure.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import exp
 
@@ -46,8 +47,12 @@ class _Paces:
         return column_medians(self.compute[:, self.stage == stage], axis=1)
 
 
-def pace_faults(trace: Trace, *, false_alarms: float = FALSE_ALARMS) -> Verdict:
+def pace_faults(
+    trace: Trace, *, slow: Collection[int] = (), false_alarms: float = FALSE_ALARMS
+) -> Verdict:
     """Slowdowns of everybody (kind HOST, no rank) and, of all ranks of a stage (its number told).
+
+    `slow`: ranks that have findings of their own and say nothing here.
 
     Where tokens are not told, a slower job is a note: its work may have grown. A stage is judged
     beside the others, which do the same work. Each layout is judged by itself. false_alarms:
@@ -60,7 +65,9 @@ def pace_faults(trace: Trace, *, false_alarms: float = FALSE_ALARMS) -> Verdict:
     spans = [span for span in layouts_of(trace, steps) if span[1] - span[0] >= MIN_STEPS]
     last_step = int(steps[-1]) if len(steps) else 0
     for begin, end in spans:
-        paces = _paces(trace, trace.compute, steps[begin:end])
+        paces = _paces(trace, trace.compute, steps[begin:end], slow)
+        if not len(paces.stage):
+            continue
         share = false_alarms / len(spans) / 2.0
         expected, is_known = _expected(paces)
         observed = column_medians(paces.compute, axis=1)
@@ -77,8 +84,8 @@ def pace_faults(trace: Trace, *, false_alarms: float = FALSE_ALARMS) -> Verdict:
     return Verdict(troubles=tuple(troubles), what_if=None, notes=tuple(notes))
 
 
-def _paces(trace: Trace, table: ComputeTable, steps: Positions) -> _Paces:
-    stage_of = {worker.rank: worker.stage for worker in trace.workers}
+def _paces(trace: Trace, table: ComputeTable, steps: Positions, slow: Collection[int]) -> _Paces:
+    stage_of = {worker.rank: worker.stage for worker in trace.workers if worker.rank not in slow}
     kept = np.isin(table.step, steps) & np.isin(table.rank, list(stage_of))
     ranks, column = np.unique(table.rank[kept], return_inverse=True)
     row = np.searchsorted(steps, table.step[kept])

@@ -35,7 +35,8 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
         slow = rank_faults(trace)
         named = {(trouble.kind, trouble.rank) for trouble in (*slow, *inputs)}
         late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
-        together = pace_faults(trace)
+        ranks = {trouble.rank for trouble in slow if trouble.rank is not None}
+        together = pace_faults(trace, slow=ranks)
         troubles += [*with_causes(trace, [*slow, *late]), *together.troubles]
         notes += together.notes
     elif trace.steps is not None:
