@@ -105,12 +105,13 @@ def _fastest(view: View, now: _Now, search: Search) -> Decision:
         gain_s = current_s - price.step_s
         cost_s = now.pricing.cost_s(layout)
         value_s = gain_s * config.horizon_steps - cost_s
-        # A higher rung must be worth the disturbance of moving state: 1 % of the step at least, and
-        # more than what the shares in it would bring alone, whoever refused these.
+        # A higher rung must be worth the disturbance of moving state: 1 % of a step of the best so
+        # far, and more than what the shares in it would bring alone, whoever refused these.
         to_beat_s = max(best_value_s, shares_value_s) if rung in COSTLY else best_value_s
         if rung not in COSTLY:
             shares_value_s = max(shares_value_s, value_s)
-        margin_s = WORTH_MORE * current_s * config.horizon_steps * bool(to_beat_s)
+        step_s = best.planned_step_s if best.layout is not None else current_s
+        margin_s = WORTH_MORE * step_s * config.horizon_steps * bool(to_beat_s)
         waits = _why_wait(view, now, candidate, gain_s=gain_s, cost_s=cost_s)
         if value_s <= to_beat_s + margin_s or waits is not None:
             if best.layout is None and gain_s > WORTH_SAYING * current_s and waits != "":

@@ -16,7 +16,6 @@ from pacekeeper.core.findings import Decision, FindingKind, Rung
 from pacekeeper.core.layout import Layout
 
 MEASURED_STEPS = 5  # whose median is the measured step
-LEAST_STEPS = 3  # of the job without the plan, or nothing is promised
 JUDGED_STEPS = 10  # under the plan before it is judged: the first ones warm caches
 SLOWER = 1.1  # a slow rank that is slower by this factor since is another case
 
@@ -29,13 +28,11 @@ def made(job: JobState, layout: Layout) -> Promise | None:
     if decision.rung in (Rung.RETURN_HOME, Rung.ROLL_BACK):
         return None
     gain_s = decision.current_step_s - decision.planned_step_s
-    slow_steps = steps_since_onset(job)
-    count = MEASURED_STEPS if slow_steps is None else min(slow_steps, MEASURED_STEPS)
-    measured_s = job.recent_step_s[-count:]
-    if gain_s <= 0.0 or len(measured_s) < LEAST_STEPS:
+    measured_s = measured_steps_s(job)
+    if gain_s <= 0.0 or not measured_s:
         return None
-    # Steps of before the fault say nothing of the job without the plan.
-    before_s = max(median(measured_s), decision.current_step_s)
+    # In doubt for the plan: a fault may begin in the middle of a step.
+    before_s = max(*measured_s, decision.current_step_s)
     return Promise(
         plan=layout,
         rung=decision.rung,
@@ -44,6 +41,15 @@ def made(job: JobState, layout: Layout) -> Promise | None:
         planned_s=before_s - gain_s,
         slow=dict(job.evidence.slow),
     )
+
+
+def measured_steps_s(job: JobState) -> tuple[float, ...]:
+    """The newest steps under the present layout, none of before the newest fault: those say nothing
+    of a job with it.
+    """
+    slow_steps = steps_since_onset(job)
+    count = MEASURED_STEPS if slow_steps is None else max(1, min(slow_steps, MEASURED_STEPS))
+    return job.recent_step_s[-count:]
 
 
 def steps_since_onset(job: JobState) -> int | None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import probing
 from pacekeeper.controller.policy_view import RankTime, View
-from pacekeeper.controller.promises import MEASURED_STEPS, steps_since_onset
+from pacekeeper.controller.promises import measured_steps_s, steps_since_onset
 from pacekeeper.controller.roles import peers
 from pacekeeper.controller.state import JobState
 from pacekeeper.predictor.detector_state import microbatches_per_step
@@ -17,7 +17,7 @@ def view_of(job: JobState, now_s: float) -> View:
     """Of a job that runs a known layout and whose ranks have told of their model and loads."""
     layout, shape = job.layout, job.shape
     assert layout is not None and shape is not None, "actionable"
-    measured = job.recent_step_s[-MEASURED_STEPS:]
+    measured = measured_steps_s(job)
     step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
     evidences = [known.evidence for known in peers(job, layout.ranks)]
     view = View(

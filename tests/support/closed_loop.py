@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from pacekeeper.controller.steps import is_same_work
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from support.paper_cluster import PaperCluster
 
@@ -21,4 +22,4 @@ def until(cluster: PaperCluster, holds: Callable[[], bool]) -> None:
 def is_home(cluster: PaperCluster) -> bool:
     """Does everybody hold and compute what the first layout gave it?"""
     here, first = cluster.layout, cluster.first_layout
-    return (here.experts, here.batch_shares) == (first.experts, first.batch_shares)
+    return is_same_work(here, first)

@@ -32,7 +32,6 @@ from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout, apportion, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (
-    ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
     RankExitRecord,
@@ -42,6 +41,7 @@ from pacekeeper.core.records import (
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from support.paper_work import counted_loads, held_part, pipelined_s
 
 JOB = "paper"
 NODES = {"node-0": (0, 1), "node-1": (2, 3)}
@@ -69,6 +69,7 @@ class PaperCluster:
     """`loss`: share of reports that the network mistreats; `offer_loss`: of commands it drops.
 
     With several micro-batches a step has as many times the rows, as gradient accumulation does.
+    With stages, or tensor groups, ranks say which part of the model's dense work they hold.
     """
 
     seed: int
@@ -77,6 +78,9 @@ class PaperCluster:
     offer_loss: float = 0.0
     noise: float = 0.02
     num_microbatches: int = 1
+    num_layers: int = SHAPE.num_layers
+    num_stages: int = 1
+    tensor_size: int = 1
     speeds: dict[int, float] = field(default_factory=dict)
     on_advance: Callable[[Event, float, tuple[Command, ...], State], None] | None = None
     now_s: float = 100.0
@@ -84,13 +88,17 @@ class PaperCluster:
     def __post_init__(self) -> None:
         self.dice = Random(self.seed)
         self.random = np.random.default_rng(self.seed)
-        self.shape = replace(SHAPE, rows_per_step=SHAPE.rows_per_step * self.num_microbatches)
+        rows = SHAPE.rows_per_step * self.num_microbatches
+        self.shape = replace(SHAPE, rows_per_step=rows, num_layers=self.num_layers)
         self.layout = even_layout(
             ranks=range(4),
-            num_layers=SHAPE.num_layers,
+            num_layers=self.num_layers,
             num_experts=SHAPE.num_experts,
             replicas=2,
             domain_of=NODE_OF,
+            num_virtual_shards=1 if self.tensor_size == 1 else 8,
+            num_stages=self.num_stages,
+            tensor_size=self.tensor_size,
         )
         self.first_layout = self.layout
         self.applied = [self.layout]  # every layout the job ever ran
@@ -203,12 +211,12 @@ class PaperCluster:
         loads = self._loads()
         work: dict[int, list[MicroBatchRecord]] = {rank: [] for rank in self.living}
         for rank in self.living:
-            rows = self.layout.rows_of(self.shape.rows_per_step)[rank]
+            rows = self.layout.rows_of(self.shape.rows_per_step)[self.layout.batch_rank(rank)]
             parts = apportion(rows, [1.0 / self.num_microbatches] * self.num_microbatches)
             for micro_batch, part in enumerate(parts):
                 work[rank].append(self._compute(rank, micro_batch, part, loads))
         compute_s = {rank: sum(r.compute_s for r in done) for rank, done in work.items()}
-        duration_s = max(compute_s.values()) + 0.03
+        duration_s = pipelined_s(self.layout, compute_s, self.num_microbatches) + 0.03
         # Each micro-batch is reported when it is over: a report may hold a part of a step.
         for micro_batch in range(self.num_microbatches):
             self._let_pass(duration_s / self.num_microbatches)
@@ -230,7 +238,8 @@ class PaperCluster:
                 mine = sum(host.share for host in hosts if host.rank == rank)
                 expert_rows += mine * load / self.num_microbatches
                 active += mine > 0.0
-        work = np.array([1.0, tokens, squares, round(expert_rows), active])
+        part = held_part(self.layout, rank)
+        work = np.array([1.0, part * tokens, part * squares, round(expert_rows), active])
         took_s = float(work @ COEFFICIENTS) / self.speeds.get(rank, 1.0)
         took_s *= float(self.random.lognormal(0.0, self.noise))
         return MicroBatchRecord(
@@ -243,22 +252,12 @@ class PaperCluster:
             sum_len_squared=squares,
             expert_rows=round(expert_rows),
             num_active_experts=active,
+            tensor_share=part,
         )
 
     def _end(self, rank: int, duration_s: float, loads: list[list[float]]) -> tuple[Record, ...]:
         """What a rank says when a step is over: its share of the loads, and that it is."""
-        share = self.layout.rows_of(self.shape.rows_per_step)[rank] / self.shape.rows_per_step
-        counted = [
-            ExpertLoadRecord(
-                rank=rank,
-                step=self.step,
-                generation=self.layout.generation,
-                layer=layer,
-                first_expert=0,
-                counts=tuple(round(load * share) for load in layer_loads),
-            )
-            for layer, layer_loads in enumerate(loads)
-        ]
+        counted = counted_loads(self.layout, rank, self.step, loads, self.shape.rows_per_step)
         end = StepRecord(
             rank=rank,
             step=self.step,
@@ -273,7 +272,7 @@ class PaperCluster:
         """Token rows per layer and expert: hot ones stay hot, and noise."""
         total = self.shape.rows_per_step * ROW_TOKENS * SHAPE.experts_per_token
         loads = []
-        for layer in range(SHAPE.num_layers):
+        for layer in range(self.num_layers):
             weights = np.array([1.0 + 0.2 * ((e + layer) % 3) for e in range(SHAPE.num_experts)])
             weights = weights * self.random.lognormal(0.0, 0.05, SHAPE.num_experts)
             loads.append((weights / weights.sum() * total).tolist())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from pacekeeper.controller.policy_view import RankTime, View
-from pacekeeper.core.layout import Host, Layout, ShardRun, Stage, apportion
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.forecast import Workload
 
@@ -19,41 +19,20 @@ def staged_layout(
     experts: int = 4,
     generation: int = 5,
 ) -> Layout:
-    """Even shards, rows and layers; each expert on two ranks of its stage (or on the only one).
+    """As a job starts; each expert on two ranks of its stage, or on the only one.
 
-    Rank = tensor + T * (data + D * stage).
+    Rank = tensor + T * (stage + S * data).
     """
-    counts = apportion(NUM_SHARDS, [1.0] * tensor)
-    ends = [sum(counts[: at + 1]) for at in range(tensor)]
-    cuts = [0]
-    for count in apportion(layers, [1.0] * stages):
-        cuts.append(cuts[-1] + count)
-    found = []
-    for stage in range(stages):
-        groups = tuple(
-            tuple(
-                ShardRun(tensor * (at + data * stage) + i, ends[i] - counts[i], ends[i])
-                for i in range(tensor)
-            )
-            for at in range(data)
-        )
-        found.append(Stage(first_layer=cuts[stage], end_layer=cuts[stage + 1], groups=groups))
-    hosts = []
-    for layer in range(layers):
-        ranks = found[next(s for s in range(stages) if layer < cuts[s + 1])].ranks
-        hosts.append(tuple(_hosts(ranks, expert + layer) for expert in range(experts)))
-    return Layout(
-        generation=generation,
+    return even_layout(
+        ranks=range(stages * data * tensor),
+        num_layers=layers,
+        num_experts=experts,
+        replicas=min(2, data * tensor),
         num_virtual_shards=NUM_SHARDS,
-        stages=tuple(found),
-        experts=tuple(hosts),
-        batch_shares=tuple((tensor * at, 1.0 / data) for at in range(data)),
+        num_stages=stages,
+        tensor_size=tensor,
+        generation=generation,
     )
-
-
-def _hosts(ranks: tuple[int, ...], turn: int) -> tuple[Host, ...]:
-    on = sorted({ranks[turn % len(ranks)], ranks[(turn + len(ranks) // 2) % len(ranks)]})
-    return tuple(Host(rank, 1.0 / len(on)) for rank in on)
 
 
 def work_of(layout: Layout, *, layer_s: float = 1.6, experts_s: float = 0.8) -> dict[int, RankTime]:

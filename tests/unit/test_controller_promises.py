@@ -8,6 +8,7 @@ from pacekeeper.controller import move_costs, promises
 from pacekeeper.controller.events import SaveDecision, SaveIncident
 from pacekeeper.controller.move_costs import MoveCosts, costs_of
 from pacekeeper.controller.state import Move, Promise
+from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import Layout
@@ -24,11 +25,11 @@ def lasting(duration_s: float, records: list[Record]) -> list[Record]:
 
 
 def under_plan() -> Driver:
-    """Rank 2 is slow; a plan for it came into force after three slow steps or more."""
+    """Rank 2 is slow; a plan for it came into force after some slow steps."""
     driver = with_plan()
     plan = driver.job.desired
     assert plan is not None
-    for _ in range(promises.LEAST_STEPS):
+    for _ in range(3):
         driver.report(*step(driver.job.step + 1, slow=2))
     assert driver.job.desired == plan, "nobody has taken it yet"
     driver.report(*applied(plan))
@@ -123,16 +124,21 @@ def test_where_a_rank_is_slower_by_now_nothing_is_judged() -> None:
     assert judged.promise is None and not said
 
 
-def test_steps_of_before_the_fault_promise_nothing() -> None:
-    driver = with_plan()
-    plan = driver.job.desired
-    assert plan is not None
+def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> None:
+    job = with_plan().job
+    plan, decision = job.desired, job.last_decision
+    assert plan is not None and decision is not None
     incidents = tuple(
-        replace(i, finding=replace(i.finding, onset_step=driver.job.step - 1))
-        for i in driver.job.incidents
+        replace(i, finding=replace(i.finding, onset_step=job.step - 1)) for i in job.incidents
     )
-    assert promises.made(replace(driver.job, incidents=incidents), plan) is None
-    assert promises.made(driver.job, replace(plan, generation=9)) is None, "not ours"
+    job = replace(job, incidents=incidents, recent_step_s=(9.0, 9.0, 9.0, 0.2, 0.25))
+    promise = promises.made(job, plan)
+    assert promise is not None and promise.before_s == 0.25
+    gain_s = decision.current_step_s - decision.planned_step_s
+    assert promise.planned_s == pytest.approx(0.25 - gain_s)
+    assert view_of(job, 0.0).step_s == 0.25
+    assert promises.made(replace(job, recent_step_s=()), plan) is None, "not measured"
+    assert promises.made(job, replace(plan, generation=9)) is None, "not ours"
 
 
 def told(rank: int, layout: Layout, *, duration_s: float, moved_bytes: int) -> PlanAppliedRecord:

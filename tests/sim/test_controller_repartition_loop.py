@@ -1,0 +1,50 @@
+"""The closed loop of a job with stages and tensor groups, in virtual time over a bad network."""
+
+from itertools import pairwise
+from statistics import mean
+
+import pytest
+
+from pacekeeper.core.findings import FindingKind
+from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
+from support.paper_cluster import PaperCluster
+
+
+@pytest.mark.parametrize(("seed", "stages", "tensor"), [(0, 1, 2), (1, 2, 1), (2, 2, 1), (3, 2, 2)])
+def test_a_slow_rank_gives_shards_or_layers_away_and_gets_them_back(
+    seed: int, stages: int, tensor: int
+) -> None:
+    cluster = PaperCluster(
+        seed=seed,
+        config=CONFIG,
+        loss=0.2,
+        offer_loss=0.3,
+        num_microbatches=4,
+        num_layers=8,
+        num_stages=stages,
+        tensor_size=tensor,
+    )
+    victim = seed % 4
+    cluster.run(2 * WARM_STEPS)
+    healthy_s = mean(cluster.step_s[-10:])
+    assert not cluster.faults and len(cluster.applied) == 1
+
+    cluster.speeds[victim] = 0.5
+    until(cluster, lambda: cluster.layout.stages != cluster.first_layout.stages)
+    slow_s = max(cluster.step_s[2 * WARM_STEPS :])
+    cluster.run(WARM_STEPS)
+    (found,) = cluster.faults.values()
+    assert (found.finding.kind, found.finding.rank) == (FindingKind.DEVICE, victim)
+    relieved_s = mean(cluster.step_s[-10:])
+    # Nothing done, every step would wait for half a rank's pace; an eighth of all speed is lost.
+    assert relieved_s < healthy_s + 0.6 * (slow_s - healthy_s)
+
+    cluster.speeds.clear()
+    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
+    cluster.run(WARM_STEPS)
+    assert is_home(cluster)
+    assert mean(cluster.step_s[-10:]) == pytest.approx(healthy_s, rel=0.05)
+    (closed,) = cluster.faults.values()
+    assert closed.finding.rank == victim
+    assert any(" brings " in action for action in closed.actions)
+    assert all(a.generation < b.generation for a, b in pairwise(cluster.applied))
