@@ -50,6 +50,8 @@ def _why_over(job: JobState, now_s: float) -> str:
     over = job.desired_for - job.evidence.slow.keys()
     if over:
         return f"ranks {sorted(over)}, for which it was made, are slow no more"
+    if job.evidence.slow and not job.desired_for:  # as the way home, or better shares for all
+        return f"made for no one slow, and ranks {sorted(job.evidence.slow)} are"
     if now_s - job.offered_s > OFFER_LIFE_S:
         return f"not taken for {OFFER_LIFE_S:.0f} s"
     return ""

@@ -13,7 +13,7 @@ from pacekeeper.controller.events import (
 )
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import FindingKind, Watch
+from pacekeeper.core.findings import FindingKind, Rung, Watch
 from pacekeeper.core.records import EXIT_UNSEEN
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
@@ -103,6 +103,25 @@ class TestOffers:
         driver.tick(0.2)
         assert "given up: ranks died meanwhile" in driver.texts
         assert driver.job.desired is None
+
+    def test_the_way_home_is_given_up_when_a_rank_is_slow_again(self) -> None:
+        """Nobody has taken it yet; it would give that rank its full part."""
+        driver = with_plan()
+        plan = driver.job.desired
+        assert plan is not None
+        driver.report(*applied(plan))
+        first = driver.job.step + 1
+        while driver.job.desired is None:
+            assert driver.job.step < first + 40
+            driver.report(*step(driver.job.step + 1, generation=plan.generation))
+            driver.tick(0.2)
+        assert driver.job.last_decision is not None
+        assert driver.job.last_decision.rung is Rung.RETURN_HOME
+        while not driver.job.evidence.slow:
+            assert driver.job.step < first + 80
+            driver.report(*step(driver.job.step + 1, slow=2, generation=plan.generation))
+        driver.tick(0.2)
+        assert "given up: made for no one slow, and ranks [2] are" in driver.texts
 
     def test_plans_keep_their_distance(self) -> None:
         rare = replace(QUICK, policy=PolicyConfig(min_steps_between_plans=20))
