@@ -152,6 +152,8 @@ def placement_deviations(seeds: range) -> Deviations:
         decision = decide(_view(job, first, parts, sight.slow), PolicyConfig())
         layout = decision.layout or first
         told_s = decision.planned_step_s if decision.layout else decision.current_step_s
+        if not told_s:  # so many are slow that a person must look: nothing is forecast
+            continue
         later = parts * np.exp(draw.normal(0.0, DRIFT, parts.shape))
         later /= later.sum(axis=1, keepdims=True)
         for name, loads in zip(found, (parts, later), strict=True):

@@ -12,7 +12,7 @@ from pacekeeper.simulator.sim_policy import Use
 from pacekeeper.simulator.sim_summary import Summary, mean_pace, rates
 from pacekeeper.simulator.simulate import Outcome
 
-NUM_WINDOWS = 120
+NUM_WINDOWS = 80
 LABELLED = 0.035  # of the time: a smaller part has no room for its number
 # Colour-blind safe (Okabe and Ito); policies in their order.
 POLICY_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
@@ -30,27 +30,35 @@ def colour_of(place: int) -> str:
 
 
 def rate_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str:
-    """Above: each policy's mean over seeds, in a band of all; grey: the limit. Below: nodes."""
-    figure, (rate, nodes) = _figure(6.0, (3, 1))
+    """Means over seeds. Above: throughput of each policy; grey: the limit. In the middle: samples
+    that count, in a band of all seeds. Below: nodes of the first seed.
+    """
+    figure, (rate, total, nodes) = _figure(8.0, (5, 5, 2))
     outcomes = next(iter(found.values()))
-    unit_s, unit = unit_of(outcomes[0].duration_s)
+    end_s = outcomes[0].duration_s
+    unit_s, unit = unit_of(end_s)
     histories = [known.history(outcome.seed) for outcome in outcomes]
     pace = np.mean([mean_pace(history, NUM_WINDOWS) for history in histories], axis=0)
-    times = [at_s / unit_s for at_s, _ in rates(outcomes[0], NUM_WINDOWS)]
+    times = np.array([at_s for at_s, _ in rates(outcomes[0], NUM_WINDOWS)]) / unit_s
     rate.fill_between(
-        times, pace * known.job.samples_per_node_s, color="#eeeeee", lw=0, label="limit"
+        times, pace * known.job.samples_per_node_s, color="#ececec", lw=0, step="mid", label="limit"
     )
+    moments = np.linspace(0.0, end_s, 4 * NUM_WINDOWS)
     for at, (name, of_policy) in enumerate(found.items()):
         each = np.array([[r for _, r in rates(o, NUM_WINDOWS)] for o in of_policy])
-        rate.plot(times, each.mean(axis=0), color=colour_of(at), label=_plain(name), lw=1.4)
-        if len(each) > 1:
-            ends = each.min(axis=0), each.max(axis=0)
-            rate.fill_between(times, *ends, color=colour_of(at), alpha=0.15, lw=0)
+        rate.plot(times, each.mean(axis=0), color=colour_of(at), label=_plain(name), lw=1.5)
+        counted = np.array([np.interp(moments, *zip(*o.points, strict=True)) for o in of_policy])
+        ends = counted.min(axis=0), counted.max(axis=0)
+        total.plot(moments / unit_s, counted.mean(axis=0), color=colour_of(at), lw=1.5)
+        total.fill_between(moments / unit_s, *ends, color=colour_of(at), alpha=0.15, lw=0)
     rate.set_ylim(bottom=0)
     rate.set_ylabel("samples/s")
-    rate.legend(loc="upper center", bbox_to_anchor=(0.5, 1.12), ncols=8, frameon=False)
-    there = [(0.0, 0), *histories[0].num_there(), (histories[0].duration_s, 0)]
-    there[-1] = there[-1][0], there[-2][1]
+    rate.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=8, frameon=False)
+    total.set_ylim(bottom=0)
+    total.set_ylabel("samples that count")
+    total.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
+    there = [(0.0, 0), *histories[0].num_there()]
+    there.append((end_s, there[-1][1]))
     nodes.step(
         [at_s / unit_s for at_s, _ in there],
         [number for _, number in there],
@@ -59,7 +67,7 @@ def rate_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str
     nodes.set_ylim(bottom=0)
     nodes.set_ylabel("nodes" if len(histories) == 1 else f"nodes,\nseed {outcomes[0].seed}")
     nodes.set_xlabel(unit)
-    nodes.set_xlim(0.0, outcomes[0].duration_s / unit_s)
+    nodes.set_xlim(0.0, end_s / unit_s)
     return inline_png(figure, dpi=130)
 
 

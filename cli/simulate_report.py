@@ -32,7 +32,6 @@ def write_report(
         notes="".join(f"<p>{html.escape(note)}</p>" for note in notes),
         goodput=_table(HEADS, [_with_colour(at, cells_of(row)) for at, row in enumerate(rows)]),
         rate=rate_picture(known, found),
-        band="the band: all seeds, the line: " if len(outcomes) > 1 else "",
         spent=spent_picture(rows),
         parts=_table(
             ("", *(row.policy for row in rows)),
@@ -107,8 +106,9 @@ details {{ margin: .4em 0; }} summary {{ cursor: pointer; }}
 interval over seeds. "Of the first": over those of the first policy, seed by seed. "Of the limit":
 over those of all nodes that are there, at the speeds they have, at full pace all the time.</p>
 {goodput}
-<h2>Throughput over time</h2><p>What was trained, also what was lost later ({band}the mean of a
-window). Grey: the limit.</p>
+<h2>Throughput over time</h2><p>Above: what was trained in each window, also what was lost later;
+grey: the limit. Below it: the samples that still counted at each moment; the band holds all
+seeds.</p>
 <img alt="Throughput over time" src="{rate}">
 <h2>Where the time went</h2><img alt="Where the time went" src="{spent}">{parts}
 <h2>What each policy did, seed {first}</h2>{answers}</body></html>

@@ -5,7 +5,7 @@ copies of some expert; the model is lost where the failed nodes contain one, of 
 the kill sets of all layers are united: layers that share them cost nothing more (research 1.5).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb, expm1, log1p, sqrt
 
@@ -16,6 +16,8 @@ FEW = 3  # losses that have a closed form, whatever the kill sets
 DENSE_NODES = 16  # up to here all sets of failed nodes are looked at, as bits of one index
 MAX_BRANCHES = 20_000  # of the exact count; beyond it is sampled
 SETS_AT_ONCE = 4  # that take as long as a branch itself
+NODES_AT_ONCE = 32  # of all sets together, likewise: sets of hundreds of nodes are slow to part
+NEGLIGIBLE = 1e-30  # a probability of loss: no plan's price tells it from a smaller one
 NUM_SAMPLES = 4096  # orders in which nodes fail: one order serves every number of losses
 SAMPLES_AT_ONCE = 256
 SEED_STRIDE = 0x632BE59BD9B4E019  # odd: another stretch of the counter for every seed
@@ -110,19 +112,22 @@ def survival_bound(num_nodes: int, num_losses: int, least_hosts: int) -> float:
 def loss_probability(killers: Sequence[KillSet], probabilities: Mapping[int, float]) -> float:
     """How likely the model is lost where nodes fail independently, each with its probability.
 
-    Exact, also where it is tiny: only positive terms are added. Where that takes too long, the sum
-    over all kill sets, which is never below it. Raises ValueError for a node without probability.
+    Exact, also where it is tiny: only positive terms are added. Where that takes too long, or the
+    result is NEGLIGIBLE, the sum over all kill sets, which is never below it. Raises ValueError for
+    a node without probability.
     """
     missing = {node for killer in killers for node in killer} - set(probabilities)
     if missing:
         raise ValueError(f"nodes {sorted(missing)} have no failure probability")
     if any(not 0.0 <= p <= 1.0 for p in probabilities.values()):
         raise ValueError("failure probabilities must lie in 0 to 1")
-    budget = _Budget()
+    bound = min(1.0, union_bound(killers, probabilities))
+    if bound < NEGLIGIBLE:
+        return bound
     try:
-        return _loss(frozenset(killers), probabilities, {}, budget)
+        return _loss(frozenset(killers), probabilities, {}, _Budget())
     except _TooManyBranches:
-        return min(1.0, union_bound(killers, probabilities))
+        return bound
 
 
 def union_bound(killers: Iterable[KillSet], probabilities: Mapping[int, float]) -> float:
@@ -131,13 +136,14 @@ def union_bound(killers: Iterable[KillSet], probabilities: Mapping[int, float]) 
 
 
 class _Budget:
-    """How many branches may still be opened; those of many kill sets count for more."""
+    """How many branches may still be opened; those of many or large kill sets count for more."""
 
     def __init__(self) -> None:
         self.left = MAX_BRANCHES
 
-    def spend(self, num_sets: int) -> None:
-        self.left -= 1 + num_sets // SETS_AT_ONCE
+    def spend(self, killers: Collection[KillSet]) -> None:
+        num_nodes = sum(map(len, killers))
+        self.left -= 1 + max(len(killers) // SETS_AT_ONCE, num_nodes // NODES_AT_ONCE)
         if self.left < 0:
             raise _TooManyBranches
 
@@ -178,7 +184,7 @@ def _count(
             inside = _choices(len(nodes))
             inside[-1] = 0
         else:
-            budget.spend(len(part))
+            budget.spend(part)
             node = _most_shared(part)
             lives, fails = _branches(part, node)
             alive = _times(
@@ -209,7 +215,7 @@ def _loss(
         if len(part) == 1:
             lost = float(np.prod([probabilities[node] for node in next(iter(part))]))
         else:
-            budget.spend(len(part))
+            budget.spend(part)
             node = _most_shared(part)
             lives, fails = _branches(part, node)
             p = probabilities[node]

@@ -9,7 +9,6 @@ from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.simulator.scenario import read_scenario
 from support.commands import pacekeeper
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SCENARIO = """
 [scenario]
 seeds = 2
@@ -66,12 +65,6 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
         assert row["answers"][0]["cause"] == "start"
     again = pacekeeper("simulate", str(scenario), "--json", "--seeds", "1")
     assert again.stdout == done.stdout
-
-
-def test_the_example_that_needs_no_data_is_a_scenario() -> None:
-    known = read_scenario(EXAMPLES / "simulate_faults.toml")
-    assert list(known.policies) == ["checkpoint", "lazarus", "pacekeeper"]
-    assert known.history(0) == known.history(0) != known.history(1)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,14 @@
 import pytest
 
 from pacekeeper.controller import survival as module
-from pacekeeper.controller.survival import kill_sets, loss_probability, survival, survival_bound
+from pacekeeper.controller.survival import (
+    NEGLIGIBLE,
+    kill_sets,
+    loss_probability,
+    survival,
+    survival_bound,
+    union_bound,
+)
 
 
 def test_segments_of_their_own_are_counted_exactly_at_any_size() -> None:
@@ -72,3 +79,13 @@ def test_an_expert_without_host_and_unknown_nodes_are_refused() -> None:
         loss_probability(kill_sets([(0, 1)]), {0: 0.5})
     with pytest.raises(ValueError, match="0 to 1"):
         loss_probability(kill_sets([(0,)]), {0: 1.5})
+
+
+def test_sets_of_hundreds_of_nodes_are_as_good_as_never_lost_and_told_as_their_sum() -> None:
+    killers = [frozenset(range(first, first + 300)) for first in range(16)]
+    risk = dict.fromkeys(range(400), 0.13)
+    assert loss_probability(killers, risk) == union_bound(killers, risk) < NEGLIGIBLE
+    # What is not negligible is counted: the sum would be far above it.
+    near = [frozenset({*range(12), 12 + at}) for at in range(20)]
+    exact = 0.5**12 * (1.0 - 0.5**20)
+    assert loss_probability(near, dict.fromkeys(range(32), 0.5)) == pytest.approx(exact)

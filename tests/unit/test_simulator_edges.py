@@ -19,6 +19,7 @@ from pacekeeper.simulator.simulate import Outcome, simulate
 from support.scenarios import small_tables, written
 from support.sim_jobs import EXACT, small_job
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 POLICIES: tuple[Policy, ...] = (
     Restarting(group_size=1, checkpoint_steps=None, costs=EXACT),
     Restarting(group_size=1, checkpoint_steps=3, costs=EXACT),
@@ -156,6 +157,14 @@ def test_a_node_that_is_mended_as_the_next_fault_happens_is_not_hit() -> None:
     rule = FaultRule(kinds=(FaultKind.STOP,), every_s=10.0, mended_after_s=10.0)
     history = drawn_history(rule, num_nodes=1, duration_s=50.0, seed=0)
     assert [change.at_s for change in history.changes] == [0.0, 10.0, 20.0, 30.0, 40.0]
+
+
+@pytest.mark.parametrize("name", ["faults", "servers", "spot_nodes"])
+def test_an_example_that_needs_no_data_is_a_scenario(name: str) -> None:
+    known = read_scenario(EXAMPLES / f"simulate_{name}.toml")
+    assert {"checkpoint", "lazarus", "pacekeeper"} <= known.policies.keys()
+    first, again, other = (known.history(seed) for seed in (0, 0, 1))
+    assert first == again != other
 
 
 def test_a_seed_is_played_alike_whatever_else_is_played(tmp_path: Path) -> None:

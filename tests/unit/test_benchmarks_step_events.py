@@ -1,0 +1,84 @@
+"""Steps played rank by rank and layer by layer: what a planner forecasts is held against them."""
+
+from dataclasses import replace
+
+import pytest
+from benchmarks.forecast_error import BAR, LINKS, figures, random_problem
+from benchmarks.step_events import event_step_s
+
+from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_problem import Device, LayerCost, ModelCost, Problem
+from pacekeeper.core.layout import ShardRun
+
+LAYER = LayerCost(
+    attention_s=1.0, mlp_s=2.0, replicated_s=0.5, attention_bytes=1.0, mlp_bytes=1.0,
+    activation_bytes=1.0,
+)  # fmt: skip
+
+
+def problem_of(model: ModelCost, *pipelines: Pipeline, speeds: tuple[float, ...]) -> Problem:
+    devices = tuple(
+        Device(rank=rank, node=0, memory_bytes=1e9, speed=speed)
+        for rank, speed in enumerate(speeds)
+    )
+    home = Partition(pipelines=pipelines)
+    return Problem(model=model, devices=devices, links=LINKS, home=home)
+
+
+def cell(first: int, end: int, *ranks: int) -> Cell:
+    runs = tuple(ShardRun(rank, at, at + 1) for at, rank in enumerate(ranks))
+    return Cell(first_layer=first, end_layer=end, attention=runs, mlp=runs)
+
+
+def test_one_device_computes_one_layer_after_the_other() -> None:
+    model = ModelCost(
+        layers=(LAYER, LAYER), num_attention_shards=1, num_mlp_shards=1, boundary_bytes=1.0,
+        head_s=1.0, launch_s=0.25,
+    )  # fmt: skip
+    pipeline = Pipeline(cells=(cell(0, 2, 0),), micro_batches=(3, 1))
+    problem = problem_of(model, pipeline, speeds=(0.5,))
+    # Four rows of 2 x 3.5 and the head at half speed, launches at full; backwards take twice.
+    assert event_step_s(problem.home, problem) == pytest.approx(3 * (4 * 8.0 / 0.5 + 2 * 2 * 0.25))
+
+
+def test_a_tensor_group_waits_for_its_slowest_rank_twice_in_a_layer() -> None:
+    model = ModelCost(layers=(LAYER,), num_attention_shards=2, num_mlp_shards=2, boundary_bytes=0.0)
+    pipeline = Pipeline(cells=(cell(0, 1, 0, 1),), micro_batches=(1,))
+    problem = problem_of(model, pipeline, speeds=(1.0, 0.5))
+    sums_s = 2 * 2 * 2 * LINKS.inside_latency_s
+    taken_s = 3 * ((0.25 + 0.5) / 0.5 + (0.25 + 1.0) / 0.5) + sums_s
+    assert event_step_s(problem.home, problem) == pytest.approx(taken_s)
+
+
+def test_pipelines_that_share_experts_wait_for_each_other_in_every_layer() -> None:
+    layer = replace(LAYER, expert_s=4.0)
+    model = ModelCost(
+        layers=(layer,), num_attention_shards=1, num_mlp_shards=1, boundary_bytes=0.0,
+        gradient_share=0.0,
+    )  # fmt: skip
+    pipelines = [
+        Pipeline(cells=(cell(0, 1, rank),), micro_batches=rows, expert_group=0)
+        for rank, rows in enumerate(((2, 1), (1, 2)))
+    ]
+    problem = problem_of(model, *pipelines, speeds=(1.0, 1.0))
+    # In both micro-batches one of them has two rows; experts compute all three on two devices.
+    sync_s = 2.0 * LINKS.inside_latency_s
+    assert event_step_s(problem.home, problem) == pytest.approx(
+        2 * 3 * (2 * 3.5 + 3 * 4.0 / 2) + sync_s
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_even_shards_the_planners_price_is_what_is_played(seed: int) -> None:
+    problem = random_problem(seed)
+    told_s = price(problem.home, problem).step_s
+    assert told_s == pytest.approx(event_step_s(problem.home, problem), rel=1e-9)
+    jittered_s = event_step_s(problem.home, problem, jitter=0.05, seed=1)
+    assert jittered_s == event_step_s(problem.home, problem, jitter=0.05, seed=1) != told_s
+
+
+def test_deviations_count_by_their_size() -> None:
+    row = figures({"x": [0.01, -0.01, 0.0, -0.03]})["x"]
+    assert (row["cases"], row["median"], row["most"]) == (4, 0.01, 0.03)
+    assert row["mean"] == pytest.approx(-0.0075) and row["p95"] > BAR
