@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from pacekeeper.cli.pictures import inline_png
 from pacekeeper.cli.simulate_print import unit_of, uses_of
@@ -11,6 +12,8 @@ from pacekeeper.simulator.scenario import Scenario
 from pacekeeper.simulator.sim_policy import Use
 from pacekeeper.simulator.sim_summary import Summary, mean_pace, rates
 from pacekeeper.simulator.simulate import Outcome
+
+Array = npt.NDArray[np.float64]
 
 NUM_WINDOWS = 80
 LABELLED = 0.035  # of the time: a smaller part has no room for its number
@@ -47,7 +50,7 @@ def rate_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str
     for at, (name, of_policy) in enumerate(found.items()):
         each = np.array([[r for _, r in rates(o, NUM_WINDOWS)] for o in of_policy])
         rate.plot(times, each.mean(axis=0), color=colour_of(at), label=_plain(name), lw=1.5)
-        counted = np.array([np.interp(moments, *zip(*o.points, strict=True)) for o in of_policy])
+        counted = np.array([_counted(outcome, moments) for outcome in of_policy])
         ends = counted.min(axis=0), counted.max(axis=0)
         total.plot(moments / unit_s, counted.mean(axis=0), color=colour_of(at), lw=1.5)
         total.fill_between(moments / unit_s, *ends, color=colour_of(at), alpha=0.15, lw=0)
@@ -69,6 +72,13 @@ def rate_picture(known: Scenario, found: Mapping[str, Sequence[Outcome]]) -> str
     nodes.set_xlabel(unit)
     nodes.set_xlim(0.0, end_s / unit_s)
     return inline_png(figure, dpi=130)
+
+
+def _counted(outcome: Outcome, moments: Array) -> Array:
+    """Samples that counted at each moment."""
+    points: Array = np.array(outcome.points)
+    counted: Array = np.interp(moments, points[:, 0], points[:, 1])
+    return counted
 
 
 def spent_picture(rows: Sequence[Summary]) -> str:
