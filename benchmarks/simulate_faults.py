@@ -183,7 +183,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--days", type=float, default=0.0, help="of the log of faults; 0: all")
-    parser.add_argument("--only", default="", help="histories whose names begin with this")
+    parser.add_argument("--only", default="", help="cells that begin so, as 'GPT-S, P3'")
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     began_s = time.perf_counter()
@@ -199,7 +199,7 @@ def main() -> int:
         recorded = routing_of(arguments.data, paper).thinned(LOADS_EVERY)
         even = even_routing(LAYERS, paper.num_experts)
         for name, history in spans.items():
-            if not name.startswith(arguments.only):
+            if not f"{paper.name}, {name}".startswith(arguments.only):
                 continue
             routing = even if name in (TAKEN_OUT, SLOWED) else recorded
             found = played(name, history, paper, job, routing, seeds, likelihood)

@@ -89,7 +89,11 @@ def placed(
     order = sorted(nodes)
     if not order or not job.has_room(len(order)):
         return None
-    plans = [overlap(loads, len(order), min_replicas, job) for loads in parts]
+    known: dict[bytes, Placement] = {}  # layers of the same loads have the same plan
+    for loads in parts:
+        if loads.tobytes() not in known:
+            known[loads.tobytes()] = overlap(loads, len(order), min_replicas, job)
+    plans = [known[loads.tobytes()] for loads in parts]
     column_of = _nearest_columns(plans, order, layout, job.num_experts)
     return with_hosts(order, [_shares(plan, column_of, job.num_experts) for plan in plans])
 
