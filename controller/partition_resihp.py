@@ -1,10 +1,11 @@
 """ResiHP's Scheduler, from its published rules: a baseline. Pure.
 
 1. Tensor groups keep the k fastest devices, k a power of two, of the largest k * min speed (eq. 3
-and 4). 2. Layers of slow stages go to the others, the same cuts for all pipelines (3.3; no rule is
-published). 3. Forward by forward, stages of fast pipelines take micro-batches of slow ones
-(Algorithm 1; `partition_migration.py`). Where the paper leaves a choice open, each is tried and the
-best is taken: cuts as they are, by the slowest pipeline of a stage or by the mean; delta from 0 up.
+and 4); who is left over completes groups of its node. 2. Layers of slow stages go to the others,
+the same cuts for all pipelines (3.3; no rule is published). 3. Forward by forward, stages of fast
+pipelines take micro-batches of slow ones (Algorithm 1; `partition_migration.py`). Where the paper
+leaves a choice open, each is tried and the best is taken: cuts as they are, by the slowest pipeline
+of a stage or by the mean; delta from 0 up.
 """
 
 from collections.abc import Sequence
@@ -51,6 +52,7 @@ def resihp(problem: Problem) -> ResihpPlan:
         ]
         for of_pipeline, pipeline in zip(home_groups(problem), problem.home.pipelines, strict=True)
     ]
+    _use_standbys(groups, problem)
     costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
     for stage in range(len(groups[0])):
         if not any(of_pipeline[stage] for of_pipeline in groups):
@@ -78,14 +80,51 @@ def resihp(problem: Problem) -> ResihpPlan:
     return best
 
 
-def exclude(ranks: Sequence[int], problem: Problem, first_layer: int, end_layer: int) -> Ranks:
-    """Equations 3 and 4: the k fastest, k = 2^q from what memory needs, of most k * min speed."""
+def _use_standbys(groups: list[list[Ranks]], problem: Problem) -> None:
+    """What one group leaves over stands by for others of its node that lack devices (3.2)."""
+    device_of = problem.device_of
+    used = {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
+    spare: dict[int, list[int]] = {}
+    for rank, device in device_of.items():
+        if device.speed > 0.0 and rank not in used:
+            spare.setdefault(device.node, []).append(rank)
+    for at, stage, cell in problem.home.places():
+        mine = groups[at][stage]
+        nodes = {device_of[rank].node for rank in cell.ranks}
+        if len(mine) == len(cell.ranks) or len(nodes) > 1:
+            continue
+        (node,) = nodes
+        pool = [*mine, *spare.get(node, ())]
+        most = len(cell.ranks)
+        better = exclude(pool, problem, cell.first_layer, cell.end_layer, most=most)
+        if _worth(better, problem) > _worth(mine, problem):
+            groups[at][stage] = better
+            spare[node] = [rank for rank in pool if rank not in better]
+
+
+def _worth(ranks: Ranks, problem: Problem) -> float:
+    """k * min speed."""
+    return len(ranks) * min((problem.device_of[rank].speed for rank in ranks), default=0.0)
+
+
+def exclude(
+    ranks: Sequence[int],
+    problem: Problem,
+    first_layer: int,
+    end_layer: int,
+    *,
+    most: int | None = None,
+) -> Ranks:
+    """Equations 3 and 4: the k fastest, k = 2^q from what memory needs, of most k * min speed.
+
+    `most`: of k, where there are more ranks than a group has.
+    """
     living = [rank for rank in ranks if problem.device_of[rank].speed > 0.0]
     by_speed = sorted(living, key=lambda rank: (-problem.device_of[rank].speed, rank))
     best: Ranks = ()
     best_speed = 0.0
     size = 1
-    while size <= len(by_speed):
+    while size <= min(len(by_speed), most or len(by_speed)):
         chosen = tuple(sorted(by_speed[:size]))
         speed = size * problem.device_of[by_speed[size - 1]].speed
         if speed >= best_speed and _fits(chosen, problem, first_layer, end_layer):

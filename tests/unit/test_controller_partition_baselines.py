@@ -39,6 +39,17 @@ def test_devices_stay_while_their_number_times_the_slowest_grows() -> None:
     assert kept(0.0, 0.0, 0.0, 0.0) == ()
 
 
+def test_who_is_left_over_completes_another_group_of_its_node() -> None:
+    # Ranks 0-3 and 4-7 are one stage's groups in one node; each loses a rank.
+    plan = resihp(problem_of(MODEL, HOME, slow={1: 0.0, 6: 0.0}))
+    sizes = sorted(len(of_pipeline[0]) for of_pipeline in plan.groups)
+    assert sizes == [2, 4] and plan.standby == ()
+    assert len(resihp(problem_of(MODEL, HOME, slow={1: 0.0})).standby) == 1
+    # In other nodes there is nobody to complete.
+    apart = problem_of(MODEL, HOME, slow={1: 0.0, 6: 0.0}, ranks_per_node=4)
+    assert len(resihp(apart).standby) == 2
+
+
 def test_memory_sets_the_fewest_devices() -> None:
     slow = {4: 0.4}
     # 8 layers of 2 GB on two ranks are 8 GB; activations of 4 rows in 8 layers come on top.
