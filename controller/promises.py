@@ -32,7 +32,7 @@ def made(job: JobState, layout: Layout) -> Promise | None:
     if gain_s <= 0.0 or not measured_s:
         return None
     # In doubt for the plan: a fault may begin in the middle of a step.
-    before_s = max(*measured_s, decision.current_step_s)
+    before_s = max(sorted(measured_s)[len(measured_s) // 2], decision.current_step_s)
     return Promise(
         plan=layout,
         rung=decision.rung,
@@ -88,8 +88,11 @@ def judge(job: JobState) -> tuple[JobState, list[Command]]:
         f" {took_s * 1e3:.0f} ms, forecast were {promise.planned_s * 1e3:.0f},"
         f" without it {promise.before_s * 1e3:.0f}"
     )
-    is_broken = brought_s <= 0.0
-    job = replace(job, promise=replace(promise, measured_s=took_s) if is_broken else None)
+    if brought_s <= 0.0:
+        job = replace(job, promise=replace(promise, measured_s=took_s))
+    else:
+        kept = {rung: undone for rung, undone in job.unkept.items() if rung is not promise.rung}
+        job = replace(job, promise=None, unkept=kept)
     job, said = incidents.note_action(job, text)
     return job, [Say(text=f"job={job.name} {text}"), *said]
 

@@ -83,6 +83,11 @@ def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast(
         check_partition(as_partition(view, layout), pricing.problem)
     gain_s = pricing.current_s - pricing.price(layout).step_s
     assert decision.planned_step_s == pytest.approx(pricing.current_s - gain_s)
+    if decision.reason.startswith("experts on fewer than"):
+        # For safety: it needs not be faster, only not much slower.
+        assert decision.planned_step_s <= (1.0 + config.min_gain) * pricing.current_s
+        assert layout.stages == view.layout.stages
+        return
     assert gain_s >= config.min_gain * pricing.current_s - 1e-9
     assert gain_s * config.horizon_steps > decision.cost_s
     if layout.stages != view.layout.stages and view.slow_steps is not None:

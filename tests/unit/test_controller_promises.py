@@ -7,7 +7,7 @@ import pytest
 from pacekeeper.controller import move_costs, promises
 from pacekeeper.controller.events import SaveDecision, SaveIncident
 from pacekeeper.controller.move_costs import MoveCosts, costs_of
-from pacekeeper.controller.state import Move, Promise
+from pacekeeper.controller.state import Move, Promise, Refusal
 from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Decision, Rung
@@ -53,10 +53,14 @@ def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
     promise = driver.job.promise
     assert promise is not None and promise.base == FIRST
     assert promise.before_s >= 0.18 > promise.planned_s  # as measured since the onset
+    undone = Refusal(plan=FIRST, rank=None, reason="", count=1, until_s=0.0)
+    known = replace(driver.job, unkept={promise.rung: undone})
+    driver.state = replace(driver.state, jobs={**driver.state.jobs, known.name: known})
     run(driver, promises.JUDGED_STEPS - 1, promise.planned_s)
     assert not driver.all_said(SaveIncident)
     run(driver, 1, promise.planned_s)
     assert driver.job.promise is None
+    assert driver.job.unkept == {}, "what a kind brings at last counts"
     (saved,) = driver.all_said(SaveIncident)
     assert saved.incident.actions[-1].startswith("generation 2 brings as forecast: a step takes")
     assert f"without it {promise.before_s * 1e3:.0f}" in driver.texts

@@ -1,0 +1,119 @@
+"""Other rows or shards alone, everybody with some work, and experts that go with their layers."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from pacekeeper.controller.partition import plan_partition
+from pacekeeper.controller.partition_layout import layout_of, partition_of
+from pacekeeper.controller.partition_moves import moves
+from pacekeeper.controller.partition_plan import Partition
+from pacekeeper.controller.partition_price import price
+from pacekeeper.controller.partition_shards import split_shards
+from pacekeeper.controller.partition_steps import with_other_rows, with_other_shards
+from pacekeeper.core.layout import ShardRun
+from support.partitions import even_partition, model_of, problem_of, runs_of
+
+MODEL = model_of(4, attention=8, mlp=8, expert_s=3.0)
+HOME = even_partition(
+    MODEL, data=2, stages=2, tensor=2, rows=16, micro_batches=4, shares_experts=True
+)
+
+
+def test_no_other_rows_are_faster() -> None:
+    problem = problem_of(MODEL, HOME, slow={1: 0.5})
+    chosen = with_other_rows(HOME, problem)
+    assert [p.cells for p in chosen.pipelines] == [p.cells for p in HOME.pipelines]
+    assert chosen.rows_per_step == 32
+
+    def with_rows(first: int) -> Partition:
+        pipelines = tuple(
+            replace(
+                pipeline,
+                micro_batches=(count // 4,) * (4 - count % 4) + (count // 4 + 1,) * (count % 4),
+            )
+            for pipeline, count in zip(HOME.pipelines, (first, 32 - first), strict=True)
+        )
+        return Partition(pipelines=pipelines)
+
+    best = min(price(with_rows(first), problem).step_s for first in range(4, 29))
+    assert price(chosen, problem).step_s <= 1.02 * best
+
+
+def test_other_shards_leave_everybody_one() -> None:
+    problem = problem_of(MODEL, HOME, slow={1: 0.01})
+    chosen = with_other_shards(HOME, problem)
+    assert chosen is not None
+    assert chosen.pipelines[0].cells[0].attention == (ShardRun(0, 0, 7), ShardRun(1, 7, 8))
+    assert chosen.ranks == HOME.ranks
+    coarse = model_of(4, attention=1, mlp=1, expert_s=3.0)
+    lone = even_partition(
+        coarse, data=2, stages=2, tensor=1, rows=16, micro_batches=4, shares_experts=True
+    )
+    assert with_other_shards(lone, problem_of(coarse, lone, slow={1: 0.5})) is not None
+    with pytest.raises(ValueError, match="one expert group"):
+        with_other_rows(
+            Partition(pipelines=(replace(HOME.pipelines[0], expert_group=None),)), problem
+        )
+
+
+@pytest.mark.parametrize("speeds", [(1.0, 0.01, 0.01), (1.0, 1.0, 0.5), (0.3, 0.2, 0.1)])
+def test_whole_shards_with_a_least_are_the_best_there_are(speeds: tuple[float, ...]) -> None:
+    counts = split_shards(6, speeds, least=1)
+    assert sum(counts) == 6 and min(counts) >= 1
+
+    def slowest(of: tuple[int, ...]) -> float:
+        return max(count / speed for count, speed in zip(of, speeds, strict=True))
+
+    every = [of for of in product(range(1, 7), repeat=3) if sum(of) == 6]
+    assert slowest(counts) == min(map(slowest, every))
+    with pytest.raises(ValueError, match="fewer than 1 for each of 3"):
+        split_shards(2, speeds, least=1)
+
+
+def test_a_whole_plan_leaves_nobody_without_work() -> None:
+    problem = problem_of(MODEL, HOME, slow={1: 0.001})
+    assert plan_partition(problem).standby == (1,)
+    whole = plan_partition(replace(problem, is_whole=True))
+    assert whole.standby == () and whole.partition.ranks == HOME.ranks
+
+
+def test_experts_are_moved_with_their_layers() -> None:
+    problem = problem_of(MODEL, HOME)
+    moved = Partition(
+        pipelines=tuple(
+            replace(
+                pipeline,
+                cells=(
+                    replace(pipeline.cells[0], end_layer=1),
+                    replace(pipeline.cells[1], first_layer=1),
+                ),
+            )
+            for pipeline in HOME.pipelines
+        )
+    )
+    # Each rank of the second stage: half of a layer's 1 GB, and a quarter of its 4 GB of experts.
+    assert dict(moves(moved, problem).bytes_in) == {
+        rank: pytest.approx(0.5e9 + 1e9) for rank in (4, 5, 6, 7)
+    }
+
+
+def test_a_layout_and_its_partition_say_the_same() -> None:
+    uneven = Partition(
+        pipelines=tuple(
+            replace(
+                pipeline,
+                cells=tuple(
+                    replace(cell, attention=runs, mlp=runs)
+                    for cell in pipeline.cells
+                    for runs in (runs_of(cell.ranks, [5, 3]),)
+                ),
+            )
+            for pipeline in HOME.pipelines
+        )
+    )
+    layout = layout_of(uneven, ((),) * 4, generation=3)
+    assert partition_of(layout, num_rows=32, num_microbatches=4) == uneven
+    with pytest.raises(ValueError, match="3 rows can not be divided into 4"):
+        partition_of(layout, num_rows=6, num_microbatches=4)
