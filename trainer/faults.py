@@ -68,10 +68,12 @@ class DeviceModel:
 
 def even_step_work(config: TrainConfig, world_size: int) -> Work:
     """Forward and backward work of one rank's even share, documents of a quarter row."""
-    tokens = config.rows_per_step * config.row_tokens // world_size
+    # A stage has its part of the layers, and as many times the tokens.
+    layers = config.num_layers / config.num_stages
+    tokens = config.rows_per_step * config.row_tokens * config.num_stages // world_size
     squared = tokens * config.row_tokens // 4
     rows = tokens * config.experts_per_token
-    active = max(1, config.num_experts * config.replicas // world_size)
+    active = max(1, config.num_experts * config.replicas * config.num_stages // world_size)
     hidden = config.hidden_size
     layer = (
         attention_work(tokens, squared, hidden)
@@ -79,7 +81,8 @@ def even_step_work(config: TrainConfig, world_size: int) -> Work:
         + expert_work(rows, active, hidden, config.expert_hidden_size)
         + combine_work(tokens, config.experts_per_token, hidden)
     )
-    forward = layer.scaled(config.num_layers) + head_work(tokens, hidden, VOCABULARY)
+    head = head_work(tokens, hidden, VOCABULARY).scaled(1.0 / config.num_stages)  # in the mean
+    forward = layer.scaled(layers) + head
     # Micro-batches share out flops and bytes, but each starts all the kernels.
     started = forward.kernels * config.num_microbatches
     return Work(flops=forward.flops, bytes=forward.bytes, kernels=started).scaled(3.0)

@@ -20,6 +20,7 @@ from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.data import NO_TARGET, Batch
 from pacekeeper.trainer.dispatch import Routes
 from pacekeeper.trainer.moe import MoELayer, drawn
+from pacekeeper.trainer.products import product
 from pacekeeper.trainer.tensor_group import TensorGroup
 from pacekeeper.trainer.work import Work, WorkPass, attention_work, head_work
 
@@ -150,7 +151,7 @@ class Attention(nn.Module):
         heads = num_shards * width // head_size  # that are here
         normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), norm_D), num_tokens, work)
         work.add(places.work.scaled(group.share))
-        mixed_TW = F.linear(normed_TD, self.bank.qkv.reshape(-1, hidden))
+        mixed_TW = product(normed_TD, self.bank.qkv.reshape(-1, hidden), work)
         rows, length = places.rows, places.length
         mixed_PW = mixed_TW.new_zeros(rows * length, mixed_TW.shape[1])
         mixed_PW = mixed_PW.index_copy(0, places.real_T, mixed_TW)
@@ -161,7 +162,7 @@ class Attention(nn.Module):
         seen = F.scaled_dot_product_attention(q, k, v, attn_mask=places.mask_B1LL)
         seen_PW = seen.transpose(1, 2).reshape(rows * length, num_shards * width)
         out = self.bank.out.transpose(0, 1).reshape(hidden, num_shards * width)
-        partial_TD = F.linear(seen_PW.index_select(0, places.real_T), out)
+        partial_TD = product(seen_PW.index_select(0, places.real_T), out, work)
         return x_SD + group.sum_back(partial_TD, work)
 
 
@@ -287,7 +288,7 @@ class MoETransformer(nn.Module):
         hidden = self.config.hidden_size
         answered = (targets_S != NO_TARGET).nonzero()[:, 0]
         normed_AD = F.rms_norm(x_SD.index_select(0, answered), (hidden,), self.head.norm[0])
-        logits = F.linear(normed_AD, self.head.head[0])
+        logits = product(normed_AD, self.head.head[0], work)
         work.add(head_work(len(logits), hidden, VOCABULARY))
         return F.cross_entropy(logits, targets_S[answered], reduction="sum")
 

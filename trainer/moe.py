@@ -16,6 +16,7 @@ from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.trainer.banks import Bank
 from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.dispatch import Routes, combine, dispatch
+from pacekeeper.trainer.products import product
 from pacekeeper.trainer.tensor_group import TensorGroup
 from pacekeeper.trainer.work import WorkPass, combine_work, expert_work, router_work
 
@@ -89,17 +90,17 @@ class ExpertBank(Bank):
         shapes = {"w1": (hidden, wide), "w2": (wide, hidden)}
         super().__init__(shapes, getattr(torch, config.dtype), experts, one)
 
-    def forward(self, rows_RD: Tensor, counts_S: Tensor) -> Tensor:
+    def forward(self, rows_RD: Tensor, counts_S: Tensor, work: WorkPass) -> Tensor:
         """The experts' answers; rows are grouped by slot, counts_S rows each."""
         if not self.held or rows_RD.shape[0] == 0:
             # Nothing to compute, but the backward collectives still need their way through.
             return rows_RD * 1.0
-        if _can_group(self.w1):
+        if work.later is None and _can_group(self.w1):
             ends_S = torch.cumsum(counts_S, 0).to(torch.int32)
             hidden = F.silu(F.grouped_mm(rows_RD, self.w1, offs=ends_S))
             return F.grouped_mm(hidden, self.w2, offs=ends_S)
         answers = [
-            F.silu(part @ self.w1[slot]) @ self.w2[slot]
+            product(F.silu(product(part, self.w1[slot].T, work)), self.w2[slot].T, work)
             for slot, part in enumerate(torch.split(rows_RD, counts_S.tolist()))
         ]
         return torch.cat(answers)
@@ -139,7 +140,7 @@ class MoELayer(nn.Module):
         num_experts, chosen = config.num_experts, config.experts_per_token
         own = self.norm_router
         normed_TD = F.rms_norm(tokens_TD, (config.hidden_size,), own.norm[0])
-        probabilities_TE = torch.softmax(normed_TD @ own.router[0].T, dim=-1)
+        probabilities_TE = torch.softmax(product(normed_TD, own.router[0], work), dim=-1)
         weights_TK, experts_TK = torch.topk(probabilities_TE, chosen, dim=-1)
         weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True)
         balance_sum = _balance(probabilities_TE, experts_TK, row_T, num_rows, group)
@@ -147,7 +148,7 @@ class MoELayer(nn.Module):
         dispatched = dispatch(normed_TD, experts_TK, self.routes, num_experts, fabric, work)
         work.meter.add_routed(self.layer, dispatched.routed_E.tolist())
         counts_S = dispatched.counts_E[list(self.bank.held)]
-        answers_RD = self.bank(dispatched.rows_RD, counts_S)
+        answers_RD = self.bank(dispatched.rows_RD, counts_S, work)
         counts = counts_S.tolist()
         num_rows_here, num_active = len(answers_RD), sum(count > 0 for count in counts)
         work.add(

@@ -34,11 +34,13 @@ class Turns(Protocol):
 class Under:
     """A micro-batch under way on this stage.
 
-    entered_SD: a leaf, its gradient goes back; gradient_SD: of what left.
+    entered_SD: a leaf, its gradient goes back; gradient_SD: of what left. `to_come`: of its last
+    chunk and its gradient's leaving.
     """
 
     batch: Batch
     work: WorkPass
+    to_come: int
     entered_SD: Tensor | None = None
     output: ModelOutput | None = None
     gradient_SD: Tensor | None = None
@@ -76,44 +78,53 @@ class StageRun:
     on_done: Callable[[Under, ComputeTime | None], None]
     _under: dict[int, Under] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        chunks = {item.kind for item in self.program if isinstance(item, ChunkOp)}
+        self._is_split = ChunkKind.WEIGHT_GRADIENT in chunks
+
     def run(self) -> None:
         """The whole program. Gradients add up in the parameters. Raises PeerLost."""
         for item, following in zip(self.program, [*self.program[1:], None], strict=True):
-            match item:
-                case Exchange():
-                    self._exchange(item)
-                case ChunkOp(ChunkKind.FORWARD, number):
-                    # Its own backward comes at once: one piece of work for the clock.
-                    self._forward(number, is_last=following == ChunkOp(ChunkKind.BACKWARD, number))
-                case ChunkOp(ChunkKind.BACKWARD, number):
-                    self._backward(number)
-                case ChunkOp():
-                    raise AssertionError(f"{item}: this trainer's schedules have none")
+            if isinstance(item, Exchange):
+                self._exchange(item)
+                continue
+            # What comes at once for the same micro-batch is one piece of work for the clock.
+            is_turn_over = (
+                not isinstance(following, ChunkOp) or following.micro_batch != item.micro_batch
+            )
+            self._compute(item, is_turn_over=is_turn_over)
 
-    def _forward(self, number: int, *, is_last: bool) -> None:
-        micro = self._of(number)
-        if micro.entered_SD is not None:
-            micro.entered_SD.requires_grad_()
-        self.turns.begin()
-        micro.output = self.model(micro.batch, micro.work, micro.entered_SD)
-        if not is_last:
-            micro.aside = self.turns.set_aside()
+    def _compute(self, op: ChunkOp, *, is_turn_over: bool) -> None:
+        micro = self._of(op.micro_batch)
+        if op.kind is ChunkKind.FORWARD:
+            self.turns.begin()
+        elif micro.aside is not None:
+            self.turns.take_up(micro.aside)
+        match op.kind:
+            case ChunkKind.FORWARD:
+                if micro.entered_SD is not None:
+                    micro.entered_SD.requires_grad_()
+                micro.output = self.model(micro.batch, micro.work, micro.entered_SD)
+            case ChunkKind.BACKWARD:
+                self._walk_back(micro)
+            case ChunkKind.WEIGHT_GRADIENT:
+                micro.work.compute_weight_gradients()
+        is_last = op.kind is (ChunkKind.WEIGHT_GRADIENT if self._is_split else ChunkKind.BACKWARD)
+        if is_last:
+            self.on_done(micro, self.turns.end())
+            self._is_over(op.micro_batch)
+        else:
+            micro.aside = self.turns.set_aside() if is_turn_over else None
 
-    def _backward(self, number: int) -> None:
-        micro = self._of(number)
+    def _walk_back(self, micro: Under) -> None:
         output = micro.output
         assert output is not None, "forward comes first"
-        if micro.aside is not None:
-            self.turns.take_up(micro.aside)
         if self.crossings.backward_in is None:
             self.scale.loss(output).backward()
         else:
             gradients = [micro.gradient_SD, None]
             torch.autograd.backward([output.tokens_SD, self.scale.balance(output)], gradients)
         micro.work.finish_backward()
-        self.on_done(micro, self.turns.end())
-        if self.crossings.backward_out is None:
-            del self._under[number]
 
     def _exchange(self, exchange: Exchange) -> None:
         """All messages are under way before the first is waited for. Raises PeerLost."""
@@ -131,7 +142,7 @@ class StageRun:
         assert self.crossings.backward_out is not None and micro.entered_SD is not None
         gradient = micro.entered_SD.grad
         assert gradient is not None, "walked back before it is sent"
-        del self._under[op.micro_batch]
+        self._is_over(op.micro_batch)
         return self.crossings.backward_out.give(gradient, micro.batch.num_tokens)
 
     def _take(self, op: ChunkOp) -> Posted:
@@ -147,5 +158,13 @@ class StageRun:
 
     def _of(self, number: int) -> Under:
         if number not in self._under:
-            self._under[number] = Under(batch=self.load(number), work=WorkPass(self.meter))
+            work = WorkPass(self.meter, later=[] if self._is_split else None)
+            to_come = 1 if self.crossings.backward_out is None else 2  # its gradient leaves
+            self._under[number] = Under(batch=self.load(number), work=work, to_come=to_come)
         return self._under[number]
+
+    def _is_over(self, number: int) -> None:
+        """One of the last things that are done with a micro-batch: nothing needs it after both."""
+        self._under[number].to_come -= 1
+        if not self._under[number].to_come:
+            del self._under[number]

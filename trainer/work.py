@@ -7,7 +7,7 @@ work of the same segment (gradients of inputs and of weights). Passes of several
 be open at once: each keeps its own segments.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 FLOAT_BYTES = 4
@@ -70,11 +70,11 @@ class WorkMeter:
 class WorkPass:
     """The work of one micro-batch on one stage, forward and backward; tells the `meter`.
 
-    `is_split`: the gradients of weights are computed apart from those of inputs.
+    `later`: where weight gradients are computed apart from those of inputs, what is left to do.
     """
 
     meter: WorkMeter
-    is_split: bool = False
+    later: list[Callable[[], None]] | None = None
     _segment: Work = NO_WORK  # forward work of the segment that is open
     _segments: list[Work] = field(default_factory=list)  # closed forward segments
 
@@ -101,13 +101,17 @@ class WorkPass:
         """After the whole backward pass: the first segment's share."""
         self._walked_back(self._segments[0] if self._segments else self._segment)
 
-    def add_weight_gradients(self) -> None:
-        """All of them, where they are computed apart: as much as the forward pass."""
+    def compute_weight_gradients(self) -> None:
+        """Those that were left for later: as much work as the forward pass."""
+        assert self.later is not None, "the pass is split"
         for segment in (*self._segments, self._segment):
             self.meter.add(segment)
+        for compute in self.later:
+            compute()
+        self.later.clear()
 
     def _walked_back(self, forward: Work) -> None:
-        self.meter.add(forward.scaled(1.0 if self.is_split else 2.0))
+        self.meter.add(forward.scaled(2.0 if self.later is None else 1.0))
 
 
 def attention_work(tokens: int, sum_len_squared: int, hidden_size: int) -> Work:

@@ -30,6 +30,10 @@ def even() -> Layout:
     )
 
 
+def even_again(generation: int) -> Layout:
+    return replace(even(), generation=generation)
+
+
 def uneven(cut: int = 1) -> Layout:
     """Groups of one, two and three ranks, runs of one to four shards, unequal rows, other hosts."""
     stages = (
@@ -95,23 +99,22 @@ def check(layouts: tuple[Layout, ...], micro_batches: int = 3, schedule: str = "
     assert seen == set(expected), "every block lives somewhere"
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 3, 6])
-def test_stages_and_groups_train_as_one_rank(micro_batches: int) -> None:
-    check((even(),), micro_batches)
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_stages_and_groups_train_as_one_rank(schedule: str, micro_batches: int) -> None:
+    check((even(),), micro_batches, schedule)
 
 
-@pytest.mark.parametrize("cut", [1, 2])
-def test_so_do_groups_of_unequal_size_with_unequal_runs_and_rows(cut: int) -> None:
-    check((uneven(cut),))
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_so_do_groups_of_unequal_size_while_layers_shards_rows_and_experts_move(
+    schedule: str,
+) -> None:
+    """Each step under another layout."""
+    check((uneven(1), even_again(2), replace(uneven(2), generation=3)), 2, schedule)
 
 
-def test_layers_shards_rows_and_experts_move_between_steps_at_once() -> None:
-    check((even(), uneven(1), replace(uneven(2), generation=3)))
-
-
-@settings(deadline=None, max_examples=6)
-@given(st.permutations([0, 1, 2]), st.sampled_from([2, 3]))
-def test_whatever_the_order_of_layouts(order: list[int], micro_batches: int) -> None:
+@given(st.permutations([0, 1, 2]))
+@settings(deadline=None, max_examples=3)
+def test_whatever_the_order_of_layouts(order: list[int]) -> None:
     layouts = (even(), uneven(1), uneven(2))
-    numbered = [replace(layouts[i], generation=n + 1) for n, i in enumerate(order)]
-    check(tuple(numbered), micro_batches)
+    check(tuple(replace(layouts[i], generation=n + 1) for n, i in enumerate(order)))

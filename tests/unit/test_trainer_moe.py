@@ -37,7 +37,7 @@ def test_experts_answer_their_own_rows(counts: list[int], wide: int) -> None:
     bank = ExpertBank(replace(CONFIG, expert_hidden_size=wide), 0, (0, 1, 2, 3))
     rows_RD = torch.randn(sum(counts), 16, requires_grad=True)
     weight_RD = torch.randn(sum(counts), 16)
-    answers = bank(rows_RD, torch.tensor(counts))
+    answers = bank(rows_RD, torch.tensor(counts), WorkPass(WorkMeter()))
     expected = one_by_one(bank, rows_RD, counts)
     torch.testing.assert_close(answers, expected.float(), rtol=1e-4, atol=1e-5)
     parameters = [rows_RD, bank.w1, bank.w2]
@@ -52,16 +52,16 @@ def test_without_a_grouped_product_in_torch_the_answers_are_the_same(
 ) -> None:
     bank = ExpertBank(CONFIG, 0, (0, 2, 3))
     rows_RD, counts_S = torch.randn(9, 16), torch.tensor([4, 0, 5])
-    with_it = bank(rows_RD, counts_S)
+    with_it = bank(rows_RD, counts_S, WorkPass(WorkMeter()))
     monkeypatch.delattr(torch.nn.functional, "grouped_mm", raising=False)
-    torch.testing.assert_close(bank(rows_RD, counts_S), with_it)
+    torch.testing.assert_close(bank(rows_RD, counts_S, WorkPass(WorkMeter())), with_it)
 
 
 @pytest.mark.parametrize("experts", [(), (1, 2)], ids=["no experts", "no rows"])
 def test_a_bank_with_nothing_to_do_keeps_the_way_back_open(experts: tuple[int, ...]) -> None:
     bank = ExpertBank(CONFIG, 0, experts)
     rows_RD = torch.randn(0, 16, requires_grad=True)
-    answers = bank(rows_RD, torch.zeros(len(experts), dtype=torch.int64))
+    answers = bank(rows_RD, torch.zeros(len(experts), dtype=torch.int64), WorkPass(WorkMeter()))
     assert answers.shape == (0, 16)
     answers.sum().backward()
     assert rows_RD.grad is not None
