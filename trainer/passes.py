@@ -87,6 +87,8 @@ class Passes:
     def run(self, step: int) -> StepSums:
         """Gradients of this rank's part of its rows add up in the parameters. Raises PeerLost."""
         config, layers = self.config, self.model.own_layers
+        assert self.model.group is not None, "the model knows its layout"
+        tensor_share = self.model.group.share
         rows = own_rows(self.layout, config, self.fabric.rank)
         parts = apportion_rows(rows, config.num_microbatches)
         no_counts = torch.zeros(len(layers), config.num_experts, dtype=torch.int64)
@@ -105,6 +107,7 @@ class Passes:
                 num_active_experts=output.num_active_experts,
                 rows_over=output.rows_over,
                 num_documents=micro.batch.num_documents,
+                tensor_share=tensor_share,
             )
             sums.loss += float(output.loss_sum.detach())
             sums.counts_LE += output.expert_counts.cpu()
