@@ -52,12 +52,8 @@ def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Par
     """What a layout divides, in words that the planner of partitions knows.
 
     All its pipelines are one expert group: they have one cut, and as many micro-batches. Raises
-    ValueError where stages have other numbers of groups, so that there are no pipelines, or one of
-    them has fewer rows than micro-batches.
+    ValueError where one of them has fewer rows than micro-batches.
     """
-    numbers = sorted({len(stage.groups) for stage in layout.stages})
-    if len(numbers) != 1:
-        raise ValueError(f"its stages have {' and '.join(map(str, numbers))} groups")
     rows = layout.rows_of(num_rows)
     pipelines = []
     for at, (leader, _) in enumerate(layout.batch_shares):

@@ -29,7 +29,7 @@ BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both togeth
 
 def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness: float) -> Problem:
     """The present layout, home and the devices. Raises ValueError, saying why, where it can not be
-    put so: times are not measured yet, or the stages have other numbers of groups.
+    put so: times are not measured yet, or a pipeline has fewer rows than micro-batches.
     """
     if view.work.keys() < set(view.layout.ranks):
         raise ValueError("what its stages take is not measured yet")

@@ -178,14 +178,6 @@ def test_nothing_is_planned_before_the_work_of_the_stages_is_measured() -> None:
     assert "what its stages take is not measured yet" in decision.reason
 
 
-def test_stages_with_other_numbers_of_groups_are_no_pipelines() -> None:
-    dense = staged_layout(experts=0)
-    first, second = dense.stages
-    lopsided = replace(dense, stages=(first, replace(second, groups=second.groups[:1])))
-    view = view_of(lopsided, slow={1: 2.0}, work=work_of(dense))
-    assert "its stages have 1 and 2 groups" in decide(view, CONFIG).reason
-
-
 def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
     away = planned(decide(SLOW, CONFIG))
     assert away.stages != EVEN.stages
