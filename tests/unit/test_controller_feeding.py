@@ -78,7 +78,10 @@ def test_a_rank_that_waits_for_its_input_is_named_and_no_device_is(
 def test_a_rank_whose_input_is_late_from_the_start_is_named() -> None:
     driver = started(QUICK)
     run(driver, Loaders(1), 0, FAULT, {2: 0.1})
-    assert [(f.kind, f.rank) for f in found(driver)] == [(FindingKind.INPUT, 2)]
+    (finding,) = found(driver)
+    assert (finding.kind, finding.rank) == (FindingKind.INPUT, 2)
+    # Of the rest of a step, which holds nobody's wait for input.
+    assert finding.slowdown == pytest.approx(1.0 + 0.1 / (0.12 + USUAL_S), rel=0.06)
 
 
 def test_input_that_is_late_for_all_is_the_jobs() -> None:
