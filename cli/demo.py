@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pacekeeper.cli.settings import settings
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 # A closed terminal, a service manager, Ctrl-C: whoever ends the demo ends its fleet, too.
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="compute: all work takes longer. stop: the process is stopped for a part of each 100 ms.",
 )
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    help="TOML: what is trained, where it shall be another model or batch.",
+)
 @click.option("--run-dir", default="runs/demo", show_default=True, help="Logs and report.")
 @click.option("--json", "as_json", is_flag=True, help="Last line: the outcome as one JSON object.")
 def command(
@@ -48,6 +56,7 @@ def command(
     steps: int,
     clock: str,
     fault: str,
+    config_file: str | None,
     run_dir: str,
     as_json: bool,
 ) -> None:
@@ -76,6 +85,7 @@ def command(
         schedule = Schedule.of(steps)
     except ValueError as error:
         raise ConfigError(f"--{error}") from None
+    trained = settings(TrainConfig, config_file, steps=steps, seed=seed, clock=clock)
     killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
 
     end_with_the_fleet()
@@ -85,7 +95,7 @@ def command(
         outcome = _play(
             console, folder, schedule,
             story={"victim": victim, "slowdown": slowdown, "killed": killed, "chosen": chosen},
-            clock=clock, fault=fault, seed=seed,
+            trained=trained, train_file=Path(config_file) if config_file else None, fault=fault,
         )  # fmt: skip
     if as_json:
         click.echo(json.dumps(outcome))
@@ -112,9 +122,9 @@ def _play(
     schedule: "Schedule",
     *,
     story: dict[str, Any],
-    clock: str,
+    trained: TrainConfig,
+    train_file: Path | None,
     fault: str,
-    seed: int,
 ) -> dict[str, Any]:
     """Start the fleet, play the story, write the report; the outcome as plain values."""
     from pacekeeper.cli.demo_director import JOB, Director
@@ -122,8 +132,10 @@ def _play(
     from pacekeeper.cli.demo_report import print_outcome, write_report
     from pacekeeper.cli.demo_view import View
 
-    steps = schedule.steps
-    with Fleet(run_dir=folder, job=JOB, steps=steps, seed=seed, clock=clock) as fleet:
+    steps, seed, clock = trained.steps, trained.seed, trained.clock
+    with Fleet(
+        run_dir=folder, job=JOB, steps=steps, seed=seed, clock=clock, train_file=train_file
+    ) as fleet:
         console.print("[dim]started by the commands an operator would type:[/]")
         for line in fleet.commands:
             console.print(f"  {line}", style="dim", soft_wrap=True, highlight=False, markup=False)
@@ -141,7 +153,7 @@ def _play(
             total_steps=steps,
         ) as view:
             director.play(view, **story)
-    outcome = director.outcome(clock=clock, seed=seed)
+    outcome = director.outcome(trained)
     print_outcome(console, outcome)  # first: a full disk shall not take it along
     for name, path in write_report(folder, outcome, director).items():
         console.print(f"{name}: {path}", soft_wrap=True, highlight=False, markup=False)

@@ -6,10 +6,11 @@ import threading
 import time
 from pathlib import Path
 
-from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet, default_config
+from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet
 from pacekeeper.cli.demo_measure import LoggedStep, Outcome, Schedule, Truth, judge, step_at
 from pacekeeper.cli.demo_recorder import Recorder, read_step_log, read_truth
 from pacekeeper.cli.demo_view import View
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.trainer.faults import COMPUTE_FAULT, stop_duty_cycle
 
@@ -66,7 +67,7 @@ class Director:
         self.recorder.close()
         view.update()
 
-    def outcome(self, *, clock: str, seed: int) -> Outcome:
+    def outcome(self, trained: TrainConfig) -> Outcome:
         """The figures, from the logs."""
         assert self.truth is not None, "play() comes before outcome()"
         return judge(
@@ -74,9 +75,9 @@ class Director:
             incidents=list(self.recorder.incidents.values()),
             truth=self.truth,
             schedule=self.schedule,
-            warmup_steps=default_config(self.schedule.steps, seed, clock).warmup_steps,
-            clock=clock,
-            seed=seed,
+            warmup_steps=trained.warmup_steps,
+            clock=trained.clock,
+            seed=trained.seed,
             num_ranks=NUM_RANKS,
         )
 

@@ -16,7 +16,6 @@ from types import TracebackType
 
 from pacekeeper.cli.demo_folder import RINGS_PREFIX, remember_rings
 from pacekeeper.cli.demo_part import command_line
-from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode, HostError, PacekeeperError
 from pacekeeper.core.ring import COMMAND_OFFSET, decode_header, ring_file_name
 
@@ -229,8 +228,3 @@ def free_port() -> int:
     raise HostError(
         f"no free port between {PORTS.start} and {PORTS.stop}", remedy="close some services"
     )
-
-
-def default_config(steps: int, seed: int, clock: str) -> TrainConfig:
-    """The trainer's settings of the demonstration; raises ValueError for impossible ones."""
-    return TrainConfig(job="demo", steps=steps, seed=seed, clock=clock)

@@ -54,7 +54,7 @@ def test_an_address_in_a_file_that_is_none_names_file_and_table(key: str, tmp_pa
     assert_refused(done, ExitCode.CONFIG, "my.toml", f"[controller] {key}: expected HOST:PORT")
 
 
-@pytest.mark.parametrize("part", ["agent", "controller", "launch", "train"])
+@pytest.mark.parametrize("part", ["agent", "controller", "demo", "launch", "train"])
 def test_a_missing_file_is_named(part: str, tmp_path: Path) -> None:
     done = pacekeeper(part, "--config", str(tmp_path / "none.toml"))
     assert_refused(done, ExitCode.CONFIG, "none.toml", "No such file")

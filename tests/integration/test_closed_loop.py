@@ -14,7 +14,7 @@ from pacekeeper.cli.demo_recorder import read_step_log
 from pacekeeper.controller.store import Store
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import ExpertHosts
-from support.asking import Asking, quick_fleet, until
+from support.asking import Asking, quick_fleet, quick_job, until
 
 VICTIM, KILLED = 2, 1
 
@@ -113,7 +113,8 @@ def has_copies(layer: tuple[ExpertHosts, ...]) -> bool:
 @pytest.mark.timeout(240)
 def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json"]
-    command += ["--rank", "0", "--steps", "80", "--run-dir", str(tmp_path)]
+    command += ["--config", str(quick_job(tmp_path, step_s=0.12))]
+    command += ["--rank", "0", "--steps", "80", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout.splitlines()[-1])
@@ -122,9 +123,11 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     assert (outcome["false_findings"], outcome["steps_lost"]) == (0, 0)
     assert outcome["loss_last"] < outcome["loss_first"]
     assert outcome["survivors"] == 3
-    page = (tmp_path / "report.html").read_text()
+    first = read_step_log(tmp_path / "run" / "train" / "steps-0.jsonl")[0]
+    assert first.tokens <= 32 * 48, "the file's rows, shorter than usual"
+    page = (tmp_path / "run" / "report.html").read_text()
     assert "data:image/png;base64," in page and "http" not in page.split("</head>")[1]
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert (tmp_path / "run" / "demo.png").stat().st_size > 10_000
 
 
 @pytest.mark.timeout(240)

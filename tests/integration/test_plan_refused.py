@@ -98,7 +98,7 @@ def test_a_trainer_that_can_not_follow_a_plan_says_so_once_and_trains_on(tmp_pat
         num_layers=config.num_layers,
         num_experts=config.num_experts,
         replicas=2,
-        num_virtual_shards=2,
+        num_virtual_shards=1,  # it has one per head
         generation=2,
     )
     with Fleet(directory=tmp_path, config=config) as fleet:
@@ -114,7 +114,7 @@ def test_a_trainer_that_can_not_follow_a_plan_says_so_once_and_trains_on(tmp_pat
             generation=1,
             plan_generation=2,
             layout_crc=layout_crc(sharded),
-            reason="this trainer can not change stages or virtual shards",
+            reason="the plan cuts heads into 1 virtual shards, the job has 2",
         )
         for rank in range(4)
     ]

@@ -14,17 +14,19 @@ from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
 
 
+def quick_job(directory: Path, *, step_s: float, replicas: int = 2) -> Path:
+    """Settings of a trainer with short emulated steps, and arithmetic that is smaller by more."""
+    path = directory / "train.toml"
+    path.write_text(
+        "[train]\nnum_layers = 2\nhidden_size = 32\nexpert_hidden_size = 32\nrow_tokens = 48\n"
+        f"emulated_step_s = {step_s}\nreplicas = {replicas}\n"
+    )
+    return path
+
+
 @contextmanager
 def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fleet]:
-    """The demo's fleet, for ever, with emulated steps that pass quickly.
-
-    Its arithmetic is smaller by more than its steps are shorter: the modelled device sets the pace.
-    """
-    settings = directory / "train.toml"
-    settings.write_text(
-        "[train]\nnum_layers = 2\nhidden_size = 32\nexpert_hidden_size = 32\nrow_tokens = 48\n"
-        f"emulated_step_s = 0.06\nreplicas = {replicas}\n"
-    )
+    """The demo's fleet with a quick job, for ever."""
     with (
         claimed(directory / "run") as folder,
         Fleet(
@@ -33,7 +35,7 @@ def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fl
             steps=1_000_000,
             seed=seed,
             clock="emulated",
-            train_file=settings,
+            train_file=quick_job(directory, step_s=0.06, replicas=replicas),
         ) as fleet,
     ):
         yield fleet
