@@ -7,6 +7,7 @@ join again. It meets in a new store, at the same rendezvous or, without node 0, 
 was.
 """
 
+import contextlib
 import logging
 import math
 import signal
@@ -16,8 +17,11 @@ from dataclasses import dataclass, replace
 
 from torch._C._distributed_c10d import TCPStore
 
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.restart import Next, back_off_s, next_move, next_nodes
+from pacekeeper.trainer.checkpoint_catalog import complete_ids
+from pacekeeper.trainer.checkpoint_files import below, open_storage
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung, Life
 from pacekeeper.trainer.loop import rank_main
@@ -118,10 +122,11 @@ class Restarts(LastRung):
             return
         wait_s = back_off_s(self.number + 1)
         _log.warning(
-            "restart %d of %d in %.0f s, from the newest checkpoint",
+            "restart %d of %d in %.0f s, from %s",
             self.number + 1,
             self.spec.config.max_restarts,
             wait_s,
+            _beginning(self.spec.config),
         )
         until_s = time.monotonic() + wait_s
         while time.monotonic() < until_s and not ended.stop_asked_s:
@@ -219,6 +224,18 @@ class Restarts(LastRung):
         if facts is None:  # no group has stood yet
             return set(range(self.spec.num_nodes))
         return {own}.union(facts.node_of[rank] for rank in facts.members)
+
+
+def _beginning(config: TrainConfig) -> str:
+    """What the next life begins with, as this node sees it."""
+    if config.resume not in ("auto", "never"):
+        return "the newest checkpoint"
+    if not config.checkpoint_dir:
+        return "step 0: the job saves no checkpoints"
+    with contextlib.suppress(OSError):  # the ranks say so
+        if not complete_ids(open_storage(below(config.checkpoint_dir, config.job))):
+            return f"step 0: no checkpoint is in {config.checkpoint_dir}"
+    return "the newest checkpoint"
 
 
 def parse_ends(text: str | None) -> dict[int, int]:

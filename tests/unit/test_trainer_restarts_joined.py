@@ -171,6 +171,18 @@ def test_without_a_node_that_was_left_behind_the_others_start_again_where_the_lo
     assert "nodes [0] are left behind" in caplog.text
 
 
+def test_where_nothing_was_saved_a_restart_says_that_it_begins_anew(
+    node0: Node0, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for folder, said in (("", "the job saves no"), (str(tmp_path / "kept"), "no checkpoint is in")):
+        config = replace(CONFIG, checkpoint_dir=folder)
+        rung = Restarts(spec=replace(node0.restarts.spec, config=config))
+        rung.end(Ended(stores=Stores(node0.addresses[:1])), ExitCode.INTERNAL)
+        assert rung.is_wanted and f"restart 1 of 1 in 0 s, from step 0: {said}" in caplog.text
+        node0.servers[0] = host_store("127.0.0.1", 0)
+        node0.addresses = (f"127.0.0.1:{node0.servers[0].port}",)
+
+
 def test_too_few_launchers_start_nothing_again(
     node0: Node0, caplog: pytest.LogCaptureFixture
 ) -> None:
