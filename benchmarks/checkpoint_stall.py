@@ -42,6 +42,7 @@ class Times:
     """Seconds, by what followed the step. `next_s`: the steps after it."""
 
     held_s: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
+    held_cpu_s: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
     next_s: dict[str, list[float]] = field(default_factory=lambda: {mode: [] for mode in MODES})
     size_bytes: list[int] = field(default_factory=list)
 
@@ -52,6 +53,12 @@ class Times:
     def held(self, mode: str) -> float:
         """Beyond what looking whether one is due takes, as a fraction of a step of the demo."""
         return (median(self.held_s[mode]) - median(self.held_s["none"])) / STEP_S
+
+    @property
+    def busy(self) -> float:
+        """The same of the processor time in it: what a host with other work to do does not blur."""
+        beside, none = self.held_cpu_s["beside"], self.held_cpu_s["none"]
+        return (median(beside) - median(none)) / STEP_S
 
     def slowed(self, mode: str) -> float:
         """What the step after it takes longer, as a fraction of a step."""
@@ -96,7 +103,7 @@ class LoneRank:
         word = self.checkpoints.word(self.step, self.layout)  # travels in the vote
         self.checkpoints.hear([word])
         at = Position(layout=self.layout, step=self.step, ticket=self.step, last_loss=0.0)
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         if mode == "none":
             self.checkpoints.save_if_due(at, is_storing=True)  # is left out, and says so
         else:
@@ -104,6 +111,7 @@ class LoneRank:
         if mode == "blocking":
             self.checkpoints.close()
         times.held_s[mode].append(time.perf_counter() - began_s)
+        times.held_cpu_s[mode].append(time.thread_time() - began_cpu_s)
 
 
 def run(config: TrainConfig, rounds: int) -> tuple[Times, LoneRank]:
@@ -151,6 +159,7 @@ def main() -> None:
         result |= {
             f"{name}_blocking_held_fraction": times.held("blocking"),
             f"{name}_beside_held_fraction": times.held("beside"),
+            f"{name}_beside_held_cpu_fraction": times.busy,
             f"{name}_beside_next_step_fraction": times.slowed("beside"),
             f"{name}_reduction": 1.0 - times.held("beside") / times.held("blocking"),
         }

@@ -9,10 +9,13 @@ from pacekeeper.trainer import checkpoint_saver
 from pacekeeper.trainer.checkpoint_saver import Saver, Snapshot
 
 
-def test_kills_and_broken_files_cost_what_was_being_written_only(tmp_path: Path) -> None:
-    tally = checkpoint_crash.run(tmp_path, 12, seed=3)
+@pytest.mark.parametrize("experts", [0, 1])
+def test_kills_and_broken_files_cost_what_was_being_written_only(
+    tmp_path: Path, experts: int
+) -> None:
+    tally = checkpoint_crash.run(tmp_path, 6, seed=3, experts=experts)
     assert tally.wrong == []
-    assert sum(tally.trials.values()) == 12
+    assert sum(tally.trials.values()) == 6
     assert tally.num_verified > 0
 
 
@@ -29,6 +32,5 @@ def test_a_manifest_before_its_files_would_be_told(
 
     write_part = checkpoint_saver.Saver._write_part
     monkeypatch.setattr(checkpoint_saver.Saver, "_write_part", hasty)
-    monkeypatch.setattr(checkpoint_crash, "LONGEST_S", 1.0)  # time to write, on a busy host too
-    tally = checkpoint_crash.run(tmp_path, 3, seed=0)
+    tally = checkpoint_crash.run(tmp_path, 3, seed=0, longest_s=1.0)  # on a busy host, too
     assert tally.wrong
