@@ -7,7 +7,7 @@ from pacekeeper.cli.launch import command
 from pacekeeper.core.errors import ConfigError, ExitCode, UnreachableError
 
 
-@pytest.mark.parametrize("option", ["--steps", "--seed", "--num-nodes", "--checkpoint-every"])
+@pytest.mark.parametrize("option", ["--steps", "--seed", "--num-nodes", "--experts-per-checkpoint"])
 def test_what_the_running_job_tells_is_not_taken_from_the_command_line(option: str) -> None:
     result = CliRunner().invoke(command, ["--join", "127.0.0.1:1", option, "5"])
     assert result.exit_code == ExitCode.USAGE
