@@ -130,6 +130,29 @@ def test_blocks_that_do_not_lie_side_by_side_are_refused(
         replace(manifest, pieces=pieces)
 
 
+@given(manifests(is_partial=True), st.data())
+def test_pieces_that_overlap_or_lie_outside_are_refused_in_older_files_too(
+    manifest: Manifest, data: st.DataObject
+) -> None:
+    """Such files hold more than is used, so gaps are no mistake there."""
+    size = {file.name: file.size_bytes for file in manifest.files}
+    pairs = [
+        (one, other)
+        for one in manifest.pieces
+        for other in manifest.pieces
+        if one.piece < other.piece and one.file == other.file in {e.file for e in manifest.older}
+        if min(one.size_bytes, other.size_bytes) > 0
+    ]
+    assume(pairs)
+    one, other = data.draw(st.sampled_from(pairs))
+    moved = replace(other, first_byte=one.first_byte)
+    outside = replace(other, first_byte=size[other.file])
+    for wrong in (moved, outside):
+        pieces = tuple(wrong if entry == other else entry for entry in manifest.pieces)
+        with pytest.raises(ValueError, match="overlap or lie outside"):
+            replace(manifest, pieces=pieces)
+
+
 @given(st.lists(ids, min_size=2, max_size=5))
 def test_names_of_directories_sort_as_their_ids(found: list[CheckpointId]) -> None:
     assert [CheckpointId.of_name(one.name) for one in found] == found

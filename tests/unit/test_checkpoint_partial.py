@@ -69,6 +69,16 @@ def test_each_block_comes_from_where_it_was_saved_last(tmp_path: Path) -> None:
         assert step == 4 or not same(state, states[4][block]), "the test can tell steps apart"
 
 
+def test_several_experts_of_a_layer_are_not_mixed_up(tmp_path: Path) -> None:
+    """Two each time: 0 and 1, then 2 and 3; neither pair is all that the rank holds."""
+    _, states = grown(tmp_path, replace(FOUR, experts_per_checkpoint=2), 3)
+    other = Lone(tmp_path, FOUR, life=2)
+    other.go_back()
+    found = blocks_of(other)
+    for index, step in enumerate([2, 2, 3, 3]):
+        assert same(found[expert(index)], states[step][expert(index)]), index
+
+
 def test_a_partial_one_writes_what_is_dense_and_the_chosen_experts_only(tmp_path: Path) -> None:
     lone, _ = grown(tmp_path, FOUR, 2)
     full, part = saved(lone, 1), saved(lone, 2)
