@@ -78,10 +78,7 @@ def command(
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     rings = settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir
     if join_at is not None:
-        for name in _TOLD_BY_THE_JOB:
-            if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                option = name.replace("_", "-")
-                raise click.UsageError(f"--{option} is the running job's: leave it out with --join")
+        _refuse_what_the_job_tells(ctx)
         addresses = tuple(part.strip() for part in join_at.split(",") if part.strip())
         ctx.exit(_join(addresses, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
     config = settings(
@@ -114,6 +111,13 @@ def command(
     except ValueError as error:
         raise ConfigError(f"command line: {error}") from None
     ctx.exit(int(supervise_to_the_end(spec)))
+
+
+def _refuse_what_the_job_tells(ctx: click.Context) -> None:
+    for name in _TOLD_BY_THE_JOB:
+        if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = name.replace("_", "-")
+            raise click.UsageError(f"--{option} is the running job's: leave it out with --join")
 
 
 def _join(
