@@ -100,7 +100,7 @@ class Ledger:
             (t0, s0), (t1, s1) = self.points[-2:]
             before, after = (s1 - s0) * (self.now_s - t1), (self.samples - s1) * (t1 - t0)
             is_straight = abs(before - after) <= 1e-9 * max(abs(before), abs(after), 1.0)
-            is_near = s1 >= s0 and self.now_s - t0 <= self.resolution_s
-            if t1 > t0 and (is_straight or is_near):
+            is_near = self.now_s - t0 <= self.resolution_s
+            if t1 > t0 and (is_straight or is_near):  # else samples were lost at this moment
                 self.points.pop()
         self.points.append((self.now_s, self.samples))

@@ -85,7 +85,9 @@ def test_sets_of_hundreds_of_nodes_are_as_good_as_never_lost_and_told_as_their_s
     killers = [frozenset(range(first, first + 300)) for first in range(16)]
     risk = dict.fromkeys(range(400), 0.13)
     assert loss_probability(killers, risk) == union_bound(killers, risk) < NEGLIGIBLE
-    # What is not negligible is counted: the sum would be far above it.
-    near = [frozenset({*range(12), 12 + at}) for at in range(20)]
-    exact = 0.5**12 * (1.0 - 0.5**20)
-    assert loss_probability(near, dict.fromkeys(range(32), 0.5)) == pytest.approx(exact)
+    # What is not negligible is counted: the sum would be a tenth above it.
+    near = [frozenset({*range(10), 10 + at}) for at in range(20)]
+    exact = 0.01**10 * (1.0 - 0.99**20)
+    assert loss_probability(near, dict.fromkeys(range(30), 0.01)) == pytest.approx(
+        exact, rel=1e-9, abs=0.0
+    )
