@@ -7,8 +7,8 @@ layers with Zipf loads. Every part is exact (all sets of lost nodes). Load is ma
 Lazarus and EPLB with equal shares, as published, and with the best split over their hosts. Ours
 also where 1 % above the bound counts as even, so that survival decides below that.
 Then the layout a job starts with, before loads are known. Last the promise that fewer losses are
-survived than each expert has replicas, in all small cases
-(research 1.6): how often each planner breaks it.
+survived than each expert has replicas, in all small cases (research 1.6): how often each planner
+breaks it.
 Prints tables, last one line of JSON.
 """
 

@@ -135,12 +135,13 @@ def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, pa
     devices = range(cluster.num_ranks)
     left.bar(devices, whole, color="#4477aa", label="all layers")
     if len(rows) > 1:
-        left.plot(devices, most, "_", color="#aa3377", label="its fullest layer")
+        left.plot(devices, most, "D", color="#aa3377", markersize=4, label="its fullest layer")
     fluid = sum(layer.fluid for layer in proof.layers)
     bound = sum(layer.slots_bound for layer in proof.layers) / fluid if fluid else 1.0
     left.axhline(bound, color="#222222", linestyle="--", label="no placement is lower")
-    left.set(xlabel="device", ylabel="load / speed, of the fluid limit", ylim=(0.0, None))
-    left.legend(loc="lower right")
+    top = 1.3 * max(bound, *most)  # room for the legend
+    left.set(xlabel="device", ylabel="load / speed, of the fluid limit", ylim=(0.0, top or None))
+    left.legend(loc="upper right", ncols=3, fontsize="small")
     for name, of in _distinct(plan, cluster).items():
         lost = range(len(of.by_losses))
         right.plot(lost, of.by_losses, marker="o", color=COLORS[name], label=f"of {name}")
@@ -149,7 +150,9 @@ def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, pa
         label="no plan is higher (nodes)",
     )  # fmt: skip
     right.set(xlabel="lost at once", ylabel="part of the losses survived", ylim=(-0.03, 1.03))
-    right.legend(loc="lower left")
+    right.legend(loc="upper right", fontsize="small")
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
     try:
         figure.savefig(path, dpi=130, format="png")
     except OSError as error:
