@@ -62,7 +62,7 @@ def put_pending(job: JobState, records: Iterable[StepFact]) -> JobState:
     for step in sorted(pending)[:-MAX_PENDING_STEPS]:
         del pending[step]  # a rank stopped reporting: do not wait for ever
     if not job.tells_work and any(_tells_work(by_rank) for by_rank in fresh.values()):
-        job = whole_job.told_work(job)
+        job = replace(job, tells_work=True)
     return replace(job, pending=pending)
 
 
@@ -167,6 +167,8 @@ def _judge(
         return state, job, [*commands, *said]
     if not timed:
         return state, job, commands
+    if job.whole.num_steps or job.whole.is_open:
+        job = whole_job.handed_over(job)
     samples = samples_of(job, timed)
     job, judgement = fold_roles(config.detector, job, samples)
     job = _show_on_ranks(job, judgement)

@@ -24,15 +24,15 @@ def is_untold(job: JobState, step: int) -> bool:
     return bool(job.whole.num_steps) or max(job.pending) - step >= LATE_STEPS
 
 
-def told_work(job: JobState) -> JobState:
-    """The first work that a rank tells: from now on ranks are judged by their own times.
+def handed_over(job: JobState) -> JobState:
+    """Ranks tell their times: they are judged by them from now on.
 
     An open finding of the whole job becomes one of all its ranks together.
     """
     if job.whole.is_open:
         evidence = restore(job.evidence.slow, everybody=job.whole.slowdown)
         job = replace(job, evidence=evidence)
-    return replace(job, tells_work=True, whole=JobPace())
+    return replace(job, whole=JobPace())
 
 
 def judge_step(

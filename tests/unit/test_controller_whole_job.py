@@ -153,6 +153,34 @@ def test_the_first_work_told_ends_it_and_an_open_finding_is_that_of_all_ranks() 
     assert len(state.open_incidents) == 1
 
 
+def test_times_that_come_back_take_an_open_finding_over() -> None:
+    job = Foreign()
+    job.driver.report(*step(0, generation=0))  # its clocks work for a step
+    job.number = 1
+
+    def untimed(slowdown: float) -> list[Record]:
+        return [
+            *job.ends(slowdown, 4000),
+            *(
+                MicroBatchRecord(
+                    rank=rank, step=job.number, micro_batch=0, generation=0, compute_s=0.0,
+                    tokens=1000, sum_len_squared=9000,
+                )
+                for rank in RANKS
+            ),
+        ]  # fmt: skip
+
+    for number in range(1, FAULT + 100):
+        job.number = number
+        job.driver.now_s += 0.3
+        job.driver.report(*untimed(1.2 if number >= FAULT else 1.0))
+    assert [finding.kind for finding in job.found] == [FindingKind.HOST]
+    job.driver.report(*step(job.number + 1, generation=0))
+    state = job.driver.job
+    assert not state.whole.is_open
+    assert state.evidence.common is not None and state.evidence.common.is_open
+
+
 def test_after_a_restart_its_pace_is_measured_anew_and_that_is_said() -> None:
     job = Foreign()
     job.steps(FAULT)
