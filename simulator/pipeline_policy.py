@@ -34,13 +34,12 @@ ON_CLUSTER = replace(PUBLISHED, notice_s=(1.0, 1.0), grow_wait_s=0.0)
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Known:
     """What a policy remembers. speed: of ranks it takes for slow; coming: what it will have noticed
-    at `coming_step`; since_step: from when on these speeds are known.
+    at `coming_step`.
     """
 
     speed: Mapping[int, float] = field(default_factory=dict)
     coming: Mapping[int, float] | None = None
     coming_step: int = 0
-    since_step: int = 0
 
     def after(self, step: int) -> int | None:
         """Steps until what is coming is known."""
@@ -65,7 +64,7 @@ class PipelinePolicy(ABC):
     dispatch: Dispatch = Dispatch.EVENED
 
     @abstractmethod
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         """Where to go for the devices as it knows them; None: it gives up."""
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:
@@ -78,13 +77,13 @@ class PipelinePolicy(ABC):
             return self._sees(moment, job, known)
         noticed_s = 0.0
         if known.coming is not None and moment.step >= known.coming_step:
-            known = Known(speed=known.coming, since_step=moment.step)
+            known = Known(speed=known.coming)
             noticed_s = self.validate_s
         there = set(moment.nodes)
         known = replace(known, speed={r: s for r, s in known.speed.items() if r in there})
         problem = job.as_is(known.speed, living=moment.nodes)
         try:
-            work = self.work_for(problem, moment.layout)
+            work = self.work_for(problem)
         except ValueError:
             work = None
         return gone_to(self, moment, job, work, known, noticed_s)

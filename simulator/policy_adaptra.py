@@ -22,7 +22,7 @@ class Adaptra(PipelinePolicy):
     name: str = "adaptra"
     validate_s: float = 3.0
 
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         home = all_at_home(problem)
         if home is None:
             return None

@@ -34,7 +34,7 @@ class Greyhound(PipelinePolicy):
     notice_steps: int = S2_STEPS
     validate_s: float = 3.0
 
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         if all_at_home(problem) is None:
             return None
         return Planned(partition=s2(problem, home_groups(problem)))

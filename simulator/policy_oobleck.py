@@ -39,7 +39,7 @@ class Oobleck(PipelinePolicy):
     failures: int = 1
     is_strengthened: bool = False
 
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         as_new = healthy(problem)
         groups = [[ranks for ranks in of if ranks] for of in whole_groups(problem)]
         smallest = _smallest(as_new)

@@ -35,7 +35,7 @@ class ReCycle(PipelinePolicy):
     validate_s: float = 3.0
     is_strengthened: bool = False
 
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         if all(device.speed == 1.0 for device in problem.devices):
             return all_at_home(problem)
         groups = whole_groups(problem)

@@ -24,7 +24,7 @@ class ResiHP(PipelinePolicy):
     plan_s: float = 1.44
     is_persisted: bool = True
 
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         if all(device.speed == 1.0 for device in problem.devices):
             return all_at_home(problem)
         plan = resihp(problem)

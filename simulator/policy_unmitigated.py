@@ -12,7 +12,7 @@ from pacekeeper.simulator.pipeline_work import Work
 class Unmitigated(PipelinePolicy):
     name: str = "degraded"
 
-    def work_for(self, problem: Problem, held: Work | None) -> Work | None:
+    def work_for(self, problem: Problem) -> Work | None:
         return all_at_home(problem)
 
     def notices(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> bool:

@@ -140,13 +140,13 @@ def test_oobleck_gives_the_rest_of_a_pipeline_that_is_too_short_to_the_others() 
     job = pipeline_job(data=3, rows=16, memory_bytes=8.5e9)
     gone = job.home.pipelines[0].cells[0].ranks[0]
     living = [rank for rank in job.home.ranks if rank != gone]
-    work = Oobleck().work_for(job.as_is({}, living=living), None)
+    work = Oobleck().work_for(job.as_is({}, living=living))
     assert isinstance(work, Planned)
     left = job.home.pipelines[0].cells[1].ranks
     assert sorted(len(pipeline.cells) for pipeline in work.partition.pipelines) == [2, 3]
     assert set(left) <= set(work.ranks) and work.partition.rows_per_step == 3 * 16
     fewer = [rank for rank in living if rank not in job.home.pipelines[1].ranks]
-    assert Oobleck().work_for(job.as_is({}, living=fewer), None) is None
+    assert Oobleck().work_for(job.as_is({}, living=fewer)) is None
 
 
 def test_a_lost_device_costs_ours_no_more_than_its_part_and_a_pause() -> None:
@@ -186,7 +186,7 @@ def test_state_that_nobody_holds_comes_from_storage() -> None:
 
 def test_adaptras_order_of_chunks_is_never_slower_than_the_usual_one() -> None:
     for speed in ({}, {5: 0.4}, {9: 0.3}, {13: 0.6}):
-        chosen = Adaptra().work_for(JOB.as_is(speed), None)
+        chosen = Adaptra().work_for(JOB.as_is(speed))
         assert chosen is not None
         taken_s = JOB.step_s(chosen, JOB.routing.at(0), speed, Adaptra().dispatch)
         assert taken_s <= run_step_s(speed) * (1.0 + 1e-9)
