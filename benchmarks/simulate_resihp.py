@@ -186,14 +186,14 @@ def stop_cell(paper: Paper, flops: float, interval: str, seeds: int, *, is_mixed
 
 
 def large(flops: float, steps: int, seeds: int) -> Row:
-    """256 devices: every hour one stops or becomes slow, in turn; each is back after 8 h."""
+    """256 devices: every hour one stops or becomes slow, in turn; each is back after 4 h."""
     job = job_of(LARGE, flops, ROWS)
     duration_s = steps * home_step_s(job)
     rule = FaultRule(
         kinds=(FaultKind.STOP, FaultKind.SLOW),
         every_s=HOUR_S,
         slow_speed=slow_speed(job, 0, DROPS["medium"]),
-        mended_after_s=8.0 * HOUR_S,
+        mended_after_s=4.0 * HOUR_S,
     )
     ratios: dict[str, list[float]] = {}
     for seed in range(seeds):
