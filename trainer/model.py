@@ -150,7 +150,7 @@ class Attention(nn.Module):
         head_size = hidden // self.config.num_heads
         heads = num_shards * width // head_size  # that are here
         normed_TD = group.gather(F.rms_norm(x_SD, (hidden,), norm_D), num_tokens, work)
-        work.add(places.work.scaled(group.share))
+        work.add(places.work.in_part(group.share))
         mixed_TW = product(normed_TD, self.bank.qkv.reshape(-1, hidden), work)
         rows, length = places.rows, places.length
         mixed_PW = mixed_TW.new_zeros(rows * length, mixed_TW.shape[1])

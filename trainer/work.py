@@ -34,6 +34,10 @@ class Work:
             flops=self.flops * factor, bytes=self.bytes * factor, kernels=self.kernels * factor
         )
 
+    def in_part(self, share: float) -> "Work":
+        """A part of it on one of several devices: each starts all the kernels."""
+        return Work(flops=self.flops * share, bytes=self.bytes * share, kernels=self.kernels)
+
 
 NO_WORK = Work()
 
