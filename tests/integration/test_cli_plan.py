@@ -58,7 +58,7 @@ def test_people_get_a_table_and_a_picture(tmp_path: Path) -> None:
         "--slots", "5", "--plot", str(picture),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "of the fluid limit" in done.stdout and "lost nodes" in done.stdout
+    assert "of the fluid limit" in done.stdout and "(nodes)" in done.stdout
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
