@@ -64,7 +64,7 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
 
 
 def as_partition(view: View, layout: Layout) -> Partition:
-    """Raises ValueError where the layout has no pipelines."""
+    """Raises ValueError where a pipeline has fewer rows than micro-batches."""
     return partition_of(
         layout,
         num_rows=view.shape.rows_per_step,

@@ -77,6 +77,11 @@ def test_a_whole_plan_leaves_nobody_without_work() -> None:
     assert plan_partition(problem).standby == (1,)
     whole = plan_partition(replace(problem, is_whole=True))
     assert whole.standby == () and whole.partition.ranks == HOME.ranks
+    dense = model_of(16, attention=32, mlp=64)
+    lone = even_partition(dense, data=2, stages=4, tensor=1, rows=32, micro_batches=8)
+    slowest = problem_of(dense, lone, slow={2: 0.05})
+    assert plan_partition(slowest).standby == (2,)
+    assert plan_partition(replace(slowest, is_whole=True)).standby == ()
 
 
 def test_experts_are_moved_with_their_layers() -> None:

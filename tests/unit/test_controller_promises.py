@@ -177,7 +177,8 @@ def test_costs_are_as_measured_and_as_set_until_then() -> None:
         pause_s=0.1, total_s_per_byte=1e-3, busiest_s_per_byte=1e-3
     )
     assert costs_of([still], config).pause_s == 0.4
-    measured = costs_of([still, one, still], config)
+    longer = Move(duration_s=0.9)  # moves of nothing say nothing of bytes
+    measured = costs_of([still, one, longer, still], config)
     assert measured.total_s_per_byte == pytest.approx(0.02)
     assert measured.busiest_s_per_byte == pytest.approx(0.08)
     assert costs_of([one], config).pause_s == 0.1

@@ -178,6 +178,11 @@ def test_nothing_is_planned_before_the_work_of_the_stages_is_measured() -> None:
     assert "what its stages take is not measured yet" in decision.reason
 
 
+def test_pipelines_with_fewer_rows_than_micro_batches_are_not_planned() -> None:
+    few = view_of(EVEN, slow={1: 2.0}, rows=6)
+    assert "3 rows can not be divided into 4 micro-batches" in decide(few, CONFIG).reason
+
+
 def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
     away = planned(decide(SLOW, CONFIG))
     assert away.stages != EVEN.stages
@@ -187,6 +192,10 @@ def test_after_recovery_the_shards_and_layers_of_before_come_back() -> None:
     assert decision.layout == replace(EVEN, generation=10)
     assert decision.moved_bytes > 0
     assert decide(replace(over, layout=EVEN), CONFIG).layout is None
+    runs = planned(without(CONFIG, Rung.MOVE_LAYERS)).stages
+    other = replace(EVEN, stages=runs)  # in nothing else than its runs
+    alike = view_of(other, home=EVEN, work=work_of(other))
+    assert decide(alike, CONFIG).rung is Rung.RETURN_HOME
 
 
 def test_a_head_is_what_the_last_stage_takes_beyond_its_layers() -> None:
