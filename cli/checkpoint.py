@@ -73,9 +73,9 @@ def show(path: str, as_json: bool) -> None:
 def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
     """Delete what the newest complete checkpoints make useless; PATH is a job's directory.
 
-    The newest --keep that no job could fail to read stay, with every file they live from, and where
-    they share files one more that shares none with the newest. What may be being written now, newer
-    than the newest complete one, is left alone.
+    The newest --keep that no job failed to read stay, with every file they live from; where the
+    newest is partial, two more, so that a file that breaks does not take all. What is newer than
+    the newest complete one may be being written now, and is left alone.
     """
     from pacekeeper.core.errors import DataError, HostError
     from pacekeeper.trainer.checkpoint_catalog import complete_ids

@@ -7,9 +7,9 @@ file goes that they name. Whoever deletes may be killed after any file.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pacekeeper.core.errors import DataError
 from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, saved_in
-from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, ids, read_manifest
+from pacekeeper.core.manifest_codec import decode_manifest
+from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, ids
 from pacekeeper.trainer.checkpoint_files import Storage
 
 Known = dict[CheckpointId, frozenset[str]]  # paths of the files that each lives from
@@ -31,24 +31,22 @@ def removable(
 ) -> Removal:
     """What `newest`, complete or being written, makes useless. Raises OSError.
 
-    `keep` complete ones stay, and where these live from files of one another, two more: the newest
-    that has no file in common with the newest of all, for a file that breaks must not take all, and
-    the one that will follow it there.
-    Those that were rejected or whose manifest is damaged do not count: they must not push out what
-    is whole. Where none is known to be good, none is known to be useless. Of directories without a
-    manifest the older ones go: nobody writes there any more. Files stay while a checkpoint that
-    stays names them. `known`: files of checkpoints that were read before, and are added to:
-    manifests never change, and reading them costs the time of whoever trains beside.
+    `keep` complete ones stay, and where the newest lives from files of others, two more: the newest
+    that has no file in common with it, for a file that breaks must not take all, and the one that
+    will follow it there. Those that were rejected or whose manifest is damaged do not count: they
+    must not push out what is whole. Where none is known to be good, none is known to be useless. Of
+    directories without a manifest the older ones go: nobody writes there any more. Files stay while
+    a checkpoint that stays names them. `known`: files of checkpoints that were read before, and are
+    added to: manifests never change, and reading them costs the time of whoever trains beside.
     """
     known = {} if known is None else known
     there = {one: storage.names(one.name) for one in ids(storage)}
     complete = [one for one, names in there.items() if MANIFEST_FILE in names]
     held: dict[CheckpointId, frozenset[str]] = {}
     for one in complete:
-        try:
-            held[one] = known.get(one) or files_of(read_manifest(storage, one))
-        except DataError:
-            continue
+        files = known.get(one) or _named_by(storage, one)
+        if files is not None:
+            held[one] = files
     known.clear()
     known.update(held)
     good = [one for one in held if REJECTED_FILE not in there[one]]
@@ -58,7 +56,7 @@ def removable(
     going = [one for one in complete if oldest and one < oldest and one not in staying]
     needed = frozenset[str]().union(*(held[one] for one in held if one not in going))
     broken = [one for one in there if one < newest and one not in complete]
-    files: list[str] = []
+    parts: list[str] = []
     whole: list[CheckpointId] = []
     for one in (*going, *broken):
         names = [f"{one.name}/{name}" for name in there[one]]
@@ -66,8 +64,8 @@ def removable(
             whole.append(one)
         else:
             manifest = f"{one.name}/{MANIFEST_FILE}"
-            files += [name for name in names if name not in needed and name != manifest]
-    return Removal(manifests=tuple(going), files=tuple(files), whole=tuple(whole))
+            parts += [name for name in names if name not in needed and name != manifest]
+    return Removal(manifests=tuple(going), files=tuple(parts), whole=tuple(whole))
 
 
 def sweep(
@@ -103,6 +101,18 @@ def sweep(
     return [one.name for one in found.whole]
 
 
+def _named_by(storage: Storage, one: CheckpointId) -> frozenset[str] | None:
+    """The files that a checkpoint lives from; None where its manifest is damaged or gone.
+
+    Raises OSError where storage does not answer: what it names may not go for that.
+    """
+    try:
+        manifest = decode_manifest(storage.read(f"{one.name}/{MANIFEST_FILE}"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return files_of(manifest) if manifest.id == one else None
+
+
 def files_of(manifest: Manifest) -> frozenset[str]:
     """The paths of the files it lives from."""
     return frozenset(file.name for file in manifest.files)
@@ -111,7 +121,11 @@ def files_of(manifest: Manifest) -> frozenset[str]:
 def _legs(
     good: Sequence[CheckpointId], held: Mapping[CheckpointId, frozenset[str]]
 ) -> list[CheckpointId]:
-    """The newest that has no file in common with the newest of all, and the next to become it."""
+    """The newest that has no file in common with the newest of all, and the next to become it; none
+    where that lives from its own files only.
+    """
+    if not good or all(saved_in(path) == good[0] for path in held[good[0]]):
+        return []
     apart = [one for one in good[1:] if held[one].isdisjoint(held[good[0]])][:1]
     waiting = [one for one in good if not apart or one > apart[0]][-1:]
     return apart + waiting
@@ -127,10 +141,7 @@ def lent_out(storage: Storage) -> dict[CheckpointId, int]:
     for one, names in there.items():
         if MANIFEST_FILE not in names:
             continue
-        try:
-            files = files_of(read_manifest(storage, one))
-        except DataError:
-            continue
+        files = _named_by(storage, one) or frozenset[str]()
         for lender in {saved_in(path) for path in files} - {one, None}:
             if lender is not None and MANIFEST_FILE not in there.get(lender, ()):
                 found[lender] = found.get(lender, 0) + 1

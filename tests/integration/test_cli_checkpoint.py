@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.manifest import MANIFEST_FILE
-from support.checkpoints import Lone
+from support.checkpoints import TINY, Lone
 from support.commands import pacekeeper
 
 
@@ -96,9 +97,34 @@ def test_one_is_shown_by_its_path_and_of_a_directory_the_newest_complete_one(lon
     assert table.returncode == 0 and "norm router" in table.stdout
 
 
-@pytest.mark.parametrize("word", ["ls", "verify", "show"])
+def test_what_is_useless_goes_when_asked_and_what_may_be_written_now_stays(lone: Lone) -> None:
+    names = lone.names()
+    said = asked("gc", str(lone.root), "--keep", "1", "--dry-run")
+    assert said == {"removed": [names[0]], "files": [], "dry_run": True}
+    assert lone.names() == names
+    assert asked("gc", str(lone.root), "--keep", "1")["removed"] == [names[0]]
+    assert lone.names() == names[1:]
+
+
+def test_of_a_partial_one_the_list_says_how_old_it_is_and_what_it_would_lose(
+    tmp_path: Path,
+) -> None:
+    one = Lone(tmp_path, replace(TINY, experts_per_checkpoint=1))
+    for _ in range(2):
+        one.train()
+        one.save()
+    newest, oldest = asked("ls", str(one.root))["checkpoints"]
+    assert (oldest["oldest_step"], oldest["lost_tokens"]) == (1, 0)
+    assert newest["oldest_step"] == 1 and newest["lost_tokens"] > 0
+    assert newest["own_bytes"] < newest["size_bytes"]
+    table = pacekeeper("checkpoint", "ls", str(one.root)).stdout
+    assert "partial: step 2 lives from" in table
+    assert f"loses {newest['lost_tokens']:,} tokens" in " ".join(table.split())
+
+
+@pytest.mark.parametrize("word", ["ls", "verify", "show", "gc"])
 def test_where_there_is_none_that_is_said(word: str, tmp_path: Path) -> None:
     done = pacekeeper("checkpoint", word, str(tmp_path / "none"))
     assert done.returncode == ExitCode.DATA
-    assert "none: no checkpoint there; name what --checkpoint-dir named" in done.stderr
+    assert "none: no " in done.stderr and "checkpoint there" in done.stderr
     assert "Traceback" not in done.stderr

@@ -13,7 +13,7 @@ from pacekeeper.core.manifest import CheckpointId, Manifest, Piece
 from pacekeeper.trainer.block_state import read_block
 from pacekeeper.trainer.checkpoint import Position
 from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
 from pacekeeper.trainer.checkpoint_retention import lent_out, sweep
 from pacekeeper.trainer.partial_saves import PartialSaves
 from support.checkpoints import TINY, Lone
@@ -259,6 +259,23 @@ def test_manifests_go_before_any_file_they_name(
     monkeypatch.setattr(Path, "unlink", unlinked)
     sweep(storage, saved(lone, 9).id, 2)
     assert looks > 5 and len(lone.names()) < 9
+
+
+def test_storage_that_does_not_answer_costs_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A manifest that can not be read now may name any of them."""
+    lone, _ = grown(tmp_path, FOUR, 6)
+    newest = saved(lone, 6)
+    before = sorted(lone.root.rglob("*"))
+
+    def stale(storage: LocalStorage, path: str, first: int = 0, size: int | None = None) -> bytes:
+        raise OSError(116, "Stale file handle")
+
+    monkeypatch.setattr(LocalStorage, "read", stale)
+    with pytest.raises(OSError, match="Stale"):
+        sweep(open_storage(str(lone.root)), newest.id, 2)
+    assert sorted(lone.root.rglob("*")) == before
 
 
 def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
