@@ -1,6 +1,7 @@
 """Whole recorded histories of nodes: hours of spot nodes, and 348 days of faults on 400 servers.
 
-`python -m benchmarks.simulate_faults`; some minutes (`--quick`: one model, two seeds, thirty days).
+`python -m benchmarks.simulate_faults`; hours (`--quick`, one model, two seeds and thirty days: some
+minutes; `--seeds`, `--days` and `--only` choose).
 The whole P3 and G4dn traces and Parcae's hours (`spot_bamboo`, `spot_parcae`), at most ten nodes
 drawn by seed, recorded routing; the log of faults (`infinitehbd_faults`) with a node taken out by
 any fault, and with fail-slow kinds slowing it to half, loads even. Jobs and policies are those of
