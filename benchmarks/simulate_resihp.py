@@ -243,7 +243,7 @@ def main() -> int:
         STEPS if arguments.quick else LARGE_STEPS,
         1 if arguments.quick else min(seeds, 2),
     )
-    result = summary(slow, stops, mixed, of_large)
+    result = summary(slow, stops, mixed, of_large, is_whole=not arguments.quick)
     result |= {
         "seeds": seeds,
         "tflops": {name: round(rate / 1e12, 1) for name, rate in flops.items()},
