@@ -208,11 +208,10 @@ def _followed(
 ) -> tuple[JobState, JobStep]:
     """What a step says of the job as a whole: by the work of its ranks, or as they ended it."""
     duration_s = max(r.duration_s for r in ended.values())
-    # Each token once, though every rank of its tensor group tells it, in every stage.
-    part = 1.0 / (1 if job.layout is None else len(job.layout.stages))
-    tokens = round(part * sum(r.tokens * r.tensor_share for r in work.values()))
-    squares = round(part * sum(r.sum_len_squared * r.tensor_share for r in work.values()))
-    documents = round(part * sum(r.num_documents * r.tensor_share for r in work.values()))
+    # Each token once, though all ranks of its pipeline tell it: of the layers they have parts.
+    tokens = round(sum(r.tokens * r.tensor_share for r in work.values()))
+    squares = round(sum(r.sum_len_squared * r.tensor_share for r in work.values()))
+    documents = round(sum(r.num_documents * r.tensor_share for r in work.values()))
     if not work:
         tokens = max(r.tokens for r in ended.values())
         squares = max(r.sum_len_squared for r in ended.values())

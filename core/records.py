@@ -21,7 +21,7 @@ class MicroBatchRecord:
     `num_active_experts` how many local experts got at least one row, all layers together.
     `rows_over_N`: the rows each local expert computed beyond its first N, added up the same way
     (core/expert_rows.py): how many rows lie where an expert's device is full.
-    `num_documents`: 0 where not told. `tensor_share`: of attention and dense layers, 0 to 1.
+    `num_documents`: 0 where not told. `tensor_share`: of all attention and dense layers, 0 to 1.
     """
 
     rank: int

@@ -88,7 +88,7 @@ class Passes:
         """Gradients of this rank's part of its rows add up in the parameters. Raises PeerLost."""
         config, layers = self.config, self.model.own_layers
         assert self.model.group is not None, "the model knows its layout"
-        tensor_share = self.model.group.share
+        tensor_share = self.model.group.share * len(layers) / config.num_layers
         rows = own_rows(self.layout, config, self.fabric.rank)
         parts = apportion_rows(rows, config.num_microbatches)
         no_counts = torch.zeros(len(layers), config.num_experts, dtype=torch.int64)
