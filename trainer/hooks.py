@@ -123,7 +123,7 @@ class Hooks:
         """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows.
 
         `rows_over`: what `core.expert_rows.rows_over` makes of the rows of each local expert.
-        `tensor_share`: the part of all attention and dense layers of the model that this rank holds.
+        `tensor_share`: the part of all attention and dense layers that this rank holds.
         """
         self.told(
             compute,
