@@ -361,6 +361,11 @@ class TrainConfig:
                 f"tensor_size: expected at most num_heads = {self.num_heads}, "
                 f"got {self.tensor_size}"
             )
+        if self.experts_per_checkpoint and self.num_stages > 1:
+            raise ValueError(
+                "experts_per_checkpoint: expected 0 where num_stages is above 1: tokens that a "
+                "checkpoint leaves out are counted within one stage only"
+            )
         if self.schedule not in ("1f1b", "zero_bubble"):
             raise ValueError(f"schedule: expected '1f1b' or 'zero_bubble', got {self.schedule!r}")
         if self.rows_per_step % self.num_microbatches:

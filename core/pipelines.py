@@ -43,7 +43,8 @@ def closed(layout: Layout, gone: Collection[int], *, is_restored: bool = False) 
         columns.append((order[:count], _joined([groups[c] for c in order[:count]], spare, layout)))
     share = dict(layout.batch_shares)
     shares = [
-        share[layout.stages[0].groups[c][0].rank] * _left(layout, living, c) for c in columns[0][0]
+        share[layout.stages[0].groups[c][0].rank] * _left(layout, stages, living, c)
+        for c in columns[0][0]
     ]
     return _arranged(layout, stages, [groups for _, groups in columns], shares)
 
@@ -140,10 +141,15 @@ def _add(columns: list[list[Members]], place: tuple[int, int], rank: int) -> Non
     columns[stage][coordinate] += (rank,)
 
 
-def _left(layout: Layout, living: Sequence[Sequence[Members]], coordinate: int) -> float:
-    """How much of its speed the weakest group of a pipeline kept."""
+def _left(
+    layout: Layout,
+    stages: Sequence[Stage],
+    living: Sequence[Sequence[Members]],
+    coordinate: int,
+) -> float:
+    """How much of its speed the weakest group of a pipeline kept, in the `stages` as they were."""
     speed, kept = layout.speed_by_rank, [1.0]
-    for stage, groups in zip(layout.stages, living, strict=False):
+    for stage, groups in zip(stages, living, strict=True):
         before = sum(speed[run.rank] for run in stage.groups[coordinate])
         if groups[coordinate]:
             kept.append(sum(speed[rank] for rank in groups[coordinate]) / before)

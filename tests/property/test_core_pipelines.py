@@ -1,5 +1,7 @@
 """Wishes on pipelines: whoever lives works, and who comes fills the gaps that deaths have left."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,3 +97,9 @@ def test_layers_of_a_stage_that_nobody_is_left_of_go_to_a_neighbour_from_a_check
         (0, 3, (0, 3)),
         (3, 4, (2, 5)),
     ]
+
+
+def test_a_pipelines_part_is_told_by_the_stages_that_are_left() -> None:
+    first = replace(grid(3, 2, 2), speeds=((8, 0.5),))  # of stage 1, which nobody is left of
+    after = shrink(first, dead=[2, 3, 8, 9, 10], generation=2, is_restored=True)
+    assert dict(after.batch_shares) == pytest.approx({0: 2 / 3, 6: 1 / 3})
