@@ -19,6 +19,8 @@ from pacekeeper.trainer import hooks
 FRAMES = {
     "with step: in": 4,  # the block is made, its beginning is told
     "with micro_batch_timer: in": 4,
+    "with loading: in": 3,
+    "with loading: out": 1,
     "with waiting: in": 3,
     "with waiting: out": 2,
     "with micro_batch_timer: out": 5,

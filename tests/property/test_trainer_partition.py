@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import NoQuorumError
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer import agreement
+from pacekeeper.trainer import agreement, patience
 from pacekeeper.trainer.agreement import Agreement, Fenced
 from pacekeeper.trainer.commit import Phase, Progress
 from pacekeeper.trainer.quorum import Group
@@ -28,7 +28,7 @@ MAX_ROUNDS = 8
 def _hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(agreement, "QUORUM_WAIT_S", 0.3)
-        patch.setattr(agreement, "SILENCE_GRACE_S", 0.1)
+        patch.setattr(patience, "GRACE_S", 0.1)
         patch.setattr(agreement, "FENCE_GRACE_S", 0.1)
         yield
 
