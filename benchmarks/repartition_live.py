@@ -9,6 +9,7 @@ minutes; what the host's cores could not do in the devices' time is told as `ove
 
 import argparse
 import json
+import socket
 import subprocess
 import tempfile
 import time
@@ -92,6 +93,19 @@ def phase(lines: list[dict[str, Any]], first: int, end: int) -> Phase:
     )
 
 
+def await_listening(port: int) -> None:
+    """Raises OSError where nobody listens there in time."""
+    give_up_s = time.monotonic() + START_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(POLL_S)
+
+
 def run(config: TrainConfig, victim: int, slowdown: float, folder: Path) -> list[dict[str, Any]]:
     """The whole story; rank 0's log. Raises RuntimeError where the launcher fails."""
     (folder / "faults").mkdir()
@@ -107,8 +121,10 @@ def run(config: TrainConfig, victim: int, slowdown: float, folder: Path) -> list
             stack.callback(process.terminate)
             return process
 
-        address = f"127.0.0.1:{free_port()}"
+        port = free_port()
+        address = f"127.0.0.1:{port}"
         start("controller", "controller", "--listen", address, "--store", str(folder / "store"))
+        await_listening(port)  # else the next port that is free is the same
         start(
             "agent", "agent", "--controller", address, "--node", "node-0", "--metrics-listen", "",
             "--ring-dir", str(folder / "rings"),
