@@ -106,7 +106,8 @@ def connect_store(address: str, timeout_s: float = CONNECT_TIMEOUT_S) -> TCPStor
                 port,
                 is_master=False,
                 wait_for_workers=False,
-                timeout=timedelta(seconds=timeout_s),
+                # Over before we give up: who is cut must not knock once more, and wait for ever.
+                timeout=timedelta(seconds=timeout_s / 2),
             )
             store.set_timeout(timedelta(seconds=CONNECT_TIMEOUT_S))
             answer.put(store)
