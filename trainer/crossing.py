@@ -35,19 +35,22 @@ class Crossing:
 
     def give(self, rows_SD: Tensor, num_tokens: int) -> Posted:
         """Begin to send this rank's slice of `num_tokens`. Raises PeerLost."""
-        own = token_slices(self.givers, num_tokens)[self.fabric.rank]
-        there = token_slices(self.takers, num_tokens)
-        sent = [_overlap(own, there.get(rank)) for rank in self.fabric.ranks]
+        sent = self._shared(self.givers, self.takers, num_tokens)
         nothing = rows_SD.new_empty((0, *rows_SD.shape[1:]))
         return self.fabric.post(nothing, rows_SD.contiguous(), [0] * len(sent), sent)
 
     def take(self, rows_SD: Tensor, num_tokens: int) -> Posted:
         """Begin to fill `rows_SD` with this rank's slice of `num_tokens`. Raises PeerLost."""
-        own = token_slices(self.takers, num_tokens)[self.fabric.rank]
-        there = token_slices(self.givers, num_tokens)
-        expected = [_overlap(own, there.get(rank)) for rank in self.fabric.ranks]
+        expected = self._shared(self.takers, self.givers, num_tokens)
         nothing = rows_SD.new_empty((0, *rows_SD.shape[1:]))
         return self.fabric.post(rows_SD, nothing, expected, [0] * len(expected))
+
+    def _shared(self, own: Runs, other: Runs, num_tokens: int) -> list[int]:
+        """Tokens of this rank's slice that are each member's, too, on the other side."""
+        first, end = token_slices(own, num_tokens)[self.fabric.rank]
+        there = token_slices(other, num_tokens)
+        cuts = [there.get(rank, (0, 0)) for rank in self.fabric.ranks]
+        return [max(0, min(end, its_end) - max(first, its_first)) for its_first, its_end in cuts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,3 @@ class Crossings:
                 ways[f"forward_{side}"] = Crossing.between(below, above, fabric, "forward")
                 ways[f"backward_{back}"] = Crossing.between(above, below, fabric, "backward")
         return cls(**ways)
-
-
-def _overlap(one: tuple[int, int], other: tuple[int, int] | None) -> int:
-    return 0 if other is None else max(0, min(one[1], other[1]) - max(one[0], other[0]))

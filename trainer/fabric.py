@@ -9,6 +9,7 @@ import contextlib
 import re
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllToAllOptions, PrefixStore, Store
 
-from pacekeeper.trainer.collectives import Collectives, LocalFabric, PeerLost, Posted, exchanged
+from pacekeeper.trainer.collectives import Collectives, LocalFabric, PeerLost, exchanged
 from pacekeeper.trainer.forming import GLOO_TO_LEAVE, Waiting, connected
 from pacekeeper.trainer.timing import SegmentClock, TransferClock
 from pacekeeper.trainer.wires import Wire, cut, open_wires
@@ -26,10 +27,91 @@ from pacekeeper.trainer.wires import Wire, cut, open_wires
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
 STORE_TIMEOUT_S = 5.0  # for one answer of the store, where nothing shorter is asked for
 _ARRIVAL_POLL_S = 0.002
-_Members = Any  # a process group or a bare backend: both know alltoall_base, the stubs of one not
 
 
-class Fabric:
+class _Begun:
+    """An all-to-all under way; `input` and `host` live as long as it does."""
+
+    def __init__(
+        self, fabric: "Fabric", work: dist.Work, input: Tensor, host: Tensor, output: Tensor
+    ) -> None:
+        self._fabric, self._work, self._input = fabric, work, input
+        self._host, self._output = host, output
+
+    def wait(self) -> None:
+        self.arrive()
+        self.take_in()
+
+    def arrive(self) -> None:
+        self._fabric._await(self._work)
+
+    def take_in(self) -> None:
+        if self._host is not self._output:
+            self._output.copy_(self._host)
+
+
+class _Members(ABC):
+    """The collectives of a fabric, or of some of its members: `_group` is gloo's word for them."""
+
+    rank: int
+    ranks: tuple[int, ...]
+    _group: Any  # a process group or a bare backend: both know alltoall_base, the stubs of one not
+
+    @property
+    @abstractmethod
+    def _whole(self) -> "Fabric":
+        """The fabric itself: it knows clock, ticks and deaths. No cycle: few are ever collected."""
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
+    ) -> None:
+        """Along dimension 0, splits in rows, zero allowed. Raises PeerLost."""
+        whole = self._whole
+        if whole.clock is not None:
+            whole.clock.pause()
+        # gloo speaks host memory; the copies lie outside the measured compute, and the transfer.
+        host_input = _in_host_memory(input)
+        began_s = time.perf_counter()
+        begun = self.post(output, host_input, output_splits, input_splits)
+        begun.arrive()
+        if is_together and whole.transfers is not None:
+            own = self.ranks.index(self.rank)
+            rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
+            whole.transfers.took(rows * input.element_size() * input.shape[1:].numel(), began_s)
+        begun.take_in()
+        if whole.clock is not None:
+            whole.clock.resume()
+
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> _Begun:
+        is_host = output.device.type == "cpu"
+        host_output = output if is_host else torch.empty(output.shape, dtype=output.dtype)
+        host_input = _in_host_memory(input)
+        try:
+            work = self._group.alltoall_base(
+                host_output, host_input, output_splits, input_splits, AllToAllOptions()
+            )
+        except RuntimeError as error:
+            raise PeerLost(f"a collective broke: {_in_short(error)}") from None
+        return _Begun(self._whole, work, host_input, host_output, output)
+
+    @abstractmethod
+    def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
+        """As `Collectives.group`."""
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        """As an all-to-all: one round of wake-ups where a ring needs many. Raises PeerLost."""
+        return exchanged(self, values)
+
+
+class Fabric(_Members):
     """A gloo group of `ranks` for one generation. Raises PeerLost where it can not be formed.
 
     `is_aborted` is asked between ticks: True means that a member is known to be dead. `clock`
@@ -105,25 +187,11 @@ class Fabric:
             self.close()
             raise PeerLost(failure, is_silence=is_silence)
         self._heard_s = time.monotonic()  # from all members, last
+        self._group = dist.group.WORLD
 
-    def all_to_all(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        *,
-        is_together: bool = False,
-    ) -> None:
-        """Along dimension 0, splits in rows, zero allowed. Raises PeerLost."""
-        self._exchange_rows(
-            self.ranks, None, output, input, output_splits, input_splits, is_together
-        )
-
-    def post(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
-    ) -> Posted:
-        return self._post(None, output, input, output_splits, input_splits)
+    @property
+    def _whole(self) -> "Fabric":
+        return self
 
     def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
         """A gloo group of some members, for this generation. Raises PeerLost."""
@@ -135,41 +203,12 @@ class Fabric:
             self._parts[ranks, name] = _Part(self, ranks, name)
         return self._parts[ranks, name]
 
-    def _exchange_rows(
-        self,
-        ranks: tuple[int, ...],
-        group: _Members | None,
-        output: Tensor,
-        input: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        is_together: bool,
-    ) -> None:
-        """Among the `ranks` of a `group` (None: all members)."""
-        if self.clock is not None:
-            self.clock.pause()
-        # gloo speaks host memory; the copies lie outside the measured compute, and the transfer.
-        host_input = input if input.device.type == "cpu" else input.cpu()
-        began_s = time.perf_counter()
-        begun = self._post(group, output, host_input, output_splits, input_splits)
-        begun.arrive()
-        if is_together and self.transfers is not None:
-            own = ranks.index(self.rank)
-            rows = sum(output_splits) + sum(input_splits) - output_splits[own] - input_splits[own]
-            self.transfers.took(rows * input.element_size() * input.shape[1:].numel(), began_s)
-        begun.take_in()
-        if self.clock is not None:
-            self.clock.resume()
-
-    def exchange(self, values: Sequence[float]) -> Tensor:
-        """As an all-to-all: one round of wake-ups where a ring needs many. Raises PeerLost."""
-        return exchanged(self, values)
-
     def close(self) -> None:
         """Leave: cut the sockets, so that blocked peers notice at once, then free the group."""
         cut(wire for wire in self._sockets if not self._is_strange(wire))
         self._sockets = set()
         self._parts.clear()
+        self._group = None
         with contextlib.suppress(RuntimeError, AssertionError, ValueError):
             dist.destroy_process_group()
 
@@ -232,27 +271,6 @@ class Fabric:
             self._sockets |= open_wires() - before
         return made
 
-    def _post(
-        self,
-        group: _Members | None,
-        output: Tensor,
-        input: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-    ) -> "_Begun":
-        is_host = output.device.type == "cpu"
-        host_output = output if is_host else torch.empty(output.shape, dtype=output.dtype)
-        host_input = input if input.device.type == "cpu" else input.cpu()
-        try:
-            members = dist.group.WORLD if group is None else group
-            assert members is not None, "formed before"
-            work = members.alltoall_base(
-                host_output, host_input, output_splits, input_splits, AllToAllOptions()
-            )
-        except RuntimeError as error:
-            raise PeerLost(f"a collective broke: {_in_short(error)}") from None
-        return _Begun(self, work, host_input, host_output, output)
-
     def _await(self, work: dist.Work) -> None:
         """Until it has ended, in ticks. Raises PeerLost."""
         entered_s = time.monotonic()
@@ -281,59 +299,25 @@ class Fabric:
         self._heard_s = time.monotonic()
 
 
-class _Begun:
-    """An all-to-all under way; `input` and `host` live as long as it does."""
-
-    def __init__(
-        self, fabric: Fabric, work: dist.Work, input: Tensor, host: Tensor, output: Tensor
-    ) -> None:
-        self._fabric, self._work, self._input = fabric, work, input
-        self._host, self._output = host, output
-
-    def wait(self) -> None:
-        self.arrive()
-        self.take_in()
-
-    def arrive(self) -> None:
-        self._fabric._await(self._work)
-
-    def take_in(self) -> None:
-        if self._host is not self._output:
-            self._output.copy_(self._host)
-
-
-class _Part:
+class _Part(_Members):
     """Some members of a fabric; it ends with the fabric."""
 
     def __init__(self, whole: Fabric, ranks: tuple[int, ...], name: str) -> None:
         self.rank = whole.rank
         self.ranks = ranks
-        self._whole = whole
+        self._fabric = whole
         self._group = whole._form_part(ranks, name)
 
-    def all_to_all(
-        self,
-        output: Tensor,
-        input: Tensor,
-        output_splits: list[int],
-        input_splits: list[int],
-        *,
-        is_together: bool = False,
-    ) -> None:
-        self._whole._exchange_rows(
-            self.ranks, self._group, output, input, output_splits, input_splits, is_together
-        )
-
-    def post(
-        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
-    ) -> Posted:
-        return self._whole._post(self._group, output, input, output_splits, input_splits)
-
-    def exchange(self, values: Sequence[float]) -> Tensor:
-        return exchanged(self, values)
+    @property
+    def _whole(self) -> Fabric:
+        return self._fabric
 
     def group(self, ranks: tuple[int, ...], name: str = "") -> Collectives:
         return self if ranks == self.ranks and not name else self._whole.group(ranks, name)
+
+
+def _in_host_memory(tensor: Tensor) -> Tensor:
+    return tensor if tensor.device.type == "cpu" else tensor.cpu()
 
 
 def _in_short(error: Exception) -> str:

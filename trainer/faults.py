@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.trainer.timing import ComputeTime, WallClock
 from pacekeeper.trainer.work import (
     Work,
     WorkMeter,
@@ -89,7 +89,7 @@ def even_step_work(config: TrainConfig, world_size: int) -> Work:
 
 
 @dataclass(slots=True, kw_only=True)
-class EmulatedClock:
+class EmulatedClock(WallClock):
     """The segment clock of an emulated device. `slowdown` is the fault: 1.0 = healthy."""
 
     meter: WorkMeter
@@ -101,17 +101,9 @@ class EmulatedClock:
     num_overruns: int = 0  # segments whose real arithmetic took longer than the modelled time
     overrun_s: float = 0.0  # by how much, in all: time that no such device would have needed
     _random: random.Random = field(init=False)
-    _began_s: float = 0.0
-    _paused_s: float = 0.0
-    _compute_s: float = 0.0
-    _wait_s: float = 0.0
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-
-    def begin(self) -> None:
-        self._compute_s = self._wait_s = 0.0
-        self._began_s = time.perf_counter()
 
     def pause(self) -> None:
         modelled_s = self.device.time_s(self.meter.take()) * self.slowdown
@@ -127,18 +119,6 @@ class EmulatedClock:
         wait_until(due_s)
         self._compute_s += modelled_s
         self._paused_s = time.perf_counter()
-
-    def resume(self) -> None:
-        self._began_s = time.perf_counter()
-        self._wait_s += self._began_s - self._paused_s
-
-    def set_aside(self) -> object:
-        self.pause()
-        return self._compute_s, self._wait_s
-
-    def take_up(self, aside: Any) -> None:
-        self._compute_s, self._wait_s = aside
-        self._began_s = time.perf_counter()
 
     def end(self) -> ComputeTime | None:
         self.pause()

@@ -1,6 +1,6 @@
 """A rank's forward and backward passes under one layout, timed and told to the hooks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -33,9 +33,12 @@ class StepSums:
     compute_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Passes:
-    """This rank's part in every step of one layout."""
+    """This rank's part in every step of one layout.
+
+    Making it forms the ways between stages; all ranks of the job do so alike. Raises PeerLost.
+    """
 
     config: TrainConfig
     model: MoETransformer
@@ -46,43 +49,18 @@ class Passes:
     hooks: Hooks
     fabric: Fabric
     layout: Layout
-    program: StageProgram
-    crossings: Crossings
+    _program: StageProgram = field(init=False)
+    _crossings: Crossings = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        *,
-        config: TrainConfig,
-        model: MoETransformer,
-        corpus: Corpus,
-        device: torch.device,
-        meter: WorkMeter,
-        clock: PipelineClock,
-        hooks: Hooks,
-        fabric: Fabric,
-        layout: Layout,
-    ) -> "Passes":
-        """Forms the ways between stages; all ranks of the job ask alike. Raises PeerLost."""
-        number, _ = layout.place_of(fabric.rank)
+    def __post_init__(self) -> None:
+        number, _ = self.layout.place_of(self.fabric.rank)
         program = pipeline_program(
-            Schedule(config.schedule),
-            num_stages=len(layout.stages),
-            num_microbatches=config.num_microbatches,
+            Schedule(self.config.schedule),
+            num_stages=len(self.layout.stages),
+            num_microbatches=self.config.num_microbatches,
         )
-        return cls(
-            config=config,
-            model=model,
-            corpus=corpus,
-            device=device,
-            meter=meter,
-            clock=clock,
-            hooks=hooks,
-            fabric=fabric,
-            layout=layout,
-            program=program.stages[number],
-            crossings=Crossings.of(layout, fabric),
-        )
+        self._program = program.stages[number]
+        self._crossings = Crossings.of(self.layout, self.fabric)
 
     def run(self, step: int) -> StepSums:
         """Gradients of this rank's part of its rows add up in the parameters. Raises PeerLost."""
@@ -114,8 +92,8 @@ class Passes:
 
         StageRun(
             model=self.model,
-            program=self.program,
-            crossings=self.crossings,
+            program=self._program,
+            crossings=self._crossings,
             scale=Scale(
                 targets=self.corpus.target_tokens(step),
                 rows=config.rows_per_step,

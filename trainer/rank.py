@@ -180,7 +180,7 @@ class Rank:
                 remedy="start with more data-parallel pipelines, or with fewer ranks to a group",
             )
         self.model.set_layout(self.layout, self.fabric, self.spec.node_of)
-        self.passes = Passes.of(
+        self.passes = Passes(
             config=self.spec.config,
             model=self.model,
             corpus=self.corpus,
