@@ -3,7 +3,9 @@
 `python -m benchmarks.fault_schedules --schedules 50 --seed 0`; some minutes. Ranks are killed,
 frozen and woken, nodes killed and joined, plans offered, checkpoints damaged, several at once,
 inside moves and inside recoveries; of some jobs all ranks die, and their launchers start them
-again. `--only N` runs one of them again. Prints a line for each, last one line of JSON.
+again. `--moves`: instead plans of every kind, for 2 stages x 2 ranks x 2 pipelines, and ranks
+that are struck in the middle. `--only N` runs one of them again. Prints a line for each, last one
+line of JSON.
 """
 
 import argparse
@@ -23,17 +25,18 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="these numbers only")
+    parser.add_argument("--moves", action="store_true", help="of stages and tensor groups")
     arguments = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from support.fault_judge import Reference
     from support.fault_runs import run, undisturbed
-    from support.fault_schedules import drawn
+    from support.fault_schedules import drawn, drawn_moves
 
     outcomes = []
     references: dict[tuple[str, int], Reference] = {}
     with tempfile.TemporaryDirectory(prefix="pacekeeper-faults-") as folder:
         for number in arguments.only or range(arguments.schedules):
-            schedule = drawn(arguments.seed, number)
+            schedule = (drawn_moves if arguments.moves else drawn)(arguments.seed, number)
             kind = (schedule.config.dtype, schedule.config.steps)
             if kind not in references:
                 references[kind] = undisturbed(schedule, Path(folder) / "-".join(map(str, kind)))
@@ -56,6 +59,7 @@ def main() -> int:
                 "wrong": wrong,
                 "lost_steps": sum(outcome.num_lost_steps for outcome in outcomes),
                 "lost_experts": sum(outcome.num_lost_experts for outcome in outcomes),
+                "plans_followed": sum(outcome.num_moves for outcome in outcomes),
                 "ranks_joined": sum(outcome.num_joined for outcome in outcomes),
                 "restarts": sum(outcome.num_restarts for outcome in outcomes),
                 "went_back": sum(outcome.num_went_back for outcome in outcomes),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pacekeeper.controller import incidents, move_costs, probing, promises, refusals, rewind, steps
 from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
+from pacekeeper.controller.way_home import is_of_others, is_same_work
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.findings import FindingKind
@@ -58,7 +59,8 @@ def take_in(
             work.append(record)
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
-    job, said = probing.take(job, (r for r in report.records if isinstance(r, ProbeRecord)))
+    probes = [record for record in report.records if isinstance(record, ProbeRecord)]
+    job, said = probing.take(job, probes, unix_s)
     commands += said
     job, said = rewind.follow(job, work)
     commands += said
@@ -252,11 +254,6 @@ def _is_meant(job: JobState, layout: Layout) -> bool:
     )
 
 
-def _is_of_others(home: Layout | None, layout: Layout) -> bool:
-    """Would going home leave ranks out that joined since?"""
-    return home is not None and home.ranks != layout.ranks
-
-
 def _enter_layout(
     state: State, job: JobState, layout: Layout, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
@@ -287,9 +284,7 @@ def _enter_layout(
     job = replace(refusals.after(job, layout), promise=promises.made(job, layout))
     is_overtaken = job.desired is not None and job.desired.generation <= layout.generation
     # Back there while a rank is still slow: the next plan will want a way home again.
-    is_home = (
-        job.home is not None and not job.evidence.slow and steps.is_same_work(job.home, layout)
-    )
+    is_home = job.home is not None and not job.evidence.slow and is_same_work(job.home, layout)
     kept = {g: known for g, known in job.known_layouts.items() if g >= layout.generation}
     job = replace(
         job,
@@ -297,7 +292,7 @@ def _enter_layout(
         layout_reason=reason,
         is_makeshift=not is_ours and before is not None,
         desired=None if is_overtaken else job.desired,
-        home=None if is_home or _is_of_others(job.home, layout) else job.home,
+        home=None if is_home or is_of_others(job.home, layout) else job.home,
         known_layouts=kept,
         offered={g: why for g, why in job.offered.items() if g in kept},
         recent_step_s=(),

@@ -17,6 +17,7 @@ def layout_of(
     *,
     generation: int,
     speeds: tuple[tuple[int, float], ...] = (),
+    standing_by: tuple[int, ...] = (),
 ) -> Layout:
     """experts[layer][expert] are hosts; an empty layer is a dense one.
 
@@ -45,6 +46,7 @@ def layout_of(
         experts=tuple(tuple(layer) for layer in experts),
         batch_shares=tuple(_share(pipeline, partition) for pipeline in pipelines),
         speeds=speeds,
+        standing_by=standing_by,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import incidents
 from pacekeeper.controller.events import AskProbe, Command, Say
+from pacekeeper.controller.standing_by import is_due, standing_by, take_reading
 from pacekeeper.controller.state import JobState, ProbeQuestion
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Tier
 from pacekeeper.core.records import ProbeRecord
@@ -40,16 +41,17 @@ def ask(
     job = replace(job, decided_on=None)  # it is decided again when this is settled
     if not all(job.ranks[rank].attachment.can_probe for rank in ranks):
         return _settled(job, UNSUPPORTED)
-    # Unix milliseconds: numbers ascend from one life of the controller to the next.
-    number = max(job.newest_probe + 1, round(unix_s * 1e3))
-    question = ProbeQuestion(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
+    job, question = _put(job, ranks, now_s, unix_s)
     who = ", ".join(map(str, decision.unconfirmed))
-    text = f"job={job.name} probe={number} asked: are ranks {who} slow? ({decision.reason})"
-    job = replace(job, probe=question, newest_probe=number)
+    text = (
+        f"job={job.name} probe={question.number} asked: are ranks {who} slow? ({decision.reason})"
+    )
     return job, [Say(text=text), _asked(job, question)]
 
 
-def take(job: JobState, records: Iterable[ProbeRecord]) -> tuple[JobState, list[Command]]:
+def take(
+    job: JobState, records: Iterable[ProbeRecord], unix_s: float
+) -> tuple[JobState, list[Command]]:
     """Answers to the open question; what belongs to none is left."""
     question = job.probe
     if question is None:
@@ -59,14 +61,19 @@ def take(job: JobState, records: Iterable[ProbeRecord]) -> tuple[JobState, list[
         return job, []
     question = replace(question, records={**question.records, **fresh})
     job = replace(job, probe=question)
-    return _judged(job, question) if len(question.records) == len(question.ranks) else (job, [])
+    if len(question.records) < len(question.ranks):
+        return job, []
+    return _judged(job, question, unix_s)
 
 
-def follow(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
-    """On a tick: say it again, or give it up."""
+def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
+    """On a tick: say it again, or give it up; ask on account of slow ranks that stand by."""
     question = job.probe
     if question is None:
-        return job, []
+        if job.layout is None or not is_due(job, _slow(job), now_s):
+            return job, []
+        job, question = _put(job, job.layout.ranks, now_s, unix_s)
+        return replace(job, stood_by_asked_s=now_s), [_asked(job, question)]
     is_same_group = job.layout is not None and job.layout.ranks == question.ranks
     if not is_same_group or set(question.ranks) - set(job.living):
         # Who of them ran it and who did not can not be told: a later decision may ask anew.
@@ -75,19 +82,35 @@ def follow(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
         return replace(job, probe=None, decided_on=None), [Say(text=text)]
     if now_s - question.asked_s > ANSWER_WITHIN_S:
         if question.records:
-            return _judged(job, question)  # of those that told
+            return _judged(job, question, unix_s)  # of those that told
         return _settled(job, f"no probe: not answered for {ANSWER_WITHIN_S:.0f} s")
     if now_s - question.said_s < REPEAT_S:
         return job, []
     return replace(job, probe=replace(question, said_s=now_s)), [_asked(job, question)]
 
 
-def _judged(job: JobState, question: ProbeQuestion) -> tuple[JobState, list[Command]]:
+def _put(
+    job: JobState, ranks: tuple[int, ...], now_s: float, unix_s: float
+) -> tuple[JobState, ProbeQuestion]:
+    # Unix milliseconds: numbers ascend from one life of the controller to the next.
+    number = max(job.newest_probe + 1, round(unix_s * 1e3))
+    question = ProbeQuestion(number=number, ranks=ranks, asked_s=now_s, said_s=now_s)
+    return replace(job, probe=question, newest_probe=number), question
+
+
+def _judged(
+    job: JobState, question: ProbeQuestion, unix_s: float
+) -> tuple[JobState, list[Command]]:
     """Each slow rank's reading, beside those that nobody accuses."""
-    slow = _slow(job)
+    slow, resting = _slow(job), standing_by(job)
     commands: list[Command] = []
     for rank, finding in slow.items():
         reading = read(question.records, rank, slow)
+        if rank in resting and finding.probe:
+            if reading is not None:
+                job, said = take_reading(job, finding, reading, unix_s)
+                commands += said
+            continue
         tier, text = finding.tier, "no probe: it was not told, or there is no peer to compare with"
         if reading is not None:
             tier = tier_of(reading, finding.slowdown)

@@ -49,7 +49,7 @@ def repartitions(
     shards = with_other_shards(problem.now, problem)
     if shards is not None and _is_other(shards, problem):
         for experts in hosts:
-            layout = layout_of(shards, experts, generation=view.next_generation, speeds=speeds)
+            layout = _layout(view, shards, experts, speeds)
             found.append(_named(Rung.TENSOR_SHARDS, layout, view.layout))
     wishes = _wishes(view, config, problem)
     whole = _joint(replace(problem, is_whole=True), wishes)
@@ -58,9 +58,7 @@ def repartitions(
     if config.may_leave_out:
         fewer = _joint(problem, wishes)
         if fewer is not None and fewer.plan.standby:
-            kept = set(fewer.plan.partition.ranks)
-            left = tuple((rank, speed) for rank, speed in speeds if rank in kept)
-            found.append(_of_joint(Rung.LEAVE_OUT, fewer, view, left))
+            found.append(_of_joint(Rung.LEAVE_OUT, fewer, view, speeds))
     return found
 
 
@@ -77,7 +75,7 @@ def difference(new: Layout, old: Layout) -> str:
     changed = []
     for stage in new.stages:
         for group in stage.groups:
-            known = [before[run.rank] for run in group]
+            known = [before[run.rank] for run in group if run.rank in before]
             if known != list(group):
                 sizes = [
                     "+".join(str(run.end - run.first) for run in runs) for runs in (known, group)
@@ -87,9 +85,12 @@ def difference(new: Layout, old: Layout) -> str:
     words += changed[:SHOWN]
     if len(changed) > SHOWN:
         words.append(f"and of {len(changed) - SHOWN} groups more")
-    out = sorted(set(old.ranks) - set(new.ranks))
-    if out:
-        words.append(f"ranks {', '.join(map(str, out))} get no work and end")
+    for what, ranks in (
+        ("stand by", set(new.standing_by) - set(old.standing_by)),
+        ("work again", set(old.standing_by) - set(new.standing_by)),
+    ):
+        if ranks:
+            words.append(f"ranks {', '.join(map(str, sorted(ranks)))} {what}")
     return "; ".join(words)
 
 
@@ -99,10 +100,18 @@ def _named(rung: Rung, layout: Layout, old: Layout) -> Candidate:
 
 
 def _of_joint(rung: Rung, joint: JointPlan, view: View, speeds: Speeds) -> Candidate:
-    layout = layout_of(
-        joint.plan.partition, joint.experts, generation=view.next_generation, speeds=speeds
+    return _named(rung, _layout(view, joint.plan.partition, joint.experts, speeds), view.layout)
+
+
+def _layout(view: View, partition: Partition, experts: Experts, speeds: Speeds) -> Layout:
+    """The next one; who has no part in the partition stands by."""
+    return layout_of(
+        partition,
+        experts,
+        generation=view.next_generation,
+        speeds=speeds,
+        standing_by=tuple(sorted(set(view.layout.ranks) - set(partition.ranks))),
     )
-    return _named(rung, layout, view.layout)
 
 
 def _joint(problem: Problem, wishes: ExpertWishes) -> JointPlan | None:

@@ -31,7 +31,7 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
     """The present layout, home and the devices. Raises ValueError, saying why, where it can not be
     put so: times are not measured yet, or a pipeline has fewer rows than micro-batches.
     """
-    if view.work.keys() < set(view.layout.ranks):
+    if view.work.keys() < set(view.layout.working):
         raise ValueError("what its stages take is not measured yet")
     now = as_partition(view, view.layout)
     home = view.home

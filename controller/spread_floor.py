@@ -40,8 +40,8 @@ def exposed(layout: Layout, floor: SpreadFloor) -> str:
             f"; experts on fewer than {floor.least} nodes: {left} (where they lack one no replica "
             "can make room, or it would slow the step)"
         )
-    num_nodes = len(domains(floor.domain_of, layout.ranks))
-    if num_nodes < floor.least and len(layout.ranks) >= floor.least:
+    num_nodes = len(domains(floor.domain_of, layout.working))
+    if num_nodes < floor.least and len(layout.working) >= floor.least:
         where = "one node" if num_nodes == 1 else f"{num_nodes} nodes"
         return f"; all ranks are on {where}: experts can not stand on {floor.least}"
     return ""

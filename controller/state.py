@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import inf
 
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
@@ -205,6 +206,7 @@ class JobState:
     spread: SpreadWindow = field(default_factory=SpreadWindow)  # of the work, while all are well
     probe: ProbeQuestion | None = None  # that is open
     newest_probe: int = 0  # number of the last one asked for
+    stood_by_asked_s: float = -inf  # when one was last asked for on account of who stands by
     searches: Mapping[int, Search] = field(default_factory=dict)  # for causes, by slow rank
     step: int = -1
     recent_step_s: tuple[float, ...] = ()  # of the present layout, newest last

@@ -25,6 +25,7 @@ from pacekeeper.controller import (
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.roles import fold_roles, samples_of
+from pacekeeper.controller.standing_by import standing_by
 from pacekeeper.controller.state import (
     JobState,
     RankLife,
@@ -33,9 +34,9 @@ from pacekeeper.controller.state import (
     StepDraft,
     StepFact,
 )
+from pacekeeper.controller.way_home import all_is_over
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.predictor.detector_state import Judgement
 from pacekeeper.predictor.live_job import JobStep
@@ -123,20 +124,22 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
     `is_untold`: nobody will tell any work of it.
     """
     ranks = range(job.world_size) if job.layout is None else job.layout.ranks
+    resting = standing_by(job)
 
-    def is_done(work: RankWork | None) -> bool:
+    def is_done(rank: int) -> bool:
+        work = draft.by_rank.get(rank)
         if work is None or work.end is None:
             return False
-        return is_untold or work.is_whole
+        return is_untold or rank in resting or work.is_whole
 
     def is_there(rank: int) -> bool:
-        if is_done(draft.by_rank.get(rank)):
+        if is_done(rank):
             return True
         known = job.ranks.get(rank)
         return known is not None and known.life is not RankLife.ALIVE
 
     at = first_without(ranks, draft.first_missing, is_there)
-    if at is None and not any(map(is_done, draft.by_rank.values())):
+    if at is None and not any(map(is_done, draft.by_rank)):
         return draft.first_missing  # everybody is gone, and nobody ended it
     return at
 
@@ -159,7 +162,12 @@ def _judge(
     job = _learn_loads(job, loads, set(ended), generation, config)
     job, told = _followed(job, step, generation, ended, work, config)
     unix_s = now_s + state.unix_offset_s
-    of_generation = {rank: end for rank, end in ended.items() if end.generation == generation}
+    resting = standing_by(job)  # their waits are no part of a step
+    of_generation = {
+        rank: end
+        for rank, end in ended.items()
+        if end.generation == generation and rank not in resting
+    }
     state, job, commands = _judge_waits(state, job, of_generation, config, unix_s)
     timed, untimed = _by_clock(work.values())
     if not timed and (untimed or not job.tells_work):
@@ -319,24 +327,6 @@ def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:
     return replace(job, ranks=ranks)
 
 
-def _all_is_over(job: JobState) -> JobState:
-    """The last finding closed: without a way home, the layout made for it is a makeshift."""
-    home, layout = job.home, job.layout
-    if home is None:
-        return replace(job, is_makeshift=True)
-    is_there = layout is not None and is_same_work(home, layout)
-    return replace(job, home=None if is_there else home)
-
-
-def is_same_work(one: Layout, other: Layout) -> bool:
-    """Do both give every rank the same blocks and shares, whatever their generations?"""
-    return (one.stages, one.experts, one.batch_shares) == (
-        other.stages,
-        other.experts,
-        other.batch_shares,
-    )
-
-
 def _take_judgement(
     state: State,
     job: JobState,
@@ -359,7 +349,7 @@ def _take_judgement(
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
     if judgement.recovered and not job.evidence.slow:
-        job = _all_is_over(job)
+        job = all_is_over(job)
     for rank, slowdown in judgement.changed.items():
         # Below the smallest slowdown worth a finding it is ending: history keeps what it was.
         if slowdown >= config.detector.min_slowdown:

@@ -19,7 +19,7 @@ def view_of(job: JobState, now_s: float) -> View:
     assert layout is not None and shape is not None, "actionable"
     measured = measured_steps_s(job)
     step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
-    evidences = [known.evidence for known in peers(job, layout.ranks)]
+    evidences = [known.evidence for known in peers(job, layout.working)]
     view = View(
         layout=layout,
         shape=shape,
@@ -57,7 +57,7 @@ def view_of(job: JobState, now_s: float) -> View:
 def _with_work(view: View, job: JobState) -> View:
     """Where each rank's role has a model: what its work takes, and what of it is the experts'."""
     work: dict[int, RankTime] = {}
-    for known in peers(job, view.layout.ranks):
+    for known in peers(job, view.layout.working):
         model = known.evidence.model
         if model is None:
             return view

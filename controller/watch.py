@@ -23,10 +23,10 @@ PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
 
 
 def running(job: JobState) -> tuple[int, ...]:
-    """Living ranks that the layout counts on, ascending."""
+    """Living ranks that the layout gives work, ascending."""
     if job.layout is None:
         return job.living
-    counted = set(job.layout.ranks)
+    counted = set(job.layout.working)
     return tuple(rank for rank in job.living if rank in counted)
 
 

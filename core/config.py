@@ -191,7 +191,8 @@ class PolicyConfig:
     # Bytes that a rank has for weights, master weights and moments, where layers and shards move;
     # 0: not told, and nothing is bounded.
     memory_bytes: int = 0
-    # Whether a plan may leave a living rank without work. Its process ends then.
+    # Whether a plan may leave a slow rank without work: it stands by, and comes back when a probe
+    # finds it well.
     may_leave_out: bool = False
     # Largest share of a job's ranks that may be acted on at once (circuit breaker).
     max_acted_ratio: float = 0.5

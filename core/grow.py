@@ -43,12 +43,12 @@ def _grown(
     if not fresh or set(fresh) & set(layout.ranks):
         raise ValueError(f"ranks {list(fresh)} can not join those of {list(layout.ranks)}")
     pipelines = widened(layout, fresh)
-    speed = layout.speed_by_rank | dict.fromkeys(fresh, 1.0)
+    speed, working = layout.speed_by_rank | dict.fromkeys(fresh, 1.0), set(layout.working)
     experts: list[tuple[ExpertHosts, ...]] = []
     for stage in pipelines.stages:
         whole = sum(speed[rank] for rank in stage.ranks)
         pace = {rank: speed[rank] / whole for rank in stage.ranks}
-        new = [rank for rank in fresh if rank in pace]
+        new = [rank for rank in stage.ranks if rank not in working]
         experts += [
             _widened(
                 layout.experts[layer],
@@ -66,6 +66,7 @@ def _grown(
         stages=pipelines.stages,
         experts=tuple(experts),
         batch_shares=pipelines.batch_shares,
+        standing_by=pipelines.standing_by,
     )
 
 

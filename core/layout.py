@@ -96,6 +96,8 @@ class Layout:
     `batch_shares` has one (rank, share) per data-parallel rank, first stage's ranks, ascending.
     `speeds` names, ascending, ranks that are to take less expert work than their peers (1.0): what
     a trainer that splits tokens in every step divides by; the hosts' shares are then its forecast.
+    `standing_by`: ranks of the job, ascending, that hold nothing and compute nothing; those that
+    `speeds` does not name take a place when others join.
     Raises ValueError where a block has no host, shares do not add up, or ranks repeat.
     """
 
@@ -105,9 +107,11 @@ class Layout:
     experts: tuple[tuple[ExpertHosts, ...], ...]
     batch_shares: tuple[tuple[int, float], ...]
     speeds: tuple[tuple[int, float], ...] = ()
+    standing_by: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_stages(self)
+        _check_standing_by(self)
         _check_speeds(self)
         for layer, layer_experts in enumerate(self.experts):
             stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
@@ -131,6 +135,11 @@ class Layout:
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         """All ranks of the layout, ascending. The lowest is the job's leader."""
+        return tuple(sorted({*self.working, *self.standing_by}))
+
+    @cached_property
+    def working(self) -> tuple[int, ...]:
+        """The ranks that have a part, ascending: all but those that stand by."""
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
 
     @cached_property
@@ -204,12 +213,12 @@ class Layout:
         return tuple(n for run in runs if run.rank == rank for n in range(run.first, run.end))
 
     def place_of(self, rank: int) -> tuple[int, int]:
-        """(stage, data-parallel coordinate) of a rank. Raises ValueError for a stranger."""
+        """(stage, data-parallel coordinate) of a rank. Raises ValueError for one without a part."""
         for number, stage in enumerate(self.stages):
             for coordinate, group in enumerate(stage.groups):
                 if any(run.rank == rank for run in group):
                     return number, coordinate
-        raise ValueError(f"no rank {rank}")
+        raise ValueError(f"rank {rank} has no part")
 
     def batch_rank(self, rank: int) -> int:
         """The rank whose batch share `rank` works on: the first of its data-parallel coordinate.
@@ -369,6 +378,15 @@ def _check_stages(layout: Layout) -> None:
                 raise ValueError("a group does not hold all virtual shards")
     if next_layer != layout.num_layers:
         raise ValueError(f"stages cover {next_layer} layers, the model has {layout.num_layers}")
+
+
+def _check_standing_by(layout: Layout) -> None:
+    ranks = layout.standing_by
+    if list(ranks) != sorted(set(ranks)) or min(ranks, default=0) < 0:
+        raise ValueError(f"standing_by: ranks must ascend from 0, each once, got {list(ranks)}")
+    busy = sorted(set(ranks) & set(layout.working))
+    if busy:
+        raise ValueError(f"standing_by: ranks {busy} have a part")
 
 
 def _check_speeds(layout: Layout) -> None:

@@ -30,6 +30,8 @@ def encode_layout(layout: Layout) -> bytes:
     }
     if layout.speeds:
         document["speeds"] = [[rank, speed] for rank, speed in layout.speeds]
+    if layout.standing_by:
+        document["standing_by"] = list(layout.standing_by)
     return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
 
@@ -59,6 +61,7 @@ def decode_layout(data: bytes) -> Layout:
             ),
             batch_shares=tuple((int(r), float(s)) for r, s in document["batch_shares"]),
             speeds=tuple((int(r), float(s)) for r, s in document.get("speeds", ())),
+            standing_by=tuple(map(int, document.get("standing_by", ()))),
         )
     except (
         AttributeError,

@@ -1,8 +1,9 @@
 """How stages and tensor groups go on when ranks leave and when ranks come. Pure.
 
-A data-parallel coordinate is a pipeline: one tensor group in each stage. Every rank that lives has
-a part: who is left of a group closes its gap, and who is left of a pipeline that lost a whole group
-joins the other groups of its stage.
+A data-parallel coordinate is a pipeline: one tensor group in each stage. Who is left of a group
+closes its gap, and who is left of a pipeline that lost a whole group joins the other groups of its
+stage. Who finds no room stands by; who stood by does so until others join, unless nobody else is
+left: a death moves no more than it must.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -16,10 +17,11 @@ Members = tuple[int, ...]  # of a tensor group, in the order of their runs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
-    """Stages, and each coordinate's part of the batch, as `Layout.batch_shares`."""
+    """Stages, each coordinate's part of the batch, and who has none: the fields of a `Layout`."""
 
     stages: tuple[Stage, ...]
     batch_shares: tuple[tuple[int, float], ...]
+    standing_by: tuple[int, ...] = ()
 
 
 def closed(layout: Layout, gone: Collection[int], *, is_restored: bool = False) -> Pipelines:
@@ -32,6 +34,10 @@ def closed(layout: Layout, gone: Collection[int], *, is_restored: bool = False) 
     living = [[_staying(group, gone) for group in stage.groups] for stage in layout.stages]
     if not is_restored:
         _check_held(layout, gone)
+    if is_restored and not any(map(any, living)):  # who stood by is all that is left
+        living[0][0] = tuple(r for r in layout.standing_by if r not in gone)[
+            : layout.num_virtual_shards
+        ]
     stages, living = _without_empty(layout, living)
     count = min(sum(map(bool, groups)) for groups in living)
     coordinates = range(len(layout.stages[0].groups))
@@ -46,7 +52,8 @@ def closed(layout: Layout, gone: Collection[int], *, is_restored: bool = False) 
         share[layout.stages[0].groups[c][0].rank] * _left(layout, stages, living, c)
         for c in columns[0][0]
     ]
-    return _arranged(layout, stages, [groups for _, groups in columns], shares)
+    made = [groups for _, groups in columns]
+    return _arranged(layout, stages, made, shares, set(layout.ranks).difference(gone))
 
 
 def widened(layout: Layout, newcomers: Sequence[int]) -> Pipelines:
@@ -59,7 +66,7 @@ def widened(layout: Layout, newcomers: Sequence[int]) -> Pipelines:
     speeds = layout.speed_by_rank | dict.fromkeys(newcomers, 1.0)
     columns = [[_staying(group, ()) for group in stage.groups] for stage in layout.stages]
     size = max(len(group) for groups in columns for group in groups)
-    left = sorted(newcomers)
+    left = sorted([*newcomers, *_welcome(layout)])
     while left and (place := _weakest(columns, speeds, below=size)) is not None:
         _add(columns, place, left.pop(0))
     while len(left) >= size * len(columns):
@@ -73,7 +80,12 @@ def widened(layout: Layout, newcomers: Sequence[int]) -> Pipelines:
         min(sum(speeds[rank] for rank in groups[c]) for groups in columns)
         for c in range(len(columns[0]))
     ]
-    return _arranged(layout, layout.stages, columns, pace)
+    return _arranged(layout, layout.stages, columns, pace, {*layout.ranks, *newcomers})
+
+
+def _welcome(layout: Layout) -> list[int]:
+    """Who stands by for want of room, not because it is slow."""
+    return [rank for rank in layout.standing_by if rank not in dict(layout.speeds)]
 
 
 def _staying(group: Sequence[ShardRun], gone: Collection[int]) -> Members:
@@ -161,6 +173,7 @@ def _arranged(
     stages: Sequence[Stage],
     columns: Sequence[Sequence[Members]],
     weights: Sequence[float],
+    living: Collection[int],
 ) -> Pipelines:
     """Coordinates in the order of their first ranks; runs cut anew where members changed."""
     old = {_staying(group, ()): group for stage in layout.stages for group in stage.groups}
@@ -178,4 +191,6 @@ def _arranged(
         for groups in columns
     ]
     made = tuple(replace(stage, groups=own) for stage, own in zip(stages, runs, strict=True))
-    return Pipelines(stages=made, batch_shares=tuple(shares))
+    working = {rank for stage in made for rank in stage.ranks}
+    standing_by = tuple(sorted(set(living) - working))
+    return Pipelines(stages=made, batch_shares=tuple(shares), standing_by=standing_by)

@@ -4,11 +4,11 @@ All ranks could compute it alike; the leader does and the others take its answer
 improves on it later: this rule only has to be safe, balanced and deterministic.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout import ExpertHosts, Host, Layout, Stage
+from pacekeeper.core.layout import ExpertHosts, Host, Layout
 from pacekeeper.core.pipelines import closed
 from pacekeeper.core.spread import DomainOf, domain, level_shares
 
@@ -67,13 +67,9 @@ def shrink(
         stages=pipelines.stages,
         experts=experts,
         batch_shares=pipelines.batch_shares,
-        speeds=_left(layout, pipelines.stages),
+        standing_by=pipelines.standing_by,
+        speeds=tuple((rank, speed) for rank, speed in layout.speeds if rank not in gone),
     )
-
-
-def _left(layout: Layout, stages: Iterable[Stage]) -> tuple[tuple[int, float], ...]:
-    staying = {rank for stage in stages for rank in stage.ranks}
-    return tuple((rank, speed) for rank, speed in layout.speeds if rank in staying)
 
 
 def _rehost(

@@ -62,7 +62,7 @@ def forecast(
     costs = unit_costs(model, workload, layout)
     fixed, per_token, per_square, _, per_expert, per_document = costs[: len(costs) - len(BENDS)]
     often = workload.num_microbatches
-    ranks = layout.ranks
+    ranks = layout.working
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
     if not (speed > 0.0).all():
         raise ValueError(f"speeds must be above 0, got {dict(speeds)}")
@@ -108,7 +108,7 @@ def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkP
     return WorkParts(
         fixed_s=float(often * costs[FEATURES.index("one")]),
         expert_s=dict(
-            zip(layout.ranks, (at_rank_s.sum(axis=0) + standing_s).tolist(), strict=True)
+            zip(layout.working, (at_rank_s.sum(axis=0) + standing_s).tolist(), strict=True)
         ),
     )
 
@@ -117,7 +117,7 @@ def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Arra
     """Seconds [layers, ranks] that experts' rows take at speed 1, and [ranks] how many are active,
     all layers together.
     """
-    ranks = layout.ranks
+    ranks = layout.working
     position = {rank: i for i, rank in enumerate(ranks)}
     seconds = np.zeros((len(workload.loads), len(ranks)))
     active = np.zeros(len(ranks))
@@ -140,7 +140,7 @@ def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:
 def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
     """Seconds that one row more or less at an expert makes, in the mean over all rows."""
     costs, spent_s, rows = unit_costs(model, workload, layout), 0.0, 0.0
-    position = {rank: i for i, rank in enumerate(layout.ranks)}
+    position = {rank: i for i, rank in enumerate(layout.working)}
     for layer, loads in enumerate(workload.loads):
         _, load = _hosted(layout, layer, loads, position)
         more, less = (_expert_s(costs, load * by, workload.num_microbatches) for by in (1.01, 0.99))
@@ -157,13 +157,13 @@ def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> fl
 def _dense_parts(layout: Layout, num_rows: int) -> Array:
     """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
     group's rows which lies in the virtual shards it holds."""
-    rows, parts = layout.rows_of(num_rows), dict.fromkeys(layout.ranks, 0.0)
+    rows, parts = layout.rows_of(num_rows), dict.fromkeys(layout.working, 0.0)
     for stage in layout.stages:
         for (leader, _), group in zip(layout.batch_shares, stage.groups, strict=True):
             for run in group:
                 held = (run.end - run.first) / layout.num_virtual_shards
                 parts[run.rank] += held * rows[leader] / num_rows
-    return np.array([parts[rank] for rank in layout.ranks])
+    return np.array([parts[rank] for rank in layout.working])
 
 
 def _hosted(
@@ -182,7 +182,7 @@ def unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> A
     """Seconds per unit of each feature, in the order of FEATURES."""
     if model is not None:
         return model.coefficients
-    num_ranks = len(layout.ranks)
+    num_ranks = len(layout.working)
     often = workload.num_microbatches
     totals = np.ones(len(FEATURES))
     totals[:5] = (

@@ -213,19 +213,24 @@ class MoETransformer(nn.Module):
     def set_layout(self, layout: Layout, fabric: Collectives, domain_of: DomainOf = ALONE) -> None:
         """Compute by this layout from now on: its stages, tensor groups, hosts and speeds.
 
-        Moves no weights. All ranks call it alike. Raises PeerLost.
+        Moves no weights. All ranks call it alike; one that stands by computes nothing. Raises
+        PeerLost.
         """
+        for layer, module in enumerate(self.layers()):
+            held, wanted = module.bank.held, layout.experts_on(fabric.rank, layer)
+            assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
+            module.routes = None
+        self.own_layers, self.group, self.fabric = range(0), None, None
+        if fabric.rank in layout.standing_by:
+            return
         number, _ = layout.place_of(fabric.rank)
         stage = layout.stages[number]
         self.is_first, self.is_last = number == 0, number == len(layout.stages) - 1
         self.own_layers = range(stage.first_layer, stage.end_layer)
         self.fabric = fabric.group(stage.ranks)
         self.group = TensorGroup.of(stage, self.fabric)
-        for layer, module in enumerate(self.layers()):
-            held, wanted = module.bank.held, layout.experts_on(fabric.rank, layer)
-            assert held == wanted, f"layer {layer}: holds {held}, the layout wants {wanted}"
-            is_own = layer in self.own_layers
-            module.routes = Routes.of(layout, layer, self.fabric, domain_of) if is_own else None
+        for layer in self.own_layers:
+            self.layers()[layer].routes = Routes.of(layout, layer, self.fabric, domain_of)
 
     def dense_parameters(self) -> list[nn.Parameter]:
         """All parameters but the experts', in a fixed order."""

@@ -10,7 +10,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.schedule import Schedule, StageProgram, pipeline_program
 from pacekeeper.trainer.clocks import FabricTurns
 from pacekeeper.trainer.crossing import Crossings
-from pacekeeper.trainer.data import Corpus
+from pacekeeper.trainer.data import Batch, Corpus
 from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.hooks import Hooks
 from pacekeeper.trainer.model import MoETransformer
@@ -35,7 +35,7 @@ class StepSums:
 
 @dataclass(slots=True, kw_only=True)
 class Passes:
-    """This rank's part in every step of one layout.
+    """This rank's part in every step of one layout: none where it stands by.
 
     Making it forms the ways between stages; all ranks of the job do so alike. Raises PeerLost.
     """
@@ -53,6 +53,8 @@ class Passes:
     _crossings: Crossings = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.fabric.rank in self.layout.standing_by:
+            return
         number, _ = self.layout.place_of(self.fabric.rank)
         program = pipeline_program(
             Schedule(self.config.schedule),
@@ -65,12 +67,18 @@ class Passes:
     def run(self, step: int) -> StepSums:
         """Gradients of this rank's part of its rows add up in the parameters. Raises PeerLost."""
         config, layers = self.config, self.model.own_layers
+        no_counts = torch.zeros(len(layers), config.num_experts, dtype=torch.int64)
+        sums = StepSums(counts_LE=no_counts)
+        if self.fabric.rank in self.layout.standing_by:
+            return sums
         assert self.model.group is not None, "the model knows its layout"
         tensor_share = self.model.group.share * len(layers) / config.num_layers
         rows = own_rows(self.layout, config, self.fabric.rank)
         parts = apportion_rows(rows, config.num_microbatches)
-        no_counts = torch.zeros(len(layers), config.num_experts, dtype=torch.int64)
-        sums = StepSums(counts_LE=no_counts)
+
+        def load(number: int) -> Batch:
+            with self.hooks.loading():
+                return self.corpus.batch(step, parts[number]).to(self.device)
 
         def is_done(micro: Under, compute: ComputeTime | None) -> None:
             output = micro.output
@@ -101,7 +109,7 @@ class Passes:
             ),
             meter=self.meter,
             turns=FabricTurns(self.clock, self.fabric),
-            load=lambda number: self.corpus.batch(step, parts[number]).to(self.device),
+            load=load,
             on_done=is_done,
         ).run()
         return sums

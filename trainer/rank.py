@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
 from pacekeeper.core.run_identity import identity_of
@@ -169,16 +168,7 @@ class Rank:
             self._fabric.close()
 
     def take_place(self) -> None:
-        """Form the groups of `self.layout` within the joined one. Raises PeerLost.
-
-        Raises PacekeeperError where it has no part for this rank: others go on without it.
-        """
-        if self.spec.rank not in self.layout.ranks:
-            raise PacekeeperError(
-                f"no part is left for rank {self.spec.rank}: all tensor groups have as many ranks "
-                f"as there are heads ({self.spec.config.num_heads})",
-                remedy="start with more data-parallel pipelines, or with fewer ranks to a group",
-            )
+        """Form the groups of `self.layout` within the joined one. Raises PeerLost."""
         self.model.set_layout(self.layout, self.fabric, self.spec.node_of)
         self.passes = Passes(
             config=self.spec.config,

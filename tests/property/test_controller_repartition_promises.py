@@ -72,10 +72,9 @@ def test_a_plan_keeps_the_rules_and_pays_by_its_own_forecast(
     layout = decision.layout
     assert layout.generation == view.next_generation
     assert decode_layout(encode_layout(layout)) == layout
-    if decision.rung is Rung.LEAVE_OUT:
-        assert config.may_leave_out and set(layout.ranks) < set(view.layout.ranks)
-    else:
-        assert layout.ranks == view.layout.ranks
+    assert layout.ranks == view.layout.ranks
+    assert bool(layout.standing_by) == (decision.rung is Rung.LEAVE_OUT)
+    assert config.may_leave_out or not layout.standing_by
     pricing = Pricing(view, config)
     assert pricing.problem is not None
     if layout.stages != view.layout.stages:

@@ -37,7 +37,7 @@ class Join:
 def any_joins(draw: st.DrawFn) -> Join:
     """Any hosts and shares at all, newcomers on old nodes or new ones, slots or none."""
     model = ModelBlocks(num_virtual_shards=1, experts_per_layer=(draw(st.integers(0, 6)),))
-    layout = draw(layouts(model=model))
+    layout = draw(layouts(model=model, may_stand_by=False))
     free = sorted(set(range(40)) - set(layout.ranks))
     newcomers = draw(st.sets(st.sampled_from(free), min_size=1, max_size=4))
     node_of = {r: draw(st.integers(0, 4)) for r in (*layout.ranks, *newcomers)}

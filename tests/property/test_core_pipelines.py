@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.grow import grow
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import Host, Layout, ShardRun, even_layout
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.transfers import transfers
 
@@ -65,6 +65,74 @@ def test_a_single_newcomer_has_a_part(shape: tuple[int, int, int], data: st.Data
     first = grid(*shape)
     after = grow(first, newcomers=[77], generation=2, floor=Floor(hosts=2))
     assert 77 in after.ranks and set(first.ranks) < set(after.ranks)
+
+
+@given(shapes, st.data())
+def test_everybody_who_lives_has_a_part_or_stands_by(
+    shape: tuple[int, int, int], data: st.DataObject
+) -> None:
+    """Nobody is forgotten, and who joins finds nobody standing by while a group has room."""
+    layout = grid(*shape)
+    for generation in range(2, 5):
+        fresh = range(generation * 100, generation * 100 + data.draw(st.integers(1, 30)))
+        wider = grow(layout, newcomers=list(fresh), generation=generation, floor=Floor(hosts=2))
+        assert set(wider.ranks) == {*layout.ranks, *fresh}
+        dead = data.draw(st.sampled_from(wider.ranks))
+        # What is lost with it comes from a checkpoint.
+        layout = shrink(wider, dead=[dead], generation=generation, is_restored=True)
+        assert set(layout.ranks) == set(wider.ranks) - {dead}
+        is_full = all(size == 8 for stage in sizes(wider) for size in stage)
+        assert is_full or not wider.standing_by
+
+
+def slow_one_stands_by() -> Layout:
+    """2 stages x 2 pipelines of 2 ranks each, but rank 0 is slow and has no part."""
+    whole = grid(2, 2, 2)
+    first = whole.stages[0]
+    groups = ((ShardRun(1, 0, 8),), first.groups[1])
+    experts = tuple(
+        tuple((Host(1, 0.5), Host(4, 0.5)) for _ in layer) if number < 2 else layer
+        for number, layer in enumerate(whole.experts)
+    )
+    return replace(
+        whole,
+        stages=(replace(first, groups=groups), whole.stages[1]),
+        experts=experts,
+        batch_shares=((1, 0.4), (4, 0.6)),
+        speeds=((0, 0.3),),
+        standing_by=(0,),
+    )
+
+
+def test_who_stands_by_since_it_is_slow_does_so_after_a_death_and_a_join() -> None:
+    after = shrink(slow_one_stands_by(), dead=[5], generation=2, floor=Floor(hosts=2))
+    assert after.standing_by == (0,) and dict(after.speeds) == {0: 0.3}
+    wider = grow(after, newcomers=[20], generation=3, floor=Floor(hosts=2))
+    assert wider.standing_by == (0,)
+
+
+def test_who_stood_by_for_want_of_room_takes_a_place_when_others_join() -> None:
+    layout = replace(slow_one_stands_by(), speeds=())
+    after = shrink(layout, dead=[5], generation=2, floor=Floor(hosts=2))
+    assert after.standing_by == (0,), "a death moves no more than it must"
+    wider = grow(after, newcomers=[20], generation=3, floor=Floor(hosts=2))
+    assert wider.standing_by == () and {wider.place_of(0)[0], wider.place_of(20)[0]} == {0}
+    assert all(move.source is not None for move in transfers(after, wider))
+
+
+def test_who_stood_by_goes_on_from_a_checkpoint_where_nobody_else_is_left() -> None:
+    after = shrink(
+        slow_one_stands_by(), dead=range(1, 8), generation=2, floor=Floor(), is_restored=True
+    )
+    assert after.ranks == after.working == (0,)
+    assert [(s.first_layer, s.end_layer) for s in after.stages] == [(0, 4)]
+
+
+def test_who_stands_by_may_die_and_nothing_changes() -> None:
+    layout = slow_one_stands_by()
+    after = shrink(layout, dead=[0], generation=2, floor=Floor(hosts=2))
+    assert after.ranks == layout.working and after.stages == layout.stages
+    assert not transfers(layout, after)
 
 
 def test_a_pipeline_that_lost_a_whole_group_strengthens_the_others() -> None:

@@ -73,6 +73,38 @@ def uneven(cut: int = 1) -> Layout:
     )
 
 
+def without_two() -> Layout:
+    """Ranks 3 and 5 stand by."""
+    stages = (
+        Stage(
+            first_layer=0,
+            end_layer=2,
+            groups=((ShardRun(0, 0, 3), ShardRun(1, 3, 4)), (ShardRun(6, 0, 4),)),
+        ),
+        Stage(
+            first_layer=2,
+            end_layer=3,
+            groups=((ShardRun(2, 0, 4),), (ShardRun(7, 0, 1), ShardRun(9, 1, 4))),
+        ),
+    )
+    experts = tuple(
+        tuple(
+            tuple(Host(rank, 0.5) for rank in sorted({ranks[e % 3], ranks[(e + 1) % 3]}))
+            for e in range(DEEP.num_experts)
+        )
+        for ranks in ((0, 1, 6), (0, 1, 6), (2, 7, 9))
+    )
+    return Layout(
+        generation=3,
+        num_virtual_shards=4,
+        stages=stages,
+        experts=experts,
+        batch_shares=((0, 0.5), (6, 0.5)),
+        speeds=((3, 0.5),),
+        standing_by=(3, 5),
+    )
+
+
 REFERENCE: dict[int, dict[str, Tensor]] = {}
 
 
@@ -111,6 +143,10 @@ def test_so_do_groups_of_unequal_size_while_layers_shards_rows_and_experts_move(
 ) -> None:
     """Each step under another layout."""
     check((uneven(1), even_again(2), replace(uneven(2), generation=3)), 2, schedule)
+
+
+def test_so_do_those_that_are_left_while_others_stand_by_and_come_back() -> None:
+    check((even(), without_two(), even_again(4)), 2)
 
 
 @given(st.permutations([0, 1, 2]))

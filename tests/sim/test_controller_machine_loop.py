@@ -12,7 +12,8 @@ import pytest
 
 from pacekeeper.core.findings import FindingKind, Incident
 from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
-from support.paper_cluster import PaperCluster, shares_of
+from support.paper_cluster import PaperCluster
+from support.paper_work import shares_of
 
 
 def of_kind(cluster: PaperCluster, kind: FindingKind) -> list[Incident]:
@@ -69,7 +70,7 @@ def test_slow_rank_is_relieved_layout_returns_home_and_survivors_go_on(seed: int
     until(cluster, lambda: not cluster.has_open_fault and killed in cluster.told_dead)
     perhaps_restart("shrunken")
     cluster.run(WARM_STEPS)
-    cluster.settle(10.0)
+    cluster.let_pass(10.0)
     assert cluster.told_dead == {killed}
     assert len(cluster.applied) - applied <= 2
 

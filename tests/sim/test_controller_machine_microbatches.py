@@ -11,7 +11,8 @@ import pytest
 from pacekeeper.controller.events import AskDecision
 from pacekeeper.core.findings import FindingKind
 from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
-from support.paper_cluster import PaperCluster, shares_of
+from support.paper_cluster import PaperCluster
+from support.paper_work import shares_of
 
 MICRO_BATCHES = 4
 

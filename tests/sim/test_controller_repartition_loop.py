@@ -1,5 +1,6 @@
 """The closed loop of a job with stages and tensor groups, in virtual time over a bad network."""
 
+from dataclasses import replace
 from itertools import pairwise
 from statistics import mean
 
@@ -48,3 +49,36 @@ def test_a_slow_rank_gives_shards_or_layers_away_and_gets_them_back(
     assert closed.finding.rank == victim
     assert any(" brings " in action for action in closed.actions)
     assert all(a.generation < b.generation for a, b in pairwise(cluster.applied))
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_a_hopeless_rank_stands_by_until_a_probe_finds_it_well(seed: int) -> None:
+    policy = replace(CONFIG.policy, may_leave_out=True)
+    cluster = PaperCluster(
+        seed=seed,
+        config=replace(CONFIG, policy=policy),
+        loss=0.2,
+        offer_loss=0.3,
+        num_microbatches=4,
+        num_layers=8,
+        tensor_size=2,
+        can_probe=True,
+    )
+    victim = seed % 4
+    cluster.run(2 * WARM_STEPS)
+    healthy_s = mean(cluster.step_s[-10:])
+    cluster.speeds[victim] = 0.03
+    until(cluster, lambda: cluster.layout.standing_by == (victim,))
+    cluster.run(4 * WARM_STEPS)
+    assert cluster.layout.standing_by == (victim,), "its finding stands, whatever time passes"
+    assert cluster.has_open_fault
+    assert mean(cluster.step_s[-10:]) < 2.0 * healthy_s
+    assert cluster.job.step > cluster.step - 5, "steps are judged without its work"
+
+    cluster.speeds.clear()
+    until(cluster, lambda: is_home(cluster) and not cluster.has_open_fault)
+    cluster.run(WARM_STEPS)
+    assert is_home(cluster) and not cluster.layout.standing_by
+    assert mean(cluster.step_s[-10:]) == pytest.approx(healthy_s, rel=0.05)
+    (closed,) = cluster.faults.values()
+    assert any("stands by and is well again" in action for action in closed.actions)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pacekeeper.controller.steps import is_same_work
+from pacekeeper.controller.way_home import is_same_work
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from support.paper_cluster import PaperCluster
 

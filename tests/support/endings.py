@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pacekeeper.trainer import loop
+from pacekeeper.trainer.block_state import blocks_on, read_block
 from pacekeeper.trainer.rank import Rank, RankSpec
-
-PARTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +38,15 @@ def ending_path(directory: Path, rank: int) -> Path:
 
 
 def read_ending(directory: Path, rank: int) -> dict[str, Tensor]:
-    """What it held: "dense/NUMBER" and "LAYER/EXPERT/w1", moments below them."""
+    """What it held: "BLOCK/w1", and moments beside it."""
     state: dict[str, Tensor] = torch.load(ending_path(directory, rank))
     return state
 
 
 def held_state(rank: Rank) -> dict[str, Tensor]:
     """Weights and moments of a rank, by names that do not depend on the layout."""
-    state: dict[str, Tensor] = {}
-
-    def add(name: str, parameter: torch.nn.Parameter, slot: int | None = None) -> None:
-        moments = rank.optimizer.state.get(parameter, {})
-        tensors = {name: parameter.detach()} | {f"{name}/{p}": moments[p] for p in PARTS}
-        for key, tensor in tensors.items():
-            state[key] = (tensor if slot is None else tensor[slot]).clone()
-
-    for i, parameter in enumerate(rank.model.dense_parameters()):
-        add(f"dense/{i}", parameter)
-    for layer, module in enumerate(rank.model.layers()):
-        for slot, expert in enumerate(module.bank.held):
-            add(f"{layer}/{expert}/w1", module.bank.w1, slot)
-            add(f"{layer}/{expert}/w2", module.bank.w2, slot)
-    return state
+    return {
+        f"{block}/{name}": tensor.clone()
+        for block in blocks_on(rank.layout, rank.spec.rank)
+        for name, tensor in read_block(rank.model, rank.optimizer, block).items()
+    }

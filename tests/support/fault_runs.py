@@ -21,8 +21,9 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.quorum import Group, rule
 from support.endings import KeepsEnding, read_ending
 from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
-from support.fault_schedules import Act, Burst, Fault, Schedule, random_plan
+from support.fault_schedules import Act, Burst, Fault, Schedule
 from support.fleet import Fleet, Launcher
+from support.random_plans import random_plan
 
 # Losses against the undisturbed run; float32 drifts by itself with another order of summation.
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4}
@@ -34,6 +35,9 @@ def undisturbed(schedule: Schedule, directory: Path, *, num_ranks: int = 1) -> R
     config = replace(
         schedule.config,
         replicas=min(schedule.config.replicas, num_ranks),
+        num_stages=1,
+        tensor_size=1,
+        num_microbatches=1,
         emulated_step_s=0.001,
         max_restarts=0,
     )
@@ -88,7 +92,7 @@ def run(
 class Harm:
     """What was done so far, and what the job can be held to.
 
-    `is_safe`: every expert had a host that nothing was done to, in any layout it may have been in.
+    `is_safe`: every block had a holder that nothing was done to, in any layout it may have been in.
     """
 
     schedule: Schedule
@@ -180,16 +184,16 @@ class Harm:
         """All faults of a burst."""
         now = self.layout()
         lost = burst.victims | self.schedule.struck
-        self.is_safe &= _hosts_all(now, lost)
+        self.is_safe &= _outlives(now, lost)
         self.saved.append((time.monotonic(), self._newest()))
         for fault in burst.faults:
             time.sleep(fault.delay_s)
             match fault.act:
                 case Act.PLAN:
                     seed = f"{self.schedule.name}/{now.generation}"
-                    plan = random_plan(now, self.schedule.config.replicas, seed)
+                    plan = random_plan(now, self.schedule.config.replicas, seed, fault.moves)
                     self.plans[plan.generation] = plan
-                    self.is_safe &= _hosts_all(plan, lost)
+                    self.is_safe &= _outlives(plan, lost)
                     self.fleet.offer(plan, base_generation=now.generation)
                 case Act.NODE:
                     left = [rank for rank in now.ranks if rank not in fault.ranks]
@@ -268,6 +272,6 @@ def _is_entry(line: dict[str, Any]) -> bool:
     return line.get("event") in ("plan", "regroup")
 
 
-def _hosts_all(layout: Layout, lost: frozenset[int]) -> bool:
-    """Has every expert a host that is not among the lost?"""
-    return all({host.rank for host in on} - lost for layer in layout.experts for on in layer)
+def _outlives(layout: Layout, lost: frozenset[int]) -> bool:
+    """Has every block a holder that is not among the lost?"""
+    return all(set(layout.holders(block)) - lost for block in layout.blocks())

@@ -8,18 +8,31 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import combinations
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Host, Layout
 from support.fleet import SMALL
+from support.random_plans import Move
 from support.sabotage import Moment, Sabotage
 
 WORLDS = ((1, 4), (1, 6), (2, 2), (2, 3), (2, 4), (3, 2), (4, 1), (4, 2))  # nodes, ranks on each
 PEER_TIMEOUT_S = 6.0  # a rank of eight on two busy cores may wait for seconds
 MAX_PAUSE_S = 1.0  # a rank that wakes up so soon is waited for
+GRID = (2, 4)  # 2 stages x 2 ranks of a tensor group x 2 pipelines, one on each node
 LAST_STEPS = 2
 SHORT = replace(SMALL, steps=40)
 LONG = replace(SMALL, steps=90, emulated_step_s=0.05)  # newcomers need seconds to get ready
+STAGED = replace(
+    SMALL,
+    steps=60,
+    num_layers=4,
+    num_heads=4,
+    num_stages=2,
+    tensor_size=2,
+    num_microbatches=2,
+    rows_per_step=8,
+    peer_timeout_s=PEER_TIMEOUT_S,
+)
 GETS_READY_S = 2.5  # about that long
 MAX_JOINS = 2
 MAX_RESTARTS = 2
@@ -38,15 +51,17 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One act, `delay_s` after the one before it."""
+    """One act, `delay_s` after the one before it. `moves`: of a plan."""
 
     act: Act
     ranks: tuple[int, ...] = ()
     delay_s: float = 0.0
+    moves: tuple[Move, ...] = (Move.EXPERTS, Move.ROWS)
 
     def __str__(self) -> str:
         after = f" {self.delay_s:.2f} s later" if self.delay_s else ""
-        return f"{self.act} {' and '.join(map(str, self.ranks))}".rstrip() + after
+        what = self.moves if self.act is Act.PLAN else self.ranks
+        return f"{self.act} {' and '.join(map(str, what))}".rstrip() + after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +319,40 @@ def drawn(seed: int, number: int) -> Schedule:
     )
 
 
+def drawn_moves(seed: int, number: int) -> Schedule:
+    """Plans of each kind, and of any two at once, for stages and tensor groups; somebody is struck
+    meanwhile, twice. Fifteen numbers in a row begin with each of the cases.
+    """
+    draw = random.Random(f"moves/{seed}/{number}")
+    cases = [*combinations(Move, 1), *combinations(Move, 2)]
+    num_nodes, ranks_per_node = GRID
+    watcher, first, second = draw.sample(range(num_nodes * ranks_per_node), 3)
+
+    def plan(moves: tuple[Move, ...]) -> Fault:
+        return Fault(act=Act.PLAN, moves=moves)
+
+    def strike(victim: int) -> Fault:
+        act = draw.choice((Act.KILL, Act.KILL, Act.FREEZE))
+        return Fault(act=act, ranks=(victim,), delay_s=round(draw.uniform(0.0, 0.3), 3))
+
+    moment = draw.choice((None, Moment.IN_MOVE_BEFORE_VOTE, Moment.IN_MOVE_AFTER_VOTE))
+    opening = (plan(cases[number % len(cases)]),)
+    bursts = (
+        Burst(step=draw.randint(2, 8), faults=opening if moment else (*opening, strike(first))),
+        Burst(step=draw.randint(14, 20), faults=(plan(draw.choice(cases)),)),
+        Burst(step=draw.randint(26, 40), faults=(plan(draw.choice(cases)), strike(second))),
+    )
+    return Schedule(
+        name=f"moves/{seed}/{number}",
+        config=replace(STAGED, schedule=draw.choice(("1f1b", "zero_bubble"))),
+        num_nodes=num_nodes,
+        ranks_per_node=ranks_per_node,
+        watcher=watcher,
+        bursts=bursts,
+        sabotage=Sabotage(moment=moment, victims=(first,)) if moment else None,
+    )
+
+
 def disturbed_run(*, steps: int, dtype: str) -> Schedule:
     """Six ranks on three nodes: moves, deaths and joins in turn, and at once; three are left.
 
@@ -328,22 +377,4 @@ def disturbed_run(*, steps: int, dtype: str) -> Schedule:
         ranks_per_node=2,
         watcher=4,
         bursts=tuple(Burst(step=int(at * steps), faults=faults) for at, faults in bursts),
-    )
-
-
-def random_plan(layout: Layout, replicas: int, seed: str) -> Layout:
-    """The next generation with other hosts and batch shares, on the same ranks."""
-    draw = random.Random(seed)
-    number = min(replicas, len(layout.ranks))
-    experts = tuple(
-        tuple(
-            tuple(Host(rank, 1.0 / number) for rank in sorted(draw.sample(layout.ranks, number)))
-            for _ in layer
-        )
-        for layer in layout.experts
-    )
-    weights = [draw.uniform(0.5, 1.5) for _ in layout.ranks]
-    shares = tuple((r, w / sum(weights)) for r, w in zip(layout.ranks, weights, strict=True))
-    return replace(
-        layout, generation=layout.generation + 1, experts=experts, batch_shares=shares, speeds=()
     )

@@ -29,8 +29,16 @@ def normalised(values: list[float]) -> list[float]:
 
 
 @st.composite
-def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: int = 1) -> Layout:
-    """One to three stages, tensor groups with unequal runs, dense and MoE layers, uneven shares."""
+def layouts(
+    draw: st.DrawFn,
+    *,
+    model: ModelBlocks | None = None,
+    generation: int = 1,
+    may_stand_by: bool = True,
+) -> Layout:
+    """One to three stages, tensor groups with unequal runs, dense and MoE layers, uneven shares,
+    ranks that stand by.
+    """
     model = draw(models) if model is None else model
     num_layers = len(model.experts_per_layer)
     cuts = draw(st.sets(st.integers(1, max(1, num_layers - 1)), max_size=2))
@@ -48,7 +56,8 @@ def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: in
         for layer in range(stage.first_layer, stage.end_layer)
     )
     ranks = [run.rank for stage in stages for group in stage.groups for run in group]
-    slow = sorted(draw(st.sets(st.sampled_from(ranks), max_size=2)))
+    standing_by = sorted(draw(st.sets(st.sampled_from(free), max_size=2 * may_stand_by)))
+    slow = sorted(draw(st.sets(st.sampled_from([*ranks, *standing_by]), max_size=2)))
     first_ranks = [group[0].rank for group in stages[0].groups]
     return Layout(
         generation=generation,
@@ -57,6 +66,7 @@ def layouts(draw: st.DrawFn, *, model: ModelBlocks | None = None, generation: in
         experts=experts,
         batch_shares=tuple(zip(first_ranks, _shares(draw, len(first_ranks)), strict=True)),
         speeds=tuple((rank, draw(st.floats(0.1, 1.0))) for rank in slow),
+        standing_by=tuple(standing_by),
     )
 
 

@@ -5,7 +5,7 @@ loses, repeats and reorders. Facts that agents keep until they are acknowledged 
 worst; measurements in a lost report are gone.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from pacekeeper.controller.events import (
     AskDecision,
+    AskProbe,
     Command,
     DecisionMade,
     Event,
@@ -32,6 +33,7 @@ from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout, apportion, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (
+    ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
     RankExitRecord,
@@ -40,8 +42,17 @@ from pacekeeper.core.records import (
 )
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.topology import Attachment, Clock, ModelShape
-from support.paper_work import counted_loads, held_part, pipelined_s
+from pacekeeper.core.topology import Attachment, ModelShape
+from support.paper_work import (
+    ROW_TOKENS,
+    attachment,
+    counted_loads,
+    facts_of,
+    held_part,
+    hot_loads,
+    pipelined_s,
+    probe_record,
+)
 
 JOB = "paper"
 NODES = {"node-0": (0, 1), "node-1": (2, 3)}
@@ -55,7 +66,6 @@ SHAPE = ModelShape(
     expert_bytes=100_000,
     dense_bytes=1_000_000,
 )
-ROW_TOKENS = 160
 # Seconds per micro-batch, token, token^2, expert row, active expert.
 COEFFICIENTS = np.array([0.02, 2e-5, 5e-9, 1.5e-5, 4e-4])
 POLL_S, TICK_S = 0.1, 0.2
@@ -70,6 +80,7 @@ class PaperCluster:
 
     With several micro-batches a step has as many times the rows, as gradient accumulation does.
     With stages, or tensor groups, ranks say which part of the model's dense work they hold.
+    `can_probe`: they answer a probe, in their speeds.
     """
 
     seed: int
@@ -81,6 +92,7 @@ class PaperCluster:
     num_layers: int = SHAPE.num_layers
     num_stages: int = 1
     tensor_size: int = 1
+    can_probe: bool = False
     speeds: dict[int, float] = field(default_factory=dict)
     on_advance: Callable[[Event, float, tuple[Command, ...], State], None] | None = None
     now_s: float = 100.0
@@ -111,16 +123,14 @@ class PaperCluster:
         self.commands: list[Command] = []
         self.seen_offers: dict[str, OfferPlan] = {}
         self.told_dead: set[int] = set()
+        self._probed: dict[str, int] = {}
         self._life = 0
         self._outbox: dict[str, JobReport] = {node: JobReport(job=JOB) for node in NODES}
         self._in_flight: list[tuple[float, int, str, JobReport]] = []
         self._decisions: list[tuple[float, DecisionMade]] = []
         self._sent = 0
         self._poll_s = self._tick_s = self.now_s
-        for node, ranks in NODES.items():
-            self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
-            self._keep(node, attached=tuple(_attachment(rank, self.shape) for rank in ranks))
-            self._keep(node, layouts=((1, encode_layout(self.layout)),))
+        self._attach()
         self._report_applied(previous=0, is_regroup=False)
 
     @property
@@ -138,7 +148,7 @@ class PaperCluster:
         self.living.remove(rank)
         gone = RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=9)
         self._keep(NODE_OF[rank], records=(gone,))
-        self._let_pass(0.3)
+        self.let_pass(0.3)
         previous = self.layout.generation
         newest = max([previous, *(o.layout.generation for o in self.seen_offers.values())])
         self._enter(
@@ -169,19 +179,19 @@ class PaperCluster:
             next_incident_id=newest + 1,
             unix_offset_s=UNIX_OFFSET_S,
         )
+        self._attach()
+
+    def _attach(self) -> None:
+        """Agents come, and say what they know: also which layouts were written by ranks."""
+        written = tuple(
+            (layout.generation, encode_layout(layout))
+            for layout in self.applied
+            if layout is self.first_layout or len(layout.ranks) < 4
+        )
         for node, ranks in NODES.items():
             self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
-            known = tuple(_attachment(rank, self.shape) for rank in ranks)
-            written = tuple(
-                (layout.generation, encode_layout(layout))
-                for layout in self.applied
-                if layout is self.first_layout or len(layout.ranks) < 4
-            )
-            self._keep(node, attached=known, layouts=written)
-
-    def settle(self, seconds: float) -> None:
-        """No step ends, but the network gets everything through."""
-        self._let_pass(seconds)
+            known = [attachment(JOB, r, self.shape, can_probe=self.can_probe) for r in ranks]
+            self._keep(node, attached=tuple(known), layouts=written)
 
     # The job.
 
@@ -208,9 +218,9 @@ class PaperCluster:
         self.applied.append(layout)
 
     def _train_step(self) -> None:
-        loads = self._loads()
-        work: dict[int, list[MicroBatchRecord]] = {rank: [] for rank in self.living}
-        for rank in self.living:
+        loads = hot_loads(self.random, self.shape)
+        work: dict[int, list[MicroBatchRecord]] = {rank: [] for rank in self.layout.working}
+        for rank in work:
             rows = self.layout.rows_of(self.shape.rows_per_step)[self.layout.batch_rank(rank)]
             parts = apportion(rows, [1.0 / self.num_microbatches] * self.num_microbatches)
             for micro_batch, part in enumerate(parts):
@@ -219,9 +229,9 @@ class PaperCluster:
         duration_s = pipelined_s(self.layout, compute_s, self.num_microbatches) + 0.03
         # Each micro-batch is reported when it is over: a report may hold a part of a step.
         for micro_batch in range(self.num_microbatches):
-            self._let_pass(duration_s / self.num_microbatches)
-            for rank in self.living:
-                self._keep(NODE_OF[rank], records=(work[rank][micro_batch],))
+            self.let_pass(duration_s / self.num_microbatches)
+            for rank, done in work.items():
+                self._keep(NODE_OF[rank], records=(done[micro_batch],))
         for rank in self.living:
             self._keep(NODE_OF[rank], records=self._end(rank, duration_s, loads))
         self.step_s.append(duration_s)
@@ -257,7 +267,9 @@ class PaperCluster:
 
     def _end(self, rank: int, duration_s: float, loads: list[list[float]]) -> tuple[Record, ...]:
         """What a rank says when a step is over: its share of the loads, and that it is."""
-        counted = counted_loads(self.layout, rank, self.step, loads, self.shape.rows_per_step)
+        counted: list[ExpertLoadRecord] = []
+        if rank in self.layout.working:
+            counted = counted_loads(self.layout, rank, self.step, loads, self.shape.rows_per_step)
         end = StepRecord(
             rank=rank,
             step=self.step,
@@ -268,15 +280,20 @@ class PaperCluster:
         )
         return (*counted, end)
 
-    def _loads(self) -> list[list[float]]:
-        """Token rows per layer and expert: hot ones stay hot, and noise."""
-        total = self.shape.rows_per_step * ROW_TOKENS * SHAPE.experts_per_token
-        loads = []
-        for layer in range(self.num_layers):
-            weights = np.array([1.0 + 0.2 * ((e + layer) % 3) for e in range(SHAPE.num_experts)])
-            weights = weights * self.random.lognormal(0.0, 0.05, SHAPE.num_experts)
-            loads.append((weights / weights.sum() * total).tolist())
-        return loads
+    def _probe(self, node: str, number: int) -> None:
+        """The ranks of a node run it once."""
+        if self._probed.get(node, 0) >= number:
+            return
+        self._probed[node] = number
+        for rank in set(NODES[node]) & set(self.living):
+            record = probe_record(
+                rank,
+                self.step,
+                self.layout.generation,
+                number=number,
+                slowdown=1.0 / self.speeds.get(rank, 1.0),
+            )
+            self._keep(node, records=(record,))
 
     def _report_applied(self, *, previous: int, is_regroup: bool) -> None:
         for rank in self.living:
@@ -310,7 +327,8 @@ class PaperCluster:
             layouts=held.layouts + layouts,
         )
 
-    def _let_pass(self, seconds: float) -> None:
+    def let_pass(self, seconds: float) -> None:
+        """No step ends, but the network gets everything through."""
         end_s = self.now_s + seconds
         while True:
             due_s = [self._poll_s, self._tick_s, *(flight[0] for flight in self._in_flight)]
@@ -341,7 +359,7 @@ class PaperCluster:
             if mishap >= self.loss:
                 self._send(self.now_s, node, report)
             elif mishap < self.loss / 3:
-                self._send(later_s, node, _facts(report))  # lost; what matters is said again
+                self._send(later_s, node, facts_of(report))  # lost; what matters is said again
             elif mishap < self.loss * 2 / 3:
                 self._send(later_s, node, report)  # overtaken by later ones
             else:
@@ -369,6 +387,9 @@ class PaperCluster:
                     for node in command.nodes:
                         if self.dice.random() >= self.offer_loss:
                             self.seen_offers[node] = command
+                case AskProbe(nodes=nodes, number=number):
+                    for node in nodes:
+                        self._probe(node, number)
                 case NotifyDeaths():
                     self.told_dead |= set(command.ranks)
                 case AskDecision(job=job, asked=asked, view=view):
@@ -377,19 +398,3 @@ class PaperCluster:
                     self._decisions.append((self.now_s + DECIDE_S, answer))
         if self.on_advance is not None:
             self.on_advance(event, self.now_s, commands, self.state)
-
-
-def _facts(report: JobReport) -> JobReport:
-    kept = tuple(r for r in report.records if isinstance(r, PlanAppliedRecord | RankExitRecord))
-    return replace(report, records=kept)
-
-
-def _attachment(rank: int, shape: ModelShape) -> Attachment:
-    return Attachment(
-        job=JOB, rank=rank, world_size=4, pid=1000 + rank, clock=Clock.EMULATED, model=shape
-    )
-
-
-def shares_of(layout: Layout) -> Mapping[int, float]:
-    """Each rank's batch share."""
-    return dict(layout.batch_shares)

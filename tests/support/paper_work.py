@@ -1,9 +1,21 @@
-"""What a layout makes of a step on paper: parts of ranks, times of pipelines, counted loads."""
+"""What a step is made of on paper: parts of ranks, times of pipelines, loads, what ranks say."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.records import ExpertLoadRecord
+from pacekeeper.core.records import (
+    ExpertLoadRecord,
+    PlanAppliedRecord,
+    ProbeRecord,
+    RankExitRecord,
+)
+from pacekeeper.core.reports import JobReport
+from pacekeeper.core.topology import Attachment, Clock, ModelShape
+
+ROW_TOKENS = 160
 
 
 def held_part(layout: Layout, rank: int) -> float:
@@ -42,3 +54,54 @@ def counted_loads(
                 )
             )
     return records
+
+
+def hot_loads(random: np.random.Generator, shape: ModelShape) -> list[list[float]]:
+    """Token rows per layer and expert: hot ones stay hot, and noise."""
+    total = shape.rows_per_step * ROW_TOKENS * shape.experts_per_token
+    loads = []
+    for layer in range(shape.num_layers):
+        weights = np.array([1.0 + 0.2 * ((e + layer) % 3) for e in range(shape.num_experts)])
+        weights = weights * random.lognormal(0.0, 0.05, shape.num_experts)
+        loads.append((weights / weights.sum() * total).tolist())
+    return loads
+
+
+def attachment(job: str, rank: int, shape: ModelShape, *, can_probe: bool) -> Attachment:
+    """Of one of four ranks."""
+    return Attachment(
+        job=job,
+        rank=rank,
+        world_size=4,
+        pid=1000 + rank,
+        clock=Clock.EMULATED,
+        model=shape,
+        can_probe=can_probe,
+    )
+
+
+def probe_record(
+    rank: int, step: int, generation: int, *, number: int, slowdown: float
+) -> ProbeRecord:
+    """What a device that is so slow reads."""
+    return ProbeRecord(
+        rank=rank,
+        step=step,
+        generation=generation,
+        number=number,
+        gemm_s=2e-3 * slowdown,
+        copy_s=1e-3 * slowdown,
+        exchange_s=1e-4,
+        duration_s=0.02,
+    )
+
+
+def facts_of(report: JobReport) -> JobReport:
+    """What agents keep until it is acknowledged."""
+    kept = tuple(r for r in report.records if isinstance(r, PlanAppliedRecord | RankExitRecord))
+    return replace(report, records=kept)
+
+
+def shares_of(layout: Layout) -> Mapping[int, float]:
+    """Each rank's batch share."""
+    return dict(layout.batch_shares)
