@@ -20,7 +20,7 @@ from pacekeeper.controller.expert_cluster import alike
 from pacekeeper.controller.expert_plan import plan_experts
 from pacekeeper.controller.shares import best_value
 from pacekeeper.controller.token_shares import token_shares
-from pacekeeper.core.layout import apportion
+from pacekeeper.core.apportion import apportion
 from pacekeeper.trainer.token_exchange import exchange, neighbourhoods
 from pacekeeper.trainer.token_split import HostPairs, split_rows, whole_capacities
 

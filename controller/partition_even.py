@@ -18,7 +18,7 @@ from pacekeeper.controller.partition_memory import in_flight
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_shards import runs
-from pacekeeper.core.layout import apportion
+from pacekeeper.core.apportion import apportion
 
 Ranks = tuple[int, ...]
 

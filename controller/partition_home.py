@@ -12,7 +12,7 @@ from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_problem import Device, Links, ModelCost
 from pacekeeper.controller.partition_shards import runs
 from pacekeeper.controller.partition_units import micro_batches, plan_unit
-from pacekeeper.core.layout import apportion
+from pacekeeper.core.apportion import apportion
 
 
 def home_partition(

@@ -23,7 +23,7 @@ from pacekeeper.controller.partition_cost import (
 )
 from pacekeeper.controller.partition_layers import best_cuts
 from pacekeeper.controller.partition_memory import in_flight
-from pacekeeper.core.layout import apportion
+from pacekeeper.core.apportion import apportion
 
 TURNS = 4  # of cuts and rows; the best of them is kept
 

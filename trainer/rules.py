@@ -1,7 +1,8 @@
 """What follows from the settings alone, the same on every rank: no state, no torch, no clock."""
 
+from pacekeeper.core.apportion import apportion
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Layout, apportion, even_layout
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.records import LOADS_PER_RECORD
 from pacekeeper.core.shrink import Floor
 from pacekeeper.core.spread import ALONE, DomainOf

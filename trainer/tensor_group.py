@@ -11,7 +11,8 @@ from itertools import accumulate
 
 from torch import Tensor
 
-from pacekeeper.core.layout import ShardRun, Stage, apportion
+from pacekeeper.core.apportion import apportion
+from pacekeeper.core.layout import ShardRun, Stage
 from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.travel import travel
 from pacekeeper.trainer.work import WorkPass

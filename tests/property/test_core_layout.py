@@ -8,16 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import (
-    Block,
-    BlockKind,
-    Host,
-    Layout,
-    ShardRun,
-    Stage,
-    apportion,
-    even_layout,
-)
+from pacekeeper.core.apportion import apportion
+from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage, even_layout
 from pacekeeper.core.transfers import transfers
 from support.layouts import ModelBlocks, layouts, models, normalised
 

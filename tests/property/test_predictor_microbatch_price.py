@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.apportion import apportion
 from pacekeeper.core.expert_rows import KNOTS
-from pacekeeper.core.layout import Host, Layout, apportion, even_layout
+from pacekeeper.core.layout import Host, Layout, even_layout
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Workload, forecast

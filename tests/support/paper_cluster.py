@@ -28,12 +28,12 @@ from pacekeeper.controller.events import (
 from pacekeeper.controller.machine import advance, job_record, restored
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobRecord, JobState, State
+from pacekeeper.core.apportion import apportion
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Incident
-from pacekeeper.core.layout import Layout, apportion, even_layout
+from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (
-    ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
     RankExitRecord,
@@ -267,9 +267,8 @@ class PaperCluster:
 
     def _end(self, rank: int, duration_s: float, loads: list[list[float]]) -> tuple[Record, ...]:
         """What a rank says when a step is over: its share of the loads, and that it is."""
-        counted: list[ExpertLoadRecord] = []
-        if rank in self.layout.working:
-            counted = counted_loads(self.layout, rank, self.step, loads, self.shape.rows_per_step)
+        rows = self.shape.rows_per_step
+        counted = counted_loads(self.layout, rank, self.step, loads, rows)
         end = StepRecord(
             rank=rank,
             step=self.step,

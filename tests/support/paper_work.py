@@ -38,6 +38,8 @@ def counted_loads(
     layout: Layout, rank: int, step: int, loads: Sequence[Sequence[float]], num_rows: int
 ) -> list[ExpertLoadRecord]:
     """Of its slice of its pipeline's tokens, in the layers it runs. loads[layer][expert]."""
+    if rank in layout.standing_by:
+        return []
     share = layout.rows_of(num_rows)[layout.batch_rank(rank)] / num_rows
     records = []
     for layer, layer_loads in enumerate(loads):

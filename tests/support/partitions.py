@@ -12,7 +12,8 @@ from pacekeeper.controller.partition_problem import (
     MovePrices,
     Problem,
 )
-from pacekeeper.core.layout import ShardRun, apportion
+from pacekeeper.core.apportion import apportion
+from pacekeeper.core.layout import ShardRun
 from pacekeeper.core.schedule import Schedule
 
 FAST = Links(
