@@ -299,7 +299,8 @@ class TrainConfig:
     # Complete checkpoints that stay. At least 2: the newest may turn out damaged.
     checkpoints_kept: int = 3
     # Experts of each layer in a checkpoint (0: all). Fewer make it smaller; going back then takes
-    # the others from older checkpoints: the tokens they saw since are lost, counted and said.
+    # the others from older checkpoints: the tokens they saw since are lost, counted and said. An
+    # expert that lost all its hosts then goes back alone, the others stay where they are.
     experts_per_checkpoint: int = 0
     # Which ones: "turn" (one after the other), "load" (most tokens since they were saved) or "risk"
     # (most tokens likely to be lost: few hosts, or slow ones).
@@ -361,11 +362,6 @@ class TrainConfig:
             raise ValueError(
                 f"tensor_size: expected at most num_heads = {self.num_heads}, "
                 f"got {self.tensor_size}"
-            )
-        if self.experts_per_checkpoint and self.num_stages > 1:
-            raise ValueError(
-                "experts_per_checkpoint: expected 0 where num_stages is above 1: tokens that a "
-                "checkpoint leaves out are counted within one stage only"
             )
         if self.schedule not in ("1f1b", "zero_bubble"):
             raise ValueError(f"schedule: expected '1f1b' or 'zero_bubble', got {self.schedule!r}")

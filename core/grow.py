@@ -77,15 +77,23 @@ def next_of(
     generation: int,
     floor: Floor,
     is_restored: bool = False,
+    are_experts_filled: bool = False,
 ) -> Layout:
     """What the `staying` ranks go on with: without who is not among them, with who is new.
 
     What the dead held newcomers take first; then, where an expert still lacks a domain that the
-    dead took, who was there. Raises LostStateError, and takes `is_restored`, as
-    `shrink` does.
+    dead took, who was there. Raises LostStateError, and takes `is_restored` and
+    `are_experts_filled`, as `shrink` does.
     """
     gone, fresh = set(layout.ranks).difference(staying), set(staying).difference(layout.ranks)
-    without = partial(shrink, layout, dead=gone, generation=generation, is_restored=is_restored)
+    without = partial(
+        shrink,
+        layout,
+        dead=gone,
+        generation=generation,
+        is_restored=is_restored,
+        are_experts_filled=are_experts_filled,
+    )
     if not fresh:
         return without(floor=floor)
     left = without(floor=Floor(hosts=1)) if gone else layout

@@ -31,10 +31,12 @@ class Succession:
     """How survivors go on: on `layout`, with what they hold, or all with what a checkpoint holds.
 
     `restore`: paths of checkpoints, of which the first that all can read is taken; empty: none.
+    `only_lost`: of it only what has no living holder; who lives stays where it is.
     """
 
     layout: Layout
     restore: tuple[str, ...] = ()
+    only_lost: bool = False
 
 
 def shrink(
@@ -44,6 +46,7 @@ def shrink(
     generation: int,
     floor: Floor | None = None,
     is_restored: bool = False,
+    are_experts_filled: bool = False,
 ) -> Layout:
     """`layout` without the `dead` ranks, every expert with the hosts of `floor` again (or all).
 
@@ -52,12 +55,14 @@ def shrink(
     where it adds a domain, then on the least burdened ranks, and shares that level the ranks' work.
     Nobody gives a living replica up: an expert that lost nothing stands as safe as before, and its
     copies would only delay the others. Raises LostStateError where a block has no living holder;
-    with `is_restored`, none needs one: a checkpoint fills the layout.
+    with `is_restored`, none needs one: a checkpoint fills the layout; with `are_experts_filled`
+    experts need none: the others hold what they hold.
     """
     gone = set(dead)
     pipelines = closed(layout, gone, is_restored=is_restored)
+    are_free = is_restored or are_experts_filled
     experts = tuple(
-        _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor(), is_restored)
+        _rehost(layer, layout.experts[layer], stage.ranks, gone, floor or Floor(), are_free)
         for stage in pipelines.stages
         for layer in range(stage.first_layer, stage.end_layer)
     )
@@ -78,12 +83,14 @@ def _rehost(
     staying: tuple[int, ...],
     gone: set[int],
     floor: Floor,
-    is_restored: bool,
+    are_free: bool,
 ) -> tuple[ExpertHosts, ...]:
-    """`staying`: the ranks that still run this layer; others may live and be a source only."""
+    """`staying`: the ranks that still run this layer; others may live and be a source only.
+    `are_free`: an expert may have lost all its hosts.
+    """
     shares: list[dict[int, float]] = []
     for expert, hosts in enumerate(experts):
-        if not is_restored and all(host.rank in gone for host in hosts):
+        if not are_free and all(host.rank in gone for host in hosts):
             raise LostStateError(
                 f"layer {layer} expert {expert}: all its hosts "
                 f"{[host.rank for host in hosts]} are dead",

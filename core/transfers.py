@@ -48,3 +48,11 @@ def num_expert_copies(old: Layout, new: Layout) -> int:
     blocks, counted. Both layouts are of one model.
     """
     return len(new.replicas - old.replicas)
+
+
+def moves_layers(old: Layout, new: Layout) -> bool:
+    """Does some rank run a layer in `new` that it does not run in `old`? A newcomer always does."""
+    return any(
+        not set(new.stage_of(layer).ranks) <= set(old.stage_of(layer).ranks)
+        for layer in range(new.num_layers)
+    )

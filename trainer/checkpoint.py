@@ -5,7 +5,7 @@ All ranks save, skip and go back alike: what they could see differently travels 
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from math import isnan
@@ -15,23 +15,19 @@ import torch
 from pacekeeper.core.block_writers import writers
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import DataError, HostError
-from pacekeeper.core.layout import Block, Layout
-from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, saved_in
-from pacekeeper.core.run_identity import other_course, other_model
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, PieceEntry, saved_in
+from pacekeeper.core.transfers import moves_layers
 from pacekeeper.trainer import checkpoint_catalog
-from pacekeeper.trainer.block_state import BlockState, blocks_on, num_updates, put_in
-from pacekeeper.trainer.checkpoint_catalog import (
-    BlockReader,
-    RawTensor,
-    accept,
-    read_manifest,
-    reject,
-)
+from pacekeeper.trainer.block_state import blocks_on, num_updates, put_in
+from pacekeeper.trainer.checkpoint_catalog import accept, reject
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
+from pacekeeper.trainer.checkpoint_reading import Lost, NotOursError, Reader, Restored
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
-from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, to_tensors
+from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes
 from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.mover import lost_blocks
 from pacekeeper.trainer.partial_saves import Choice, PartialSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
@@ -52,23 +48,6 @@ class Position:
     step: int
     ticket: int
     last_loss: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
-    """What this rank needs of a checkpoint for `layout`, read and checked, not in force."""
-
-    manifest: Manifest
-    layout: Layout
-    state: Mapping[Block, BlockState]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(t.nbytes for tensors in self.state.values() for t in tensors.values())
-
-
-class _OtherModelError(DataError):
-    """It may be whole, but it is not ours to judge."""
 
 
 class Checkpoints:
@@ -218,32 +197,42 @@ class Checkpoints:
             return named
         return below(self._storage.root, one.name)
 
-    def stage(self, paths: Sequence[str], layout: Layout, fabric: Collectives) -> Restored:
-        """The first of `paths` that all ranks can read. Raises PeerLost.
+    def stage(
+        self,
+        paths: Sequence[str],
+        layout: Layout,
+        fabric: Collectives,
+        lost: Lost | None = None,
+    ) -> Restored:
+        """What this rank needs of the first of `paths` that all ranks can read. Raises PeerLost.
 
         Raises DataError where there is none.
         """
         if self._saver is not None and not self._saver.wait(self._patience_s):
             _log.warning("goes back while a checkpoint is still being written")
+        reader = Reader(
+            rank=self.rank, storage=self._storage, identity=self.identity, model=self.model
+        )
         why = ""
         for path in paths:
             found: Restored | None = None
             began_s = time.monotonic()
             why, is_damaged = "another rank could not read it", True
             try:
-                found = self._read(path, layout)
+                found = reader.read(path, layout, lost)
             except DataError as error:
-                why, is_damaged = error.what, not isinstance(error, _OtherModelError)
+                why, is_damaged = error.what, not isinstance(error, NotOursError)
                 _log.warning("checkpoint=%s is not used: %s", path, why)
             votes = fabric.exchange([float(found is not None)])
             is_read = found is not None and bool((votes > 0.0).all())
-            if self.rank == fabric.ranks[0] and (is_read or is_damaged):
+            is_proven = is_read and lost is None  # of whole ones only
+            if self.rank == fabric.ranks[0] and (is_proven or (is_damaged and not is_read)):
                 self._say_of(path, "" if is_read else why)
             if found is not None and is_read:
                 _log.info(
                     "step=%d restored from %s in %.3f s",
                     found.manifest.id.step,
-                    path,
+                    path if lost is None else f"{path} ({len(lost.blocks)} lost experts)",
                     time.monotonic() - began_s,
                 )
                 return found
@@ -251,6 +240,21 @@ class Checkpoints:
             f"no checkpoint of {list(paths)} can be read by all ranks: {why}",
             remedy=_RESUME_REMEDY,
         )
+
+    def stage_lost(
+        self, paths: Sequence[str], old: Layout, new: Layout, fabric: Collectives, step: int
+    ) -> Restored | None:
+        """Before a move: what `new` wants here of the blocks that nobody holds any more, of the
+        first of `paths` that all can read; None without `paths`. Books are brought up to date.
+
+        Raises PeerLost, DataError.
+        """
+        if paths or moves_layers(old, new):
+            self.partial.books.learn(fabric.exchange(self.partial.books.told()).tolist())
+        if not paths:
+            return None
+        lost = Lost(blocks=frozenset(lost_blocks(old, fabric.ranks)), step=step)
+        return self.stage(paths, new, fabric, lost)
 
     def _say_of(self, path: str, why: str) -> None:
         """Later lives must know whether it counts; `why` it does not, empty: it does."""
@@ -270,40 +274,24 @@ class Checkpoints:
         wanted = blocks_on(found.layout, self.rank)
         put_in(self.model, self.optimizer, wanted, found.state, found.manifest.num_updates)
         self.partial.restored(found.manifest)
-        self._say_lost(found)
         self._last = None
+        if found.manifest.older:
+            num_lost = sum(found.manifest.lost_tokens)
+            self._say_lost(found, found.manifest.older, found.manifest.id.step, num_lost)
 
-    def _read(self, path: str, layout: Layout) -> Restored:
-        root, _, name = path.rpartition("/")
-        one = CheckpointId.of_name(name)
-        if one is None:
-            raise DataError(f"{path}: not the name of a checkpoint")
-        storage = self._storage
-        if storage is None or storage.root != root:
-            storage = open_storage(root)
-        manifest = read_manifest(storage, one)
-        others = other_model(manifest.identity, self.identity)
-        if others or set(manifest.layout.blocks()) != set(layout.blocks()):
-            raise _OtherModelError(f"{path} is of another model: {'; '.join(others)}")
-        changed = other_course(manifest.identity, self.identity)
-        if changed and self.rank == layout.ranks[0]:
-            _log.warning("this will not be the run that was saved: %s", "; ".join(changed))
-        reader = BlockReader(storage=storage, manifest=manifest)
-        raw: dict[Block, dict[str, RawTensor]] = {}
-        for entry in manifest.pieces:
-            if self.rank in layout.holders(entry.piece.block):
-                raw.setdefault(entry.piece.block, {}).update(reader.read(entry))
-        state = {block: to_tensors(self.model, block, tensors) for block, tensors in raw.items()}
-        return Restored(manifest=manifest, layout=layout, state=state)
+    def count_lost(self, found: Restored) -> None:
+        """What was found of lost blocks is in force, the others are as they were."""
+        assert found.lost is not None, "else all went back"
+        num_lost = self.partial.refilled(found.seen_tokens, found.lost.step)
+        older = [e for e in found.manifest.pieces if e.piece.block in found.lost.blocks]
+        self._say_lost(found, older, found.lost.step, num_lost)
 
-    def _say_lost(self, found: Restored) -> None:
-        """Going back to what is not all of one step is never silent."""
-        older = found.manifest.older
-        if not older:
-            return
+    def _say_lost(
+        self, found: Restored, older: Sequence[PieceEntry], step: int, num_lost: int
+    ) -> None:
+        """To go on from what is not all of one step is never silent."""
         steps = {entry.piece.block: saved_in(entry.file) for entry in older}
         oldest = min(one.step for one in steps.values() if one is not None)
-        step, num_lost = found.manifest.id.step, sum(found.manifest.lost_tokens)
         plt = self.partial.plt_of_run(step)
         self.note(
             {

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from pacekeeper.core.errors import ExitCode, LostStateError, PacekeeperError
-from pacekeeper.core.grow import next_of
+from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import entry, same_text
@@ -32,6 +31,7 @@ from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.rules import floor_of
 from pacekeeper.trainer.stores import Stores
+from pacekeeper.trainer.succession import Means, succession
 from pacekeeper.trainer.verdict import Report, Verdict
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
@@ -275,12 +275,12 @@ def _settle(
 
 
 def _move_in(rank: Rank, stores: Stores, agreement: Agreement, verdict: Verdict) -> int:
-    """Form the group and go over to its layout, or back to a checkpoint; bytes sent or read."""
+    """Form the group and go over to its layout, or back to a checkpoint; bytes sent and read."""
     _join(rank, stores, agreement, rank.group)
-    if verdict.restore:
+    if verdict.restore and not verdict.only_lost:
         moved_bytes = rank.do_restore(verdict.restore, verdict.layout)
     else:
-        moved_bytes = rank.do_move(verdict.layout)
+        moved_bytes = rank.do_move(verdict.layout, verdict.restore)
     rank.take_place()
     return moved_bytes
 
@@ -299,19 +299,17 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
         # is one and has no part in the layout joined in such a one.
         staying = (set(group.members) - dead).union(*(one.ranks for one in candidates))
         node_of, _ = widened(rank.spec.node_of, rank.spec.stores, candidates)
-        floor = floor_of(rank.spec.config, len(staying), node_of)
-        go_on = partial(next_of, layout, staying, generation=new_generation, floor=floor)
-        try:
-            paths = () if has_begun else rank.checkpoints.candidates()
-            if not paths:
-                return Succession(layout=go_on())
-        except LostStateError as error:
-            # The others are at a later step: so that nothing is stale, all go back.
-            paths = rank.checkpoints.candidates()
-            if not paths:
-                raise
-            _log.warning("%s: all go back to the newest checkpoint", error.what)
-        return Succession(layout=go_on(is_restored=True), restore=paths)
+        return succession(
+            layout,
+            staying,
+            generation=new_generation,
+            floor=floor_of(rank.spec.config, len(staying), node_of),
+            has_begun=has_begun,
+            means=Means(
+                candidates=rank.checkpoints.candidates,
+                is_partial=rank.checkpoints.partial.is_on,
+            ),
+        )
 
     offered = rank.hooks.ring.command().plan_generation
     report = Report(

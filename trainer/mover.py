@@ -5,7 +5,7 @@ carries a CRC32 that its receiver checks. A block that stays is not touched, or 
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,14 +44,18 @@ class Staged:
     moved_bytes: int
 
 
+def lost_blocks(old: Layout, living: Collection[int]) -> tuple[Block, ...]:
+    """The blocks that none of the `living` ranks holds, in the layout's order."""
+    return tuple(block for block in old.blocks() if not set(old.holders(block)) & set(living))
+
+
 def block_transfers(old: Layout, new: Layout, living: Sequence[int]) -> tuple[Transfer, ...]:
     """The blocks that change hands. Raises LostStateError where one has no living holder."""
-    moves = transfers(old, new, living=living)
-    lost = list(dict.fromkeys(str(move.block) for move in moves if move.source is None))
+    moves, lost = transfers(old, new, living=living), lost_blocks(old, living)
     if lost:
         more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
         raise LostStateError(
-            f"no living holder of {', '.join(lost[:_NAMED])}{more}",
+            f"no living holder of {', '.join(map(str, lost[:_NAMED]))}{more}",
             remedy="restart from a checkpoint",
         )
     return moves
@@ -63,18 +67,24 @@ def stage(
     old: Layout,
     new: Layout,
     fabric: Collectives,
+    refilled: Mapping[Block, BlockState] | None = None,
 ) -> Staged:
     """Fetch what `new` wants here and `old` did not have. Raises PeerLost, LostStateError.
 
-    Raises PacekeeperError where a block does not fit its checksum.
+    `refilled`: what this rank is to hold of the blocks that nobody holds any more; None: there are
+    none. Raises PacekeeperError where a block does not fit its checksum.
     """
-    moves = block_transfers(old, new, living=fabric.ranks)
+    if refilled is None:
+        moves = block_transfers(old, new, living=fabric.ranks)
+    else:
+        moves = transfers(old, new, living=fabric.ranks)
     outgoing: list[list[Tensor]] = [[] for _ in fabric.ranks]
     incoming: list[list[Block]] = [[] for _ in fabric.ranks]
     position = {rank: i for i, rank in enumerate(fabric.ranks)}
     updates, dtype = num_updates(optimizer), model.dtype
     for move in moves:
-        assert move.source is not None, "checked by block_transfers"
+        if move.source is None:
+            continue
         if move.source == fabric.rank:
             row = _flat(updates, read_block(model, optimizer, move.block))
             outgoing[position[move.destination]].append(_seal(row))
@@ -84,7 +94,7 @@ def stage(
         [(1 + num_values(model, b)) * dtype.itemsize + CRC_BYTES for b in blocks]
         for blocks in incoming
     ]
-    arrived: dict[Block, BlockState] = {}
+    arrived: dict[Block, BlockState] = dict(refilled or {})
     for blocks, parcels in zip(incoming, _travel(outgoing, lengths, fabric), strict=True):
         for block, parcel in zip(blocks, parcels, strict=True):
             told, arrived[block] = _cut_up(model, block, _unseal(parcel, dtype, str(block)))

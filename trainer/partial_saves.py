@@ -2,7 +2,8 @@
 
 Ranks may know different things: one came late, one's disk refused. So each says a few numbers in
 the vote before a checkpoint, and what all heard decides: a partial one is written only on top of
-one that all know to be complete, and which experts it holds is the first rank's word.
+one that all know to be complete. An expert's need is the greatest that any rank says: who does not
+run its layer knows of none.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.expert_turns import Order, by_need, in_turn
 from pacekeeper.core.layout import Block, BlockKind, Layout
-from pacekeeper.core.lost_tokens import next_num_saved, plt
+from pacekeeper.core.lost_tokens import next_num_saved
 from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
 from pacekeeper.core.save_risk import loss_probability, need
+from pacekeeper.trainer.token_books import TokenBooks
 
 # How likely a rank is lost until the next save: only the ratios matter. One that the layout takes
 # for slow was found so: half of what fails is slow before.
@@ -36,9 +38,7 @@ class PartialSaves:
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
         self.num_saved = config.experts_per_checkpoint
-        self._routed = [[0] * config.num_experts for _ in range(config.num_layers)]
-        self._lost = [0] * config.num_layers
-        self._num_faults = 0
+        self.books = TokenBooks(config)
         self._begun: CheckpointId | None = None
         self._writers: frozenset[int] = frozenset()
         self._heard: Words = ()
@@ -51,15 +51,16 @@ class PartialSaves:
 
     @property
     def account(self) -> Account:
-        """Of all tokens so far."""
-        routed = tuple(map(tuple, self._routed))
-        return Account(routed=routed, lost=tuple(self._lost), num_faults=self._num_faults)
+        """Of all tokens so far, as far as this rank knows."""
+        return self.books.account
 
     def count(self, routed: Mapping[int, Sequence[int]]) -> None:
         """A step was committed; its tokens routed to each expert, by layer."""
-        for layer, counts in routed.items():
-            for expert, tokens in enumerate(counts):
-                self._routed[layer][expert] += tokens
+        self.books.count(routed)
+
+    def plt_of_run(self, step: int) -> float:
+        """The share of the whole run's tokens that is lost; see `TokenBooks`."""
+        return self.books.plt_of_run(step)
 
     def word(self, layout: Layout, *, has_failed: bool) -> list[float]:
         """What this rank says before a checkpoint, as long as everybody's; `has_failed`: its part
@@ -89,8 +90,8 @@ class PartialSaves:
         if self._config.expert_order == Order.TURN:
             chosen = in_turn(number, self.num_saved, experts)
         else:
-            rest = iter(first[5:])
-            needs = [[next(rest) for _ in range(count)] for count in experts]
+            greatest = iter([max(column) for column in zip(*words, strict=True)][5:])
+            needs = [[next(greatest) for _ in range(count)] for count in experts]
             chosen = by_need(needs, self.num_saved, number)
         return Choice(base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen)))
 
@@ -98,48 +99,49 @@ class PartialSaves:
         """A checkpoint that writes these pieces was begun."""
         self._begun, self._writers = one, writers
         written = {piece.block for piece in pieces if self._is_left_out(piece)}
-        for layer, counts in enumerate(self._routed):
+        for layer, counts in enumerate(self.books.routed):
             for expert, tokens in enumerate(counts):
                 if Block(BlockKind.EXPERT, layer, expert) in written:
-                    self._saved[layer][expert], self._age[layer][expert] = tokens, 1
+                    self.books.saved[layer][expert], self._age[layer][expert] = tokens, 1
                 else:
                     self._age[layer][expert] += 1
 
     def restored(self, manifest: Manifest) -> None:
         """The state is now what this checkpoint holds: what its older experts lack is lost."""
-        account, losses = manifest.account, manifest.lost_tokens
-        blank = [[0] * len(counts) for counts in self._routed]
-        self._routed = [list(counts) for counts in account.routed] or blank
-        before = account.lost or (0,) * len(self._routed)
-        more = losses or (0,) * len(self._routed)
-        self._lost = [a + b for a, b in zip(before, more, strict=True)]
-        self._num_faults = account.num_faults + bool(manifest.older)
+        is_fault = bool(manifest.older)
+        self.books.begin_anew(manifest.account, manifest.lost_tokens, is_fault=is_fault)
         self._forget_saves()
-        config, step = self._config, manifest.id.step
+        self._adapt(manifest.id.step)
+
+    def refilled(self, tokens: Mapping[Block, int], step: int) -> int:
+        """At `step` these experts alone went back to copies that had seen so many tokens; how many
+        are lost.
+        """
+        num_lost = self.books.fall_back(tokens)
+        self._forget_saves()
+        self._adapt(step)
+        return num_lost
+
+    def _adapt(self, step: int) -> None:
+        """Dynamic-K, after a loss."""
+        config = self._config
         if self.is_on and config.lost_tokens_limit and step:
             self.num_saved = next_num_saved(
                 num_saved=config.experts_per_checkpoint,
                 num_experts=config.num_experts,
                 plt_so_far=self.plt_of_run(step),
                 limit=config.lost_tokens_limit,
-                num_faults=self._num_faults,
+                num_faults=self.books.num_faults,
                 step=step,
                 total_steps=config.steps,
                 period_steps=config.checkpoint_period_steps,
             )
 
-    def plt_of_run(self, step: int) -> float:
-        """The share of lost tokens in all that the whole run will have routed, as far as it went
-        on as before `step`.
-        """
-        whole = max(1.0, self._config.steps / max(1, step))
-        return plt(self._lost, [whole * sum(counts) for counts in self._routed])
-
     def _forget_saves(self) -> None:
         """Nothing is known to be saved as it is: the next checkpoint holds everything."""
         self._begun, self._writers, self._heard = None, frozenset(), ()
-        self._saved = [list(counts) for counts in self._routed]
-        self._age = [[1] * len(counts) for counts in self._routed]
+        self.books.forget_saves()
+        self._age = [[1] * len(counts) for counts in self.books.routed]
 
     def _is_left_out(self, piece: Piece) -> bool:
         """Is it of those that need not be in every checkpoint?"""
@@ -164,16 +166,16 @@ class PartialSaves:
         }
         return [
             [
-                float(routed - saved)
+                float(unsaved)
                 if self._config.expert_order == Order.LOAD
                 else need(
                     loss_probability([h.rank for h in on], chance, everybody=EVERYBODY),
-                    routed - saved,
+                    unsaved,
                     age,
                 )
-                for on, routed, saved, age in zip(hosts, now, before, ages, strict=True)
+                for on, unsaved, age in zip(hosts, tokens, ages, strict=True)
             ]
-            for hosts, now, before, ages in zip(
-                layout.experts, self._routed, self._saved, self._age, strict=True
+            for hosts, tokens, ages in zip(
+                layout.experts, self.books.unsaved(), self._age, strict=True
             )
         ]

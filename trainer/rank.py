@@ -14,11 +14,12 @@ import torch
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
+from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.run_identity import identity_of
-from pacekeeper.trainer import hooks, mover, probe, replica_check
+from pacekeeper.trainer import hooks, mover, offered_plan, probe, replica_check
 from pacekeeper.trainer.block_state import num_dense_parameters, ordered_parameters
-from pacekeeper.trainer.checkpoint import Checkpoints, Position, Restored
+from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.checkpoint_reading import Restored
 from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
@@ -30,13 +31,7 @@ from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.passes import Passes
 from pacekeeper.trainer.quorum import Group
 from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.rules import (
-    check_fits,
-    first_layout,
-    learning_rate,
-    load_period_steps,
-    model_shape,
-)
+from pacekeeper.trainer.rules import first_layout, learning_rate, load_period_steps, model_shape
 from pacekeeper.trainer.step_log import StepLog
 from pacekeeper.trainer.work import WorkMeter
 
@@ -63,15 +58,6 @@ class RankSpec:
     is_newcomer: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A layout this rank has read and checked, and the name of its content."""
-
-    layout: Layout
-    crc: int
-    source: bytes
-
-
 @dataclass(kw_only=True)
 class Rank:
     """Everything a rank holds between two failures. Use from one thread."""
@@ -90,7 +76,7 @@ class Rank:
     has_begun: bool = False  # the open step, at least once
     has_entered: bool = False  # a first group stood; what was to be resumed, was
     is_asked_to_stop: Callable[[], bool] = lambda: False
-    plan: Plan | None = None
+    plan: offered_plan.Plan | None = None
     lobby: Lobby | None = None  # the leader's
     pending: Callable[[], None] | None = None
     pending_layout: Layout | None = None
@@ -216,7 +202,7 @@ class Rank:
         self.optimizer.zero_grad()
         loss_sum = self._forward_backward()
         self.sync.synchronise(self.model)
-        self._look_for_plan()
+        self.plan = offered_plan.look(self.hooks, self.layout, self.plan)
         self.pending, self.pending_layout = self._apply_update, None
         self.phase = Phase.VOTE
         ballot = self._vote(is_finite=self._gradients_are_finite(), loss=loss_sum)
@@ -226,16 +212,18 @@ class Rank:
         self.group = self.group.standing()
         return ballot
 
-    def do_move(self, new: Layout) -> int:
-        """Go over to `new` with the present members; returns bytes sent. Raises PeerLost."""
+    def do_move(self, new: Layout, restore: Sequence[str] = ()) -> int:
+        """Go over to `new` with the present members; what none of them holds comes from the first
+        of the checkpoints `restore` that all can read. Returns bytes sent and read.
+
+        Raises PeerLost, and DataError where there is none.
+        """
         self.phase = Phase.PRE
-        staged = mover.stage(self.model, self.optimizer, self.layout, new, self.fabric)
-        self.pending = lambda: mover.swap_in(self.model, self.optimizer, staged)
-        self.pending_layout = new
-        self.phase = Phase.VOTE
-        self._vote(is_finite=True)
-        self.commit(loss=self.last_loss)
-        return staged.moved_bytes
+        found = self.checkpoints.stage_lost(restore, self.layout, new, self.fabric, self.step)
+        refilled = None if found is None else found.state
+        staged = mover.stage(self.model, self.optimizer, self.layout, new, self.fabric, refilled)
+        self._change_over(partial(self._move_over, staged, found), new)
+        return staged.moved_bytes + (0 if found is None else found.size_bytes)
 
     def do_restore(self, paths: Sequence[str], layout: Layout) -> int:
         """Go back to the first of these checkpoints that all can read, under `layout`; bytes read.
@@ -244,11 +232,14 @@ class Rank:
         """
         self.phase = Phase.PRE
         found = self.checkpoints.stage(paths, layout, self.fabric)
-        self.pending, self.pending_layout = partial(self._go_back, found), layout
+        self._change_over(partial(self._go_back, found), layout)
+        return found.size_bytes
+
+    def _change_over(self, change: Callable[[], None], layout: Layout) -> None:
+        self.pending, self.pending_layout = change, layout
         self.phase = Phase.VOTE
         self._vote(is_finite=True)
         self.commit(loss=self.last_loss)
-        return found.size_bytes
 
     def save(self, *, is_storing: bool, is_last: bool = False) -> None:
         """Save a checkpoint where one is due."""
@@ -318,28 +309,14 @@ class Rank:
         self.checkpoints.hear([vote[len(mine.encode()) :] for vote in votes])
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))
 
-    def _look_for_plan(self) -> None:
-        """Read a plan that is offered, and check that this rank could follow it."""
-        offer = self.hooks.plan_offered()
-        if offer is None or (self.plan is not None and self.plan.source == offer.layout_json):
-            return  # nothing, or read already
-        if offer.base_generation != self.layout.generation:
-            return  # made for another layout: the controller will see ours and think again
-        try:
-            layout = decode_layout(offer.layout_json)
-            check_fits(layout, self.layout, offer.generation)
-        except ValueError as error:
-            self.hooks.refuse_plan(offer.generation, str(error))
-            return
-        self.plan = Plan(
-            layout=layout,
-            crc=layout_crc(layout),
-            source=offer.layout_json,
-        )
-
     def _gradients_are_finite(self) -> bool:
         total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)
         return total - total == 0.0
+
+    def _move_over(self, staged: mover.Staged, found: Restored | None) -> None:
+        mover.swap_in(self.model, self.optimizer, staged)
+        if found is not None:
+            self.checkpoints.count_lost(found)
 
     def _go_back(self, found: Restored) -> None:
         self.checkpoints.put_in_force(found)

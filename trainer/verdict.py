@@ -60,8 +60,9 @@ class Verdict:
 
     `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
     applied or skipped. Then all stand at `ticket` and `step`. `restore`: then all go back to the
-    first of these checkpoints that all read. `newcomers` come in; `base` is then the layout that
-    the others come from, in which these have no part. `text`: as in the stores.
+    first of these checkpoints that all read, or (`only_lost`) take from it what no living rank
+    holds. `newcomers` come in; `base` is then the layout that the others come from, in which these
+    have no part. `text`: as in the stores.
     """
 
     group: Group
@@ -73,6 +74,7 @@ class Verdict:
     ticket: int
     step: int
     text: str
+    only_lost: bool = False
     newcomers: tuple[Candidate, ...] = ()
     base: Layout | None = None
 
@@ -93,6 +95,7 @@ def write_verdict(
     document: dict[str, object] = {
         "layout": encode_layout(chosen.layout).decode(),
         "restore": chosen.restore,
+        "only_lost": chosen.only_lost,
         "commits": sorted(commits),
         "last_loss": furthest.last_loss,
         "was_applied": furthest.was_applied,
@@ -128,6 +131,7 @@ def read_verdict(group: Group, text: str) -> Verdict:
         ticket=document["ticket"],
         step=document["step"],
         text=text,
+        only_lost=bool(document["only_lost"]),
         newcomers=tuple(map(Candidate.of, document.get("newcomers", ()))),
         base=None if base is None else decode_layout(base.encode()),
     )

@@ -70,6 +70,20 @@ def test_an_expert_without_living_host_comes_from_the_newest_checkpoint(tmp_path
         assert "all go back to the newest checkpoint" in fleet.launchers[0].output()
 
 
+def test_of_partial_checkpoints_the_lost_expert_alone_comes_back(tmp_path: Path) -> None:
+    """The others go on at the step they stand at; the tokens that are lost are said."""
+    config = saving(tmp_path, replicas=1, experts_per_checkpoint=1, steps=20)
+    with Fleet(directory=tmp_path, config=config) as fleet:
+        fleet.await_(lambda: bool(saved(config)))
+        fleet.signal(1, signal.SIGKILL)
+        assert fleet.codes() == [0]
+        for rank in (0, 2, 3):
+            assert [line["step"] for line in fleet.steps(rank)] == list(range(20)), "none again"
+        (event,) = fleet.events(0, "lossy")
+        assert event["older_experts"] == 2 and event["oldest_step"] <= event["step"]
+        assert "lost experts come from a checkpoint" in fleet.launchers[0].output()
+
+
 @pytest.mark.parametrize(
     ("moment", "doubters"),
     [

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode, LostStateError
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import BlockKind, Layout, even_layout
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.transfers import transfers
 from support.layouts import layouts
@@ -163,4 +163,24 @@ def test_what_a_checkpoint_fills_needs_no_living_host(
     for (layer, _), hosts in hosts_of(after).items():
         assert len(hosts) >= min(min_hosts, len(after.stage_of(layer).ranks))
     if not is_lost(layout, dead):
+        assert after == shrink(layout, dead=dead, generation=2, floor=floor)
+
+
+@given(layouts(), st.integers(1, 3), st.data())
+def test_experts_that_a_checkpoint_fills_need_no_living_host_but_dense_blocks_do(
+    layout: Layout, min_hosts: int, data: st.DataObject
+) -> None:
+    """What lives stays where it is: of the others nobody gives anything up."""
+    dead = data.draw(deaths(layout))
+    floor = Floor(hosts=min_hosts)
+    lost = {block for block in layout.blocks() if set(layout.holders(block)) <= dead}
+    if any(block.kind is not BlockKind.EXPERT for block in lost):
+        with pytest.raises(LostStateError):
+            shrink(layout, dead=dead, generation=2, floor=floor, are_experts_filled=True)
+        return
+    after = shrink(layout, dead=dead, generation=2, floor=floor, are_experts_filled=True)
+    living = set(layout.ranks) - dead
+    from_storage = {m.block for m in transfers(layout, after, living=living) if m.source is None}
+    assert from_storage == lost
+    if not lost:
         assert after == shrink(layout, dead=dead, generation=2, floor=floor)

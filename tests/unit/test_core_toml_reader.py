@@ -44,10 +44,6 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[train]\nnum_stages=5", "num_stages: expected at most num_layers = 4, got 5"),
         ("[train]\ntensor_size=8", "tensor_size: expected at most num_heads = 4, got 8"),
         ("[train]\nschedule='gpipe'", "schedule: expected '1f1b' or 'zero_bubble', got 'gpipe'"),
-        (
-            "[train]\nnum_stages=2\nexperts_per_checkpoint=1",
-            "experts_per_checkpoint: expected 0 where num_stages is above 1",
-        ),
         ("[train]\nexperts_per_token=9", "at most num_experts = 8, got 9"),
         ("[controller]\ndetector=3", "detector: unknown key"),
     ],

@@ -1,0 +1,137 @@
+"""Real ranks as threads of this process: their steps, moves, checkpoints and restores are the
+trainer's own. Only what connects and what kills is made up: a rank dies between two steps.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Block, Layout
+from pacekeeper.core.shrink import Floor, Succession
+from pacekeeper.trainer.block_state import blocks_on, read_block
+from pacekeeper.trainer.fabric import Fabric
+from pacekeeper.trainer.rank import Rank, RankSpec
+from pacekeeper.trainer.succession import Means, succession
+from support.worlds import ThreadFabric, run_world
+
+T = TypeVar("T")
+State = Mapping[str, Tensor]
+
+
+@dataclass(kw_only=True)
+class ThreadRanks:
+    """Ranks on `layout`, of generation 2 at least, each on a node of its own or as `node_of` says.
+    Checkpoints are written to their end before the next step.
+    """
+
+    config: TrainConfig
+    layout: Layout
+    directory: Path
+    node_of: Mapping[int, int] = field(default_factory=dict)
+    ranks: dict[int, Rank] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ranks = {number: self._born(number) for number in self.layout.ranks}
+        self.move(self.layout)
+
+    @property
+    def step(self) -> int:
+        """Steps committed."""
+        return self.ranks[self.layout.ranks[0]].step
+
+    def train(self, steps: int) -> None:
+        """So many, with the checkpoints that are due on the way."""
+
+        def go_on(rank: Rank) -> None:
+            rank.take_place()
+            for _ in range(steps):
+                ballot = rank.do_step()
+                rank.save(is_storing=ballot.is_storing)
+                rank.checkpoints.close()
+                rank.fabric.exchange([1.0])
+
+        self.together(go_on)
+
+    def move(self, new: Layout) -> None:
+        """Go over to `new`, whose ranks are all there."""
+        self._settle(Succession(layout=new))
+
+    def die(self, victims: Collection[int], *, hosts: int = 1) -> Succession:
+        """The `victims` are gone; the others go on as the leader decides."""
+        for number in victims:
+            self.ranks.pop(number).hooks.detach()
+        leader = self.ranks[min(self.ranks)]
+        chosen = succession(
+            self.layout,
+            self.ranks,
+            generation=self.layout.generation + 1,
+            floor=Floor(hosts=hosts),
+            has_begun=True,
+            means=Means(
+                candidates=leader.checkpoints.candidates,
+                is_partial=leader.checkpoints.partial.is_on,
+            ),
+        )
+        self._settle(chosen)
+        return chosen
+
+    def blocks(self) -> dict[Block, State]:
+        """Every block as its lowest holder has it, copied."""
+        return {
+            block: {
+                name: part.clone()
+                for name, part in read_block(rank.model, rank.optimizer, block).items()
+            }
+            for number, rank in sorted(self.ranks.items(), reverse=True)
+            for block in blocks_on(self.layout, number)
+        }
+
+    def together(self, body: Callable[[Rank], T]) -> dict[int, T]:
+        """`body` of all ranks, in a group of their own."""
+
+        def on_thread(fabric: ThreadFabric) -> T:
+            torch.set_num_threads(1)
+            rank = self.ranks[fabric.rank]
+            rank.join(cast(Fabric, fabric))
+            return body(rank)
+
+        return run_world(tuple(sorted(self.ranks)), on_thread)
+
+    def close(self) -> None:
+        """The ranks are done."""
+        for rank in self.ranks.values():
+            rank.checkpoints.close()
+            rank.hooks.detach()
+
+    def _settle(self, chosen: Succession) -> None:
+        def settle(rank: Rank) -> None:
+            if chosen.restore and not chosen.only_lost:
+                rank.do_restore(chosen.restore, chosen.layout)
+            else:
+                rank.do_move(chosen.layout, chosen.restore)
+            rank.take_place()
+            rank.enter(is_regroup=True, moved_bytes=0, took_s=0.0)
+
+        self.layout = chosen.layout
+        self.together(settle)
+
+    def _born(self, number: int) -> Rank:
+        spec = RankSpec(
+            config=self.config,
+            rank=number,
+            world_size=len(self.layout.ranks),
+            node_of=self.node_of or {other: other for other in self.layout.ranks},
+            stores=(),
+            ring_dir=str(self.directory / "rings"),
+            run_dir=str(self.directory / "run"),
+            life=1,
+            first_life=1,
+        )
+        rank = Rank(spec=spec)
+        rank.attach()
+        return rank

@@ -1,0 +1,61 @@
+"""How those that are left go on when state may have lost its last holder: the leader's decision.
+
+Per block the freshest that is left counts: a living replica, then what a checkpoint holds. Without
+partial checkpoints a run is exact, so where anything comes from a checkpoint, all go back to it.
+With them experts are of different steps as it is: lost ones alone come from it, and nothing that
+lives is given up.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from pacekeeper.core.errors import LostStateError
+from pacekeeper.core.grow import next_of
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.shrink import Floor, Succession
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What there is to go on with beside what ranks hold. `candidates`: checkpoints, newest first;
+    asked only where they are needed. `is_partial`: experts may be of different steps.
+    """
+
+    candidates: Callable[[], tuple[str, ...]]
+    is_partial: bool
+
+
+def succession(
+    layout: Layout,
+    staying: Collection[int],
+    *,
+    generation: int,
+    floor: Floor,
+    has_begun: bool,
+    means: Means,
+) -> Succession:
+    """How the `staying` ranks go on from `layout`; `has_begun`: they hold what the run came to.
+
+    Raises LostStateError where state is lost for good.
+    """
+    go_on = partial(next_of, layout, staying, generation=generation, floor=floor)
+    try:
+        paths = () if has_begun else means.candidates()
+        if not paths:
+            return Succession(layout=go_on())
+    except LostStateError as error:
+        paths = means.candidates()
+        if not paths:
+            raise
+        if means.is_partial:
+            with contextlib.suppress(LostStateError):  # what is dense has no age of its own
+                filled = go_on(are_experts_filled=True)
+                _log.warning("%s: lost experts come from a checkpoint", error.what)
+                return Succession(layout=filled, restore=paths, only_lost=True)
+        _log.warning("%s: all go back to the newest checkpoint", error.what)
+    return Succession(layout=go_on(is_restored=True), restore=paths)
