@@ -132,6 +132,7 @@ class AnswerOf(Generic[W]):
 
     No layout: it can not, until nodes join. `is_rolled_back`: from the newest checkpoint.
     `again_after_steps`: ask once more then (Cause.DUE). `copied_bytes`: between nodes.
+    `saving`: what its checkpoints take from now on; None: what its costs say.
     """
 
     layout: W | None
@@ -140,6 +141,7 @@ class AnswerOf(Generic[W]):
     again_after_steps: int | None = None
     copied_bytes: int = 0
     memory: object = None
+    saving: "Saving | None" = None
     reason: str = ""
 
 

@@ -21,11 +21,12 @@ from pacekeeper.simulator.sim_policy import (
     Job,
     MomentOf,
     PolicyOf,
+    Saving,
     Use,
     W,
 )
 
-NEAR = 1e-9  # of a step: as good as finished
+NEAR = 1e-9  # of a step, or of a second: as good as over
 MANY = 1 << 40  # steps: nothing is due
 MOST_POINTS = 20_000  # of an outcome, beside those at which samples were lost
 
@@ -116,6 +117,7 @@ class _Run(Generic[W]):
     layout_step: int = 0
     due_step: int | None = None
     memory: object = None
+    saving: Saving | None = None  # as the policy said last; None: what its costs say
     written_s: float = inf  # when the checkpoint under way is whole
     open_step_s: float = 0.0  # what the step under way takes; 0: none is
     step_s: float = 0.0  # of the next steps; 0: to be found
@@ -162,6 +164,8 @@ class _Run(Generic[W]):
         self.step_s = 0.0
         in_use = {n for layout in (self.layout, self.target) if layout for n in layout.ranks}
         if lost & in_use:
+            if self.waiting and at_s >= self.grow_s:
+                self._let_in()  # survivors regroup with them at once (ADR 35)
             self.ledger.spend(Use.BROKEN_OFF, at_s)
             self._settle_save()
             self.ledger.break_save()
@@ -200,17 +204,19 @@ class _Run(Generic[W]):
             return
         self.ledger.spend(use, end_s)
         if use is Use.SAVED:
-            behind_s = self.policy.costs.saving(self.job, len(self.nodes)).behind_s
             self.ledger.begin_save()
-            self.written_s = end_s + behind_s
+            self.written_s = end_s + self._saving().behind_s
             self._settle_save()
         self.phases.pop(0)
         if not self.phases:
             self._arrive()
 
+    def _saving(self) -> Saving:
+        return self.saving or self.policy.costs.saving(self.job, len(self.nodes))
+
     def _settle_save(self) -> None:
         """A checkpoint counts from the moment it is whole."""
-        if self.ledger.now_s >= self.written_s:
+        if self.ledger.now_s >= self.written_s - NEAR:
             self.ledger.save()
             self.written_s = inf
 
@@ -225,9 +231,9 @@ class _Run(Generic[W]):
         """Between two steps: has anything been begun that comes before the next?"""
         period = self.policy.checkpoint_steps
         self._settle_save()
-        if period is not None and self.ledger.uncopied_steps >= period:
-            saving = self.policy.costs.saving(self.job, len(self.nodes))
-            self.phases = [(Use.SAVED, saving.stop_s)]
+        is_free = self.written_s == inf  # one checkpoint after the other
+        if is_free and period is not None and self.ledger.uncopied_steps >= period:
+            self.phases = [(Use.SAVED, self._saving().stop_s)]
         elif self.is_paced:
             self._ask(Cause.PACED)
         elif self.due_step is not None and self.ledger.steps >= self.due_step:
@@ -240,10 +246,13 @@ class _Run(Generic[W]):
         """Let those in who have waited long enough."""
         if not self.waiting or self.ledger.now_s < self.grow_s:
             return False
-        self.nodes |= self.waiting
-        self.waiting, self.grow_s = set(), inf
+        self._let_in()
         self._ask(cause)
         return True
+
+    def _let_in(self) -> None:
+        self.nodes |= self.waiting
+        self.waiting, self.grow_s = set(), inf
 
     def _train(self, until_s: float) -> bool:
         """Steps until something is due; False: the step under way is not over by then."""
@@ -281,6 +290,8 @@ class _Run(Generic[W]):
     def _steps_until_due(self, step_s: float) -> int:
         ledger, period = self.ledger, self.policy.checkpoint_steps
         steps = [] if period is None else [period - ledger.uncopied_steps]
+        if steps and self.written_s < inf:
+            steps = [max(steps[0], ceil((self.written_s - ledger.now_s) / step_s))]
         steps += [due - ledger.steps for due in (self.due_step, self.step_s_until) if due]
         if self.waiting:
             steps.append(ceil((self.grow_s - ledger.now_s) / step_s))
@@ -306,7 +317,7 @@ class _Run(Generic[W]):
             ),
             self.job,
         )
-        self.memory = answer.memory
+        self.memory, self.saving = answer.memory, answer.saving
         self._tell(cause, answer)
         if answer.is_rolled_back and not self.is_fresh:
             self._roll_back()

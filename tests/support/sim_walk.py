@@ -54,6 +54,9 @@ class Walk:
         if lost & (self.layout | (self.target if self.phases else set())):
             self.spent[Use.BROKEN_OFF] += self.into
             self.into, self.phases = 0, []
+            if self.waiting and now >= self.let_in:
+                self.nodes |= self.waiting
+                self.waiting = set()
             self._go_on(is_grown=False)
 
     def _begin(self, now: int) -> bool:
