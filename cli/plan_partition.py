@@ -22,11 +22,11 @@ def partition(
     """
     from dataclasses import replace
 
-    from pacekeeper.cli.partition_file import read_partition, read_problem
     from pacekeeper.cli.partition_print import as_document, show
     from pacekeeper.controller.partition import plan_partition
     from pacekeeper.controller.partition_price import price
     from pacekeeper.core.errors import ConfigError
+    from pacekeeper.simulator.partition_file import read_partition, read_problem
 
     present = None if current is None else read_partition(current)
     problem = replace(read_problem(description, _speeds(speeds), present), is_whole=whole)

@@ -9,6 +9,8 @@ from pacekeeper.cli.pictures import PAGE_STYLE
 from pacekeeper.cli.simulate_pictures import colour_of, rate_picture, spent_picture
 from pacekeeper.cli.simulate_print import HEADS, cells_of, part_of, title_of, unit_of, uses_of
 from pacekeeper.core.errors import HostError
+from pacekeeper.simulator.job_model import JobModel
+from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.scenario import Scenario
 from pacekeeper.simulator.sim_summary import Summary
 from pacekeeper.simulator.simulate import Outcome
@@ -51,15 +53,30 @@ def write_report(
 
 def _played(known: Scenario, seed: int) -> str:
     """The job and its nodes in one line."""
-    job, history = known.job, known.history(seed)
+    history = known.history(seed)
     numbers = [number for _, number in history.num_there()] or [0]
     least, most = min(numbers), max(numbers)
     nodes = f"{most} nodes" if least == most else f"{least} to {most} nodes"
-    return (
-        f"{history.name}: {nodes}. A job of {job.num_layers} layers of {job.num_experts} experts, "
-        f"{job.samples_per_node} samples of {job.tokens_per_sample} tokens on each node in steps "
-        f"of {job.balanced_step_s:g} s."
-    )
+    return f"{history.name}: {nodes}. {_job(known.job)}"
+
+
+def _job(job: JobModel | PipelineJob) -> str:
+    match job:
+        case JobModel():
+            return (
+                f"A job of {job.num_layers} layers of {job.num_experts} experts, "
+                f"{job.samples_per_node} samples of {job.tokens_per_sample} tokens on each node in "
+                f"steps of {job.balanced_step_s:g} s."
+            )
+        case PipelineJob():
+            pipelines = job.home.pipelines
+            cells = pipelines[0].cells
+            return (
+                f"A node is one device. A job of {job.num_layers} layers in {len(pipelines)} "
+                f"pipelines of {len(cells)} stages, {len(cells[0].ranks)} devices each, with "
+                f"{len(pipelines[0].micro_batches)} micro-batches in steps of "
+                f"{job.home_step_s:.3g} s."
+            )
 
 
 def _with_colour(at: int, cells: Sequence[str]) -> tuple[str, ...]:

@@ -17,13 +17,15 @@ from pacekeeper.simulator.changes import History
 from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
 from pacekeeper.simulator.job_model import JobModel
 from pacekeeper.simulator.job_nodes import capped
+from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
 from pacekeeper.simulator.policy_lazarus import Lazarus
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.read_faults import read_faults
 from pacekeeper.simulator.read_spot import read_spot
 from pacekeeper.simulator.routing import Routing, even_routing, read_routing
-from pacekeeper.simulator.sim_policy import Policy
+from pacekeeper.simulator.scenario_pipeline import policy_of, read_job
+from pacekeeper.simulator.sim_policy import Job, Policy, PolicyOf
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 TABLES = ("scenario", "failures", "job", "routing", "policies")
@@ -143,9 +145,9 @@ class Scenario:
     play: Play
     failures: Failures
     recorded: History | None
-    job: JobModel
+    job: JobModel | PipelineJob
     routing: Routing
-    policies: Mapping[str, Policy]
+    policies: Mapping[str, PolicyOf[Any]]
 
     def history(self, seed: int) -> History:
         """Of one seed: which faults are drawn, or which of the nodes the job gets."""
@@ -181,25 +183,16 @@ def read_scenario(path: Path) -> Scenario:
         raise ConfigError(f"{where}: unknown table [{unknown[0]}]", remedy=f"expected {expected}")
     tables = {name: _table(document, name, where) for name in TABLES}
     failures = read_table(Failures, tables["failures"], where=f"{where}: [failures]")
-    job = read_table(JobModel, tables["job"], where=f"{where}: [job]")
-    _check_size(job, failures.num_nodes, where)
-    asked = read_table(RoutingTable, tables["routing"], where=f"{where}: [routing]")
-    if asked.file:
-        routing = read_routing(
-            path.parent / asked.file, num_experts=job.num_experts, num_layers=job.num_layers
-        ).thinned(asked.every_steps)
-    else:
-        routing = even_routing(job.num_layers, job.num_experts)
     if not tables["policies"]:
         raise ConfigError(f"{where}: no policy", remedy="expected at least one [policies.NAME]")
-    policies = {
-        name: _policy(name, values, job, where) for name, values in tables["policies"].items()
-    }
+    read = _pipelined if "partition" in tables["job"] else _data_parallel
+    job, routing, policies = read(path, tables, failures)
     recorded = _recorded(failures, path)
-    if recorded is not None:
+    if recorded is not None and isinstance(job, JobModel):
         _check_size(job, max((number for _, number in recorded.num_there()), default=0), where)
     duration_s = failures.duration_s if recorded is None else recorded.duration_s
-    _check_turns(job, policies, duration_s, where)
+    step_s = job.home_step_s if isinstance(job, PipelineJob) else job.balanced_step_s
+    _check_turns(step_s, policies, duration_s, where)
     return Scenario(
         name=path.stem,
         play=read_table(Play, tables["scenario"], where=f"{where}: [scenario]"),
@@ -214,13 +207,56 @@ def read_scenario(path: Path) -> Scenario:
 def played(scenario: Scenario, *, seeds: int | None = None) -> dict[str, list[Outcome]]:
     """Outcomes by policy and seed; of one seed all policies meet the same history and luck."""
     first = scenario.play.first_seed
+    job: Job[Any] = scenario.job
     found: dict[str, list[Outcome]] = {name: [] for name in scenario.policies}
     for seed in range(first, first + (seeds or scenario.play.seeds)):
         history = scenario.history(seed)
         for name, policy in scenario.policies.items():
-            outcome = simulate(history, scenario.job, scenario.routing, policy, seed=seed)
+            outcome = simulate(history, job, scenario.routing, policy, seed=seed)
             found[name].append(outcome)
     return found
+
+
+Read = tuple[JobModel | PipelineJob, Routing, Mapping[str, PolicyOf[Any]]]
+
+
+def _data_parallel(path: Path, tables: Mapping[str, dict[str, Any]], failures: Failures) -> Read:
+    where = str(path)
+    job = read_table(JobModel, tables["job"], where=f"{where}: [job]")
+    _check_size(job, failures.num_nodes, where)
+    asked = read_table(RoutingTable, tables["routing"], where=f"{where}: [routing]")
+    if asked.file:
+        routing = read_routing(
+            path.parent / asked.file, num_experts=job.num_experts, num_layers=job.num_layers
+        ).thinned(asked.every_steps)
+    else:
+        routing = even_routing(job.num_layers, job.num_experts)
+    policies = {
+        name: _policy(name, values, job, where) for name, values in tables["policies"].items()
+    }
+    return job, routing, policies
+
+
+def _pipelined(path: Path, tables: Mapping[str, dict[str, Any]], failures: Failures) -> Read:
+    """All its devices are there from the beginning on, and each is a node of the history."""
+    job = read_job(tables["job"], path)
+    if tables["routing"]:
+        raise ConfigError(f"{path}: [routing]: a pipelined job spreads its experts evenly")
+    if failures.source == "spot" or failures.max_nodes:
+        raise ConfigError(
+            f"{path}: [failures]: a pipelined job begins with all its devices",
+            remedy='expected source = "drawn" or "faults", without max_nodes',
+        )
+    if failures.num_nodes != len(job.problem.devices):
+        raise ConfigError(
+            f"{path}: [failures] num_nodes: {failures.num_nodes}, the job has "
+            f"{len(job.problem.devices)} devices"
+        )
+    policies = {
+        name: policy_of(name, values, f"{path}: [policies.{name}]")
+        for name, values in tables["policies"].items()
+    }
+    return job, job.routing, policies
 
 
 def _check_size(job: JobModel, num_nodes: int, where: str) -> None:
@@ -233,9 +269,9 @@ def _check_size(job: JobModel, num_nodes: int, where: str) -> None:
 
 
 def _check_turns(
-    job: JobModel, policies: Mapping[str, Policy], duration_s: float, where: str
+    step_s: float, policies: Mapping[str, PolicyOf[Any]], duration_s: float, where: str
 ) -> None:
-    steps = duration_s / job.balanced_step_s
+    steps = duration_s / step_s
     for name, policy in policies.items():
         period = min(policy.checkpoint_steps or MOST_TURNS, policy.review_steps or MOST_TURNS)
         if steps > MOST_TURNS * period:

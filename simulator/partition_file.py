@@ -1,7 +1,8 @@
-"""What `pacekeeper plan partition` reads: a description of a job, and earlier plans.
+"""What describes a job of stages and tensor groups to us, in a file; and earlier plans for one.
 
-A description is TOML or JSON: [model], [[layers]], [devices], [links], [home], and where wanted
-[speeds] and [prices]. Docs: docs/partition.md.
+A description (of `pacekeeper plan partition` and of scenarios) is TOML or JSON: [model],
+[[layers]], [devices], [links], [home], and where wanted [speeds] and [prices]. Docs:
+docs/partition.md.
 """
 
 import json
@@ -11,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.cli.plan_files import UNREADABLE
 from pacekeeper.controller.partition_home import home_partition
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_problem import (
@@ -29,6 +29,8 @@ from pacekeeper.core.toml_reader import read_table
 
 TABLES = ("model", "layers", "devices", "links", "home", "speeds", "prices")
 NEEDED = ("model", "layers", "devices", "links", "home")
+# What json and tomllib raise at what is damaged, or endlessly nested.
+UNREADABLE = (ValueError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
