@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'pacekeeper needs Python 3.11 or newer; set PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,certs,dev]"
 	touch $@
 
 venv: $(VENV)/.stamp

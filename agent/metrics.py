@@ -4,7 +4,7 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
-from pacekeeper.core.config import host_and_port
+from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import listen_error
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import DeviceSample

@@ -17,8 +17,10 @@ from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.agent.window import Reading, batch, deaths_in, split
 from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.reports import AgentHealth
-from pacekeeper.protos import control_pb2, telemetry_pb2, wire
+from pacekeeper.core.security_config import TlsConfig, plain_caller, plain_listener
+from pacekeeper.protos import control_pb2, secure, telemetry_pb2, wire
 
 IDLE_REPORT_S = 1.0  # a quiet node still reports, so that silence means something
 FLUSH_S = 1.0
@@ -30,6 +32,9 @@ class Agent:
     """The daemon of one node."""
 
     def __init__(self, config: AgentConfig) -> None:
+        """Raises ConfigError where it would speak in the clear, or has no certificate to show."""
+        _refuse_plain(config)
+        secure.check_client(config.tls, config.token_file)
         self.config = config
         self.intake = Intake(directory=Path(config.ring_dir))
         self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
@@ -45,6 +50,8 @@ class Agent:
             reconnect_max_s=config.reconnect_max_s,
             on_command=self._obey,
             greeting=self._greet,
+            tls=config.tls,
+            token_file=config.token_file,
         )
         self.recording: Recording | None = None
         self._sequence = 0
@@ -218,3 +225,16 @@ class Agent:
         _, late = await asyncio.wait({uplink}, timeout=FLUSH_S)
         if late:
             _log.warning("the controller did not take all reports within %g s", FLUSH_S)
+
+
+def _refuse_plain(config: AgentConfig) -> None:
+    """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
+    whys = [plain_caller(config.controller, config.tls)]
+    if config.metrics_listen:
+        whys.append(plain_listener("--metrics-listen", config.metrics_listen, TlsConfig()))
+    for why in filter(None, whys):
+        if why == whys[0] and config.token_file:
+            raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")
+        if not config.insecure:
+            raise ConfigError(why, remedy="give it certificates ([tls]), or say --insecure")
+        _log.warning("insecure: %s", why)

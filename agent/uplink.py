@@ -1,7 +1,8 @@
 """The one stream to the controller: reports up, acknowledgements and commands down.
 
 Lost connections are normal: reports stay in the spool, the stream is opened anew with full jitter.
-Only a controller of another protocol version, or one that refuses our name, is final.
+Only a controller of another protocol version, or one that takes no such name, is final.
+Certificates and tokens are read anew for each connection: what is refused may be mended.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ import grpc.aio
 
 from pacekeeper.agent.spool import Spool
 from pacekeeper.core.errors import ConfigError, VersionError
-from pacekeeper.protos import control_pb2, control_pb2_grpc, telemetry_pb2, wire
+from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, telemetry_pb2, wire
 
 FIRST_BACKOFF_S = 0.2
 SETTLED_S = 5.0  # a connection that lasted as long starts the back-off anew
@@ -40,6 +42,8 @@ class Uplink:
     reconnect_max_s: float
     on_command: Callable[[control_pb2.AttachResponse], None]
     greeting: Callable[[int], telemetry_pb2.NodeReport]
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    token_file: str = ""
     is_connected: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _welcomed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -86,8 +90,12 @@ class Uplink:
         """One connection, from its opening to its end; says why it ended."""
         self._welcomed.clear()
         self._last_answer_s = asyncio.get_running_loop().time()
-        channel = grpc.aio.insecure_channel(self.address, options=wire.GRPC_OPTIONS_CLIENT)
-        call = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
+        try:
+            shown = secure.bearer(secure.read_token(self.token_file))
+            channel = secure.agent_channel(self.address, self.tls)
+        except ConfigError as error:
+            return str(error)
+        call = control_pb2_grpc.AgentControlServiceStub(channel).Attach(metadata=shown)
         # Tasks of this connection only: a sender that outlived it would take reports of the next.
         tasks = (
             asyncio.create_task(self._send(call)),

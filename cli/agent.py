@@ -12,12 +12,15 @@ from pacekeeper.core.config import AgentConfig
 
 
 @click.command()
-@click.option("--config", "config_file", type=click.Path(dir_okay=False), help="TOML, [agent].")
+@click.option(
+    "--config", "config_file", type=click.Path(dir_okay=False), help="TOML, [agent] and [tls]."
+)
 @click.option("--controller", help="HOST:PORT of the controller.")
 @click.option("--ring-dir", help="Where this node's ranks write their rings.")
 @click.option("--node", help="This node's name (default: the host name).")
 @click.option("--record", "record_dir", help="Keep trace files for `replay` in this directory.")
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
+@click.option("--insecure", is_flag=True, default=None, help="Go beyond loopback in the clear.")
 def command(
     config_file: str | None,
     controller: str | None,
@@ -25,6 +28,7 @@ def command(
     node: str | None,
     record_dir: str | None,
     metrics_listen: str | None,
+    insecure: bool | None,
 ) -> None:
     """Run the daemon of this node: reads rings and NVML, reports to the controller.
 
@@ -38,6 +42,7 @@ def command(
         node=node,
         record_dir=record_dir,
         metrics_listen=metrics_listen,
+        insecure=insecure,
     )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s agent %(message)s", stream=sys.stderr

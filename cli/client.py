@@ -1,15 +1,26 @@
 """A command's way to the controller: one channel, deadlines, and errors with a remedy."""
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pacekeeper.core.config import AgentConfig
-from pacekeeper.core.errors import ExitCode, PacekeeperError, UnreachableError
-from pacekeeper.core.toml_reader import override
+from pacekeeper.core.addresses import is_loopback
+from pacekeeper.core.client_config import ClientConfig
+from pacekeeper.core.errors import (
+    ConfigError,
+    DeniedError,
+    ExitCode,
+    PacekeeperError,
+    UnreachableError,
+)
 
 DEADLINE_S = 5.0
+TOKEN_VARIABLE = "PACEKEEPER_TOKEN"
+
+_AWAY = "start one with `pacekeeper controller`, or name it with --controller"
+_AWAY_TLS = f"{_AWAY}; or it and we are of different authorities (`pacekeeper certs show`)"
 
 
 class NotFoundError(PacekeeperError):
@@ -19,29 +30,34 @@ class NotFoundError(PacekeeperError):
 
 
 @contextmanager
-def status_stub(address: str) -> Iterator[Any]:
-    """The status service at host:port.
+def status_stub(client: ClientConfig) -> Iterator[Any]:
+    """The status service of a controller.
 
-    Raises ConfigError for what is no address, and UnreachableError, NotFoundError or
-    PacekeeperError in place of what gRPC raises inside.
+    Raises ConfigError for a token or certificates that can not be used, and UnreachableError,
+    DeniedError, NotFoundError or PacekeeperError in place of what gRPC raises inside.
     """
-    override(AgentConfig(), controller=address)
     import grpc
 
-    from pacekeeper.protos import status_pb2_grpc, wire
+    from pacekeeper.protos import secure, status_pb2_grpc
 
-    channel = grpc.insecure_channel(address, options=wire.GRPC_OPTIONS_CLIENT)
+    address, token = client.controller, _token(client)
+    channel = secure.client_channel(address, client.tls)
     try:
-        yield status_pb2_grpc.StatusServiceStub(channel)
+        yield status_pb2_grpc.StatusServiceStub(secure.showing(channel, token))
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no reason given"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise UnreachableError(
                 f"no controller at {address}: {details}",
-                remedy="start one with `pacekeeper controller`, or name it with --controller",
+                remedy=_AWAY if not client.tls.is_on else _AWAY_TLS,
             ) from None
         if code is grpc.StatusCode.NOT_FOUND:
             raise NotFoundError(details) from None
+        if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
+            raise DeniedError(
+                f"the controller at {address} refuses: {details}",
+                remedy="show it another certificate ([tls]) or token ([client] token_file)",
+            ) from None
         if code is grpc.StatusCode.UNIMPLEMENTED:
             raise UnreachableError(
                 f"{address} answers, but is no controller of this version: {details}",
@@ -50,6 +66,19 @@ def status_stub(address: str) -> Iterator[Any]:
         raise PacekeeperError(f"the controller at {address} says {code.name}: {details}") from None
     finally:
         channel.close()
+
+
+def _token(client: ClientConfig) -> str:
+    """The token to show. Raises ConfigError where it would go anywhere in the clear."""
+    from pacekeeper.protos import secure
+
+    token = secure.read_token(client.token_file) or os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token and not client.tls.is_on and not is_loopback(client.controller):
+        raise ConfigError(
+            f"a token would go to {client.controller} in the clear",
+            remedy="name the authority in [tls] ca",
+        )
+    return token
 
 
 def ask(call: Callable[..., Any], request: Any) -> Any:

@@ -16,11 +16,13 @@ from pacekeeper.core.config import ControllerConfig
 @click.option("--listen", help="HOST:PORT of gRPC (port 0: any free one).")
 @click.option("--store", help="SQLite file.")
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback unprotected.")
 def command(
     config_file: str | None,
     listen: str | None,
     store: str | None,
     metrics_listen: str | None,
+    insecure: bool | None,
 ) -> None:
     """Run the central controller: many jobs, one service.
 
@@ -33,6 +35,7 @@ def command(
         listen=listen,
         store=store,
         metrics_listen=metrics_listen,
+        insecure=insecure,
     )
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr

@@ -6,23 +6,22 @@ from typing import Any
 
 import click
 
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.cli.options import asks_controller
+from pacekeeper.core.client_config import ClientConfig
 
 
 @click.command()
-@click.option(
-    "--controller", default=AgentConfig().controller, show_default=True, help="HOST:PORT of it."
-)
+@asks_controller
 @click.option("--job", default="", help="Only of this job.")
 @click.option("--open", "open_only", is_flag=True, help="Only open ones.")
 @click.option("--watch", is_flag=True, help="All known ones, then each change, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
-def command(controller: str, job: str, open_only: bool, watch: bool, as_json: bool) -> None:
+def command(client: ClientConfig, job: str, open_only: bool, watch: bool, as_json: bool) -> None:
     """Ask the controller for incidents: what was found, why, and what was done."""
     from pacekeeper.cli.client import as_dict, ask, status_stub
     from pacekeeper.protos import status_pb2
 
-    with status_stub(controller) as stub:
+    with status_stub(client) as stub:
         # Also before a watch: it has a deadline, and says so where the job is misspelt.
         listing = status_pb2.ListIncidentsRequest(job=job, open_only=open_only)
         incidents = list(ask(stub.ListIncidents, listing).incidents)

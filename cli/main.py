@@ -22,6 +22,8 @@ _COMMANDS = {
     "simulate": ("pacekeeper.cli.simulate", "Play recorded failures against several policies."),
     "checkpoint": ("pacekeeper.cli.checkpoint", "List, check and show checkpoints."),
     "plan": ("pacekeeper.cli.plan", "Plan experts or partitions for a trainer of your own."),
+    "certs": ("pacekeeper.cli.certs", "A private authority: certificates of nodes and people."),
+    "tokens": ("pacekeeper.cli.tokens", "Bearer tokens that the controller takes."),
     "doctor": ("pacekeeper.cli.doctor", "Say what works on this machine and what does not."),
 }
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.cli.options import asks_controller
+from pacekeeper.core.client_config import ClientConfig
 
 WATCH_PERIOD_S = 1.0
 FILE_WIDTH = 160  # columns where the output is no terminal
@@ -15,17 +16,15 @@ SLOW = 1.1  # worth a person's eye
 
 
 @click.command()
-@click.option(
-    "--controller", default=AgentConfig().controller, show_default=True, help="HOST:PORT of it."
-)
+@asks_controller
 @click.option("--job", default="", help="Only this job.")
 @click.option("--watch", is_flag=True, help="Again every second, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
-def command(controller: str, job: str, watch: bool, as_json: bool) -> None:
+def command(client: ClientConfig, job: str, watch: bool, as_json: bool) -> None:
     """Ask the controller for jobs, ranks and nodes."""
     from pacekeeper.cli.client import status_stub
 
-    with status_stub(controller) as stub:
+    with status_stub(client) as stub:
         if not watch:
             _show(*_ask(stub, job), as_json=as_json)
             return

@@ -45,6 +45,16 @@ class ControllerMetrics:
             "Writes to the store that had to be tried again.",
             registry=self.registry,
         )
+        self.refusals = Counter(
+            "pacekeeper_refusals_total",
+            "Calls, streams and connections refused for who made them or how many they were.",
+            registry=self.registry,
+        )
+        self.audit_failures = Counter(
+            "pacekeeper_audit_failures_total",
+            "Lines that the audit log did not take.",
+            registry=self.registry,
+        )
         self._newest_incident = 0
         gauges = {
             "jobs": ("Jobs known.", []),

@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pacekeeper.controller import machine
+from pacekeeper.controller.entrance import Entrance, refuse_open
 from pacekeeper.controller.events import (
     AskDecision,
     AskProbe,
@@ -43,11 +44,13 @@ from pacekeeper.controller.events import (
 )
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.planner import Planner
+from pacekeeper.controller.rates import Limit
 from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
-from pacekeeper.core.config import ControllerConfig, host_and_port
+from pacekeeper.core.addresses import host_and_port, joined
+from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.predictor.calibration import chart_rules, gaussian
 from pacekeeper.protos import (
@@ -74,7 +77,8 @@ class Controller:
     """The central service of a fleet."""
 
     def __init__(self, config: ControllerConfig) -> None:
-        """Raises HostError and VersionError (store)."""
+        """Raises ConfigError (security), HostError (store, audit log) and VersionError (store)."""
+        refuse_open(config)
         self.config = config
         self._address = host_and_port(config.listen, first_port=0)
         self._metrics_address = (
@@ -92,10 +96,15 @@ class Controller:
         )
         if jobs:
             _log.info("store=%s jobs=%d incidents=%d", config.store, len(jobs), len(incidents))
+        self.entrance = Entrance(config, state=lambda: self.state, metrics=self.metrics)
+        limits = config.limits
         self.agents = AgentControl(
             put=self._put,
             on_rejected=self.metrics.rejected.inc,
             on_failure=self._count_failure,
+            may_attach=self.entrance.gate.may_attach,
+            foreign=self.entrance.gate.foreign,
+            reports=Limit(per_s=limits.reports_per_s, at_once=limits.reports_at_once),
         )
         self.status = Status(state=lambda: self.state, past_layout=self.store.layout)
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
@@ -108,6 +117,7 @@ class Controller:
         """Until SIGTERM or SIGINT. Raises HostError where a port is taken, or the store breaks."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
+            stack.callback(self.entrance.close)
             stack.callback(self.planner.close)
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
@@ -122,7 +132,7 @@ class Controller:
             tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
             stack.push_async_callback(self._drain, server, tasks)
             with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
-                print(f"listening on {_joined(self._address[0], port)}", flush=True)
+                print(f"listening on {joined(self._address[0], port)}", flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
             threading.Thread(target=import_early, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())
@@ -132,7 +142,7 @@ class Controller:
         _log.info("stopped")
 
     async def _serve(self) -> tuple[grpc.aio.Server, int]:
-        server = grpc.aio.server(options=wire.GRPC_OPTIONS_SERVER)
+        server = self.entrance.server()
         control_pb2_grpc.add_AgentControlServiceServicer_to_server(self.agents, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
@@ -141,13 +151,10 @@ class Controller:
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        try:
-            port = server.add_insecure_port(_joined(*self._address))
-        except RuntimeError:
-            port = 0
+        port = self.entrance.open(server, joined(*self._address))
         if port == 0:
             raise listen_error(
-                _joined(*self._address),
+                joined(*self._address),
                 _why_not(*self._address),
                 option="--listen",
                 rival="another controller",
@@ -179,6 +186,7 @@ class Controller:
             await asyncio.sleep(self.config.tick_interval_s)
             await self._put(Tick())
             self.metrics.update(self.state)
+            self.entrance.look(time.monotonic())
 
     async def _consume(self) -> None:
         """The only caller of the machine: no lock needed."""
@@ -288,6 +296,9 @@ class Controller:
                 _log.info("%s", text)
             case Failed(what=what, error=error):
                 self._count_failure(what, error)
+            case SaveDecision(job=job, decision=decision) if decision.layout is not None:
+                about = f"generation={decision.layout.generation} rung={decision.rung}"
+                self.entrance.note_plan(job, about, decision.reason)
             case SaveLayout() | SaveDecision() | SaveJob() | ForgetJob() | ForgetLayouts():
                 pass  # stored already
 
@@ -304,10 +315,6 @@ class Controller:
         if text not in self._failures:
             self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}
             _log.error("%s", text, exc_info=error)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _why_not(host: str, port: int) -> OSError:

@@ -8,6 +8,7 @@ by side: the newer one wins.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -17,6 +18,7 @@ import grpc
 import grpc.aio
 
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
+from pacekeeper.controller.rates import Limit, full, owe
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
@@ -25,9 +27,22 @@ OUTBOX_COMMANDS = 256  # per node; commands are said again, so the oldest may go
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
 HELLO_WITHIN_S = 10.0
+NO_LIMIT = Limit(per_s=1e9, at_once=1 << 30)
 _log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+
+
+class _ForeignReportError(ValueError):
+    """A report speaks of ranks of another node."""
+
+
+def _anybody(node: str, peer: str) -> str:
+    return ""
+
+
+def _anything(node: str, report: NodeReport) -> str:
+    return ""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -108,12 +123,17 @@ class _Stream:
 class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
     """The servicer. `put` takes an event and returns when the machine has taken it in.
 
-    `on_rejected` counts what an agent did wrong, `on_failure` what we did.
+    `on_rejected` counts what an agent did wrong, `on_failure` what we did. `may_attach(node, peer)`
+    and `foreign(node, report)` say why the caller may not speak for that node; empty: it may.
+    `reports`: how many of them one stream may bring.
     """
 
     put: Callable[[Event], Awaitable[None]]
     on_rejected: Callable[[], None]
     on_failure: Callable[[str, Exception], None]
+    may_attach: Callable[[str, str], str] = _anybody
+    foreign: Callable[[str, NodeReport], str] = _anything
+    reports: Limit = NO_LIMIT
     streams: dict[str, _Stream] = field(default_factory=dict)
 
     async def Attach(
@@ -200,6 +220,8 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
             await self._refuse(
                 context, grpc.StatusCode.INVALID_ARGUMENT, f"node name: expected {NODE_NAME_RULE}"
             )
+        if why := self.may_attach(theirs.node, context.peer()):
+            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
         return theirs
 
     async def _refuse(self, context: Context, code: grpc.StatusCode, why: str) -> None:
@@ -211,9 +233,15 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
         self, stream: _Stream, requests: AsyncIterator[control_pb2.AttachRequest]
     ) -> None:
         """Reports into the inbox until the agent goes; then end the stream's other half."""
+        bucket = full(self.reports, time.monotonic())
         try:
             async for request in requests:
-                report = _report_in(request)
+                report = report_in(request)
+                if why := self.foreign(stream.node, report):
+                    raise _ForeignReportError(why)
+                bucket, wait_s = owe(bucket, self.reports, time.monotonic())
+                if wait_s > 0.0:
+                    await asyncio.sleep(wait_s)  # what is not read stays with its sender
                 await self.put(
                     NodeReported(node=stream.node, agent_life=stream.life, report=report)
                 )
@@ -224,7 +252,9 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
             # Acknowledged all the same: sent again, it would block the good ones for ever.
             stream.handled = request.report.sequence
             stream.acknowledge()
-            stream.close(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            is_foreign = isinstance(error, _ForeignReportError)
+            wrong = grpc.StatusCode.INVALID_ARGUMENT
+            stream.close(grpc.StatusCode.PERMISSION_DENIED if is_foreign else wrong, str(error))
         except grpc.aio.AioRpcError as error:
             _log.info("node=%s stream broke: %s", stream.node, error.code().name)
         except Exception as error:
@@ -239,7 +269,7 @@ async def _next(requests: AsyncIterator[control_pb2.AttachRequest]) -> control_p
     return await anext(requests)
 
 
-def _report_in(request: control_pb2.AttachRequest) -> NodeReport:
+def report_in(request: control_pb2.AttachRequest) -> NodeReport:
     """Raises ValueError for anything but a whole report."""
     if request.WhichOneof("message") != "report":
         raise ValueError("expected a report after Hello")

@@ -1,13 +1,16 @@
 """All settings of agent, controller and trainer, frozen; each comment gives unit and trade-off.
 
-One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[policy]`, `[train]`).
+One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[policy]`, `[train]`);
+those of security are in `core/security_config.py`.
 `core/toml_reader.py` reads it and says which file, which key and what was expected.
 """
 
 from dataclasses import dataclass, field
 
+from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.expert_turns import Order
 from pacekeeper.core.manifest import CheckpointId
+from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 
 GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
@@ -40,22 +43,6 @@ def _at_most(owner: object, ceiling: float, *names: str) -> None:
             raise ValueError(f"{name}: expected at most {ceiling:g}, got {getattr(owner, name)}")
 
 
-def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
-    """HOST:PORT or [HOST]:PORT as (host, port); raises ValueError for anything else.
-
-    Who listens may say port 0, for any free one: `first_port=0`. Not left to gRPC, which takes port
-    443 for a missing one and wraps one that is too large.
-    """
-    host, _, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not host or not is_number or not first_port <= int(port) <= 65535:
-        raise ValueError(
-            f"expected HOST:PORT with a port from {first_port} to 65535, got {address!r}"
-        )
-    return host, int(port)
-
-
 def _address(owner: object, *names: str, first_port: int = 1) -> None:
     for name in names:
         try:
@@ -74,6 +61,10 @@ class AgentConfig:
     node: str = ""
     # host:port of the controller.
     controller: str = f"127.0.0.1:{GRPC_PORT}"
+    # File with the bearer token to show it; empty: none, the certificate tells the node.
+    token_file: str = ""
+    # Whether to attach to a controller, and to serve metrics, beyond loopback without encryption.
+    insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.
     metrics_listen: str = f"127.0.0.1:{METRICS_PORT}"
     # Seconds between two looks into the rings. Raising it saves CPU and delays findings.
@@ -90,6 +81,7 @@ class AgentConfig:
     record_dir: str = ""
     # A trace file ends at this size.
     record_max_bytes: int = 1 << 30
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:
         _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
@@ -223,6 +215,8 @@ class ControllerConfig:
 
     # host:port of gRPC; loopback unless you say otherwise.
     listen: str = f"127.0.0.1:{GRPC_PORT}"
+    # Whether to listen beyond loopback without encryption, or without knowing who calls.
+    insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.
     metrics_listen: str = ""
     # SQLite file with jobs, incidents, decisions and layouts.
@@ -233,6 +227,9 @@ class ControllerConfig:
     blind_after_s: float = 30.0
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
 
     def __post_init__(self) -> None:
         _positive(self, "tick_interval_s", "blind_after_s")

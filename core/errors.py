@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     NO_QUORUM = 8
     DATA = 9
     CORRUPT_STATE = 10
+    DENIED = 11
 
 
 class PacekeeperError(Exception):
@@ -69,6 +70,12 @@ class UnreachableError(PacekeeperError):
     """The other side does not answer."""
 
     exit_code = ExitCode.UNREACHABLE
+
+
+class DeniedError(PacekeeperError):
+    """The other side knows who asks, or does not, and will not answer."""
+
+    exit_code = ExitCode.DENIED
 
 
 class DataError(PacekeeperError):

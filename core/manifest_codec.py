@@ -26,7 +26,7 @@ _WRONG = (AttributeError, TypeError, KeyError, IndexError, RecursionError)
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """JSON text with a digest of its own: equal manifests give equal bytes."""
-    return _seal(
+    return sealed(
         {
             "job": manifest.job,
             "id": asdict(manifest.id),
@@ -64,7 +64,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 def encode_part(part: Part) -> bytes:
     """JSON text with a digest of its own."""
-    return _seal(
+    return sealed(
         {
             "files": [asdict(file) for file in part.files],
             "pieces": [_plain(entry) for entry in part.pieces],
@@ -113,7 +113,8 @@ def _account(plain: dict[str, Any]) -> Account:
     )
 
 
-def _seal(body: dict[str, Any]) -> bytes:
+def sealed(body: dict[str, Any]) -> bytes:
+    """The body with the digest that vouches for it."""
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
     return f'{{"format":{FORMAT},"sha256":"{digest}","body":{text}}}\n'.encode()
@@ -130,6 +131,6 @@ def _unseal(data: bytes) -> Any:
     if found != FORMAT:
         raise ValueError(f"format {found}, this side reads {FORMAT}")
     # Byte by byte: JSON has several forms of one number.
-    if hashlib.sha256(text.encode()).hexdigest() != digest or _seal(body) != data:
+    if hashlib.sha256(text.encode()).hexdigest() != digest or sealed(body) != data:
         raise ValueError("its checksum is wrong: it is torn or was changed")
     return body

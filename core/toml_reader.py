@@ -5,18 +5,25 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from math import inf, isfinite
 from typing import Any, TypeVar
 
+from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")
 
-_TABLES: dict[str, tuple[type, str]] = {
-    "agent": (AgentConfig, ""),
-    "controller": (ControllerConfig, ""),
-    "detector": (ControllerConfig, "detector"),
-    "policy": (ControllerConfig, "policy"),
-    "train": (TrainConfig, ""),
-}
+_TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, their part)
+    ("agent", AgentConfig, ""),
+    ("client", ClientConfig, ""),
+    ("controller", ControllerConfig, ""),
+    ("detector", ControllerConfig, "detector"),
+    ("policy", ControllerConfig, "policy"),
+    ("access", ControllerConfig, "access"),
+    ("limits", ControllerConfig, "limits"),
+    ("tls", AgentConfig, "tls"),
+    ("tls", ClientConfig, "tls"),
+    ("tls", ControllerConfig, "tls"),
+    ("train", TrainConfig, ""),
+)
 
 
 def read_config(kind: type[T], text: str, *, file: str) -> T:
@@ -28,14 +35,15 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
         document = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
+    known = tuple(dict.fromkeys(table for table, _, _ in _TABLES))
     for table in document:
-        if table not in _TABLES:
+        if table not in known:
             raise ConfigError(
                 f"{file}: unknown table [{table}]",
-                remedy=f"expected one of {', '.join(f'[{name}]' for name in _TABLES)}",
+                remedy=f"expected one of {', '.join(f'[{name}]' for name in known)}",
             )
     result: dict[type, Any] = {}
-    for table, (owner, part) in _TABLES.items():
+    for table, owner, part in _TABLES:
         base = result.get(owner, owner())
         values = document.get(table, {})
         if not isinstance(values, dict):

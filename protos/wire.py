@@ -29,6 +29,8 @@ from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
 PROTOCOL_VERSION = 1
+MAX_CALLS_PER_CONNECTION = 128
+CONNECTION_GRACE_MS = 5_000  # for calls that are open when a connection is over
 
 # The BDP probe answers each small batch with pings: most of the network work of periodic messages.
 _COMMON = (
@@ -65,6 +67,18 @@ _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("rank_exits", RankExitRecord),
     ("probes", ProbeRecord),
 )
+
+
+def server_options(
+    max_message_bytes: int, connection_s: float | None
+) -> tuple[tuple[str, int], ...]:
+    """A server's options. `connection_s`: a connection is made anew after so long; None: never."""
+    options = {**dict(GRPC_OPTIONS_SERVER), "grpc.max_receive_message_length": max_message_bytes}
+    if connection_s is not None:
+        options["grpc.max_concurrent_streams"] = MAX_CALLS_PER_CONNECTION
+        options["grpc.max_connection_age_ms"] = round(connection_s * 1e3)
+        options["grpc.max_connection_age_grace_ms"] = CONNECTION_GRACE_MS
+    return tuple(options.items())
 
 
 def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:

@@ -24,6 +24,7 @@ from pacekeeper.controller.partition_problem import (
 )
 from pacekeeper.core.errors import ConfigError, DataError
 from pacekeeper.core.layout import ShardRun
+from pacekeeper.core.ring import MAX_RANKS
 from pacekeeper.core.schedule import Schedule
 from pacekeeper.core.toml_reader import read_table
 
@@ -31,6 +32,9 @@ TABLES = ("model", "layers", "devices", "links", "home", "speeds", "prices")
 NEEDED = ("model", "layers", "devices", "links", "home")
 # What json and tomllib raise at what is damaged, or endlessly nested.
 UNREADABLE = (ValueError, RecursionError, OverflowError)
+# Far beyond any job: what stands in a file must not fill the memory.
+MAX_LAYERS = 10_000
+MAX_PARTS = 65_536  # of rows, micro-batches, stages and so on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +64,8 @@ class DeviceTable:
     def __post_init__(self) -> None:
         if min(self.num_nodes, self.ranks_per_node) < 1:
             raise ValueError("num_nodes, ranks_per_node: expected at least 1")
+        if self.num_nodes * self.ranks_per_node > MAX_RANKS:
+            raise ValueError(f"num_nodes, ranks_per_node: expected at most {MAX_RANKS} ranks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +85,8 @@ class HomeTable:
         if self.schedule not in known:
             raise ValueError(f"schedule: expected {' or '.join(known)}, got {self.schedule!r}")
         for name in ("tensor", "data", "stages", "rows_per_batch", "num_microbatches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            if not 1 <= getattr(self, name) <= MAX_PARTS:
+                raise ValueError(f"{name}: expected 1 to {MAX_PARTS}, got {getattr(self, name)}")
 
 
 def read_problem(path: Path, speeds: Mapping[int, float], present: Partition | None) -> Problem:
@@ -172,8 +178,11 @@ def _model(path: Path, document: Mapping[str, Any]) -> ModelCost:
         where = f"{path}: [[layers]] {at}:"
         values = dict(table)
         count = values.pop("count", 1)
-        if type(count) is not int or count < 1:
-            raise ConfigError(f"{where} count: expected a number of layers, got {count!r}")
+        if type(count) is not int or not 1 <= count <= MAX_LAYERS - len(layers):
+            raise ConfigError(
+                f"{where} count: expected a number of layers, {MAX_LAYERS} in all at most, "
+                f"got {count!r}"
+            )
         layers += [read_table(LayerCost, values, where=where)] * count
     try:
         return ModelCost(layers=tuple(layers), **asdict(known))

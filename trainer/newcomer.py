@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacekeeper.core.config import host_and_port
+from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
 from pacekeeper.core.ring import MAX_RANKS
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock

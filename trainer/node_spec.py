@@ -4,7 +4,8 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pacekeeper.core.config import TrainConfig, host_and_port
+from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.ring import MAX_RANKS
 
 

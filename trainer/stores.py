@@ -19,7 +19,7 @@ from typing import TypeVar
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
-from pacekeeper.core.config import host_and_port
+from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
 from pacekeeper.trainer.desk import Desk
 from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires, peer_port

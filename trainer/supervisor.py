@@ -15,7 +15,8 @@ from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-from pacekeeper.core.config import TrainConfig, host_and_port
+from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING

@@ -1,9 +1,10 @@
-"""The example configuration says every key with its default and what core/config.py says of it.
+"""The example configuration says every key with its default and what the source says of it.
 
 Rewritten by `pytest --update-golden`, so that the comments are kept in one place.
 """
 
 import ast
+import inspect
 import json
 import tomllib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
 from pacekeeper.core.toml_reader import read_config
 from support.tree import ROOT
@@ -19,18 +21,20 @@ EXAMPLE = ROOT / "deploy" / "pacekeeper.example.toml"
 HEAD = """\
 # All settings of pacekeeper with their defaults; each part reads its own tables from one file.
 # An unknown key is refused with the file, the key and what was expected.
-# Connections are neither encrypted nor authenticated yet: keep them in a private network.
+# Who may speak to whom, and how that is proven: docs/security.md.
 """
 
 
-def settings_of(class_name: str) -> Iterator[tuple[list[str], str]]:
+def settings_of(kind: type) -> Iterator[tuple[list[str], str]]:
     """(comment lines above it, name) of each setting, in the order of the source."""
-    source = (ROOT / "core" / "config.py").read_text()
+    module = inspect.getmodule(kind)
+    assert module is not None
+    source = inspect.getsource(module)
     lines = source.splitlines()
     (found,) = [
         node
         for node in ast.parse(source).body
-        if isinstance(node, ast.ClassDef) and node.name == class_name
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
     ]
     for statement in found.body:
         if not isinstance(statement, ast.AnnAssign):
@@ -47,9 +51,13 @@ def parts() -> dict[str, object]:
     controller = ControllerConfig()
     return {
         "agent": AgentConfig(),
+        "client": ClientConfig(),
         "controller": controller,
         "detector": controller.detector,
         "policy": controller.policy,
+        "access": controller.access,
+        "limits": controller.limits,
+        "tls": controller.tls,
         "train": TrainConfig(),
     }
 
@@ -58,7 +66,7 @@ def example() -> str:
     text = HEAD
     for table, settings in parts().items():
         text += f"\n[{table}]\n"
-        for comments, name in settings_of(type(settings).__name__):
+        for comments, name in settings_of(type(settings)):
             value = getattr(settings, name)
             if not is_dataclass(value):
                 text += "".join(f"{line}\n" for line in comments)
@@ -74,7 +82,7 @@ def test_the_example_is_what_the_code_says(request: pytest.FixtureRequest) -> No
 
 def test_the_example_has_every_key_and_changes_nothing() -> None:
     text = EXAMPLE.read_text()
-    for kind in (AgentConfig, ControllerConfig, TrainConfig):
+    for kind in (AgentConfig, ClientConfig, ControllerConfig, TrainConfig):
         assert read_config(kind, text, file="example") == kind()
     document = tomllib.loads(text)
     for table, settings in parts().items():

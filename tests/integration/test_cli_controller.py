@@ -56,9 +56,17 @@ def test_a_store_in_use_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_of_another_host_is_refused(tmp_path: Path) -> None:
-    code, line = refused("--listen", "192.0.2.1:0", "--store", str(tmp_path / "store"))
-    assert code == ExitCode.HOST
-    assert "Cannot assign requested address" in line
+    store = str(tmp_path / "store")
+    done = pacekeeper("controller", "--insecure", "--listen", "192.0.2.1:0", "--store", store)
+    assert done.returncode == ExitCode.HOST
+    assert "Cannot assign requested address" in done.stderr.splitlines()[-1]
+
+
+def test_beyond_loopback_nothing_is_listened_to_unprotected(tmp_path: Path) -> None:
+    code, line = refused("--listen", "0.0.0.0:0", "--store", str(tmp_path / "store"))
+    assert code == ExitCode.CONFIG
+    assert "0.0.0.0:0 is beyond loopback" in line and "--insecure" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("key", ["listen", "metrics-listen"])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.config import (
     AgentConfig,
     ControllerConfig,
@@ -16,6 +17,7 @@ from pacekeeper.core.config import (
     TrainConfig,
 )
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.toml_reader import override, read_config
 
 TABLES = {
@@ -23,6 +25,10 @@ TABLES = {
     "controller": ControllerConfig,
     "detector": DetectorConfig,
     "policy": PolicyConfig,
+    "client": ClientConfig,
+    "access": AccessConfig,
+    "limits": LimitsConfig,
+    "tls": TlsConfig,
     "train": TrainConfig,
 }
 KEYS = [

@@ -23,10 +23,12 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
-from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2_grpc, wire
+from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, status_pb2_grpc, wire
 from support.commands import FRESH, Started
 
+PLAIN = TlsConfig()
 PATIENCE_S = 30.0  # for a broken world only
 SHAPE = ModelShape(
     num_layers=2,
@@ -115,17 +117,23 @@ class ControllerProcess:
 class ScriptedAgent:
     """One stream that says what the test says, and keeps what it hears."""
 
-    def __init__(self, address: str, hello: control_pb2.Hello | None = HELLO) -> None:
+    def __init__(
+        self,
+        address: str,
+        hello: control_pb2.Hello | None = HELLO,
+        tls: TlsConfig = PLAIN,
+        token: str = "",
+    ) -> None:
         """`hello` None: a stream that says nothing by itself."""
         self._requests: queue.Queue[control_pb2.AttachRequest | None] = queue.Queue()
         self._sequence = 0
         self.heard: list[control_pb2.AttachResponse] = []
         self.error: grpc.RpcError | None = None
-        self.channel = grpc.insecure_channel(address, options=wire.GRPC_OPTIONS_CLIENT)
+        self.channel = secure.client_channel(address, tls)
         if hello is not None:
             self.say(control_pb2.AttachRequest(hello=hello))
         stub: Any = control_pb2_grpc.AgentControlServiceStub(self.channel)
-        self._call = stub.Attach(iter(self._requests.get, None))
+        self._call = stub.Attach(iter(self._requests.get, None), metadata=secure.bearer(token))
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 

@@ -60,12 +60,16 @@ SHELLS = {
     },
     "controller": {
         "__init__",
+        "audit",
+        "entrance",
+        "gate",
         "metrics",
         "planner",
         "runtime",
         "server",
         "status_service",
         "store",
+        "token_file",
         "views",
     },
 }

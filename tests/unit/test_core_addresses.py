@@ -2,7 +2,8 @@
 
 import pytest
 
-from pacekeeper.core.config import AgentConfig, ControllerConfig, host_and_port
+from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.config import AgentConfig, ControllerConfig
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,219 @@
+"""Fuzzes every parser of bytes that others made: nothing but the stated error, no hang, no flood.
+
+Valid inputs are damaged (`fuzz_mutations.py`); a case that is accepted, or refused in new words, is
+damaged further. Each parser runs in a process of its own, so that one that dies, hangs in C code or
+eats memory is named with the case that did it. A case may take CPU_S of processor time; the process
+may grow by MAX_GROWTH_BYTES. Prints a table, last one line of JSON; ends with 1 where anything was
+found. `--keep DIR` keeps the cases found.
+"""
+
+import argparse
+import hashlib
+import json
+import mmap
+import re
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from random import Random
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from benchmarks.fuzz_mutations import MAX_CASE_BYTES, damaged  # noqa: E402
+from benchmarks.fuzz_seeds import seeds  # noqa: E402
+from benchmarks.fuzz_targets import Seeds, Target, targets  # noqa: E402
+
+CPU_S = 10.0
+SILENT_S = 120.0  # without a new case a process counts as hung, in C code that hears no signal
+MAX_GROWTH_BYTES = 2 << 30
+MAX_CORPUS = 400
+MAX_FOUND = 20
+HEAD_BYTES = 16  # number of the case and its length, before the case itself
+
+
+class SlowError(BaseException):
+    """A case took too long. No parser catches it."""
+
+
+class Spool:
+    """The case under way, where another process can read it."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._memory = mmap.mmap(file.fileno(), HEAD_BYTES + MAX_CASE_BYTES)
+
+    def put(self, number: int, case: bytes) -> None:
+        """This is tried next."""
+        self._memory[HEAD_BYTES : HEAD_BYTES + len(case)] = case
+        self._memory[:HEAD_BYTES] = number.to_bytes(8, "little") + len(case).to_bytes(8, "little")
+
+    def get(self) -> tuple[int, bytes]:
+        """(number, case) of what was put last."""
+        number = int.from_bytes(self._memory[:8], "little")
+        size = int.from_bytes(self._memory[8:HEAD_BYTES], "little")
+        return number, self._memory[HEAD_BYTES : HEAD_BYTES + size]
+
+
+def verdict(target: Target, case: bytes) -> tuple[str, bool]:
+    """(what came of a case, in words without numbers; whether that may be)."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    try:
+        target.run(case)
+        return "accepted", True
+    except target.stated as error:
+        return f"{type(error).__name__} {_shape(error)}", True
+    except SlowError:
+        return f"more than {CPU_S:g} s", False
+    except MemoryError:
+        return "more memory than it may have", False
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300], False
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+
+def fuzz(target: Target, given: Seeds, for_s: float, random: Random, spool: Spool) -> Any:
+    """Try damaged inputs for so long; the result for the table."""
+    corpus, known = list(given), set[str]()
+    for seed in given:
+        words, may_be = verdict(target, seed)
+        if not (words == "accepted" and may_be) and target.name not in ("protocol-report", *_MIXED):
+            raise AssertionError(f"{target.name}: a seed is {words}")
+    found: list[dict[str, Any]] = []
+    began_s, number, accepted, slowest_s = time.monotonic(), 0, 0, 0.0
+    while time.monotonic() - began_s < for_s and len(found) < MAX_FOUND:
+        case = damaged(corpus, random)
+        number += 1
+        spool.put(number, case)
+        case_began_s = time.process_time()
+        words, may_be = verdict(target, case)
+        slowest_s = max(slowest_s, time.process_time() - case_began_s)
+        accepted += words == "accepted"
+        if not may_be and words not in {one["what"] for one in found}:
+            found.append(finding(words, case))
+        if words not in known:
+            known.add(words)
+            if may_be and len(corpus) < MAX_CORPUS:
+                corpus.append(case)
+        elif words == "accepted" and random.random() < 0.02:
+            corpus = [*given, *corpus[len(given) :][-MAX_CORPUS + 1 :], case]
+    return {
+        "cases": number,
+        "minutes": (time.monotonic() - began_s) / 60.0,
+        "accepted": accepted / max(1, number),
+        "answers": len(known),
+        "slowest_s": slowest_s,
+        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0,
+        "found": found,
+    }
+
+
+# Seeds of these are valid of one kind, which another parser rightly refuses.
+_MIXED = ("protocol-machine", "trace-any")
+
+
+def finding(what: str, case: bytes) -> dict[str, Any]:
+    """Something that must not be, with the case that brought it."""
+    return {"what": what, "sha256": hashlib.sha256(case).hexdigest(), "case": case.hex()}
+
+
+def child(name: str, for_s: float, seed: int, spool_file: Path) -> None:
+    """Fuzz one parser in this process; prints its result."""
+
+    def too_slow(_number: int, _frame: object) -> None:
+        raise SlowError
+
+    warnings.simplefilter("ignore")
+    signal.signal(signal.SIGPROF, too_slow)
+    with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
+        target = targets(Path(folder))[name]
+        given = seeds()[name]
+        size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+        limit = size + MAX_GROWTH_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        print(json.dumps(fuzz(target, given, for_s, Random(seed), Spool(spool_file))))
+
+
+def watched(name: str, for_s: float, seed: int, folder: Path) -> Any:
+    """One parser's result, from a process that may die of it."""
+    spool_file = folder / "spool"
+    spool_file.write_bytes(bytes(HEAD_BYTES + MAX_CASE_BYTES))
+    spool = Spool(spool_file)
+    command = [sys.executable, "-m", "benchmarks.fuzz_parsers", "--child", str(spool_file)]
+    command += ["--only", name, "--minutes", str(for_s / 60.0), "--seed", str(seed)]
+    with (folder / "said").open("w+") as said:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+        at, news_s = (0, b""), time.monotonic()
+        try:
+            while process.poll() is None:
+                time.sleep(0.2)
+                if (now := spool.get()) != at:
+                    at, news_s = now, time.monotonic()
+                elif time.monotonic() - news_s > SILENT_S:
+                    break
+        finally:
+            process.kill()
+            code = process.wait()
+        said.seek(0)
+        lines = said.read().splitlines()
+    if code == 0 and lines:
+        return json.loads(lines[-1])
+    number, case = spool.get()
+    what = "a hang" if code == -signal.SIGKILL else f"the process ended with {code}: {lines[-1:]}"
+    return {
+        "cases": number, "minutes": 0.0, "accepted": 0.0, "answers": 0, "slowest_s": 0.0,
+        "peak_mib": 0.0, "found": [finding(what, case)],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each parser")
+    parser.add_argument("--only", action="append", help="this parser; repeatable")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="directory for the cases found")
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child is not None:
+        child(options.only[0], options.minutes * 60.0, options.seed, options.child)
+        return
+    results: dict[str, Any] = {}
+    print(f"{'parser':<22}{'minutes':>8}{'cases':>10}{'accepted':>10}{'answers':>8}"
+          f"{'slowest s':>10}{'MiB':>6}  found")  # fmt: skip
+    with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
+        for name in options.only or sorted(seeds()):
+            one = watched(name, options.minutes * 60.0, options.seed, Path(folder))
+            results[name] = one
+            print(f"{name:<22}{one['minutes']:>8.1f}{one['cases']:>10}{one['accepted']:>10.1%}"
+                  f"{one['answers']:>8}{one['slowest_s']:>10.2f}{one['peak_mib']:>6.0f}  "
+                  f"{'; '.join(f['what'] for f in one['found']) or 'nothing'}",
+                  flush=True)  # fmt: skip
+            for found in one["found"] if options.keep else ():
+                options.keep.mkdir(parents=True, exist_ok=True)
+                kept = options.keep / f"{name}-{found['sha256'][:12]}"
+                kept.write_bytes(bytes.fromhex(found["case"]))
+    summary = {
+        name: {**one, "found": [f["what"] for f in one["found"]]} for name, one in results.items()
+    }
+    print(json.dumps({"seed": options.seed, "parsers": summary}))
+    sys.exit(1 if any(one["found"] for one in results.values()) else 0)
+
+
+def _shape(error: Exception) -> str:
+    """An error's words without what stood in the case: as many kinds as there are checks."""
+    return re.sub(r"'.*|\".*|[\d.]+", "", str(error))[:60]
+
+
+def _shared_memory() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What is fuzzed: every parser of bytes that others made, and the errors it states."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from google.protobuf.message import DecodeError
+
+from pacekeeper.agent.ring_reader import Counts, open_ring
+from pacekeeper.cli.plan_files import read_loads
+from pacekeeper.controller.events import NodeAttached, NodeReported
+from pacekeeper.controller.machine import advance
+from pacekeeper.controller.server import report_in
+from pacekeeper.controller.state import State
+from pacekeeper.controller.tokens import decode_tokens
+from pacekeeper.core import manifest_codec, record_codec, ring, tensor_file
+from pacekeeper.core.client_config import ClientConfig
+from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError, VersionError
+from pacekeeper.core.layout_codec import decode_layout
+from pacekeeper.core.toml_reader import read_config
+from pacekeeper.protos import control_pb2, wire
+from pacekeeper.simulator.formats import Format
+from pacekeeper.simulator.partition_file import read_problem
+from pacekeeper.simulator.read_faults import read_faults
+from pacekeeper.simulator.read_spot import read_spot
+from pacekeeper.simulator.scenario import read_scenario
+from pacekeeper.simulator.traces import open_runs
+
+Seeds = tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One parser. `run` raises one of `stated` for what it refuses, and nothing else ever."""
+
+    name: str
+    run: Callable[[bytes], object]
+    stated: tuple[type[Exception], ...]
+
+
+def targets(folder: Path) -> dict[str, Target]:
+    """All parsers by name; those of files write their case into `folder`."""
+    plain: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]]] = {
+        "protocol-report": (_report, (DecodeError, ValueError)),
+        "protocol-machine": (_machine, (DecodeError, ValueError)),
+        "protocol-command": (_command, (DecodeError, ValueError)),
+        "ring-header": (ring.decode_header, (ValueError, VersionError)),
+        "ring-slot": (_slot, (ValueError, LookupError)),
+        "ring-payload": (record_codec.unpack, (ValueError,)),
+        "ring-command": (ring.decode_command, (ValueError,)),
+        "config": (_config, (ConfigError,)),
+        "layout": (decode_layout, (ValueError,)),
+        "manifest": (manifest_codec.decode_manifest, (ValueError,)),
+        "manifest-resealed": (_resealed_manifest, (ValueError,)),
+        "manifest-part": (manifest_codec.decode_part, (ValueError,)),
+        "tensor-header": (_tensors, (ValueError,)),
+        "tokens": (decode_tokens, (ValueError,)),
+    }
+    of_files: dict[str, tuple[Callable[[Path], object], tuple[type[Exception], ...]]] = {
+        "ring-file": (_ring_file, (ValueError, VersionError)),
+        "trace-any": (open_runs, (DataError,)),
+        **{f"trace-{form}": (_trace_of(form), (DataError,)) for form in Format},
+        "history-spot": (read_spot, (DataError,)),
+        "history-faults": (lambda path: read_faults(path, num_nodes=3), (DataError,)),
+        "scenario": (read_scenario, (PacekeeperError,)),
+        "partition": (lambda path: read_problem(path, {}, None), (PacekeeperError,)),
+        "loads": (read_loads, (PacekeeperError,)),
+    }
+    found = {n: Target(name=n, run=run, stated=stated) for n, (run, stated) in plain.items()}
+    for name, (read, stated) in of_files.items():
+        run = _of_file(read, folder / f"{name}.case")
+        found[name] = Target(name=name, run=run, stated=stated)
+    return found
+
+
+def _of_file(read: Callable[[Path], object], path: Path) -> Callable[[bytes], object]:
+    def run(data: bytes) -> object:
+        path.write_bytes(data)
+        return read(path)
+
+    return run
+
+
+def _trace_of(form: Format) -> Callable[[Path], object]:
+    return lambda path: open_runs(path, form)
+
+
+def _report(data: bytes) -> object:
+    return report_in(control_pb2.AttachRequest.FromString(data))
+
+
+def _machine(data: bytes) -> object:
+    """What gets through the parser must not bring the machine down either."""
+    report = _report(data)
+    config = ControllerConfig()
+    state = State()
+    for event in (
+        NodeAttached(node="n", product_version="0", agent_life="x"),
+        NodeReported(node="n", agent_life="x", report=report),  # type: ignore[arg-type]
+    ):
+        try:
+            state, _ = advance(state, event, config=config, now_s=1.0)
+        except ValueError as error:
+            raise RuntimeError(f"the machine raises {error!r}") from error
+    return state
+
+
+def _command(data: bytes) -> object:
+    """A plan, as an agent hears it and a rank reads it."""
+    message = control_pb2.AttachResponse.FromString(data)
+    if message.WhichOneof("message") != "offer_plan":
+        raise ValueError("no plan")
+    return decode_layout(wire.offer_from_message(message.offer_plan).data)
+
+
+def _slot(data: bytes) -> object:
+    before = int.from_bytes(data[: ring.SEQUENCE.size], "little")
+    return ring.decode_slot(max(0, before - 1), before, data, before)
+
+
+def _config(data: bytes) -> object:
+    text = data.decode("utf-8", errors="replace")
+    for kind in (AgentConfig, ClientConfig, ControllerConfig, TrainConfig):
+        read_config(kind, text, file="f")
+    return text
+
+
+def _resealed_manifest(data: bytes) -> object:
+    """Damage behind the checksum: what somebody would do who can write it anew."""
+    try:
+        body = json.loads(data)["body"]
+        sealed = manifest_codec.sealed(body)
+    except (TypeError, KeyError, ValueError, RecursionError):
+        raise ValueError("no body") from None
+    return manifest_codec.decode_manifest(sealed)
+
+
+def _tensors(data: bytes) -> object:
+    return tensor_file.decode_header(data, len(data))
+
+
+def _ring_file(path: Path) -> object:
+    """A ring as the agent opens it and reads it to its end."""
+    with path.open("r+b") as file:
+        file.truncate(ring.FILE_BYTES)
+    named = path.with_name(ring.ring_file_name(0))
+    path.replace(named)
+    reader = open_ring(named, "moe", 1.0)
+    try:
+        return reader.rest(Counts())
+    finally:
+        reader.close()

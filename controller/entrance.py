@@ -1,0 +1,101 @@
+"""How a controller is entered: who may listen where, with which certificate, behind which gate."""
+
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc.aio
+
+from pacekeeper.controller.audit import Audit, Deed
+from pacekeeper.controller.gate import Gate
+from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.state import State
+from pacekeeper.controller.token_file import TokenFile
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.security_config import TlsConfig, open_listener, plain_listener
+from pacekeeper.protos import secure, wire
+
+_log = logging.getLogger(__name__)
+_REMEDY = (
+    "give it a certificate ([tls], `pacekeeper certs`) and callers to tell apart, listen on "
+    "127.0.0.1, or say --insecure"
+)
+
+
+def refuse_open(config: ControllerConfig) -> None:
+    """Raises ConfigError where it would listen beyond loopback unprotected, and was not told to."""
+    if config.tls.ca and not config.tls.cert:
+        raise ConfigError("[tls] ca: a controller that asks for certificates needs one of its own")
+    whys = [open_listener("--listen", config.listen, config.tls, config.access.tokens)]
+    if config.metrics_listen:  # always in the clear, for everybody
+        whys.append(plain_listener("--metrics-listen", config.metrics_listen, TlsConfig()))
+    for why in filter(None, whys):
+        if not config.insecure:
+            raise ConfigError(why, remedy=_REMEDY)
+        _log.warning("insecure: %s", why)
+
+
+class Entrance:
+    """The gate of one controller and what is behind it: audit log, tokens, certificate."""
+
+    def __init__(
+        self, config: ControllerConfig, *, state: Callable[[], State], metrics: ControllerMetrics
+    ) -> None:
+        """Raises ConfigError (tokens, certificates) and HostError (audit log)."""
+        self._config = config
+        self.audit = Audit(
+            Path(config.access.audit or f"{config.store}.audit.jsonl"),
+            max_bytes=config.access.audit_max_bytes,
+            kept=config.access.audit_kept,
+            on_failure=metrics.audit_failures.inc,
+            on_refused=metrics.refusals.inc,
+        )
+        tokens = TokenFile(Path(config.access.tokens)) if config.access.tokens else None
+        self.gate = Gate(
+            asks=bool(config.tls.ca) or tokens is not None,
+            config=config.access,
+            limits=config.limits,
+            tokens=tokens,
+            audit=self.audit,
+            state=state,
+        )
+
+    def server(self) -> grpc.aio.Server:
+        """A server of which every method is behind the gate."""
+        limits, is_secured = self._config.limits, bool(self._config.tls.cert)
+        return grpc.aio.server(
+            interceptors=(self.gate,),
+            options=wire.server_options(
+                limits.max_report_bytes, limits.connection_s if is_secured else None
+            ),
+        )
+
+    def open(self, server: grpc.aio.Server, address: str) -> int:
+        """The port it listens on; 0 where it can not. Raises ConfigError (certificates)."""
+        tls = self._config.tls
+        try:
+            if not tls.cert:
+                return int(server.add_insecure_port(address))
+            credentials = secure.server_credentials(
+                tls, on_connection=lambda: self.gate.handshakes.began(time.monotonic())
+            )
+            return int(server.add_secure_port(address, credentials))
+        except RuntimeError:
+            return 0
+
+    def note_plan(self, job: str, about: str, reason: str) -> None:
+        """The controller itself decided on something."""
+        about = f"job={job} {about}"
+        self.audit.note(
+            Deed(action="plan", caller="controller", is_allowed=True, about=about, reason=reason)
+        )
+
+    def look(self, now_s: float) -> None:
+        """What only time tells: connections that came to nothing."""
+        self.gate.tell_lost(now_s)
+
+    def close(self) -> None:
+        """Nothing more is written down."""
+        self.audit.close()

@@ -1,0 +1,246 @@
+"""Who calls is found out, judged by the table and written down before any method runs.
+
+Every method passes here, also those of health and reflection; one that `access.METHODS` does not
+name is refused. The handler finds its caller in `CALLER`.
+"""
+
+import contextlib
+import inspect
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pacekeeper.controller import access, own_node
+from pacekeeper.controller.access import METHODS, Action, Caller, Role
+from pacekeeper.controller.audit import Audit, Deed, host_of
+from pacekeeper.controller.handshakes import Handshakes
+from pacekeeper.controller.rates import Buckets, Limit
+from pacekeeper.controller.state import State
+from pacekeeper.controller.token_file import TokenFile
+from pacekeeper.controller.tokens import caller_of
+from pacekeeper.core.reports import NodeReport
+from pacekeeper.core.security_config import AccessConfig, LimitsConfig
+
+ATTACHES = Limit(per_s=1.0, at_once=20)  # of one node: an agent has one stream at a time
+_BEARER = "bearer "
+_log = logging.getLogger(__name__)
+Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+_OPEN = Caller(name="open", role=Role.OPEN)
+CALLER: ContextVar[Caller] = ContextVar("caller", default=_OPEN)
+
+
+class Gate(grpc.aio.ServerInterceptor):
+    """The interceptor. `asks`: whether callers must show who they are."""
+
+    def __init__(
+        self,
+        *,
+        asks: bool,
+        config: AccessConfig,
+        limits: LimitsConfig,
+        tokens: TokenFile | None,
+        audit: Audit,
+        state: Callable[[], State],
+    ) -> None:
+        self._asks, self._config, self._limits = asks, config, limits
+        self._tokens, self._audit, self._state = tokens, audit, state
+        self._calls = Buckets(limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once))
+        self._attaches = Buckets(limit=ATTACHES)
+        self._watches: Counter[str] = Counter()
+        self.handshakes = Handshakes(patience_s=limits.handshake_s)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[Any], Awaitable[Any]],
+        handler_call_details: Any,
+    ) -> Any:
+        """The method's own handler behind the gate; None for a method nobody serves."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return None
+        return self._guarded(handler, handler_call_details.method)
+
+    def may_attach(self, node: str, peer: str) -> str:
+        """Why the present caller may not report of that node; empty: it may. Both are audited."""
+        caller = CALLER.get()
+        verdict = access.speaks_for(caller, node)
+        self._audit.note(
+            Deed(
+                action=Action.ATTACH,
+                caller=caller.name,
+                is_allowed=verdict.is_allowed,
+                peer=peer,
+                about=f"node={node}",
+                reason=verdict.reason,
+            )
+        )
+        return verdict.reason
+
+    def foreign(self, node: str, report: NodeReport) -> str:
+        """What a known caller's report says of another node; empty: nothing. Audited."""
+        caller = CALLER.get()
+        if caller.role is Role.OPEN:
+            return ""
+        why = own_node.foreign(self._state(), node, report)
+        if why:
+            self._audit.note(
+                Deed(
+                    action="report",
+                    caller=caller.name,
+                    is_allowed=False,
+                    about=f"node={node}",
+                    reason=why,
+                )
+            )
+        return why
+
+    def tell_lost(self, now_s: float) -> None:
+        """Audit the connections that came to nothing, as a number: nobody knows whose they were."""
+        if count := self.handshakes.lost(now_s):
+            self._audit.note(
+                Deed(
+                    action="connect",
+                    caller="nobody",
+                    is_allowed=False,
+                    reason="no call came of it: a certificate of another authority, one that has "
+                    "expired or none; or a probe of the port",
+                    count=count,
+                )
+            )
+
+    def _guarded(self, handler: Any, method: str) -> Any:
+        streams = (handler.request_streaming, handler.response_streaming)
+        kind, make = _KINDS[streams]
+        inner = getattr(handler, kind)
+        guarded: Callable[..., Any]
+        if inspect.isasyncgenfunction(inner):
+
+            async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
+                with await self._let_in(method, streams, request, context):
+                    async with contextlib.aclosing(inner(request, context)) as messages:
+                        async for message in messages:
+                            yield message
+
+            guarded = answers
+        else:
+            assert inspect.iscoroutinefunction(inner), f"{method}: a handler of another kind"
+
+            async def answer(request: Any, context: Context) -> Any:
+                with await self._let_in(method, streams, request, context):
+                    return await inner(request, context)
+
+            guarded = answer
+        return make(
+            guarded,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    async def _let_in(
+        self, method: str, streams: tuple[bool, bool], request: Any, context: Context
+    ) -> contextlib.AbstractContextManager[None]:
+        """Judge a call; ends it where it is refused. What is returned lasts as long as the call."""
+        action, peer = METHODS.get(method), context.peer()
+        self.handshakes.called(peer)
+        caller = self.caller(context)
+        key = host_of(peer) if caller.role in (Role.OPEN, Role.NOBODY) else caller.name
+        is_watch = streams == (False, True)
+        code, why = self._judge(caller, action, key, None if streams[0] else request)
+        if not why and is_watch and self._watches[key] >= self._limits.watches:
+            code = grpc.StatusCode.RESOURCE_EXHAUSTED
+            why = f"{caller.name} has {self._watches[key]} watches open"
+        deed = Deed(
+            action=action or method,
+            caller=caller.name,
+            is_allowed=not why,
+            peer=peer,
+            about=method.rpartition("/")[2] + _in_words(request, action),
+            reason=why,
+        )
+        is_noted = True
+        if why or action is Action.ACT:
+            is_noted = self._audit.note(deed)
+        if why:
+            await context.abort(code, why)
+        if not is_noted:
+            why = "the audit log can not be written, and nothing is done unseen"
+            await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+        CALLER.set(caller)
+        return self._counted(key) if is_watch else contextlib.nullcontext()
+
+    def caller(self, context: Context) -> Caller:
+        """Who calls: by the token that is shown, else by the certificate."""
+        if not self._asks:
+            return Caller(name=f"open at {host_of(context.peer())}", role=Role.OPEN)
+        by_certificate = self._by_certificate(context.auth_context())
+        for name, value in context.invocation_metadata() or ():
+            if name.lower() == "authorization":
+                return access.both(self._by_token(value), by_certificate)
+        return by_certificate or access.nobody("neither a certificate nor a token was shown")
+
+    def _by_certificate(self, shown: Mapping[str, Any]) -> Caller | None:
+        if not shown.get("x509_pem_cert"):
+            return None
+        uris, names = (
+            [bytes(value).decode(errors="replace") for value in shown.get(kind, ())]
+            for kind in ("peer_uri", "peer_dns")
+        )
+        config = self._config
+        return access.identify(uris, names, config.trust_domain, config.nodes_by_dns)
+
+    def _by_token(self, value: str | bytes) -> Caller:
+        text = value if isinstance(value, str) else ""
+        if self._tokens is None:
+            return access.nobody("no tokens are taken here")
+        if text[: len(_BEARER)].lower() != _BEARER:
+            return access.nobody("what was shown is no bearer token")
+        return caller_of(text[len(_BEARER) :].strip(), self._tokens.records(), time.time())
+
+    def _judge(
+        self, caller: Caller, action: Action | None, key: str, question: Any
+    ) -> tuple[grpc.StatusCode, str]:
+        """The code and the reason for which a call is refused; no reason: it is not."""
+        verdict = access.authorise(caller, action)
+        if not verdict.is_allowed:
+            if caller.role is Role.NOBODY:
+                return grpc.StatusCode.UNAUTHENTICATED, verdict.reason
+            return grpc.StatusCode.PERMISSION_DENIED, verdict.reason
+        code, now_s = grpc.StatusCode.RESOURCE_EXHAUSTED, time.monotonic()
+        if action is Action.ATTACH:
+            # Behind one address there may be a whole fleet of which nobody is known.
+            if caller.role is not Role.OPEN and not self._attaches.is_granted(key, now_s):
+                return code, f"{caller.name} attaches more often than an agent does"
+        elif not self._calls.is_granted(key, now_s):
+            return code, f"{caller.name} makes more than {self._limits.calls_per_s:g} calls/s"
+        if question is not None and question.ByteSize() > self._limits.max_question_bytes:
+            return code, f"a question of {question.ByteSize()} bytes"
+        return grpc.StatusCode.OK, ""
+
+    @contextlib.contextmanager
+    def _counted(self, key: str) -> Any:
+        self._watches[key] += 1
+        try:
+            yield
+        finally:
+            self._watches[key] -= 1
+            if not self._watches[key]:
+                del self._watches[key]
+
+
+def _in_words(request: Any, action: Action | None) -> str:
+    """What an action is asked for, in one line."""
+    return " " + " ".join(str(request).split()) if action is Action.ACT else ""
+
+
+_KINDS: Mapping[tuple[bool, bool], tuple[str, Any]] = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}

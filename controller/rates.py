@@ -1,0 +1,65 @@
+"""Token buckets: how much one caller may ask, in the long run and at once. Pure; time is told."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """`per_s` in the long run, `at_once` after a rest."""
+
+    per_s: float
+    at_once: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is left of one caller's allowance at a moment; below 0 it is owed."""
+
+    left: float
+    at_s: float
+
+
+def full(limit: Limit, now_s: float) -> Bucket:
+    """The bucket of who was never heard of."""
+    return Bucket(float(limit.at_once), now_s)
+
+
+def take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
+    """One more, where there is one left: what remains, and whether it was granted.
+
+    What is refused takes nothing, so that who keeps asking is let in at the limit's pace.
+    """
+    left = _refilled(bucket, limit, now_s)
+    if left < 1.0:
+        return Bucket(left, now_s), False
+    return Bucket(left - 1.0, now_s), True
+
+
+def owe(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, float]:
+    """One more in any case: what remains, and the seconds to wait before it may be used."""
+    left = _refilled(bucket, limit, now_s) - 1.0
+    return Bucket(left, now_s), max(0.0, -left / limit.per_s)
+
+
+def _refilled(bucket: Bucket, limit: Limit, now_s: float) -> float:
+    # A clock that goes back gives nothing and takes nothing.
+    earned = max(0.0, now_s - bucket.at_s) * limit.per_s
+    return min(float(limit.at_once), bucket.left + earned)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Buckets:
+    """The buckets of those who called last; who was forgotten begins anew with a full one."""
+
+    limit: Limit
+    capacity: int = 65536
+    _of: dict[str, Bucket] = field(default_factory=dict)
+
+    def is_granted(self, caller: str, now_s: float) -> bool:
+        """Is one more call of this caller within its limit?"""
+        bucket = self._of.pop(caller, None) or full(self.limit, now_s)
+        bucket, granted = take(bucket, self.limit, now_s)
+        self._of[caller] = bucket  # the newest last
+        if len(self._of) > self.capacity:
+            del self._of[next(iter(self._of))]
+        return granted

@@ -1,0 +1,38 @@
+"""HOST:PORT: one rule for all who listen or connect, and which hosts never leave this node."""
+
+import ipaddress
+
+
+def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
+    """HOST:PORT or [HOST]:PORT as (host, port); raises ValueError for anything else.
+
+    Who listens may say port 0, for any free one: `first_port=0`. Not left to gRPC, which takes port
+    443 for a missing one and wraps one that is too large.
+    """
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    is_number = port.isascii() and port.isdigit() and len(port) <= 5
+    if not host or not is_number or not first_port <= int(port) <= 65535:
+        raise ValueError(
+            f"expected HOST:PORT with a port from {first_port} to 65535, got {address!r}"
+        )
+    return host, int(port)
+
+
+def joined(host: str, port: int) -> str:
+    """The address of both; a host of IPv6 in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Does HOST:PORT stay within this node, whoever resolves names? Only what surely does counts.
+
+    Raises ValueError for what is no address.
+    """
+    host, _ = host_and_port(address, first_port=0)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name: it may lead anywhere

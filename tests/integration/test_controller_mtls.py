@@ -1,0 +1,193 @@
+"""A controller over TLS: who is let in, who is refused and audited; certificates rotate."""
+
+import hashlib
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pacekeeper.cli import authority
+from pacekeeper.cli.authority import Kind
+from pacekeeper.controller.access import Role
+from pacekeeper.controller.token_file import change_tokens
+from pacekeeper.controller.tokens import TokenRecord, digest, written
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.reports import JobReport
+from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.protos import control_pb2, secure, status_pb2, status_pb2_grpc, wire
+from support.authorities import Authority, as_toml
+from support.commands import Started, pacekeeper
+from support.controllers import ControllerProcess, ScriptedAgent, attachments, killed, until
+
+SECRET = "s" * 43
+VIEWER, EXPIRED = written("1" * 8, SECRET), written("2" * 8, SECRET)
+LIFE = 1000
+
+
+class Fleet:
+    """A controller that asks for certificates of one authority, and takes two tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder / "pki")
+        self.foreign = Authority(folder / "elsewhere")
+        self.server = self.authority.cert(Kind.CONTROLLER, "c", hosts=("127.0.0.1",))
+        tokens = [
+            TokenRecord(
+                token_id=number * 8, secret_sha256=digest(SECRET), role=Role.VIEWER, name="ann",
+                created_unix_s=0.0, expires_unix_s=ends,
+            )
+            for number, ends in (("1", 4e9), ("2", 1.0))
+        ]  # fmt: skip
+        change_tokens(folder / "tokens", lambda _: tuple(tokens))
+        config = folder / "controller.toml"
+        config.write_text(
+            as_toml(self.authority.tls(self.server))
+            + f'[access]\ntokens = "{folder / "tokens"}"\n[limits]\nhandshake_s = 0.5\n'
+        )
+        self.process = ControllerProcess(folder, "--config", str(config))
+        self.address = self.process.address
+
+    def tls(self, kind: Kind, name: str, **how: Any) -> TlsConfig:
+        return self.authority.tls(self.authority.cert(kind, name, **how))
+
+    def ask(self, tls: TlsConfig, token: str = "") -> Any:
+        """ListNodes, as a caller with these."""
+        with secure.client_channel(self.address, tls) as channel:
+            stub = status_pb2_grpc.StatusServiceStub(secure.showing(channel, token))
+            return stub.ListNodes(status_pb2.ListNodesRequest(), timeout=20.0)
+
+    def refusal(self, tls: TlsConfig, token: str = "") -> grpc.StatusCode:
+        with pytest.raises(grpc.RpcError) as caught:
+            self.ask(tls, token)
+        code: grpc.StatusCode = caught.value.code()
+        return code
+
+    def audited(self, **wanted: object) -> list[dict[str, Any]]:
+        """The lines of the audit log that say this."""
+        lines = (self.folder / "store.sqlite.audit.jsonl").read_text().splitlines()
+        found = [json.loads(line) for line in lines]
+        return [line for line in found if wanted.items() <= line.items()]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    made = Fleet(tmp_path_factory.mktemp("fleet"))
+    with made.process:
+        yield made
+
+
+def hello(node: str) -> control_pb2.Hello:
+    return control_pb2.Hello(
+        protocol_version=wire.PROTOCOL_VERSION, product_version="0", node=node, agent_life="first"
+    )
+
+
+def test_an_agent_reports_of_its_own_node(fleet: Fleet) -> None:
+    agent = ScriptedAgent(fleet.address, hello("own"), tls=fleet.tls(Kind.NODE, "own"))
+    agent.report_and_wait()
+    names = [node.name for node in fleet.ask(fleet.tls(Kind.OPERATOR, "ann")).nodes]
+    assert "own" in names
+    agent.close()
+    assert fleet.audited(action="attach", verdict="allowed", about="node=own")
+
+
+def test_an_agent_that_names_another_node_is_refused_and_audited(fleet: Fleet) -> None:
+    agent = ScriptedAgent(fleet.address, hello("victim"), tls=fleet.tls(Kind.NODE, "mallory"))
+    code, why = agent.wait_for_end()
+    assert code is grpc.StatusCode.PERMISSION_DENIED and "may not report of node 'victim'" in why
+    assert fleet.audited(action="attach", verdict="refused", about="node=victim")
+    assert "victim" not in [n.name for n in fleet.ask(fleet.tls(Kind.OPERATOR, "ann")).nodes]
+
+
+def test_a_message_of_another_nodes_rank_is_refused_and_audited(fleet: Fleet) -> None:
+    from dataclasses import replace
+
+    left = ScriptedAgent(fleet.address, hello("left"), tls=fleet.tls(Kind.NODE, "left"))
+    right = ScriptedAgent(fleet.address, hello("right"), tls=fleet.tls(Kind.NODE, "right"))
+    ours, theirs = (
+        tuple(replace(one, life=LIFE) for one in attachments("shared", ranks))
+        for ranks in ((0, 1), (2, 3))
+    )
+    left.report_and_wait(JobReport(job="shared", life=LIFE, attached=ours))
+    right.report_and_wait(JobReport(job="shared", life=LIFE, attached=theirs))
+    left.report(JobReport(job="shared", life=LIFE, records=(killed(2),)))
+    code, why = left.wait_for_end()
+    assert code is grpc.StatusCode.PERMISSION_DENIED
+    assert why == "rank 2 of job shared is of node right"
+    right.report_and_wait()
+    assert right.deaths() == [], "nobody was declared dead"
+    right.close()
+    assert fleet.audited(action="report", verdict="refused", reason=why)
+
+
+def test_a_foreign_or_expired_certificate_or_none_gets_no_answer_and_is_counted(
+    fleet: Fleet,
+) -> None:
+    foreign = fleet.foreign.cert(Kind.NODE, "own")
+    mixed = TlsConfig(
+        ca=str(fleet.authority.ca), cert=str(foreign), key=str(foreign.with_suffix(".key"))
+    )
+    over = fleet.tls(Kind.NODE, "own", made_days_ago=5, days=1)
+    for tls in (mixed, over, fleet.authority.tls()):
+        assert fleet.refusal(tls) is grpc.StatusCode.UNAVAILABLE
+    until(
+        "they are audited",
+        lambda: sum(line.get("count", 1) for line in fleet.audited(action="connect")) >= 3,
+    )
+
+
+def test_a_certificate_of_the_authority_that_tells_no_identity_is_refused(fleet: Fleet) -> None:
+    tls = fleet.tls(Kind.OPERATOR, "ann", domain="another-fleet")
+    assert fleet.refusal(tls) is grpc.StatusCode.UNAUTHENTICATED
+    assert fleet.audited(action="read", verdict="refused", caller="nobody")
+
+
+def test_roles_hold_for_certificates_and_tokens(fleet: Fleet) -> None:
+    node = fleet.tls(Kind.NODE, "own")
+    assert fleet.refusal(node) is grpc.StatusCode.PERMISSION_DENIED
+    fleet.ask(node, VIEWER)
+    assert fleet.refusal(node, EXPIRED) is grpc.StatusCode.UNAUTHENTICATED
+    assert fleet.audited(caller="viewer/ann by token, expired", verdict="refused")
+    viewer = ScriptedAgent(fleet.address, hello("own"), tls=node, token=VIEWER)
+    assert viewer.wait_for_end()[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_a_nodes_key_can_not_play_the_controller(fleet: Fleet, tmp_path: Path) -> None:
+    """The other way round: a controller's certificate does not call."""
+    assert fleet.refusal(fleet.authority.tls(fleet.server)) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_real_agent_and_the_commands_use_the_same_settings(fleet: Fleet, tmp_path: Path) -> None:
+    agent_file, own_file = tmp_path / "agent.toml", tmp_path / "own.toml"
+    agent_file.write_text(as_toml(fleet.tls(Kind.NODE, "gpu-7")))
+    own_file.write_text(as_toml(fleet.tls(Kind.VIEWER, "bob")))
+    ask = ("status", "--controller", fleet.address, "--json", "--config")
+    with Started(
+        *("agent", "--config", str(agent_file), "--controller", fleet.address),
+        *("--node", "gpu-7", "--ring-dir", str(tmp_path / "rings"), "--metrics-listen", ""),
+    ):
+        until("it is attached", lambda: "gpu-7" in pacekeeper(*ask, str(own_file)).stdout)
+    denied = pacekeeper(*ask, str(agent_file))
+    assert denied.returncode == ExitCode.DENIED, denied.stderr
+    assert "takes the role viewer or operator" in denied.stderr
+
+
+def test_a_renewed_certificate_is_shown_to_the_next_connection(fleet: Fleet) -> None:
+    host, _, port = fleet.address.rpartition(":")
+
+    def shown() -> str:
+        text = ssl.get_server_certificate((host, int(port)), timeout=10.0)
+        return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
+
+    assert shown() == authority.show(fleet.server).sha256
+    before = authority.show(fleet.server).sha256
+    authority.renew(fleet.authority.directory, fleet.server, 2, fleet.authority.now)
+    assert shown() == authority.show(fleet.server).sha256 != before
+    fleet.server.write_text("nonsense")
+    assert shown() != before, "the good one stays"
+    fleet.ask(fleet.tls(Kind.VIEWER, "bob"))

@@ -1,0 +1,125 @@
+"""A private authority: who a certificate is for stands in it, and it ends soon."""
+
+import json
+import ssl
+import stat
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from pacekeeper.cli import authority
+from pacekeeper.cli.authority import DAYS, Kind
+from pacekeeper.cli.certs import command
+from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.protos import secure
+from support.authorities import Authority
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Authority:
+    return Authority(tmp_path / "pki")
+
+
+def usages(cert: Path) -> list[x509.ObjectIdentifier]:
+    loaded = x509.load_pem_x509_certificate(cert.read_bytes())
+    return list(loaded.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+
+@pytest.mark.parametrize("kind", [Kind.NODE, Kind.OPERATOR, Kind.VIEWER])
+def test_a_callers_certificate_names_it_and_can_not_answer(fleet: Authority, kind: Kind) -> None:
+    cert = fleet.cert(kind, "x")
+    assert authority.show(cert).identity == f"spiffe://pacekeeper/{kind}/x"
+    assert usages(cert) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+
+
+def test_a_controllers_certificate_has_its_hosts_and_can_not_call(fleet: Authority) -> None:
+    cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example", "10.0.0.1", "::1"))
+    assert authority.show(cert).hosts == ("ctl.example", "10.0.0.1", "::1")
+    assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH]
+
+
+def test_keys_are_their_owners_only_and_fit(fleet: Authority) -> None:
+    cert = fleet.cert(Kind.NODE, "x")
+    for key in (cert.with_suffix(".key"), fleet.directory / "ca.key"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    context = ssl.create_default_context(cafile=str(fleet.ca))
+    context.load_cert_chain(cert, cert.with_suffix(".key"))
+
+
+def test_certificates_end_soon_and_never_after_their_authority(fleet: Authority) -> None:
+    shown = authority.show(fleet.cert(Kind.NODE, "x", days=DAYS))
+    assert shown.ends - shown.begins <= timedelta(days=DAYS, minutes=10)
+    with pytest.raises(ConfigError, match="ends at"):
+        fleet.cert(Kind.NODE, "x", days=4000)
+
+
+def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> None:
+    cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example",), days=1)
+    before, key_before = authority.show(cert), cert.with_suffix(".key").read_bytes()
+    authority.renew(fleet.directory, cert, 3, fleet.now)
+    after = authority.show(cert)
+    assert (after.identity, after.hosts) == (before.identity, before.hosts)
+    assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert after.ends - before.ends == timedelta(days=2)
+    assert cert.with_suffix(".key").read_bytes() != key_before
+    assert sorted(path.name for path in fleet.directory.iterdir() if path.name[0] == ".") == []
+
+
+def test_what_is_of_another_authority_is_not_renewed(fleet: Authority, tmp_path: Path) -> None:
+    cert = Authority(tmp_path / "other").cert(Kind.NODE, "x")
+    with pytest.raises(ConfigError, match="not of the authority"):
+        authority.renew(fleet.directory, cert, 3, fleet.now)
+
+
+def test_an_authority_is_never_made_over_another(fleet: Authority) -> None:
+    with pytest.raises(HostError, match="holds an authority"):
+        authority.found(fleet.directory, "x", 1, fleet.now)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "\u00e4", "x" * 254, "a?b"])
+def test_a_name_that_no_identity_can_hold_is_refused(fleet: Authority, name: str) -> None:
+    with pytest.raises(ConfigError, match="expected a name"):
+        fleet.cert(Kind.NODE, name)
+
+
+def test_hosts_are_for_controllers_and_only_for_them(fleet: Authority) -> None:
+    with pytest.raises(ConfigError, match="--host"):
+        fleet.cert(Kind.CONTROLLER, "c")
+    with pytest.raises(ConfigError, match="--host"):
+        fleet.cert(Kind.NODE, "x", hosts=("x.example",))
+
+
+def test_a_pair_that_does_not_fit_or_that_others_may_read_is_refused(fleet: Authority) -> None:
+    cert, other = fleet.cert(Kind.NODE, "x"), fleet.cert(Kind.NODE, "y")
+    mixed = TlsConfig(ca=str(fleet.ca), cert=str(cert), key=str(other.with_suffix(".key")))
+    with pytest.raises(ConfigError, match="no certificate with its key"):
+        secure.check_client(mixed, "")
+    secure.check_client(fleet.tls(cert), "")
+    cert.with_suffix(".key").chmod(0o644)
+    with pytest.raises(ConfigError, match="others may use it"):
+        secure.check_client(fleet.tls(cert), "")
+
+
+def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
+    runner, folder = CliRunner(), str(tmp_path / "pki")
+    assert runner.invoke(command, ["init", "--dir", folder]).exit_code == 0
+    made = runner.invoke(command, ["issue", "--dir", folder, "node", "gpu-7"])
+    assert "spiffe://pacekeeper/node/gpu-7, until" in made.output, made.output
+    cert = str(tmp_path / "pki" / "node-gpu-7.crt")
+    late = runner.invoke(command, ["renew", "--dir", folder, "--within", "3", cert])
+    assert "not yet" in late.output
+    renewed = runner.invoke(command, ["renew", "--dir", folder, "--days", "30", cert])
+    assert "(30.0 days left)" in renewed.output
+    (document,) = json.loads(runner.invoke(command, ["show", "--json", cert]).output)
+    assert (document["identity"], document["is_over"]) == ("spiffe://pacekeeper/node/gpu-7", False)
+
+
+def test_showing_what_is_over_ends_with_a_code(fleet: Authority) -> None:
+    cert = fleet.cert(Kind.NODE, "x", made_days_ago=3, days=1)
+    shown = CliRunner().invoke(command, ["show", str(cert)])
+    assert shown.exit_code == int(ConfigError.exit_code) and "(over)" in shown.output

@@ -1,0 +1,104 @@
+"""The audit log: whole lines, only appended, for its owner, and not to be flooded."""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacekeeper.controller.audit import REFUSALS, Audit, Deed, host_of
+from pacekeeper.core.errors import HostError
+
+
+def audit(folder: Path, *, max_bytes: int = 1 << 20, kept: int = 3) -> Audit:
+    return Audit(folder / "audit.jsonl", max_bytes=max_bytes, kept=kept, on_failure=lambda: None)
+
+
+def deed(caller: str = "operator/ann", *, is_allowed: bool = True, about: str = "") -> Deed:
+    return Deed(
+        action="act", caller=caller, is_allowed=is_allowed, about=about, peer="ipv4:192.0.2.1:5"
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_says_who_did_what_where_and_whether_it_was_allowed(tmp_path: Path) -> None:
+    log = audit(tmp_path)
+    assert log.note(deed(about="job=moe"))
+    (line,) = lines(log.path)
+    assert line | {"unix_s": 0} == {
+        "unix_s": 0, "verdict": "allowed", "action": "act", "caller": "operator/ann",
+        "peer": "ipv4:192.0.2.1:5", "about": "job=moe", "reason": "",
+    }  # fmt: skip
+
+
+def test_nobody_else_may_read_it_and_what_was_there_stays(tmp_path: Path) -> None:
+    before = audit(tmp_path)
+    before.note(deed("first"))
+    before.close()
+    after = audit(tmp_path)
+    after.note(deed("second"))
+    assert [line["caller"] for line in lines(after.path)] == ["first", "second"]
+    assert stat.S_IMODE(after.path.stat().st_mode) == 0o600
+
+
+def test_no_name_can_make_a_line_of_its_own(tmp_path: Path) -> None:
+    log = audit(tmp_path)
+    log.note(deed('x"\n{"verdict": "allowed"}\x1b[2J\u2028' + "y" * 10_000))
+    (line,) = lines(log.path)
+    assert log.path.read_bytes().isascii() and b"\x1b" not in log.path.read_bytes()
+    assert len(line["caller"]) == 500
+
+
+def test_at_its_size_it_is_set_aside_and_the_oldest_goes(tmp_path: Path) -> None:
+    log = audit(tmp_path, max_bytes=300, kept=2)
+    for number in range(9):
+        log.note(deed(f"caller-{number}"))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["audit.jsonl", "audit.jsonl.1", "audit.jsonl.2"]
+    kept = [line["caller"] for name in reversed(names) for line in lines(tmp_path / name)]
+    assert kept == [f"caller-{number}" for number in range(9 - len(kept), 9)]
+    assert all(path.stat().st_size <= 300 for path in tmp_path.iterdir())
+
+
+def test_who_is_refused_for_ever_does_not_push_the_rest_out(tmp_path: Path) -> None:
+    log = audit(tmp_path)
+    for _ in range(REFUSALS.at_once + 50):
+        assert log.note(deed("mallory", is_allowed=False))
+    log.note(deed("ann"))
+    found = lines(log.path)
+    assert len(found) <= REFUSALS.at_once + 2
+    assert found[-1]["refusals_not_written_before"] >= 49
+    log.note(deed("eve", is_allowed=False))
+    assert lines(log.path)[-1]["caller"] == "eve", "others have a limit of their own"
+
+
+def test_what_can_not_be_written_is_said_and_written_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = audit(tmp_path)
+    with monkeypatch.context() as broken:
+
+        def full_disk(descriptor: int, data: bytes) -> int:
+            raise OSError(28, "No space left on device")
+
+        broken.setattr(os, "write", full_disk)
+        assert not log.note(deed())
+    assert log.note(deed("later"))
+    assert [line["caller"] for line in lines(log.path)] == ["later"]
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("")
+    (tmp_path / "audit.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HostError, match=r"audit log .*audit\.jsonl"):
+        audit(tmp_path)
+
+
+def test_a_peers_host_is_what_stands_before_its_port() -> None:
+    assert host_of("ipv4:192.0.2.1:5000") == "ipv4:192.0.2.1"
+    assert host_of("ipv6:%5B::1%5D:5000") == "ipv6:%5B::1%5D"

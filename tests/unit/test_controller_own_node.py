@@ -1,0 +1,78 @@
+"""A report may speak of the ranks of its own node only, where it is known whose they are."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.own_node import foreign
+from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.core.records import RankExitRecord, Record, StepRecord
+from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.core.topology import Attachment
+
+LIFE = 1000
+
+
+def attachment(rank: int, life: int = LIFE) -> Attachment:
+    return Attachment(job="moe", rank=rank, world_size=4, pid=rank + 1, life=life)
+
+
+def state(*, is_there: bool = True, life: RankLife = RankLife.ALIVE, job_life: int = LIFE) -> State:
+    """Rank 0 is of node a, rank 1 of node b."""
+    ranks = {
+        rank: RankState(attachment=attachment(rank, job_life), node=node, life=life)
+        for rank, node in enumerate("ab")
+    }
+    return State(
+        jobs={"moe": JobState(name="moe", life=job_life, ranks=ranks)},
+        nodes={node: NodeState(name=node, agent_life="x", is_connected=is_there) for node in "ab"},
+    )
+
+
+def report(*records: Record, attached: tuple[Attachment, ...] = (), life: int = LIFE) -> NodeReport:
+    job = JobReport(job="moe", life=life, records=records, attached=attached)
+    return NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,))
+
+
+def step(rank: int) -> StepRecord:
+    return StepRecord(rank=rank, step=1, generation=1, duration_s=0.1, tokens=1)
+
+
+def killed(rank: int) -> RankExitRecord:
+    return RankExitRecord(rank=rank, pid=rank + 1, exit_code=0, signal=9)
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        report(step(1)),
+        report(killed(1)),
+        report(step(0), step(1)),
+        report(attached=(attachment(1),)),
+    ],
+)
+def test_what_is_told_of_another_nodes_rank_is_foreign(told: NodeReport) -> None:
+    assert foreign(state(), "a", told) == "rank 1 of job moe is of node b"
+    assert foreign(state(), "b", report(step(1), killed(1))) == ""
+
+
+def test_a_rank_that_nobody_has_attached_is_whoevers_brings_it() -> None:
+    assert foreign(state(), "a", report(step(2), attached=(attachment(2),))) == ""
+    assert foreign(State(), "a", report(step(1))) == ""
+
+
+def test_the_ranks_of_an_agent_that_is_away_may_be_taken_over() -> None:
+    """It may have come back under another name."""
+    assert foreign(state(is_there=False), "a", report(step(1))) == ""
+
+
+def test_the_dead_and_other_lives_belong_to_nobody() -> None:
+    assert foreign(state(life=RankLife.DEAD), "a", report(step(1))) == ""
+    assert foreign(state(), "a", report(step(1), life=LIFE + 1)) == ""
+    assert foreign(state(job_life=0), "a", report(step(1), life=0)) == ""
+
+
+def test_every_job_of_a_report_is_looked_at() -> None:
+    told = report(step(1))
+    other = replace(told.jobs[0], job="other")
+    assert foreign(state(), "a", replace(told, jobs=(other, *told.jobs))) != ""
