@@ -1,13 +1,17 @@
-"""Reads what the node's kernel tells of load, pressure, memory and swap. A shell.
+"""Reads what the node's kernel tells: load, pressure, memory, swap, network, clock. A shell.
 
-A few small files below /proc, in the rhythm of the device samples; what is not there, or not to be
-understood, is None.
+A few small files below /proc and /sys, in the rhythm of the device samples; what is not there, or
+not to be understood, is None.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from pacekeeper.agent import wall_clock
+from pacekeeper.agent.network import Network
 from pacekeeper.core.topology import HostSample
 
 _PRESSURES = ("cpu", "io", "memory")
@@ -20,8 +24,14 @@ class Host:
 
     interval_s: float
     proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    clock: Callable[[], dict[str, Any]] = wall_clock.read
     _latest: HostSample | None = None
     _swapped: dict[str, int] = field(default_factory=dict)  # pages in and out, since boot
+    _network: Network = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._network = Network(proc=self.proc, sys=self.sys)
 
     def latest(self, now_s: float) -> HostSample:
         """The newest sample; `now_s` is of the monotonic clock."""
@@ -32,7 +42,7 @@ class Host:
     def _read(self, now_s: float) -> HostSample:
         load = [_number(word) for word in self._text("loadavg").split()[:3]]
         memory = _by_name(self._text("meminfo"))
-        pressure = {
+        pressure: dict[str, Any] = {
             f"{name}_{kind}_ratio": value
             for name in _PRESSURES
             for kind, value in _pressures(self._text(f"pressure/{name}")).items()
@@ -47,9 +57,11 @@ class Host:
             memory_available_bytes=_from_kib(memory.get("MemAvailable:")),
             **pressure,
             **self._swap_rates(now_s),
+            **self._network.read(now_s),
+            **self.clock(),
         )
 
-    def _swap_rates(self, now_s: float) -> dict[str, float]:
+    def _swap_rates(self, now_s: float) -> dict[str, Any]:
         """Bytes per second since the last reading; empty at the first one."""
         known = _by_name(self._text("vmstat"))
         pages: dict[str, int] = {

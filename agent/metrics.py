@@ -4,10 +4,10 @@ from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
 
+from pacekeeper.agent.device_series import DeviceSeries
 from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import listen_error
 from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import DeviceSample
 
 _COUNTERS = {
     "records_read": "Records read from rings.",
@@ -21,16 +21,14 @@ _GAUGES = {
     "spool_batches": "Reports waiting to be acknowledged.",
     "spool_bytes": "Size of the reports waiting to be acknowledged.",
     "connected": "1 while the controller is attached.",
-    "devices": "GPUs that answer NVML.",
+    "devices": "GPUs that answer NVML, MIG instances among them.",
+    "nvml_waiting_seconds": "How long NVML's present answer has been waited for.",
 }
-# Metric -> (its help, the sample's field, its unit in base units).
-_DEVICE_GAUGES = {
-    "temperature_celsius": ("Temperature of the GPU.", "temperature_celsius", 1.0),
-    "power_watts": ("Power drawn by the GPU's board.", "power_watts", 1.0),
-    "sm_clock_hertz": ("Clock of the GPU's multiprocessors.", "sm_clock_mhz", 1e6),
-    "utilisation_ratio": ("Share of time a kernel was running.", "utilisation_ratio", 1.0),
+# Of a number that somebody else counts up.
+_TOTALS = {
+    "nvml_readings": "Readings of all devices.",
+    "nvml_seconds": "Time spent in these readings.",
 }
-_DEVICE_LABELS = ("device_uuid", "device_index")
 
 
 class AgentMetrics:
@@ -42,7 +40,11 @@ class AgentMetrics:
             name: Counter(f"pacekeeper_agent_{name}_total", text, registry=self.registry)
             for name, text in _COUNTERS.items()
         }
-        self._last = dict.fromkeys(_COUNTERS, 0)
+        self._counters |= {
+            name: Counter(f"pacekeeper_agent_{name}_total", text, registry=self.registry)
+            for name, text in _TOTALS.items()
+        }
+        self._last = dict.fromkeys(self._counters, 0.0)
         self._gauges = {
             name: Gauge(f"pacekeeper_agent_{name}", text, registry=self.registry)
             for name, text in _GAUGES.items()
@@ -52,11 +54,8 @@ class AgentMetrics:
             "Duration of one look into all rings.",
             registry=self.registry,
         )
-        self._devices = {
-            name: Gauge(f"pacekeeper_device_{name}", text, _DEVICE_LABELS, registry=self.registry)
-            for name, (text, _, _) in _DEVICE_GAUGES.items()
-        }
-        self._shown: dict[str, set[tuple[str, str]]] = {name: set() for name in _DEVICE_GAUGES}
+        self.series = DeviceSeries()
+        self.registry.register(self.series)
 
     def serve(self, listen: str) -> WSGIServer:
         """Answer /metrics on host:port (port 0: any free one).
@@ -74,25 +73,19 @@ class AgentMetrics:
 
     def update(self, health: AgentHealth, **gauges: float) -> None:
         """Take over the agent's own counters, and gauges by their names."""
-        for name, counter in self._counters.items():
-            value = getattr(health, name)
-            counter.inc(value - self._last[name])
-            self._last[name] = value
+        for name in _COUNTERS:
+            self._count_to(name, getattr(health, name))
         self._gauges["unreadable"].set(len(health.unreadable))
+        self._gauges["devices"].set(health.num_devices)
         for name, value in gauges.items():
             self._gauges[name].set(value)
 
-    def update_devices(self, samples: tuple[DeviceSample, ...]) -> None:
-        """Take over the newest samples; what a device does not tell, or no more, has no series."""
-        self._gauges["devices"].set(len(samples))
-        for metric, (_, field, unit) in _DEVICE_GAUGES.items():
-            told = {
-                (sample.device_uuid, str(sample.device_index)): getattr(sample, field)
-                for sample in samples
-                if getattr(sample, field) is not None
-            }
-            for labels in self._shown[metric] - set(told):
-                self._devices[metric].remove(*labels)
-            for labels, value in told.items():
-                self._devices[metric].labels(*labels).set(value * unit)
-            self._shown[metric] = set(told)
+    def update_nvml(self, *, readings: int, spent_s: float, waiting_s: float) -> None:
+        """What asking the devices costs, since the agent's start: slow answers are a sign, too."""
+        self._count_to("nvml_readings", readings)
+        self._count_to("nvml_seconds", spent_s)
+        self._gauges["nvml_waiting_seconds"].set(waiting_s)
+
+    def _count_to(self, name: str, value: float) -> None:
+        self._counters[name].inc(value - self._last[name])
+        self._last[name] = value

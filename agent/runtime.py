@@ -11,19 +11,21 @@ from pathlib import Path
 from pacekeeper.agent.host import Host
 from pacekeeper.agent.intake import Intake
 from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.agent.nvml import Sampler
 from pacekeeper.agent.recording import Recording
+from pacekeeper.agent.sampler import Sampler
 from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.uplink import Uplink
-from pacekeeper.agent.window import Reading, batch, deaths_in, split
+from pacekeeper.agent.window import Reading, SampleNews, batch, deaths_in, split
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.security_config import TlsConfig, plain_caller, plain_listener
+from pacekeeper.core.topology import DeviceSample
 from pacekeeper.protos import control_pb2, secure, telemetry_pb2, wire
 
 IDLE_REPORT_S = 1.0  # a quiet node still reports, so that silence means something
 FLUSH_S = 1.0
+SHOW_S = 1.0  # between two updates of what Prometheus may ask for
 MAX_TOLD_FILES = 16  # unreadable files named in one report
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ class Agent:
             token_file=config.token_file,
         )
         self.recording: Recording | None = None
+        self._sent_samples = SampleNews()
+        self._recorded_samples = SampleNews()
+        self._shown_s = -SHOW_S
         self._sequence = 0
         self._reported_s = 0.0
         self._num_unsendable = 0
@@ -116,27 +121,36 @@ class Agent:
         began_s = time.monotonic()
         readings = self.intake.look(began_s)
         if self.recording is not None:
-            devices, _ = self.sampler.latest(began_s)
+            devices = self._recorded_samples.take(self.sampler.latest(began_s)[0])
             self.recording.take(readings, devices, self.host.latest(began_s))
         for (job, life), dead in deaths_in(readings, self.intake.pids()).items():
             self.intake.notify_deaths(job, dead, life)
         # While the controller is away, a report without news would only push others out.
         is_due = self.uplink.is_connected and began_s - self._reported_s >= IDLE_REPORT_S
         if is_due or any(not reading.is_empty for reading in readings):
+            devices = self._sent_samples.take(self.sampler.latest(began_s)[0])
             for portion in split(readings):
-                self._report(portion, began_s)
+                self._report(portion, began_s, devices)
+                devices = ()
             self.uplink.wake()
         self._let_go(began_s)
-        self._show(began_s)
+        if began_s - self._shown_s >= SHOW_S:
+            self._shown_s = began_s
+            self._show(began_s)
         self.metrics.poll.observe(time.monotonic() - began_s)
 
-    def _report(self, readings: tuple[Reading, ...], now_s: float) -> None:
+    def _report(
+        self,
+        readings: tuple[Reading, ...],
+        now_s: float,
+        devices: tuple[DeviceSample, ...] = (),
+    ) -> None:
         """Put one report into the spool, encoded: an outage must not cost much memory."""
         self._sequence += 1
         sequence = self._sequence
         self._reported_s = now_s
         try:
-            message = self._encode(readings, sequence, now_s)
+            message = self._encode(readings, sequence, now_s, devices)
         except ValueError as error:
             self._num_unsendable += 1
             _log.error("a report can not be sent: %s", error)
@@ -161,28 +175,34 @@ class Agent:
                 self._told.pop(job, None)
 
     def _encode(
-        self, readings: tuple[Reading, ...], sequence: int, now_s: float
+        self,
+        readings: tuple[Reading, ...],
+        sequence: int,
+        now_s: float,
+        devices: tuple[DeviceSample, ...],
     ) -> telemetry_pb2.NodeReport:
-        samples, _ = self.sampler.latest(now_s)
         health = self._health(now_s)
         host = self.host.latest(now_s)
         return wire.report_to_message(
-            batch(readings, samples, health, sequence=sequence, now_s=now_s, host=host)
+            batch(readings, devices, health, sequence=sequence, now_s=now_s, host=host)
         )
 
     def _greet(self, sequence: int) -> telemetry_pb2.NodeReport:
-        """Attachments and layouts of all jobs: a controller that was away may have forgotten."""
-        return self._encode(self.intake.everything_again(), sequence, time.monotonic())
+        """Attachments, layouts and devices: a controller that was away may have forgotten."""
+        now_s = time.monotonic()
+        devices, _ = self.sampler.latest(now_s)
+        return self._encode(self.intake.everything_again(), sequence, now_s, devices)
 
     def _health(self, now_s: float) -> AgentHealth:
         counts = self.intake.counts
-        _, nvml = self.sampler.latest(now_s)
+        devices, nvml = self.sampler.latest(now_s)
         files = sorted((self.intake.unreadable | self.intake.unwritable).items())
         told = [f"{name}: {reason}" for name, reason in files[:MAX_TOLD_FILES]]
         if len(files) > MAX_TOLD_FILES:
             told.append(f"and {len(files) - MAX_TOLD_FILES} more")
         return AgentHealth(
             nvml=nvml,
+            num_devices=sum(not device.is_lost for device in devices),
             records_read=counts.read,
             records_lost=counts.lost,
             records_corrupt=counts.corrupt,
@@ -198,7 +218,13 @@ class Agent:
             spool_bytes=self.spool.num_bytes,
             connected=self.uplink.is_connected,
         )
-        self.metrics.update_devices(self.sampler.latest(now_s)[0])
+        self.metrics.update_nvml(
+            readings=self.sampler.rounds,
+            spent_s=self.sampler.spent_s,
+            waiting_s=self.sampler.waiting_s(now_s),
+        )
+        self.metrics.series.devices = self.sampler.latest(now_s)[0]
+        self.metrics.series.host = self.host.latest(now_s)
 
     def _obey(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):

@@ -1,7 +1,7 @@
 """From what was read to what is sent: joins records and device samples; says who died. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pacekeeper.core.records import RankExitRecord, Record
@@ -9,6 +9,8 @@ from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 
 MAX_RECORDS_PER_REPORT = 4096
+SPACING_S = 5.0  # between two readings of the same device that are told
+CLOCK_MOVED = 1.05  # a clock this factor apart is another reading: half of what would be a finding
 _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})
 
 
@@ -77,6 +79,46 @@ def batch(
         host=host,
         health=health,
     )
+
+
+@dataclass(slots=True, kw_only=True)
+class SampleNews:
+    """Which readings of the devices are worth telling: most of them repeat what is known.
+
+    All devices are told every SPACING_S, which is what a controller keeps of them; at once where
+    one of them says something else than it did: lost or back, another reason for its clocks, an
+    Xid, a clock that is CLOCK_MOVED apart.
+    """
+
+    told: Mapping[str, DeviceSample] = field(default_factory=dict)
+
+    def take(self, samples: Sequence[DeviceSample]) -> tuple[DeviceSample, ...]:
+        """All of these samples, which count as told from now on, or none where nothing is new."""
+        if not any(self._is_new(sample) for sample in samples):
+            return ()
+        self.told = {sample.device_uuid: sample for sample in samples}
+        return tuple(samples)
+
+    def _is_new(self, sample: DeviceSample) -> bool:
+        before = self.told.get(sample.device_uuid)
+        if before is None or sample.sampled_s >= before.sampled_s + SPACING_S:
+            return True
+        if sample.sampled_s <= before.sampled_s:
+            return False
+        return _state(sample) != _state(before) or _has_moved(
+            before.sm_clock_mhz, sample.sm_clock_mhz
+        )
+
+
+def _state(sample: DeviceSample) -> tuple[bool, int | None, int | None]:
+    xids = None if sample.health is None else sample.health.num_xids
+    return sample.is_lost, sample.clock_event_reasons, xids
+
+
+def _has_moved(before: float | None, now: float | None) -> bool:
+    if before is None or now is None:
+        return False
+    return max(before, now) > CLOCK_MOVED * min(before, now)
 
 
 def deaths_in(

@@ -146,7 +146,6 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
         node = replace(
             node,
             health=known.health,
-            device_uuids=known.device_uuids,
             devices=known.devices,
             host=known.host,
         )
@@ -169,7 +168,6 @@ def _report(
         node = replace(
             causes.remember(known, event.report),
             health=event.report.health,
-            device_uuids=tuple(d.device_uuid for d in event.report.devices),
             last_report_s=now_s,
         )
         state = replace(state, nodes={**state.nodes, event.node: node})

@@ -279,7 +279,6 @@ class NodeState:
     product_version: str = ""
     is_connected: bool = True
     health: AgentHealth = field(default_factory=AgentHealth)
-    device_uuids: tuple[str, ...] = ()
     devices: Mapping[str, tuple[DeviceSample, ...]] = field(default_factory=dict)
     host: tuple[HostSample, ...] = ()
     last_report_s: float = 0.0

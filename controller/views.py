@@ -103,7 +103,7 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         is_connected=node.is_connected,
         product_version=node.product_version,
         nvml=node.health.nvml,
-        num_devices=len(node.device_uuids),
+        num_devices=node.health.num_devices,
         jobs=sorted(jobs),
         records_lost=node.health.records_lost,
         records_corrupt=node.health.records_corrupt,

@@ -25,9 +25,13 @@ class JobReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHealth:
-    """What an agent says of itself. Counters since the agent's start."""
+    """What an agent says of itself. Counters since the agent's start.
+
+    `num_devices`: those that answer, MIG instances among them.
+    """
 
     nvml: str = "ok"
+    num_devices: int = 0
     records_read: int = 0
     records_lost: int = 0
     records_corrupt: int = 0

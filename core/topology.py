@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pacekeeper.core.device_health import DeviceHealth
+
 MAX_NODE_NAME = 253  # of a host name
 NODE_NAME_RULE = f"1 to {MAX_NODE_NAME} printable characters"
 JOB_NAME_RULE = "1 to 64 of letters, digits, '-', '_' and '.', not beginning with '.'"
@@ -93,12 +95,18 @@ def is_node_name(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSample:
-    """One reading of one GPU by NVML. None means: this device does not tell, never a guess."""
+    """One reading of one GPU by NVML. None means: this device does not tell, never a guess.
+
+    A MIG instance is a device of its own, in `parent_uuid`: its memory is its own, all other
+    readings are of the whole. Of a lost device nothing is known but that it is lost.
+    """
 
     device_index: int
     device_uuid: str
     sampled_s: float  # monotonic clock of the node
     name: str = ""
+    parent_uuid: str = ""
+    is_lost: bool = False
     sm_clock_mhz: float | None = None
     sm_clock_max_mhz: float | None = None
     memory_clock_mhz: float | None = None
@@ -113,6 +121,30 @@ class DeviceSample:
     pcie_replays: int | None = None
     ecc_uncorrected: int | None = None
     processes: tuple[int, ...] | None = None  # pids that hold a context on the device
+    answer_s: float | None = None  # how long the driver took for this reading
+    power_now_watts: float | None = None  # at this moment; power_watts may be a mean of a second
+    energy_joules: float | None = None  # since the driver was loaded
+    memory_temperature_celsius: float | None = None
+    margin_celsius: float | None = None  # to the temperature at which clocks go down
+    # Seconds since the driver was loaded in which clocks were held down, by reason: without gaps,
+    # where clock_event_reasons is one moment.
+    power_cap_held_s: float | None = None
+    board_limit_held_s: float | None = None
+    reliability_held_s: float | None = None
+    sync_boost_held_s: float | None = None
+    sw_thermal_held_s: float | None = None
+    hw_thermal_held_s: float | None = None
+    power_brake_held_s: float | None = None
+    # Bytes since the driver was loaded.
+    pcie_sent_bytes: int | None = None
+    pcie_received_bytes: int | None = None
+    nvlink_sent_bytes: int | None = None
+    nvlink_received_bytes: int | None = None
+    # Shares of the time between two readings in which they worked (Hopper and later).
+    sm_active_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    memory_active_ratio: float | None = None
+    health: DeviceHealth | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +152,9 @@ class HostSample:
     """One reading of a node's kernel. None means: this kernel does not tell, never a guess.
 
     Pressures are shares of the last 10 s, 0 to 1, in which some (all) tasks that wanted to run
-    waited for the resource (Linux pressure stall information, "some" and "full").
+    waited for the resource (Linux pressure stall information, "some" and "full"). Network: all
+    interfaces that are hardware, together; fabric: all InfiniBand and RoCE ports. Counts are since
+    boot. The wall clock: how far the kernel still has to move it, and its bound of the error.
     """
 
     sampled_s: float  # monotonic clock of the node
@@ -138,3 +172,16 @@ class HostSample:
     memory_available_bytes: int | None = None
     swap_in_bytes_per_s: float | None = None
     swap_out_bytes_per_s: float | None = None
+    network_sent_bytes_per_s: float | None = None
+    network_received_bytes_per_s: float | None = None
+    network_errors: int | None = None
+    network_drops: int | None = None
+    tcp_resent_ratio: float | None = None  # of the segments sent since the last reading
+    fabric_ports: int | None = None
+    fabric_ports_up: int | None = None
+    fabric_errors: int | None = None
+    fabric_sent_bytes_per_s: float | None = None
+    fabric_received_bytes_per_s: float | None = None
+    clock_offset_s: float | None = None
+    clock_error_s: float | None = None
+    is_clock_synchronised: bool | None = None

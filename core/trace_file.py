@@ -9,9 +9,10 @@ The first line is the header, each other line one fact, `kind` first (here broke
     {"kind": "device", "device_uuid": "GPU-1", "sampled_s": 81.5, "sm_clock_mhz": 1980.0, ...}
     {"kind": "host", "sampled_s": 81.5, "load_1min": 3.2, ...}
 
-Fields are those of `core.records` and of Attachment, DeviceSample and HostSample in
-`core.topology`; one that was not measured is left out, as is one that has its default. One file
-holds one life of one job on one node; its moments are of that node's monotonic clock.
+Fields are those of `core.records`, of Attachment, DeviceSample and HostSample in `core.topology`
+and of a device's `health`, an object, in `core.device_health`; one that was not measured is left
+out, as is one that has its default. One file holds one life of one job on one node; its moments are
+of that node's monotonic clock.
 """
 
 import json
@@ -20,6 +21,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any
 
+from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
@@ -53,7 +55,7 @@ _values_of = dict[str, Any].values
 _decoded = json.JSONDecoder().raw_decode  # a third of the time of json.loads is around it
 _KIND_OF = {made: kind for kind, made in KINDS.items()}
 _JOB_FIELDS = ("job", "life")  # told once, in the header
-_LISTS = ("counts", "processes")  # of whole numbers
+_LISTS = ("counts", "processes", "xids")  # of whole numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,10 +129,18 @@ def fact_of(values: Mapping[str, Any], header: TraceHeader) -> Fact:
         return _made(Attachment, told)  # type: ignore[no-any-return]
     if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(f"unknown kind {kind!r:.40}")
-    for name in _LISTS:
-        if isinstance(told.get(name), list):
-            told[name] = tuple(told[name])
+    told = _with_tuples(told)
+    if told.get("health") is not None:
+        health = _with_tuples(_object_value(told["health"], "health"))
+        told["health"] = _made(DeviceHealth, health)
     return _made(KINDS[kind], told)  # type: ignore[no-any-return]
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if name in _LISTS and isinstance(value, list) else value
+        for name, value in values.items()
+    }
 
 
 def columns_of(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]] | None:
@@ -178,8 +188,10 @@ def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
 
 
 def _told(value: Any) -> dict[str, Any]:
-    """Fields that differ from their defaults, by name."""
+    """Fields that differ from their defaults, by name; of a device's health likewise."""
     told = asdict(value)
+    if isinstance(value, DeviceSample) and value.health is not None:
+        told["health"] = _told(value.health)
     return {
         field.name: told[field.name]
         for field in fields(value)
@@ -206,6 +218,8 @@ def _made(kind: type[Any], values: dict[str, Any]) -> Any:
         wanted = types[name]
         if wanted in (int, str, bool) and type(value) is not wanted:
             raise ValueError(f"{name}: expected {wanted.__name__}, got {value!r:.40}")
+        if wanted == bool | None and type(value) is not bool:
+            raise ValueError(f"{name}: expected true or false, got {value!r:.40}")
         if wanted == int | None and type(value) is not int:
             raise ValueError(f"{name}: expected a whole number, got {value!r:.40}")
         if wanted in (float, float | None) and (

@@ -1,24 +1,32 @@
 """Why is a rank slow: all rules asked, what was seen ordered by how sure it is. Pure.
 
-Rules: `device_rules.py`, `host_rules.py`. Nothing is invented: where no rule fires, the answer says
-which readings were as the peers' and which nobody gave.
+Rules: `clock_rules.py`, `device_errors.py`, `device_rules.py`, `host_rules.py`. Nothing is
+invented: where no rule fires, the answer says which readings were as the peers' and which nobody
+gave.
 """
 
 from collections.abc import Callable, Sequence
 
 from pacekeeper.core.findings import Tier
-from pacekeeper.predictor import device_rules, host_rules
+from pacekeeper.predictor import clock_rules, device_errors, device_rules, host_rules
 from pacekeeper.predictor.symptoms import Cause, CauseKind, Look, Symptoms
 
 Rule = Callable[[Symptoms], Look]
 
 RULES: tuple[Rule, ...] = (
+    device_errors.lost,
+    device_errors.xids,
     device_rules.foreign_processes,
-    device_rules.clock_events,
+    clock_rules.held_time,
+    clock_rules.clock_events,
     device_rules.ecc,
-    device_rules.sm_clock,
+    clock_rules.sm_clock,
+    clock_rules.clock_setting,
     device_rules.pcie_link,
     device_rules.power,
+    device_errors.nvlink,
+    device_errors.rows,
+    device_errors.recovery,
     host_rules.stall,
     host_rules.run_queue,
     host_rules.memory_pressure,
@@ -27,8 +35,17 @@ RULES: tuple[Rule, ...] = (
     host_rules.cpu_pressure,
     host_rules.memory_left,
     host_rules.host_load,
+    host_rules.network,
+    host_rules.fabric,
     device_rules.pcie_replays,
+    device_errors.pcie_errors,
+    device_errors.nvlink_errors,
+    device_errors.ecc_corrected,
+    device_errors.slow_driver,
     device_rules.temperature,
+    device_rules.memory_temperature,
+    device_rules.margin,
+    device_rules.activity,
     device_rules.idleness,
 )
 _ORDER = {Tier.CONFIRMED: 0, Tier.PROBABLE: 1, Tier.SUSPECTED: 2}

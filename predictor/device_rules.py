@@ -6,7 +6,6 @@ alike: one more sample of a device never makes its rule less sure.
 """
 
 from collections.abc import Callable
-from functools import partial
 from statistics import median
 
 from pacekeeper.core.findings import Tier
@@ -19,86 +18,17 @@ from pacekeeper.predictor.symptoms import (
     Look,
     Symptoms,
     beside,
+    grown,
     told,
 )
 
-CLOCK_APART = 1.10  # clocks this factor apart: the smallest slowdown worth a finding
-THROTTLED = 1.05  # a clock this factor below its maximum is held down
 HOTTER_CELSIUS = 10.0
 HOT_CELSIUS = 85.0  # near the slowdown limit of present data-centre devices
 AT_LIMIT_RATIO = 0.97
 LESS_POWER = 1.05
-
-# NVML clock-event reasons (nvml.h, nvmlClocksEventReasons): (bit, kind, at most so sure, words).
-# What the hardware says of itself is proof once the clock is low too; the last three are common in
-# health and suspicious only beside peers.
-_HARD = (
-    (0x40, CauseKind.THERMAL, "hardware thermal slowdown"),
-    (0x20, CauseKind.THERMAL, "software thermal slowdown"),
-    (0x80, CauseKind.POWER, "power brake (asserted from outside)"),
-    (0x08, CauseKind.CLOCKS, "hardware slowdown"),
-)
-_SOFT = (
-    (0x04, CauseKind.POWER, "software power cap"),
-    (0x10, CauseKind.CLOCKS, "sync boost (the clock of the slowest in its group)"),
-    (0x100, CauseKind.CLOCKS, "display clock setting"),
-)
-_POWER_CAP = 0x04
-
-
-def clock_events(symptoms: Symptoms) -> Look:
-    """The reasons that the device itself gives for a low clock."""
-    subject = "clock events"
-    own = symptoms.device
-    if own is None or not told([s.clock_event_reasons for s in own.busy]):
-        return Look(subject=subject, is_told=False)
-    is_low, is_below = _is_held_down(own), _is_below_peers(symptoms)
-    causes = []
-    for bit, kind, name in (*_HARD, *_SOFT):
-        among = _asked(symptoms, partial(_has_event, bit=bit))
-        if not _has_event(own, bit) or among.is_refuted:
-            continue
-        is_hard = (bit, kind, name) in _HARD
-        if is_hard:
-            most = Tier.CONFIRMED if is_low else Tier.PROBABLE
-        else:
-            most = Tier.PROBABLE if bit == _POWER_CAP and is_below else Tier.SUSPECTED
-        count = sum(bool((s.clock_event_reasons or 0) & bit) for s in own.busy)
-        causes.append(
-            Cause(
-                kind=kind,
-                sure=among.sure(most),
-                words=f"the device reports {name} in {count} of {len(own.busy)} samples "
-                f"({among.words})",
-                not_seen=("SM clock",) if is_low is None else (),
-            )
-        )
-    return Look(subject=subject, causes=tuple(causes))
-
-
-def sm_clock(symptoms: Symptoms) -> Look:
-    """The compute clock against its peers', or its own maximum where there are none."""
-    subject = "SM clock"
-    own = symptoms.device
-    mine = None if own is None else _lowest_clock(own)
-    if own is None or mine is None:
-        return Look(subject=subject, is_told=False)
-    among = _asked(symptoms, lambda peer: _shares_clock(peer, mine))
-    theirs = told([_lowest_clock(peer) for peer in symptoms.alike])
-    top = max(told([s.sm_clock_max_mhz for s in own.busy]), default=None)
-    healthy = median(theirs) if theirs else top
-    if healthy is None:
-        return Look(subject=subject, is_told=False)
-    if healthy < mine * CLOCK_APART or among.is_refuted:
-        return Look(subject=subject)
-    whose = "its peers ran" if theirs else "its maximum is"
-    cause = Cause(
-        kind=CauseKind.CLOCKS,
-        sure=among.sure(Tier.PROBABLE),
-        words=f"SM clock {mine:.0f} MHz where {whose} {healthy:.0f} MHz, which would make it "
-        f"x{healthy / max(mine, 1.0):.2f} slow ({among.words} as low)",
-    )
-    return Look(subject=subject, causes=(cause,))
+HOT_MEMORY_CELSIUS = 95.0  # near the limit of present HBM
+NEAR_CELSIUS = 3.0  # to the temperature at which clocks go down
+LESS_ACTIVE = 1.25  # times: who works on kernels and waits for nobody is busier than its peers
 
 
 def temperature(symptoms: Symptoms) -> Look:
@@ -118,6 +48,39 @@ def temperature(symptoms: Symptoms) -> Look:
     return Look(subject=subject, causes=(cause,))
 
 
+def memory_temperature(symptoms: Symptoms) -> Look:
+    """Hot memory slows its clock; like heat, never more than suspected."""
+    subject = "memory temperature"
+    own = symptoms.device
+    mine = None if own is None else _hottest_memory(own)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([_hottest_memory(peer) for peer in symptoms.alike])
+    among = Beside(told=len(theirs), shared=sum(t > mine - HOTTER_CELSIUS for t in theirs))
+    if among.is_refuted or (not theirs and mine < HOT_MEMORY_CELSIUS):
+        return Look(subject=subject)
+    against = f"its peers' {median(theirs):.0f}" if theirs else "no peer to compare with"
+    words = f"its memory has {mine:.0f} degrees Celsius, {against}"
+    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
+    return Look(subject=subject, causes=(cause,))
+
+
+def margin(symptoms: Symptoms) -> Look:
+    """The device's own measure of heat: degrees until its clocks go down."""
+    subject = "temperature margin"
+    own = symptoms.device
+    mine = None if own is None else _margin(own)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([_margin(peer) for peer in symptoms.alike])
+    among = beside(theirs, lambda degrees: degrees <= NEAR_CELSIUS)
+    if mine > NEAR_CELSIUS or among.is_refuted:
+        return Look(subject=subject)
+    words = f"{mine:.0f} degrees below the temperature at which it slows down ({among.words})"
+    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
+    return Look(subject=subject, causes=(cause,))
+
+
 def power(symptoms: Symptoms) -> Look:
     """A lower limit than the peers' is a setting; running at it is common in health."""
     subject = "power"
@@ -132,6 +95,10 @@ def power(symptoms: Symptoms) -> Look:
         words = f"its power limit is {limit:.0f} W, its peers' {median(theirs):.0f} W"
         causes.append(Cause(kind=CauseKind.POWER, sure=Tier.PROBABLE, words=words))
     at_limit = _asked(symptoms, _is_at_limit)
+    default = None if theirs else _default_limit(own)
+    if default is not None and limit * LESS_POWER <= default:
+        words = f"its power limit is set to {limit:.0f} W, by default it is {default:.0f} W"
+        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
     if _is_at_limit(own) and at_limit.told and not at_limit.is_refuted:
         words = f"it draws all of its power limit of {limit:.0f} W ({at_limit.words})"
         causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
@@ -139,13 +106,15 @@ def power(symptoms: Symptoms) -> Look:
 
 
 def pcie_link(symptoms: Symptoms) -> Look:
-    """A link that trained down. Without peers nobody knows what it should be."""
+    """A link that trained down: below its peers' or, without any, below its own best."""
     subject = "PCIe link"
     own = symptoms.device
+    if own is None:
+        return Look(subject=subject, is_told=False)
     causes = []
     is_told = False
     for field, name in (("pcie_width", "width x"), ("pcie_generation", "generation ")):
-        mine = None if own is None else _least(own, field)
+        mine = _least(own, field)
         if mine is None:
             continue
         is_told = True
@@ -154,6 +123,10 @@ def pcie_link(symptoms: Symptoms) -> Look:
         if theirs and not among.is_refuted:
             words = f"PCIe {name}{mine:.0f}, its peers {name}{median(theirs):.0f}"
             causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.PROBABLE, words=words))
+        best = max(_healths(own, f"{field}_max"), default=None)
+        if not theirs and best is not None and mine < best:
+            words = f"PCIe {name}{mine:.0f}, it can {best:.0f}"
+            causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.SUSPECTED, words=words))
     return Look(subject=subject, is_told=is_told, causes=tuple(causes))
 
 
@@ -203,6 +176,22 @@ def idleness(symptoms: Symptoms) -> Look:
     return Look(subject=subject, causes=(cause,))
 
 
+def activity(symptoms: Symptoms) -> Look:
+    """Multiprocessors that work less than the peers' wait for their node: a hint, as idling is."""
+    subject = "activity"
+    own = symptoms.device
+    mine = None if own is None else _activity(own)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([_activity(peer) for peer in symptoms.alike])
+    among = Beside(told=len(theirs), shared=sum(t < mine * LESS_ACTIVE for t in theirs))
+    if not theirs or among.is_refuted:
+        return Look(subject=subject)
+    words = f"its multiprocessors worked {mine:.0%} of the time, its peers' {median(theirs):.0%}"
+    cause = Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words)
+    return Look(subject=subject, causes=(cause,))
+
+
 def _growing(symptoms: Symptoms, field: str, name: str, kind: CauseKind, most: Tier) -> Look:
     own = symptoms.device
     mine = None if own is None else _growth(own, field)
@@ -219,33 +208,28 @@ def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) ->
     return beside(symptoms.alike, shares)
 
 
-def _has_event(window: DeviceWindow, bit: int) -> bool | None:
-    reasons = told([s.clock_event_reasons for s in window.busy])
-    return any(reason & bit for reason in reasons) if reasons else None
-
-
-def _lowest_clock(window: DeviceWindow) -> float | None:
-    return min(told([s.sm_clock_mhz for s in window.busy]), default=None)
-
-
-def _shares_clock(peer: DeviceWindow, mine: float) -> bool | None:
-    clock = _lowest_clock(peer)
-    return None if clock is None else clock < mine * CLOCK_APART
-
-
-def _is_below_peers(symptoms: Symptoms) -> bool:
-    return any(cause.sure is not Tier.SUSPECTED for cause in sm_clock(symptoms).causes)
-
-
-def _is_held_down(window: DeviceWindow) -> bool | None:
-    """Was the clock below its own maximum? None: not told."""
-    clock = _lowest_clock(window)
-    top = max(told([s.sm_clock_max_mhz for s in window.busy]), default=None)
-    return None if clock is None or top is None else clock * THROTTLED <= top
-
-
 def _hottest(window: DeviceWindow) -> float | None:
     return max(told([s.temperature_celsius for s in window.during]), default=None)
+
+
+def _hottest_memory(window: DeviceWindow) -> float | None:
+    return max(told([s.memory_temperature_celsius for s in window.during]), default=None)
+
+
+def _margin(window: DeviceWindow) -> float | None:
+    return min(told([s.margin_celsius for s in window.during]), default=None)
+
+
+def _activity(window: DeviceWindow) -> float | None:
+    return min(told([s.sm_active_ratio for s in window.during]), default=None)
+
+
+def _healths(window: DeviceWindow, field: str) -> list[float]:
+    return told([getattr(s.health, field, None) for s in window.during])
+
+
+def _default_limit(window: DeviceWindow) -> float | None:
+    return max(_healths(window, "power_limit_default_watts"), default=None)
 
 
 def _limit(window: DeviceWindow) -> float | None:
@@ -266,9 +250,8 @@ def _least(window: DeviceWindow, field: str) -> float | None:
 
 
 def _growth(window: DeviceWindow, field: str) -> int | None:
-    """Largest minus smallest count since the last sample before the onset."""
-    counts = told([getattr(s, field) for s in window.since_before])
-    return max(counts) - min(counts) if len(counts) > 1 else None
+    """Since the last sample before the onset."""
+    return grown([getattr(s, field) for s in window.since_before])
 
 
 def _strangers(window: DeviceWindow) -> frozenset[int] | None:

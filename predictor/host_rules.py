@@ -17,6 +17,7 @@ from pacekeeper.predictor.symptoms import (
     Symptoms,
     ThreadTime,
     beside,
+    grown,
     lower,
     told,
 )
@@ -26,8 +27,10 @@ LOST_RATIO = 0.10
 LOADED = 1.0  # runnable tasks per core
 LEFT_RATIO = 0.05  # of memory: below it the kernel takes pages back all the time
 SWAPPING_BYTES_PER_S = 1 << 20
+RESENT_RATIO = 0.01  # of TCP segments: beyond it a connection's window collapses again and again
 
 _Reading = Callable[[HostSample], float | None]
+_Worst = Callable[[HostWindow], float | None]
 
 
 def host_load(symptoms: Symptoms) -> Look:
@@ -95,6 +98,45 @@ def swapping(symptoms: Symptoms) -> Look:
     )
 
 
+def network(symptoms: Symptoms) -> Look:
+    """Segments sent again, packets damaged or dropped: who waits for messages is late by it."""
+
+    def words(worst: float) -> str:
+        return f"its node sent {worst:.1%} of its TCP segments again"
+
+    kind = CauseKind.NETWORK
+    resent = _judged(
+        symptoms,
+        "network",
+        lambda s: s.tcp_resent_ratio,
+        RESENT_RATIO,
+        words,
+        Tier.SUSPECTED,
+        kind,
+    )
+    errors = _counted(symptoms, "network", "network_errors", "errors on its node's interfaces")
+    is_told = resent.is_told or errors.is_told
+    return Look(subject="network", is_told=is_told, causes=(*resent.causes, *errors.causes))
+
+
+def fabric(symptoms: Symptoms) -> Look:
+    """Ports of the fabric that are down, and errors on their links."""
+
+    def down(sample: HostSample) -> float | None:
+        if sample.fabric_ports is None or sample.fabric_ports_up is None:
+            return None
+        return sample.fabric_ports - sample.fabric_ports_up
+
+    def words(worst: float) -> str:
+        return f"{worst:.0f} fabric ports of its node are down"
+
+    kind = CauseKind.NETWORK
+    ports = _judged(symptoms, "fabric", down, 0.0, words, Tier.PROBABLE, kind)
+    errors = _counted(symptoms, "fabric", "fabric_errors", "errors on its node's fabric links")
+    is_told = ports.is_told or errors.is_told
+    return Look(subject="fabric", is_told=is_told, causes=(*ports.causes, *errors.causes))
+
+
 def run_queue(symptoms: Symptoms) -> Look:
     """The rank's thread wanted to run and waited: somebody else had its core."""
 
@@ -149,12 +191,38 @@ def _judged(
     limit: float,
     words: Callable[[float], str],
     most: Tier,
+    kind: CauseKind = CauseKind.HOST,
 ) -> Look:
     """A cause where the worst sample is above the limit and other nodes stay below it."""
 
     def worst_of(window: HostWindow) -> float | None:
         return max(told([reading(sample) for sample in window.during]), default=None)
 
+    return _above(symptoms, subject, worst_of, limit, words, most, kind)
+
+
+def _counted(symptoms: Symptoms, subject: str, field: str, what: str) -> Look:
+    """A cause where a counter of the node grew since the onset and those of other nodes did not."""
+
+    def growth_of(window: HostWindow) -> float | None:
+        return grown([getattr(sample, field) for sample in window.since_before])
+
+    def words(worst: float) -> str:
+        return f"{worst:.0f} new {what}"
+
+    kind = CauseKind.NETWORK
+    return _above(symptoms, subject, growth_of, 0.0, words, Tier.SUSPECTED, kind)
+
+
+def _above(
+    symptoms: Symptoms,
+    subject: str,
+    worst_of: _Worst,
+    limit: float,
+    words: Callable[[float], str],
+    most: Tier,
+    kind: CauseKind,
+) -> Look:
     mine = None if symptoms.host is None else worst_of(symptoms.host)
     if mine is None:
         return Look(subject=subject, is_told=False)
@@ -172,7 +240,7 @@ def _judged(
     are = "rank is" if neighbours == 1 else "ranks are"
     healthy = f", though {neighbours} healthy {are} on it too" if neighbours else ""
     cause = Cause(
-        kind=CauseKind.HOST,
+        kind=kind,
         sure=lower(among.sure(most)) if neighbours else among.sure(most),
         words=f"{words(mine)} ({others}{healthy})",
     )

@@ -6,6 +6,7 @@ Times are of each sample's own node and compared with the onset on that node onl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import TypeVar
 
 from pacekeeper.core.findings import Tier
@@ -25,6 +26,10 @@ class CauseKind(StrEnum):
     PCIE = "pcie"
     MEMORY_ERRORS = "memory_errors"
     FOREIGN_PROCESS = "foreign_process"
+    NVLINK = "nvlink"
+    DRIVER = "driver"
+    LOST = "lost"  # the device answers no more
+    NETWORK = "network"
     STARVED = "starved"  # the device waits for its host
     FROZEN = "frozen"  # the thread neither ran nor wanted to
     CORE_TAKEN = "core_taken"  # the thread wanted to run, its core was someone else's
@@ -101,6 +106,12 @@ class HostWindow:
         """Those since the onset."""
         return tuple(s for s in self.samples if s.sampled_s >= self.onset_s - SLACK_S)
 
+    @property
+    def since_before(self) -> tuple[HostSample, ...]:
+        """Those since the onset and the last one before it: between them counters grow."""
+        during = self.during
+        return self.samples[-len(during) - 1 :] if during else ()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
@@ -167,6 +178,23 @@ def beside(peers: Sequence[T], shares: Callable[[T], bool | None]) -> Beside:
 def lower(tier: Tier) -> Tier:
     """The next tier below; the lowest stays."""
     return Tier.PROBABLE if tier is Tier.CONFIRMED else Tier.SUSPECTED
+
+
+def is_surer(tier: Tier, other: Tier) -> bool:
+    """Strictly."""
+    order = (Tier.SUSPECTED, Tier.PROBABLE, Tier.CONFIRMED)
+    return order.index(tier) > order.index(other)
+
+
+def grown(counts: Sequence[int | None]) -> int | None:
+    """By how much a counter grew, oldest first; None: not told twice.
+
+    One that began anew, as after a restart of a driver, has grown since then only.
+    """
+    known = told(counts)
+    if len(known) < 2:
+        return None
+    return sum(max(0, after - before) for before, after in pairwise(known))
 
 
 def told(values: Sequence[T | None]) -> list[T]:

@@ -213,7 +213,7 @@ class ProbeColumns(_message.Message):
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., number: _Optional[_Iterable[int]] = ..., gemm_s: _Optional[_Iterable[float]] = ..., copy_s: _Optional[_Iterable[float]] = ..., exchange_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DeviceSample(_message.Message):
-    __slots__ = ("device_index", "device_uuid", "sampled_mono_s", "name", "sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "temperature_celsius", "power_watts", "power_limit_watts", "utilisation_ratio", "memory_used_bytes", "clock_event_reasons", "pcie_generation", "pcie_width", "pcie_replays", "ecc_uncorrected", "processes")
+    __slots__ = ("device_index", "device_uuid", "sampled_mono_s", "name", "sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "temperature_celsius", "power_watts", "power_limit_watts", "utilisation_ratio", "memory_used_bytes", "clock_event_reasons", "pcie_generation", "pcie_width", "pcie_replays", "ecc_uncorrected", "processes", "parent_uuid", "is_lost", "answer_s", "power_now_watts", "energy_joules", "memory_temperature_celsius", "margin_celsius", "power_cap_held_s", "board_limit_held_s", "reliability_held_s", "sync_boost_held_s", "sw_thermal_held_s", "hw_thermal_held_s", "power_brake_held_s", "pcie_sent_bytes", "pcie_received_bytes", "nvlink_sent_bytes", "nvlink_received_bytes", "sm_active_ratio", "tensor_active_ratio", "memory_active_ratio", "health")
     DEVICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
     SAMPLED_MONO_S_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,28 @@ class DeviceSample(_message.Message):
     PCIE_REPLAYS_FIELD_NUMBER: _ClassVar[int]
     ECC_UNCORRECTED_FIELD_NUMBER: _ClassVar[int]
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PARENT_UUID_FIELD_NUMBER: _ClassVar[int]
+    IS_LOST_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_S_FIELD_NUMBER: _ClassVar[int]
+    POWER_NOW_WATTS_FIELD_NUMBER: _ClassVar[int]
+    ENERGY_JOULES_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_TEMPERATURE_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    MARGIN_CELSIUS_FIELD_NUMBER: _ClassVar[int]
+    POWER_CAP_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    BOARD_LIMIT_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    RELIABILITY_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    SYNC_BOOST_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    SW_THERMAL_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    HW_THERMAL_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    POWER_BRAKE_HELD_S_FIELD_NUMBER: _ClassVar[int]
+    PCIE_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PCIE_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SM_ACTIVE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    TENSOR_ACTIVE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_ACTIVE_RATIO_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
     device_index: int
     device_uuid: str
     sampled_mono_s: float
@@ -250,7 +272,87 @@ class DeviceSample(_message.Message):
     pcie_replays: int
     ecc_uncorrected: int
     processes: ProcessList
-    def __init__(self, device_index: _Optional[int] = ..., device_uuid: _Optional[str] = ..., sampled_mono_s: _Optional[float] = ..., name: _Optional[str] = ..., sm_clock_mhz: _Optional[float] = ..., sm_clock_max_mhz: _Optional[float] = ..., memory_clock_mhz: _Optional[float] = ..., temperature_celsius: _Optional[float] = ..., power_watts: _Optional[float] = ..., power_limit_watts: _Optional[float] = ..., utilisation_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., clock_event_reasons: _Optional[int] = ..., pcie_generation: _Optional[int] = ..., pcie_width: _Optional[int] = ..., pcie_replays: _Optional[int] = ..., ecc_uncorrected: _Optional[int] = ..., processes: _Optional[_Union[ProcessList, _Mapping]] = ...) -> None: ...
+    parent_uuid: str
+    is_lost: bool
+    answer_s: float
+    power_now_watts: float
+    energy_joules: float
+    memory_temperature_celsius: float
+    margin_celsius: float
+    power_cap_held_s: float
+    board_limit_held_s: float
+    reliability_held_s: float
+    sync_boost_held_s: float
+    sw_thermal_held_s: float
+    hw_thermal_held_s: float
+    power_brake_held_s: float
+    pcie_sent_bytes: int
+    pcie_received_bytes: int
+    nvlink_sent_bytes: int
+    nvlink_received_bytes: int
+    sm_active_ratio: float
+    tensor_active_ratio: float
+    memory_active_ratio: float
+    health: DeviceHealth
+    def __init__(self, device_index: _Optional[int] = ..., device_uuid: _Optional[str] = ..., sampled_mono_s: _Optional[float] = ..., name: _Optional[str] = ..., sm_clock_mhz: _Optional[float] = ..., sm_clock_max_mhz: _Optional[float] = ..., memory_clock_mhz: _Optional[float] = ..., temperature_celsius: _Optional[float] = ..., power_watts: _Optional[float] = ..., power_limit_watts: _Optional[float] = ..., utilisation_ratio: _Optional[float] = ..., memory_used_bytes: _Optional[int] = ..., clock_event_reasons: _Optional[int] = ..., pcie_generation: _Optional[int] = ..., pcie_width: _Optional[int] = ..., pcie_replays: _Optional[int] = ..., ecc_uncorrected: _Optional[int] = ..., processes: _Optional[_Union[ProcessList, _Mapping]] = ..., parent_uuid: _Optional[str] = ..., is_lost: bool = ..., answer_s: _Optional[float] = ..., power_now_watts: _Optional[float] = ..., energy_joules: _Optional[float] = ..., memory_temperature_celsius: _Optional[float] = ..., margin_celsius: _Optional[float] = ..., power_cap_held_s: _Optional[float] = ..., board_limit_held_s: _Optional[float] = ..., reliability_held_s: _Optional[float] = ..., sync_boost_held_s: _Optional[float] = ..., sw_thermal_held_s: _Optional[float] = ..., hw_thermal_held_s: _Optional[float] = ..., power_brake_held_s: _Optional[float] = ..., pcie_sent_bytes: _Optional[int] = ..., pcie_received_bytes: _Optional[int] = ..., nvlink_sent_bytes: _Optional[int] = ..., nvlink_received_bytes: _Optional[int] = ..., sm_active_ratio: _Optional[float] = ..., tensor_active_ratio: _Optional[float] = ..., memory_active_ratio: _Optional[float] = ..., health: _Optional[_Union[DeviceHealth, _Mapping]] = ...) -> None: ...
+
+class DeviceHealth(_message.Message):
+    __slots__ = ("memory_clock_max_mhz", "sm_clock_set_mhz", "power_limit_default_watts", "power_limit_max_watts", "pcie_generation_max", "pcie_width_max", "pcie_recoveries", "pcie_errors", "pcie_fatal_errors", "nvlinks", "nvlinks_up", "nvlink_bytes_per_s", "nvlink_replays", "nvlink_recoveries", "nvlink_errors", "ecc_corrected", "ecc_uncorrected_ever", "rows_remapped", "is_remap_pending", "has_remap_failed", "remap_banks_full", "recovery_action", "num_xids", "xids")
+    MEMORY_CLOCK_MAX_MHZ_FIELD_NUMBER: _ClassVar[int]
+    SM_CLOCK_SET_MHZ_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_DEFAULT_WATTS_FIELD_NUMBER: _ClassVar[int]
+    POWER_LIMIT_MAX_WATTS_FIELD_NUMBER: _ClassVar[int]
+    PCIE_GENERATION_MAX_FIELD_NUMBER: _ClassVar[int]
+    PCIE_WIDTH_MAX_FIELD_NUMBER: _ClassVar[int]
+    PCIE_RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    PCIE_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    PCIE_FATAL_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_FIELD_NUMBER: _ClassVar[int]
+    NVLINKS_UP_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_REPLAYS_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_RECOVERIES_FIELD_NUMBER: _ClassVar[int]
+    NVLINK_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    ECC_CORRECTED_FIELD_NUMBER: _ClassVar[int]
+    ECC_UNCORRECTED_EVER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_REMAPPED_FIELD_NUMBER: _ClassVar[int]
+    IS_REMAP_PENDING_FIELD_NUMBER: _ClassVar[int]
+    HAS_REMAP_FAILED_FIELD_NUMBER: _ClassVar[int]
+    REMAP_BANKS_FULL_FIELD_NUMBER: _ClassVar[int]
+    RECOVERY_ACTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_XIDS_FIELD_NUMBER: _ClassVar[int]
+    XIDS_FIELD_NUMBER: _ClassVar[int]
+    memory_clock_max_mhz: float
+    sm_clock_set_mhz: float
+    power_limit_default_watts: float
+    power_limit_max_watts: float
+    pcie_generation_max: int
+    pcie_width_max: int
+    pcie_recoveries: int
+    pcie_errors: int
+    pcie_fatal_errors: int
+    nvlinks: int
+    nvlinks_up: int
+    nvlink_bytes_per_s: float
+    nvlink_replays: int
+    nvlink_recoveries: int
+    nvlink_errors: int
+    ecc_corrected: int
+    ecc_uncorrected_ever: int
+    rows_remapped: int
+    is_remap_pending: bool
+    has_remap_failed: bool
+    remap_banks_full: int
+    recovery_action: int
+    num_xids: int
+    xids: XidList
+    def __init__(self, memory_clock_max_mhz: _Optional[float] = ..., sm_clock_set_mhz: _Optional[float] = ..., power_limit_default_watts: _Optional[float] = ..., power_limit_max_watts: _Optional[float] = ..., pcie_generation_max: _Optional[int] = ..., pcie_width_max: _Optional[int] = ..., pcie_recoveries: _Optional[int] = ..., pcie_errors: _Optional[int] = ..., pcie_fatal_errors: _Optional[int] = ..., nvlinks: _Optional[int] = ..., nvlinks_up: _Optional[int] = ..., nvlink_bytes_per_s: _Optional[float] = ..., nvlink_replays: _Optional[int] = ..., nvlink_recoveries: _Optional[int] = ..., nvlink_errors: _Optional[int] = ..., ecc_corrected: _Optional[int] = ..., ecc_uncorrected_ever: _Optional[int] = ..., rows_remapped: _Optional[int] = ..., is_remap_pending: bool = ..., has_remap_failed: bool = ..., remap_banks_full: _Optional[int] = ..., recovery_action: _Optional[int] = ..., num_xids: _Optional[int] = ..., xids: _Optional[_Union[XidList, _Mapping]] = ...) -> None: ...
+
+class XidList(_message.Message):
+    __slots__ = ("codes",)
+    CODES_FIELD_NUMBER: _ClassVar[int]
+    codes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, codes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ProcessList(_message.Message):
     __slots__ = ("pids",)
@@ -259,7 +361,7 @@ class ProcessList(_message.Message):
     def __init__(self, pids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class HostSample(_message.Message):
-    __slots__ = ("sampled_mono_s", "num_cores", "load_1min", "load_5min", "load_15min", "cpu_some_ratio", "cpu_full_ratio", "io_some_ratio", "io_full_ratio", "memory_some_ratio", "memory_full_ratio", "memory_bytes", "memory_available_bytes", "swap_in_bytes_per_s", "swap_out_bytes_per_s")
+    __slots__ = ("sampled_mono_s", "num_cores", "load_1min", "load_5min", "load_15min", "cpu_some_ratio", "cpu_full_ratio", "io_some_ratio", "io_full_ratio", "memory_some_ratio", "memory_full_ratio", "memory_bytes", "memory_available_bytes", "swap_in_bytes_per_s", "swap_out_bytes_per_s", "network_sent_bytes_per_s", "network_received_bytes_per_s", "network_errors", "network_drops", "tcp_resent_ratio", "fabric_ports", "fabric_ports_up", "fabric_errors", "fabric_sent_bytes_per_s", "fabric_received_bytes_per_s", "clock_offset_s", "clock_error_s", "is_clock_synchronised")
     SAMPLED_MONO_S_FIELD_NUMBER: _ClassVar[int]
     NUM_CORES_FIELD_NUMBER: _ClassVar[int]
     LOAD_1MIN_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +377,19 @@ class HostSample(_message.Message):
     MEMORY_AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SWAP_IN_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
     SWAP_OUT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_SENT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_RECEIVED_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_DROPS_FIELD_NUMBER: _ClassVar[int]
+    TCP_RESENT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_PORTS_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_PORTS_UP_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_ERRORS_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_SENT_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    FABRIC_RECEIVED_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_S_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_ERROR_S_FIELD_NUMBER: _ClassVar[int]
+    IS_CLOCK_SYNCHRONISED_FIELD_NUMBER: _ClassVar[int]
     sampled_mono_s: float
     num_cores: int
     load_1min: float
@@ -290,7 +405,20 @@ class HostSample(_message.Message):
     memory_available_bytes: int
     swap_in_bytes_per_s: float
     swap_out_bytes_per_s: float
-    def __init__(self, sampled_mono_s: _Optional[float] = ..., num_cores: _Optional[int] = ..., load_1min: _Optional[float] = ..., load_5min: _Optional[float] = ..., load_15min: _Optional[float] = ..., cpu_some_ratio: _Optional[float] = ..., cpu_full_ratio: _Optional[float] = ..., io_some_ratio: _Optional[float] = ..., io_full_ratio: _Optional[float] = ..., memory_some_ratio: _Optional[float] = ..., memory_full_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_in_bytes_per_s: _Optional[float] = ..., swap_out_bytes_per_s: _Optional[float] = ...) -> None: ...
+    network_sent_bytes_per_s: float
+    network_received_bytes_per_s: float
+    network_errors: int
+    network_drops: int
+    tcp_resent_ratio: float
+    fabric_ports: int
+    fabric_ports_up: int
+    fabric_errors: int
+    fabric_sent_bytes_per_s: float
+    fabric_received_bytes_per_s: float
+    clock_offset_s: float
+    clock_error_s: float
+    is_clock_synchronised: bool
+    def __init__(self, sampled_mono_s: _Optional[float] = ..., num_cores: _Optional[int] = ..., load_1min: _Optional[float] = ..., load_5min: _Optional[float] = ..., load_15min: _Optional[float] = ..., cpu_some_ratio: _Optional[float] = ..., cpu_full_ratio: _Optional[float] = ..., io_some_ratio: _Optional[float] = ..., io_full_ratio: _Optional[float] = ..., memory_some_ratio: _Optional[float] = ..., memory_full_ratio: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., memory_available_bytes: _Optional[int] = ..., swap_in_bytes_per_s: _Optional[float] = ..., swap_out_bytes_per_s: _Optional[float] = ..., network_sent_bytes_per_s: _Optional[float] = ..., network_received_bytes_per_s: _Optional[float] = ..., network_errors: _Optional[int] = ..., network_drops: _Optional[int] = ..., tcp_resent_ratio: _Optional[float] = ..., fabric_ports: _Optional[int] = ..., fabric_ports_up: _Optional[int] = ..., fabric_errors: _Optional[int] = ..., fabric_sent_bytes_per_s: _Optional[float] = ..., fabric_received_bytes_per_s: _Optional[float] = ..., clock_offset_s: _Optional[float] = ..., clock_error_s: _Optional[float] = ..., is_clock_synchronised: bool = ...) -> None: ...
 
 class LayoutFile(_message.Message):
     __slots__ = ("generation", "layout_json")
@@ -327,20 +455,22 @@ class JobReport(_message.Message):
     def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
-    __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable")
+    __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "num_devices")
     NVML_FIELD_NUMBER: _ClassVar[int]
     RECORDS_READ_FIELD_NUMBER: _ClassVar[int]
     RECORDS_LOST_FIELD_NUMBER: _ClassVar[int]
     RECORDS_CORRUPT_FIELD_NUMBER: _ClassVar[int]
     BATCHES_DROPPED_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_DEVICES_FIELD_NUMBER: _ClassVar[int]
     nvml: str
     records_read: int
     records_lost: int
     records_corrupt: int
     batches_dropped: int
     unreadable: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, nvml: _Optional[str] = ..., records_read: _Optional[int] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_devices: int
+    def __init__(self, nvml: _Optional[str] = ..., records_read: _Optional[int] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., num_devices: _Optional[int] = ...) -> None: ...
 
 class NodeReport(_message.Message):
     __slots__ = ("sequence", "sent_mono_s", "jobs", "devices", "health", "host")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
+from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import (
@@ -92,6 +93,7 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
         host=None if report.host is None else _host_to_message(report.host),
         health=telemetry_pb2.AgentHealth(
             nvml=health.nvml,
+            num_devices=health.num_devices,
             records_read=health.records_read,
             records_lost=health.records_lost,
             records_corrupt=health.records_corrupt,
@@ -112,6 +114,7 @@ def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
         host=_host_from_message(message.host) if message.HasField("host") else None,
         health=AgentHealth(
             nvml=health.nvml,
+            num_devices=health.num_devices,
             records_read=health.records_read,
             records_lost=health.records_lost,
             records_corrupt=health.records_corrupt,
@@ -286,48 +289,59 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
     )
 
 
-_PLAIN_DEVICE_FIELDS = ("device_index", "device_uuid", "name")
+_LISTS = {"processes": "pids", "xids": "codes"}  # unset and empty are two answers
 
 
 def _device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
     message = telemetry_pb2.DeviceSample(sampled_mono_s=sample.sampled_s)
-    for field in fields(DeviceSample):
-        value = getattr(sample, field.name)
-        if field.name == "processes":
-            if value is not None:
-                message.processes.SetInParent()
-                message.processes.pids.extend(value)
-        elif field.name != "sampled_s" and value is not None:
-            setattr(message, field.name, value)
+    _fill(message, sample)
+    if sample.health is not None:
+        message.health.SetInParent()
+        _fill(message.health, sample.health)
     return message
 
 
 def _device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
-    values: dict[str, Any] = {"sampled_s": message.sampled_mono_s}
-    for field in fields(DeviceSample):
-        name = field.name
-        if name in _PLAIN_DEVICE_FIELDS:
-            values[name] = getattr(message, name)
-        elif name == "processes":
-            known = message.HasField("processes")
-            values[name] = tuple(message.processes.pids) if known else None
-        elif name != "sampled_s":
-            values[name] = getattr(message, name) if message.HasField(name) else None
-    return DeviceSample(**values)
+    values = _told(message)
+    if message.HasField("health"):
+        values["health"] = DeviceHealth(**_told(message.health))
+    # What proto3 leaves out where it is zero.
+    plain = {name: getattr(message, name) for name in ("device_index", "device_uuid")}
+    return DeviceSample(sampled_s=message.sampled_mono_s, **(plain | values))
 
 
 def _host_to_message(sample: HostSample) -> telemetry_pb2.HostSample:
     message = telemetry_pb2.HostSample(sampled_mono_s=sample.sampled_s)
-    for field in fields(HostSample):
-        value = getattr(sample, field.name)
-        if field.name != "sampled_s" and value is not None:
-            setattr(message, field.name, value)
+    _fill(message, sample)
     return message
 
 
 def _host_from_message(message: telemetry_pb2.HostSample) -> HostSample:
-    names = [field.name for field in fields(HostSample) if field.name != "sampled_s"]
-    values: dict[str, Any] = {
-        name: getattr(message, name) for name in names if message.HasField(name)
-    }
-    return HostSample(sampled_s=message.sampled_mono_s, **values)
+    return HostSample(sampled_s=message.sampled_mono_s, **_told(message))
+
+
+def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> None:
+    """What was told of a sample; what was not stays unset."""
+    for field in fields(sample):
+        name = field.name
+        value = getattr(sample, name)
+        if value is None or name in ("sampled_s", "health"):
+            continue
+        if name in _LISTS:
+            part = getattr(message, name)
+            part.SetInParent()
+            getattr(part, _LISTS[name]).extend(value)
+        else:
+            setattr(message, name, value)
+
+
+def _told(message: Any) -> dict[str, Any]:
+    """The fields that are set, by name. Its cost is that of what was told, not of what could be."""
+    values: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        name = field.name
+        if name in _LISTS:
+            values[name] = tuple(getattr(value, _LISTS[name]))
+        elif name not in ("sampled_mono_s", "health"):
+            values[name] = value
+    return values

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.records import MicroBatchRecord, Record
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample
 from pacekeeper.core.trace_file import (
@@ -21,11 +22,16 @@ from support.records import ATTACHMENT, records
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 maybe, count = st.none() | number, st.none() | st.integers(0, 2**63)
+healths = st.builds(
+    DeviceHealth, nvlinks=count, is_remap_pending=st.none() | st.booleans(),
+    power_limit_max_watts=maybe, xids=st.sampled_from([None, (), (79, 63)]),
+)  # fmt: skip
 devices = st.builds(
     DeviceSample, device_index=st.integers(0, 99), device_uuid=st.text(max_size=9),
     sampled_s=number, name=st.text(max_size=9), sm_clock_mhz=maybe, temperature_celsius=maybe,
     memory_used_bytes=count, clock_event_reasons=count, ecc_uncorrected=count,
     processes=st.none() | st.lists(st.integers(0, 2**22), max_size=3).map(tuple),
+    is_lost=st.booleans(), power_cap_held_s=maybe, health=st.none() | healths,
 )  # fmt: skip
 hosts = st.builds(
     HostSample, sampled_s=number, num_cores=count, load_1min=maybe, memory_bytes=count,
@@ -89,6 +95,16 @@ def test_what_was_not_measured_is_not_written() -> None:
             '{"kind": "expert_load", "rank": 0, "step": 1, "generation": 1, "layer": 0, '
             '"first_expert": 0, "counts": ["a"]}',
             "counts: expected whole numbers",
+        ),
+        (
+            '{"kind": "device", "device_index": 0, "device_uuid": "d", "sampled_s": 1, '
+            '"health": {"is_remap_pending": 1}}',
+            "is_remap_pending: expected true or false, got 1",
+        ),
+        (
+            '{"kind": "device", "device_index": 0, "device_uuid": "d", "sampled_s": 1, '
+            '"health": 7}',
+            "health: expected an object",
         ),
         ('{"kind": "attached", "rank": 5, "world_size": 2, "pid": 1}', "rank 5 is not in a world"),
         ('{"kind": "attached", "rank": 0, "world_size": 2, "pid": 1, "clock": "sun"}', "sun"),

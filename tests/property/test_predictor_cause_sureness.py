@@ -9,7 +9,7 @@ from pacekeeper.core.findings import Tier
 from pacekeeper.core.topology import DeviceSample, HostSample
 from pacekeeper.predictor.cause import explain, is_explained
 from pacekeeper.predictor.symptoms import DeviceWindow, HostWindow, Symptoms, ThreadTime
-from support.symptoms import DEVICE, HEALTHY, HOST, ONSET_S, RANK_PID
+from support.symptoms import DEVICE, HEALTH, HEALTHY, HOST, ONSET_S, RANK_PID
 
 HEIGHT = {Tier.SUSPECTED: 1, Tier.PROBABLE: 2, Tier.CONFIRMED: 3}
 ratio = st.none() | st.floats(0.0, 1.0)
@@ -19,19 +19,31 @@ def maybe(*values: float) -> st.SearchStrategy[float | None]:
     return st.sampled_from([None, *values])
 
 
+healths = st.builds(
+    replace, st.just(HEALTH), nvlinks_up=st.none() | st.integers(15, 18),
+    nvlink_errors=st.integers(0, 9), pcie_errors=st.integers(0, 9), num_xids=st.integers(0, 3),
+    xids=st.sampled_from([None, (31,), (31, 79, 63)]),
+    recovery_action=st.none() | st.integers(0, 2),
+    is_remap_pending=st.none() | st.booleans(), has_remap_failed=st.none() | st.booleans(),
+)  # fmt: skip
+held = st.none() | st.floats(0.0, 20.0)
 samples = st.builds(
-    replace, st.just(DEVICE),
+    replace, st.just(DEVICE), health=st.none() | healths, is_lost=st.booleans(),
+    hw_thermal_held_s=held, power_cap_held_s=held, answer_s=maybe(0.001, 2.0),
+    memory_temperature_celsius=maybe(60.0, 99.0), margin_celsius=maybe(1.0, 30.0),
+    sm_active_ratio=maybe(0.2, 0.8),
     sm_clock_mhz=maybe(900.0, 1500.0, 1900.0, 1980.0), temperature_celsius=maybe(50.0, 70.0, 95.0),
     power_watts=maybe(300.0, 650.0, 700.0), power_limit_watts=maybe(400.0, 700.0),
     utilisation_ratio=maybe(0.0, 0.6, 1.0), pcie_width=maybe(4, 16), pcie_generation=maybe(3, 5),
-    clock_event_reasons=st.none() | st.integers(0, 0x1FF),
+    clock_event_reasons=st.none() | st.integers(0, 0x7FF),
     pcie_replays=st.integers(0, 50), ecc_uncorrected=st.none() | st.integers(0, 2),
     processes=st.sampled_from([None, (), (RANK_PID,), (RANK_PID, 9), (9,)]),
 )  # fmt: skip
 host_samples = st.builds(
     replace, st.just(HOST), load_1min=maybe(1.0, 100.0), cpu_some_ratio=ratio, io_full_ratio=ratio,
     memory_full_ratio=ratio, memory_available_bytes=maybe(1, 900),
-    swap_in_bytes_per_s=maybe(0.0, 1e9),
+    swap_in_bytes_per_s=maybe(0.0, 1e9), network_errors=st.integers(0, 9),
+    fabric_ports_up=maybe(7, 8), tcp_resent_ratio=maybe(0.0, 0.1),
 )  # fmt: skip
 threads = st.builds(ThreadTime, compute_s=st.floats(0.0, 9.0), run_queue_s=ratio, stall_s=ratio)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.record_codec import PAYLOAD_BYTES, RecordKind, unpack
@@ -18,8 +19,19 @@ from support.records import ATTACHMENT, records
 BARE = Attachment(job="x", rank=0, world_size=1, pid=1)
 numbers = st.integers(0, 2**31)
 maybe_float = st.none() | st.floats(0, 1e9)
+flags = st.none() | st.booleans()
+healths = st.builds(
+    DeviceHealth,
+    sm_clock_set_mhz=maybe_float, pcie_errors=st.none() | numbers, nvlinks=st.none() | numbers,
+    nvlink_bytes_per_s=maybe_float, is_remap_pending=flags, has_remap_failed=flags,
+    recovery_action=st.none() | numbers, num_xids=st.none() | numbers,
+    xids=st.sampled_from([None, (), (79,), (63, 94)]),
+)  # fmt: skip
 samples = st.builds(
     DeviceSample,
+    parent_uuid=st.text(max_size=5), is_lost=st.booleans(), hw_thermal_held_s=maybe_float,
+    nvlink_sent_bytes=st.none() | numbers, sm_active_ratio=maybe_float, answer_s=maybe_float,
+    health=st.none() | healths,
     device_index=numbers, device_uuid=st.text(max_size=5), sampled_s=st.floats(0, 1e9),
     name=st.text(max_size=5), sm_clock_mhz=maybe_float, temperature_celsius=maybe_float,
     power_watts=maybe_float, utilisation_ratio=maybe_float, memory_used_bytes=st.none() | numbers,
@@ -30,11 +42,12 @@ hosts = st.none() | st.builds(
     HostSample, sampled_s=st.floats(0, 1e9), num_cores=st.none() | numbers, load_1min=maybe_float,
     load_15min=maybe_float, cpu_some_ratio=maybe_float, io_full_ratio=maybe_float,
     memory_full_ratio=maybe_float, memory_available_bytes=st.none() | numbers,
-    swap_in_bytes_per_s=maybe_float,
+    swap_in_bytes_per_s=maybe_float, tcp_resent_ratio=maybe_float,
+    fabric_errors=st.none() | numbers, is_clock_synchronised=st.none() | st.booleans(),
 )  # fmt: skip
 health = st.builds(
-    AgentHealth, nvml=st.text(max_size=9), records_read=numbers, records_lost=numbers,
-    records_corrupt=numbers, batches_dropped=numbers,
+    AgentHealth, nvml=st.text(max_size=9), num_devices=numbers, records_read=numbers,
+    records_lost=numbers, records_corrupt=numbers, batches_dropped=numbers,
     unreadable=st.lists(st.text(max_size=5), max_size=2).map(tuple),
 )  # fmt: skip
 jobs = st.builds(

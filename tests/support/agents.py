@@ -11,6 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from pacekeeper.agent.runtime import Agent
+from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.records import Record, StepRecord
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import Attachment
@@ -174,6 +176,13 @@ class Node:
             job=job, rank=rank, world_size=4, pid=os.getpid() if pid is None else pid
         )
         return Ring.create(self.rings, attachment)
+
+
+def agent_of(directory: Path) -> tuple[Agent, Node]:
+    """An agent that is not running, and its node."""
+    node = Node(directory, 1)
+    config = AgentConfig(ring_dir=str(node.rings), metrics_listen="", spool_batches=3)
+    return Agent(config), node
 
 
 def step(number: int, rank: int = 0) -> StepRecord:

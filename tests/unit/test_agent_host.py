@@ -1,11 +1,14 @@
 """The kernel's own account: base units, rates between two readings, None where it says nothing."""
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pacekeeper.agent import wall_clock
 from pacekeeper.agent.host import Host
 from pacekeeper.core.topology import HostSample
 
@@ -21,16 +24,48 @@ FILES = {
 }
 
 
+NET = """Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls
+    lo: 900 9 9 9 0 0 0 0 900 9 9 9 0 0 0 0
+  eth0: 1000 10 1 2 0 0 0 0 3000 30 3 4 0 0 0 0
+  eth1:   20 10 0 1 0 0 0 0   30 30 0 0 0 0 0 0
+"""
+SNMP = "Ip: Forwarding\nIp: 1\nTcp: InSegs OutSegs RetransSegs\nTcp: 5 {} {}\n"
+
+
+def untold() -> dict[str, Any]:
+    """A clock that tells nothing."""
+    return {}
+
+
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
     (tmp_path / "pressure").mkdir()
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/dev").write_text(NET)
+    (tmp_path / "net/snmp").write_text(SNMP.format(1000, 10))
+    for name in ("eth0", "eth1"):
+        (tmp_path / "sys/class/net" / name / "device").mkdir(parents=True)
     return tmp_path
 
 
+def port(proc: Path, number: int, state: str, **counters: int) -> None:
+    """A port of the fabric."""
+    folder = proc / f"sys/class/infiniband/mlx5_{number}/ports/1"
+    (folder / "counters").mkdir(parents=True, exist_ok=True)
+    (folder / "state").write_text(f"{state}\n")
+    for name, value in counters.items():
+        (folder / "counters" / name).write_text(f"{value}\n")
+
+
+def host_of(proc: Path, clock: Callable[[], dict[str, Any]] = untold) -> Host:
+    return Host(interval_s=1.0, proc=proc, sys=proc / "sys", clock=clock)
+
+
 def test_a_reading_is_in_base_units_and_what_is_missing_is_none(proc: Path) -> None:
-    sample = Host(interval_s=1.0, proc=proc).latest(50.0)
+    sample = host_of(proc).latest(50.0)
     assert sample == HostSample(
         sampled_s=50.0,
         num_cores=os.cpu_count(),
@@ -45,7 +80,66 @@ def test_a_reading_is_in_base_units_and_what_is_missing_is_none(proc: Path) -> N
         memory_full_ratio=None,  # no such line
         memory_bytes=1000 * 1024,
         memory_available_bytes=250 * 1024,
+        network_errors=1 + 3,
+        network_drops=2 + 4 + 1,
     )
+
+
+def test_the_network_is_its_hardware_and_rates_are_between_two_readings(proc: Path) -> None:
+    host = host_of(proc)
+    host.latest(10.0)
+    (proc / "net/dev").write_text(NET.replace(" 1000 ", " 1500 ").replace(" 3000 ", " 4000 "))
+    (proc / "net/snmp").write_text(SNMP.format(1200, 13))
+    sample = host.latest(12.0)
+    assert (sample.network_received_bytes_per_s, sample.network_sent_bytes_per_s) == (250.0, 500.0)
+    assert sample.tcp_resent_ratio == 3 / 200
+
+
+def test_a_counter_that_began_anew_is_no_rate(proc: Path) -> None:
+    host = host_of(proc)
+    host.latest(10.0)
+    (proc / "net/dev").write_text(NET.replace(" 1000 ", " 1 "))
+    (proc / "net/snmp").write_text(SNMP.format(3, 1))
+    sample = host.latest(12.0)
+    assert (sample.network_received_bytes_per_s, sample.tcp_resent_ratio) == (0.0, None)
+
+
+def test_ports_of_the_fabric_are_added_up(proc: Path) -> None:
+    port(proc, 0, "4: ACTIVE", port_xmit_data=100, port_rcv_data=10, symbol_error=2)
+    port(proc, 1, "1: DOWN", port_xmit_data=0, port_rcv_data=0, link_downed=1)
+    host = host_of(proc)
+    sample = host.latest(10.0)
+    assert (sample.fabric_ports, sample.fabric_ports_up, sample.fabric_errors) == (2, 1, 3)
+    port(proc, 0, "4: ACTIVE", port_xmit_data=150)
+    assert host.latest(12.0).fabric_sent_bytes_per_s == 50 * 4 / 2
+
+
+def test_a_port_without_counters_is_not_said_to_be_without_errors(proc: Path) -> None:
+    folder = proc / "sys/class/infiniband/mlx5_0/ports/1"
+    folder.mkdir(parents=True)
+    (folder / "state").write_text("4: ACTIVE\n")
+    sample = host_of(proc).latest(1.0)
+    assert (sample.fabric_ports_up, sample.fabric_errors) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "offset_s", "is_synchronised"),
+    [(0x2001, 1.5e-6, True), (0x0001, 1.5e-3, True), (0x2041, 1.5e-6, False)],
+)
+def test_the_wall_clock_is_told_as_its_kernel_knows_it(
+    proc: Path, status: int, offset_s: float, is_synchronised: bool
+) -> None:
+    def clock() -> dict[str, Any]:
+        return wall_clock.parse(offset=1500, max_error_us=2000, status=status)
+
+    sample = host_of(proc, clock).latest(1.0)
+    assert (sample.clock_offset_s, sample.clock_error_s) == pytest.approx((offset_s, 0.002))
+    assert sample.is_clock_synchronised is is_synchronised
+
+
+def test_this_kernel_tells_its_clock_or_nothing_of_it() -> None:
+    told = wall_clock.read()
+    assert not told or (told["clock_error_s"] >= 0.0 and len(told) == 3)
 
 
 def test_swapping_is_a_rate_between_two_readings(proc: Path) -> None:
@@ -68,10 +162,11 @@ def test_within_the_interval_the_files_are_left_alone(proc: Path) -> None:
 @pytest.mark.parametrize("text", ["", "some nonsense\nfull avg10=x avg60=1\n", "\x00\xff a b"])
 def test_what_is_not_there_or_not_to_be_understood_is_none(tmp_path: Path, text: str) -> None:
     if text:
+        (tmp_path / "net").mkdir()
         (tmp_path / "pressure").mkdir()
-        for name in FILES:
+        for name in (*FILES, "net/dev", "net/snmp"):
             (tmp_path / name).write_text(text)
-    sample = Host(interval_s=1.0, proc=tmp_path).latest(1.0)
+    sample = host_of(tmp_path).latest(1.0)
     known = {"sampled_s", "num_cores"}
     told = {f.name for f in fields(HostSample) if getattr(sample, f.name) is not None}
     assert told <= known, sample

@@ -31,7 +31,8 @@ def scrape(metrics: AgentMetrics) -> dict[str, float]:
 
 def test_devices_are_shown_in_base_units() -> None:
     metrics = AgentMetrics()
-    metrics.update_devices((SAMPLE,))
+    metrics.series.devices = (SAMPLE,)
+    metrics.update(AgentHealth(num_devices=1))
     seen = scrape(metrics)
     assert seen[f"pacekeeper_device_sm_clock_hertz{{{NAMED}}}"] == 1.5e9
     assert seen[f"pacekeeper_device_temperature_celsius{{{NAMED}}}"] == 61.0
@@ -42,15 +43,16 @@ def test_devices_are_shown_in_base_units() -> None:
 
 def test_a_device_that_tells_no_more_has_no_series_any_more() -> None:
     metrics = AgentMetrics()
-    metrics.update_devices((SAMPLE,))
+    metrics.series.devices = (SAMPLE,)
+    assert len([name for name in scrape(metrics) if "GPU-1" in name]) > 2
     silent = DeviceSample(device_index=0, device_uuid="GPU-1", sampled_s=1.0, power_watts=300.0)
-    metrics.update_devices((silent,))
+    metrics.series.devices = (silent,)
     assert [name for name in scrape(metrics) if "GPU-1" in name] == [
-        f"pacekeeper_device_power_watts{{{NAMED}}}"
+        f"pacekeeper_device_lost{{{NAMED}}}",
+        f"pacekeeper_device_power_watts{{{NAMED}}}",
     ]
-    metrics.update_devices(())
+    metrics.series.devices = ()
     assert not [name for name in scrape(metrics) if "GPU-1" in name]
-    assert scrape(metrics)["pacekeeper_agent_devices"] == 0.0
 
 
 def test_counters_follow_the_agents_own() -> None:

@@ -3,17 +3,24 @@
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from pacekeeper.agent import nvml
-from pacekeeper.agent.nvml import NoNvml, Nvml, Sampler, open_nvml
+from pacekeeper.agent.nvml import NoNvml, Nvml, open_nvml
+from pacekeeper.agent.nvml_device import GoneError
+from pacekeeper.agent.sampler import HUNG_S, Sampler
+from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.topology import DeviceSample
 
-LOST, NOT_SUPPORTED, NOT_FOUND, UNKNOWN, UNINITIALIZED = 15, 3, 13, 999, 1
+CODES = {
+    "GPU_IS_LOST": 15, "RESET_REQUIRED": 16, "NOT_SUPPORTED": 3, "FUNCTION_NOT_FOUND": 13,
+    "UNINITIALIZED": 1, "DRIVER_NOT_LOADED": 9, "LIB_RM_VERSION_MISMATCH": 18, "TIMEOUT": 10,
+}  # fmt: skip
+LOST, NOT_SUPPORTED, NOT_FOUND, UNKNOWN = 15, 3, 13, 999
 
 
 class FakeError(Exception):
@@ -32,6 +39,16 @@ ANSWERS: dict[str, Any] = {
     "nvmlDeviceGetTemperature": 61,
     "nvmlDeviceGetPowerUsage": 350_000,
     "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetTotalEnergyConsumption": 2_000_000,
+    "nvmlDeviceGetApplicationsClock": 1830,
+    "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetRowRemapperHistogram": SimpleNamespace(none=3),
+    "nvmlDeviceGetMigMode": [0, 0],
+    "nvmlDeviceGetNvLinkState": FakeError(NOT_SUPPORTED),
+    "nvmlDeviceGetFieldValues": FakeError(NOT_SUPPORTED),
+    "nvmlDeviceGetMarginTemperature": 31,
+    "nvmlGpmQueryDeviceSupport": FakeError(NOT_SUPPORTED),
     "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=80),
     "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=5),
     "nvmlDeviceGetCurrentClocksEventReasons": 4,
@@ -52,6 +69,7 @@ class Driver:
         self.asked: list[str] = []
         self.num_devices = 1
         self.sick_handles: set[int] = set()
+        self.answers["nvmlEventSetCreate"] = FakeError(NOT_SUPPORTED)
 
     def module(self) -> Any:
         fake: Any = ModuleType("pynvml")
@@ -59,10 +77,9 @@ class Driver:
         for name in ("NVML_CLOCK_SM", "NVML_CLOCK_MEM", "NVML_TEMPERATURE_GPU"):
             setattr(fake, name, 0)
         fake.NVML_MEMORY_ERROR_TYPE_UNCORRECTED = fake.NVML_VOLATILE_ECC = 1
-        fake.NVML_ERROR_GPU_IS_LOST = LOST
-        fake.NVML_ERROR_NOT_SUPPORTED = NOT_SUPPORTED
-        fake.NVML_ERROR_FUNCTION_NOT_FOUND = NOT_FOUND
-        fake.NVML_ERROR_UNINITIALIZED = UNINITIALIZED
+        for name, code in CODES.items():
+            setattr(fake, f"NVML_ERROR_{name}", code)
+        fake.nvmlEventSetCreate = self._answer("nvmlEventSetCreate")
         fake.nvmlInit = fake.nvmlShutdown = lambda: None
         fake.nvmlDeviceGetCount = lambda: self.num_devices
         fake.nvmlDeviceGetHandleByIndex = self._handle
@@ -76,7 +93,7 @@ class Driver:
         return index
 
     def _answer(self, name: str) -> Any:
-        def call(handle: int, *_: Any) -> Any:
+        def call(handle: int = 0, *_: Any) -> Any:
             self.asked.append(name)
             answer = self.answers[name]
             if isinstance(answer, dict):
@@ -95,6 +112,13 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     return made
 
 
+def sampled(nvml: Nvml, now_s: float) -> DeviceSample:
+    """The only device; how long it took is of this machine."""
+    (sample,) = nvml.sample(now_s)
+    assert sample.answer_s is None or sample.answer_s >= 0.0
+    return replace(sample, answer_s=None)
+
+
 def opened() -> Nvml:
     found = open_nvml()
     assert isinstance(found, Nvml)
@@ -102,26 +126,33 @@ def opened() -> Nvml:
 
 
 def test_a_reading_is_in_base_units(driver: Driver) -> None:
-    assert opened().sample(3.0) == (
-        DeviceSample(
-            device_index=0,
-            device_uuid="GPU-1",
-            sampled_s=3.0,
-            name="H200",
-            sm_clock_mhz=1500,
-            sm_clock_max_mhz=1980,
-            memory_clock_mhz=1500,
-            temperature_celsius=61,
-            power_watts=350.0,
-            power_limit_watts=700.0,
-            utilisation_ratio=0.8,
-            memory_used_bytes=5,
-            clock_event_reasons=4,
-            pcie_generation=5,
-            pcie_width=16,
-            pcie_replays=0,
-            ecc_uncorrected=2,
-            processes=(77,),
+    assert sampled(opened(), 3.0) == DeviceSample(
+        device_index=0,
+        device_uuid="GPU-1",
+        sampled_s=3.0,
+        name="H200",
+        sm_clock_mhz=1500,
+        sm_clock_max_mhz=1980,
+        memory_clock_mhz=1500,
+        temperature_celsius=61,
+        power_watts=350.0,
+        power_limit_watts=700.0,
+        utilisation_ratio=0.8,
+        memory_used_bytes=5,
+        clock_event_reasons=4,
+        pcie_generation=5,
+        pcie_width=16,
+        pcie_replays=0,
+        ecc_uncorrected=2,
+        processes=(77,),
+        energy_joules=2000.0,
+        margin_celsius=31,
+        health=DeviceHealth(
+            memory_clock_max_mhz=1980,
+            sm_clock_set_mhz=1830,
+            pcie_generation_max=5,
+            pcie_width_max=16,
+            remap_banks_full=3,
         ),
     )
 
@@ -131,10 +162,9 @@ def test_what_a_device_refuses_to_tell_is_none(driver: Driver, code: int) -> Non
     for name in ANSWERS:
         if name != "nvmlDeviceGetUUID":
             driver.answers[name] = FakeError(code)
-    (sample,) = opened().sample(3.0)
-    told = {"device_index", "device_uuid", "sampled_s", "name"}
-    assert {f.name for f in fields(sample) if getattr(sample, f.name) is not None} == told
-    assert sample.name == ""
+    sample = sampled(opened(), 3.0)
+    bare = DeviceSample(device_index=0, device_uuid="GPU-1", sampled_s=3.0)
+    assert sample == replace(bare, health=DeviceHealth())
 
 
 def test_what_is_not_supported_is_not_asked_again_what_failed_once_is(driver: Driver) -> None:
@@ -167,18 +197,62 @@ def test_costly_questions_are_asked_seldom_and_their_answers_kept(driver: Driver
     assert sample.processes == ()
 
 
+def answering(nvml: Nvml, now_s: float) -> list[int]:
+    return [sample.device_index for sample in nvml.sample(now_s) if not sample.is_lost]
+
+
 @pytest.mark.parametrize("name", ["nvmlDeviceGetUUID", "nvmlDeviceGetTemperature"])
 def test_a_lost_device_is_said_to_be_lost_and_left_alone(driver: Driver, name: str) -> None:
     driver.num_devices = 2
     driver.answers["nvmlDeviceGetUUID"] = {0: "GPU-0", 1: "GPU-1"}
     driver.answers[name] = {0: FakeError(LOST), 1: ANSWERS[name]}
     found = opened()
-    assert [sample.device_index for sample in found.sample(3.0)] == [1]
+    assert answering(found, 3.0) == [1]
     assert found.lost == ("device 0 is lost",)
     driver.answers[name] = ANSWERS[name]
-    assert [sample.device_index for sample in found.sample(4.0)] == [1], "until it is opened anew"
+    assert answering(found, 4.0) == [1], "until it is opened anew"
     driver.answers["nvmlDeviceGetUUID"] = {0: "GPU-0", 1: "GPU-1"}
     assert len(opened().sample(5.0)) == 2
+
+
+def test_a_device_that_was_there_is_told_of_as_lost_by_its_name(driver: Driver) -> None:
+    found = opened()
+    found.sample(3.0)
+    driver.answers["nvmlDeviceGetTemperature"] = FakeError(LOST)
+    lost = DeviceSample(
+        device_index=0, device_uuid="GPU-1", sampled_s=4.0, name="H200", is_lost=True
+    )
+    assert sampled(found, 4.0) == replace(lost, health=DeviceHealth())
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_a_driver_that_is_gone_is_no_lost_device(driver: Driver, code: int) -> None:
+    found = opened()
+    driver.answers["nvmlDeviceGetTemperature"] = FakeError(code)
+    with pytest.raises(GoneError):
+        found.sample(3.0)
+
+
+def test_a_binding_from_before_a_question_tells_all_else(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetMarginTemperature")
+    sample = sampled(opened(), 3.0)
+    assert (sample.margin_celsius, sample.temperature_celsius) == (None, 61)
+
+
+def test_devices_are_asked_their_costly_questions_one_after_the_other(driver: Driver) -> None:
+    driver.num_devices = 4
+    found = opened()
+    found.sample(0.0)
+    costly = "nvmlDeviceGetComputeRunningProcesses"
+    first, most = driver.asked.count(costly), 0
+    assert first == 4
+    for second in range(1, 120):
+        before = driver.asked.count(costly)
+        found.sample(float(second))
+        most = max(most, driver.asked.count(costly) - before)
+    assert most == 1
 
 
 def test_a_device_that_can_not_be_opened_hides_no_other(driver: Driver) -> None:
@@ -238,18 +312,18 @@ def test_samples_come_from_a_thread_of_their_own(driver: Driver) -> None:
     assert [sample.device_uuid for sample in sampler.latest(0.0)[0]] == ["GPU-1"]
     driver.answers["nvmlDeviceGetUUID"] = FakeError(LOST)
     wait_for_state(sampler, "device 0 is lost")
-    assert sampler.latest(0.0)[0] == ()
+    assert [sample.is_lost for sample in sampler.latest(0.0)[0]] == [True]
     sampler.stop()
 
 
 def test_a_driver_that_hangs_is_said_to_hang_and_stops_nobody(gate: threading.Event) -> None:
-    def hang() -> NoNvml:
+    def hang(_: object) -> NoNvml:
         gate.wait()
         return NoNvml(reason="late")
 
     sampler = Sampler(0.01, opener=hang)
     sampler.start()
-    wait_for_state(sampler, f"NVML hangs: no answer for more than {nvml.HUNG_S:g} s", 1e12)
+    wait_for_state(sampler, f"NVML hangs: no answer for more than {HUNG_S:g} s", 1e12)
     # The thread of the test before may not be gone yet: it is one of the same kind.
     are_daemons = {thread.daemon for thread in threading.enumerate() if thread.name == "nvml"}
     assert are_daemons == {True}, "the agent's end does not wait for it"

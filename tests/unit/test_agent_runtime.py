@@ -6,18 +6,11 @@ import pytest
 
 from pacekeeper.agent import intake, runtime
 from pacekeeper.agent.runtime import Agent
-from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.telemetry import Ring
-from support.agents import Node, step
-
-
-def agent_of(directory: Path) -> tuple[Agent, Node]:
-    node = Node(directory, 1)
-    config = AgentConfig(ring_dir=str(node.rings), metrics_listen="", spool_batches=3)
-    return Agent(config), node
+from support.agents import Node, agent_of, step
 
 
 def test_reports_without_news_do_not_push_out_those_with(

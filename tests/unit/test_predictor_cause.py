@@ -8,123 +8,11 @@ import pytest
 from pacekeeper.core.findings import Tier
 from pacekeeper.predictor.cause import MOST_TOLD, RULES, explain, in_words, is_explained
 from pacekeeper.predictor.symptoms import CauseKind, Symptoms
+from support.device_cases import DEVICES, Expected
 from support.symptoms import ALONE, DEVICE, HEALTHY, RANK_PID, device, host, thread
 
 CONFIRMED, PROBABLE, SUSPECTED = Tier.CONFIRMED, Tier.PROBABLE, Tier.SUSPECTED
 K = CauseKind
-LOW = {"sm_clock_mhz": 1300.0}
-
-# (what the device shows, [(kind, sure beside three healthy peers, sure alone, some of the words)])
-# None: not taken for a cause. Alone, readings that only mean something beside peers are silent.
-Expected = list[tuple[CauseKind, Tier, Tier | None, str]]
-DEVICES: list[tuple[str, dict[str, Any], Expected]] = [
-    (
-        "hot by its own word, and its clock is down",
-        {"clock_event_reasons": 0x40, **LOW},
-        [
-            (K.THERMAL, CONFIRMED, PROBABLE, "hardware thermal slowdown in 1 of 1 samples"),
-            (K.CLOCKS, PROBABLE, SUSPECTED, "SM clock 1300 MHz"),
-        ],
-    ),
-    (
-        "hot by its own word, its clock is not down",
-        {"clock_event_reasons": 0x20},
-        [(K.THERMAL, PROBABLE, SUSPECTED, "software thermal slowdown (none of 3 peers)")],
-    ),
-    (
-        "power brake, clock not told",
-        {"clock_event_reasons": 0x80, "sm_clock_mhz": None},
-        [(K.POWER, PROBABLE, SUSPECTED, "power brake")],
-    ),
-    (
-        "hardware slowdown",
-        {"clock_event_reasons": 0x8, **LOW},
-        [
-            (K.CLOCKS, CONFIRMED, PROBABLE, "reports hardware slowdown"),
-            (K.CLOCKS, PROBABLE, SUSPECTED, "x1.46 slow"),
-        ],
-    ),
-    (
-        "power cap without effect: common in health",
-        {"clock_event_reasons": 0x4},
-        [(K.POWER, SUSPECTED, SUSPECTED, "software power cap")],
-    ),
-    (
-        "power cap with a low clock",
-        {"clock_event_reasons": 0x4, **LOW},
-        [
-            (K.POWER, PROBABLE, SUSPECTED, "software power cap"),
-            (K.CLOCKS, PROBABLE, SUSPECTED, "SM clock 1300 MHz"),
-        ],
-    ),
-    (
-        "sync boost",
-        {"clock_event_reasons": 0x10},
-        [(K.CLOCKS, SUSPECTED, SUSPECTED, "sync boost")],
-    ),
-    (
-        "display clock setting",
-        {"clock_event_reasons": 0x100},
-        [(K.CLOCKS, SUSPECTED, SUSPECTED, "display clock")],
-    ),
-    (
-        "idles while its peers work",
-        {"clock_event_reasons": 0x1},
-        [(K.STARVED, SUSPECTED, None, "its node feeds it too slowly")],
-    ),
-    (
-        "clock down without a reason",
-        LOW,
-        [(K.CLOCKS, PROBABLE, SUSPECTED, "SM clock 1300 MHz")],
-    ),
-    ("clock a little down", {"sm_clock_mhz": 1800.0}, []),
-    ("clock down because it idles", {"utilisation_ratio": 0.1, **LOW}, []),
-    (
-        "hotter than its peers",
-        {"temperature_celsius": 88.0},
-        [(K.THERMAL, SUSPECTED, SUSPECTED, "88 degrees")],
-    ),
-    (
-        "hotter than its peers, not hot",
-        {"temperature_celsius": 75.0},
-        [(K.THERMAL, SUSPECTED, None, "its peers had 60")],
-    ),
-    ("a little warmer", {"temperature_celsius": 66.0}, []),
-    (
-        "lower power limit",
-        {"power_limit_watts": 500.0, "power_watts": 400.0},
-        [(K.POWER, PROBABLE, None, "limit is 500 W, its peers' 700 W")],
-    ),
-    (
-        "at its power limit",
-        {"power_watts": 699.0},
-        [(K.POWER, SUSPECTED, None, "draws all of its power limit")],
-    ),
-    ("narrow link", {"pcie_width": 4}, [(K.PCIE, PROBABLE, None, "PCIe width x4, its peers")]),
-    (
-        "old link",
-        {"pcie_generation": 3},
-        [(K.PCIE, PROBABLE, None, "PCIe generation 3, its peers generation 5")],
-    ),
-    ("narrow link while idle", {"pcie_width": 4, "utilisation_ratio": 0.0}, []),
-    (
-        "replays grow",
-        {"pcie_replays": 40},
-        [(K.PCIE, SUSPECTED, SUSPECTED, "37 new PCIe replays")],
-    ),
-    (
-        "memory errors grow",
-        {"ecc_uncorrected": 2},
-        [(K.MEMORY_ERRORS, PROBABLE, SUSPECTED, "2 new uncorrected ECC errors")],
-    ),
-    (
-        "a foreign process",
-        {"processes": (RANK_PID, 4242)},
-        [(K.FOREIGN_PROCESS, PROBABLE, SUSPECTED, "use the device: 4242 (none of 3 peers)")],
-    ),
-    ("process numbers of another namespace", {"processes": (900001,)}, []),
-    ("a process list that is empty", {"processes": ()}, []),
-]
 
 
 def found(symptoms: Symptoms) -> list[tuple[CauseKind, Tier]]:
@@ -180,7 +68,8 @@ def test_one_peer_of_three_that_shows_it_too_refutes_nothing_and_is_named() -> N
 
 def test_devices_of_another_model_are_no_peers() -> None:
     other = device(name="A100", pcie_generation=4, sm_clock_mhz=1400.0)
-    assert found(replace(HEALTHY, device=device(pcie_width=4), peers=(other,) * 3)) == [
+    narrow = device(health={"pcie_width_max": None}, pcie_width=4)
+    assert found(replace(HEALTHY, device=narrow, peers=(other,) * 3)) == [
         (CauseKind.UNKNOWN, SUSPECTED)
     ]
 
@@ -197,12 +86,17 @@ def test_what_ended_before_the_onset_is_no_cause() -> None:
     )
 
 
+NETWORK = {"tcp_resent_ratio", "network_errors", "fabric_ports_up", "fabric_errors"}
 HOSTS: list[tuple[str, dict[str, Any], Tier, str]] = [
     ("load above cores", {"load_1min": 96.0}, SUSPECTED, "load average 1.5 per core"),
     ("CPU pressure", {"cpu_some_ratio": 0.4}, SUSPECTED, "waited for a core 40% of the time"),
     ("I/O pressure", {"io_full_ratio": 0.3}, SUSPECTED, "waited for storage 30%"),
     ("memory pressure", {"memory_full_ratio": 0.2}, PROBABLE, "waited for memory 20%"),
     ("memory nearly full", {"memory_available_bytes": 20}, SUSPECTED, "2.0% of its node's memory"),
+    ("resent segments", {"tcp_resent_ratio": 0.02}, SUSPECTED, "sent 2.0% of its TCP segments"),
+    ("network errors", {"network_errors": 9}, SUSPECTED, "6 new errors on its node's interf"),
+    ("fabric port down", {"fabric_ports_up": 7}, PROBABLE, "1 fabric ports of its node are"),
+    ("fabric errors", {"fabric_errors": 3}, SUSPECTED, "1 new errors on its node's fabric"),
     ("swapping", {"swap_in_bytes_per_s": 5.0 * 2**20}, PROBABLE, "5.0 MiB/s back from swap"),
 ]
 
@@ -213,7 +107,8 @@ HOSTS: list[tuple[str, dict[str, Any], Tier, str]] = [
 def test_what_a_host_shows(changed: dict[str, Any], sure: Tier, words: str) -> None:
     sick = host(**changed)
     (cause,) = explain(replace(HEALTHY, host=sick))
-    assert (cause.kind, cause.sure) == (CauseKind.HOST, sure)
+    kind = CauseKind.NETWORK if set(changed) & NETWORK else CauseKind.HOST
+    assert (cause.kind, cause.sure) == (kind, sure)
     assert words in cause.words and "none of 2 other nodes" in cause.words
     (alone,) = explain(replace(ALONE, host=sick))
     assert alone.sure is Tier.SUSPECTED and "no other node to compare with" in alone.words
@@ -271,7 +166,7 @@ def test_without_evidence_nothing_is_invented() -> None:
 
 def test_where_nothing_is_unusual_it_says_what_was_looked_at_and_what_nobody_told() -> None:
     (cause,) = explain(replace(HEALTHY, device=device(clock_event_reasons=None), thread=None))
-    assert cause.words.startswith("nothing seen: no thread times; not unusual: processes on the")
+    assert cause.words.startswith("nothing seen: no thread times; not unusual: loss, Xids, ")
     clear, blind = cause.words.split("; not told: ")
     assert "SM clock" in clear and "memory left" in clear
     assert blind == "clock events, stall, run-queue wait, idling"

@@ -1,0 +1,126 @@
+"""Reads what the kernel counts of the node's network: Ethernet, TCP, InfiniBand. A shell.
+
+Interfaces that are hardware only (`/sys/class/net/NAME/device`): what a bridge forwards would count
+twice. In a container without the host's network these are its own and say nothing of the node.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_ERRORS = (
+    "symbol_error",
+    "link_error_recovery",
+    "link_downed",
+    "port_rcv_errors",
+    "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)
+_FABRIC_WORD_BYTES = 4  # unit of port_xmit_data and port_rcv_data
+_UP = "4"  # "4: ACTIVE"
+
+
+@dataclass(slots=True, kw_only=True)
+class Network:
+    """The counters of all interfaces and ports together. Never waits, never raises."""
+
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    _before: dict[str, int] = field(default_factory=dict)
+    _before_s: float = 0.0
+
+    def read(self, now_s: float) -> dict[str, Any]:
+        """Fields of a HostSample; rates are since the last reading, and missing at the first."""
+        counted = self._interfaces() | self._tcp() | self._ports()
+        told: dict[str, Any] = {
+            name: counted[name]
+            for name in (
+                *("network_errors", "network_drops"),
+                *("fabric_ports", "fabric_ports_up", "fabric_errors"),
+            )
+            if name in counted
+        }
+        passed_s = now_s - self._before_s
+        before, self._before, self._before_s = self._before, counted, now_s
+        for kind in ("network_sent", "network_received", "fabric_sent", "fabric_received"):
+            grown = _growth(before, counted, kind)
+            if grown is not None and passed_s > 0.0:
+                told[f"{kind}_bytes_per_s"] = grown / passed_s
+        sent, resent = (_growth(before, counted, name) for name in ("tcp_sent", "tcp_resent"))
+        if sent and resent is not None:
+            told["tcp_resent_ratio"] = min(1.0, resent / sent)
+        return told
+
+    def _interfaces(self) -> dict[str, int]:
+        """Sums over the lines of /proc/net/dev: NAME: bytes packets errs drop ... of both ways."""
+        sums: dict[str, int] = {}
+        for line in _text(self.proc / "net/dev").splitlines():
+            name, separator, rest = line.partition(":")
+            values = rest.split()
+            if not separator or len(values) < 12 or not all(v.isdecimal() for v in values):
+                continue
+            if not (self.sys / "class/net" / name.strip() / "device").exists():
+                continue
+            counts = [int(value) for value in values]
+            found = {
+                "network_received": counts[0],
+                "network_sent": counts[8],
+                "network_errors": counts[2] + counts[10],
+                "network_drops": counts[3] + counts[11],
+            }
+            sums = {key: sums.get(key, 0) + value for key, value in found.items()}
+        return sums
+
+    def _tcp(self) -> dict[str, int]:
+        """Two lines of /proc/net/snmp: names, then numbers."""
+        rows = [
+            line.split()[1:]
+            for line in _text(self.proc / "net/snmp").splitlines()
+            if line.startswith("Tcp:")
+        ]
+        if len(rows) != 2:
+            return {}
+        known = dict(zip(*rows, strict=False))
+        wanted = {"tcp_sent": "OutSegs", "tcp_resent": "RetransSegs"}
+        return {
+            name: int(known[key]) for name, key in wanted.items() if known.get(key, "").isdecimal()
+        }
+
+    def _ports(self) -> dict[str, int]:
+        """All InfiniBand and RoCE ports; empty where there is none."""
+        sums: dict[str, int] = {}
+        try:
+            ports = sorted((self.sys / "class/infiniband").glob("*/ports/*"))
+        except OSError:
+            return {}
+        for port in ports:
+            state = _text(port / "state").partition(":")[0].strip()
+            found = {"fabric_ports": 1, "fabric_ports_up": int(state == _UP)}
+            counters = port / "counters"
+            if counters.is_dir():
+                found |= {
+                    "fabric_errors": sum(_count(counters / name) for name in _ERRORS),
+                    "fabric_sent": _count(counters / "port_xmit_data") * _FABRIC_WORD_BYTES,
+                    "fabric_received": _count(counters / "port_rcv_data") * _FABRIC_WORD_BYTES,
+                }
+            sums |= {key: sums.get(key, 0) + value for key, value in found.items()}
+        return sums
+
+
+def _growth(before: dict[str, int], now: dict[str, int], name: str) -> int | None:
+    """None: not told twice. A counter that began anew has not grown."""
+    if name not in before or name not in now:
+        return None
+    return max(0, now[name] - before[name])
+
+
+def _count(path: Path) -> int:
+    text = _text(path).strip()
+    return int(text) if text.isdecimal() else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return ""
