@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import incidents
 from pacekeeper.controller.events import Command
-from pacekeeper.controller.roles import evidence_of
+from pacekeeper.controller.roles import evidence_by_role
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.predictor.advice import fold_spread
@@ -20,11 +20,13 @@ def advise(
     state: State, job: JobState, samples: Mapping[str, StepSample], duration_s: float, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Open, re-measure and close advice by what a step of this job lost to the spread of work."""
-    is_calm = not job.evidence.slow and job.home is None and not job.is_makeshift
+    if job.evidence.slow or job.home is not None or job.is_makeshift:
+        return state, job, []
     priced = []
+    known = evidence_by_role(job, samples)
     for role, sample in samples.items():
-        model = evidence_of(job, role).model
-        if model is None or not is_calm:
+        model = known[role].model
+        if model is None:
             return state, job, []
         priced.append((model, sample))
     told: dict[FindingKind, float] = {

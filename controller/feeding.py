@@ -9,7 +9,7 @@ from math import nan
 
 import numpy as np
 
-from pacekeeper.controller import incidents, lasting
+from pacekeeper.controller import incidents, lasting, pacing
 from pacekeeper.controller.events import Command
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.config import ControllerConfig
@@ -42,22 +42,24 @@ def judge_inputs(
     if judgement is None:
         return state, job, []
     job, commands = replace(job, inputs=inputs), list[Command]()
-    common = judgement.common
-    found = [*judgement.findings, *([common.found] if common.found is not None else [])]
-    for finding in found:
+    for finding in judgement.findings:
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += said
-    over: list[int | None] = [*judgement.recovered, *([None] if common.is_over else [])]
-    for rank in over:
+    for rank in judgement.recovered:
         long = lasting.lasted(job, rank, FindingKind.INPUT, config.policy.horizon_steps)
-        who = "the ranks" if rank is None else f"rank {rank}"
-        why = f"the input of {who} is there in time again {long}".strip()
+        why = f"the input of rank {rank} is there in time again {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.INPUT, unix_s, why)
         commands += said
-    changed: dict[int | None, float] = dict(judgement.changed.items())
-    if common.changed is not None:
-        changed[None] = common.changed
-    for rank, slowdown in changed.items():
+    for rank, slowdown in judgement.changed.items():
         job, said = incidents.remeasure(job, rank, FindingKind.INPUT, slowdown)
         commands += said
-    return state, job, commands
+    state, job, said = pacing.follow_pace(
+        state,
+        job,
+        judgement.common,
+        config,
+        unix_s,
+        kind=FindingKind.INPUT,
+        over="the input of the ranks is there in time again",
+    )
+    return state, job, [*commands, *said]

@@ -3,6 +3,7 @@
 Pure. A move takes a pause whatever it moves, and longer the more its busiest rank sends or gets.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -12,7 +13,7 @@ from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.records import PlanAppliedRecord, Record
 from pacekeeper.core.topology import ModelShape
-from pacekeeper.core.transfers import num_expert_copies, transfers
+from pacekeeper.core.transfers import transfers
 
 KEPT_MOVES = 16  # the newest: links and hosts change
 
@@ -85,13 +86,10 @@ def take(job: JobState, records: Iterable[Record]) -> JobState:
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
     """What `new` copies, blocks of `old` being where that says."""
     if old.stages == new.stages:
-        copied = new.replicas - old.replicas
-        by_rank: dict[int, int] = {}
-        for _, _, rank in copied:
-            by_rank[rank] = by_rank.get(rank, 0) + shape.expert_bytes
+        copies = Counter(rank for _, _, rank in new.replicas - old.replicas)
         return Moved(
-            total_bytes=num_expert_copies(old, new) * shape.expert_bytes,
-            busiest_bytes=max(by_rank.values(), default=0),
+            total_bytes=copies.total() * shape.expert_bytes,
+            busiest_bytes=max(copies.values(), default=0) * shape.expert_bytes,
         )
     received: dict[int, float] = {}
     sent: dict[int, float] = {}

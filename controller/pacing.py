@@ -1,4 +1,4 @@
-"""The pace of a job as a whole: incidents of kind host, of no rank, opened and closed. Pure.
+"""What all ranks of a job share, its pace or its input: incidents of no rank. Pure.
 
 They accuse no device, and no layout makes everybody faster: the planner does not follow them.
 """
@@ -12,19 +12,29 @@ from pacekeeper.predictor.common_pace import PaceNews
 
 
 def follow_pace(
-    state: State, job: JobState, news: PaceNews, config: ControllerConfig, unix_s: float
+    state: State,
+    job: JobState,
+    news: PaceNews,
+    config: ControllerConfig,
+    unix_s: float,
+    *,
+    kind: FindingKind = FindingKind.HOST,
+    over: str = "all ranks are back at their expected time",
 ) -> tuple[State, JobState, list[Command]]:
-    """Open, close or re-measure the incident of all ranks together."""
+    """Open, close or re-measure the incident of all ranks together.
+
+    `kind`: of the news; `over`: why it is closed, where the news do not say.
+    """
     commands = list[Command]()
     if news.found is not None:
         state, job, said = incidents.open_incident(state, job, news.found, unix_s)
         commands += said
     if news.is_over:
-        long = lasting.lasted(job, None, FindingKind.HOST, config.policy.horizon_steps)
-        why = news.why or f"all ranks are back at their expected time {long}".strip()
-        job, said = incidents.close(job, {None}, FindingKind.HOST, unix_s, why)
+        long = lasting.lasted(job, None, kind, config.policy.horizon_steps)
+        why = news.why or f"{over} {long}".strip()
+        job, said = incidents.close(job, {None}, kind, unix_s, why)
         commands += said
     if news.changed is not None:
-        job, said = incidents.remeasure(job, None, FindingKind.HOST, news.changed)
+        job, said = incidents.remeasure(job, None, kind, news.changed)
         commands += said
     return state, job, commands

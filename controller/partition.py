@@ -83,13 +83,7 @@ def _plan(best: _Candidate, num_candidates: int, problem: Problem) -> Plan:
         fluid_s=fluid_s,
         memory_bytes=tuple(sorted(memory_bytes(best.partition, problem).items())),
         moves=best.moves,
-        standby=tuple(
-            sorted(
-                rank
-                for rank, device in problem.device_of.items()
-                if rank not in placed and device.speed > 0.0
-            )
-        ),
+        standby=tuple(rank for rank in problem.living if rank not in placed),
         evicted=tuple(sorted(r for r in known if problem.device_of[r].speed <= 0.0)),
         reason=_in_words(best, num_candidates, fluid_s),
     )

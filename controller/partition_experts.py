@@ -116,8 +116,9 @@ def _alike(
 
 def _is_here(layer: int, ranks: Sequence[int], wishes: ExpertWishes) -> bool:
     """Has every expert of the layer a host among these ranks now?"""
+    here = frozenset(ranks)
     return wishes.present is not None and all(
-        not set(ranks).isdisjoint(on) for on in wishes.present[layer]
+        not here.isdisjoint(on) for on in wishes.present[layer]
     )
 
 

@@ -24,7 +24,7 @@ def layout_of(
     Raises ValueError where pipelines have cuts of their own, and where a stage with dense layers
     cuts its MLP otherwise than its attention.
     """
-    pipelines = sorted(partition.pipelines, key=lambda p: p.cells[0].attention[0].rank)
+    pipelines = _by_leader(partition)
     cuts = {pipeline.cuts for pipeline in pipelines}
     if len(cuts) != 1:
         raise ValueError(f"a layout has one cut for all pipelines, these have {sorted(cuts)}")
@@ -44,9 +44,17 @@ def layout_of(
         num_virtual_shards=pipelines[0].cells[0].attention[-1].end,
         stages=tuple(stages),
         experts=tuple(tuple(layer) for layer in experts),
-        batch_shares=tuple(_share(pipeline, partition) for pipeline in pipelines),
+        batch_shares=batch_shares_of(partition),
         speeds=speeds,
         standing_by=standing_by,
+    )
+
+
+def batch_shares_of(partition: Partition) -> tuple[tuple[int, float], ...]:
+    """Each pipeline's share of the rows, by its first rank, ascending: as a layout has them."""
+    return tuple(
+        (pipeline.cells[0].attention[0].rank, pipeline.rows / partition.rows_per_step)
+        for pipeline in _by_leader(partition)
     )
 
 
@@ -82,5 +90,5 @@ def _runs(cell: Cell, has_dense: bool) -> tuple[ShardRun, ...]:
     return cell.attention
 
 
-def _share(pipeline: Pipeline, partition: Partition) -> tuple[int, float]:
-    return pipeline.cells[0].attention[0].rank, pipeline.rows / partition.rows_per_step
+def _by_leader(partition: Partition) -> list[Pipeline]:
+    return sorted(partition.pipelines, key=lambda p: p.cells[0].attention[0].rank)

@@ -172,7 +172,7 @@ class Problem:
     def device_of(self) -> Mapping[int, Device]:
         return {device.rank: device for device in self.devices}
 
-    @property
+    @cached_property
     def living(self) -> tuple[int, ...]:
         """The ranks of devices that are not dead, ascending."""
         return tuple(sorted(rank for rank, device in self.device_of.items() if device.speed > 0.0))

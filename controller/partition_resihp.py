@@ -22,7 +22,7 @@ from pacekeeper.controller.partition_even import (
 from pacekeeper.controller.partition_memory import cell_bytes
 from pacekeeper.controller.partition_migration import Migration
 from pacekeeper.controller.partition_problem import Problem
-from pacekeeper.controller.partition_walk import NEVER, walked
+from pacekeeper.controller.partition_walk import NEVER, walks
 
 DELTAS = (0, 1, 2, 4, NEVER)  # Algorithm 1's gap of progress, which is not published
 
@@ -58,15 +58,11 @@ def resihp(problem: Problem) -> ResihpPlan:
         if not any(of_pipeline[stage] for of_pipeline in groups):
             raise ValueError(f"stage {stage} has no living device")
     best: ResihpPlan | None = None
-    standby = tuple(
-        sorted(
-            {rank for rank, device in problem.device_of.items() if device.speed > 0.0}
-            - {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
-        )
-    )
+    used = {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
+    standby = tuple(rank for rank in problem.living if rank not in used)
     for ends in _choices(costs, problem):
-        for delta in DELTAS:
-            walk = walked(groups, ends, problem, delta=delta)
+        tried = walks(groups, ends, problem, deltas=DELTAS)
+        for delta, walk in zip(DELTAS, tried, strict=True):
             if best is None or walk.step_s < best.step_s:
                 best = ResihpPlan(
                     groups=tuple(tuple(of_pipeline) for of_pipeline in groups),
@@ -85,9 +81,9 @@ def _use_standbys(groups: list[list[Ranks]], problem: Problem) -> None:
     device_of = problem.device_of
     used = {rank for of_pipeline in groups for ranks in of_pipeline for rank in ranks}
     spare: dict[int, list[int]] = {}
-    for rank, device in device_of.items():
-        if device.speed > 0.0 and rank not in used:
-            spare.setdefault(device.node, []).append(rank)
+    for rank in problem.living:
+        if rank not in used:
+            spare.setdefault(device_of[rank].node, []).append(rank)
     for at, stage, cell in problem.home.places():
         mine = groups[at][stage]
         nodes = {device_of[rank].node for rank in cell.ranks}

@@ -41,11 +41,34 @@ def walked(
     stage runs forwards as they come, 1F1B's bound on activations aside; `is_split`: weight
     gradients wait for idle time. Raises ValueError where a rank of a group is dead.
     """
-    costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
-    found, migrations = migrate(
-        _work(costs, ends, problem, counts, is_eager, is_split), delta=delta
+    (walk,) = walks(
+        groups,
+        ends,
+        problem,
+        deltas=(delta,),
+        counts=counts,
+        is_eager=is_eager,
+        is_split=is_split,
     )
-    return Walk(step_s=found + _sync_s(groups, ends, problem), migrations=migrations)
+    return walk
+
+
+def walks(
+    groups: Sequence[Sequence[Ranks]],
+    ends: Sequence[int],
+    problem: Problem,
+    *,
+    deltas: Sequence[int],
+    counts: Sequence[int] | None = None,
+    is_eager: bool = False,
+    is_split: bool = False,
+) -> tuple[Walk, ...]:
+    """The same for each of `deltas`: what they share is priced once."""
+    costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
+    work = _work(costs, ends, problem, counts, is_eager, is_split)
+    sync_s = _sync_s(groups, ends, problem)
+    found = [migrate(work, delta=delta) for delta in deltas]
+    return tuple(Walk(step_s=step_s + sync_s, migrations=moved) for step_s, moved in found)
 
 
 def _work(

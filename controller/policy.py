@@ -143,7 +143,7 @@ def _why_wait(
     never more than twice the best, however long it lasts), and takes no expert to fewer nodes.
     """
     rung, layout = candidate.rung, candidate.layout
-    if _is_held(view, rung, layout) or (view.is_probing and rung in COSTLY):
+    if _is_held(view, rung, layout):
         return ""
     if layout.stages == view.layout.stages:
         return None

@@ -37,6 +37,7 @@ class Pricing:
         self.view = view
         self.speeds: Mapping[int, float] = view.speeds
         self.costs: MoveCosts = costs_of(tuple(view.moves.values()), config)
+        self._moved: tuple[Layout, Moved] | None = None  # of the layout asked for last
         self.problem: Problem | None = None
         if view.is_partitioned:
             uneven = unevenness_of(view.layout, view.workload.loads, self.speeds)
@@ -54,27 +55,35 @@ class Pricing:
 
     def as_run(self, layout: Layout) -> Layout:
         """With the shares that ranks really compute under it."""
-        splits = self.own_splits(layout)
+        is_present = layout is self.view.layout
+        splits = self.present_splits if is_present else self._own_splits(layout)
         if splits is None:
             return layout
         return replace(layout, experts=tuple(split.hosts for split in splits))
 
-    def own_splits(self, layout: Layout) -> tuple[Split, ...] | None:
-        """What the trainer gives by itself under `layout`: where it splits every step, the best
-        there is for the speeds the layout says, whatever the loads were when it was planned.
-        """
-        if not self.view.shape.splits_each_step:
-            return None
-        return split_layers(layout, loads=self.view.workload.loads, speeds=layout.speed_by_rank)
+    @cached_property
+    def present_splits(self) -> tuple[Split, ...] | None:
+        """What the trainer gives by itself under the layout in force, None where it does not."""
+        return self._own_splits(self.view.layout)
 
     def moved(self, layout: Layout) -> Moved:
         """What has to be copied to get there."""
-        return moved(self.view.layout, layout, self.view.shape)
+        if self._moved is None or self._moved[0] is not layout:
+            self._moved = layout, moved(self.view.layout, layout, self.view.shape)
+        return self._moved[1]
 
     def cost_s(self, layout: Layout) -> float:
         """Seconds until it is in force."""
         is_repartition = layout.stages != self.view.layout.stages
         return cost_s(self.moved(layout), self.costs, is_repartition=is_repartition)
+
+    def _own_splits(self, layout: Layout) -> tuple[Split, ...] | None:
+        """Where it splits every step: the best there is for the speeds the layout says, whatever
+        the loads were when it was planned.
+        """
+        if not self.view.shape.splits_each_step:
+            return None
+        return split_layers(layout, loads=self.view.workload.loads, speeds=layout.speed_by_rank)
 
     def _bare(self, layout: Layout) -> Price:
         view = self.view

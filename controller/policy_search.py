@@ -6,7 +6,7 @@ What is dear is found when it is first asked for, and once.
 from dataclasses import replace
 from functools import cached_property
 
-from pacekeeper.controller.partition_layout import layout_of
+from pacekeeper.controller.partition_layout import batch_shares_of
 from pacekeeper.controller.partition_steps import with_other_rows
 from pacekeeper.controller.policy_price import Pricing
 from pacekeeper.controller.policy_view import View
@@ -35,7 +35,7 @@ class Search:
         view, speeds = self._view, self._pricing.speeds
         # What its trainer gives by itself is the best there is, if it knows the speeds.
         if speeds == view.layout.speed_by_rank:
-            own = self._pricing.own_splits(view.layout)
+            own = self._pricing.present_splits
             if own is not None:
                 return own
         return tuple(split_layers(view.layout, loads=view.workload.loads, speeds=speeds))
@@ -79,8 +79,9 @@ class Search:
             Candidate(rung=Rung.TOKEN_SHARES, layout=self.made(shared, view.layout.batch_shares)),
             Candidate(rung=Rung.BATCH_SHARES, layout=self.made(shared, batch)),
         ]
-        # State is moved for nobody whose device is well by the probe; shares cost nothing.
-        if view.refuted & set(view.slow):
+        # State is moved for nobody whose device is well by the probe, or of whom it is still to
+        # tell; shares cost nothing.
+        if view.is_probing or view.refuted & set(view.slow):
             return found
         hosts: list[Experts] = [shared]
         if plan := self.replicas:
@@ -110,8 +111,7 @@ class Search:
         """Rows by speed: of single ranks, or so that pipelines end together."""
         view, problem = self._view, self._pricing.problem
         if problem is not None:
-            other = with_other_rows(problem.now, problem)
-            return layout_of(other, view.layout.experts, generation=1).batch_shares
+            return batch_shares_of(with_other_rows(problem.now, problem))
         speeds = self._pricing.speeds
         rows_per_step = view.shape.rows_per_step
         rows = batch_rows(rows_per_step, {r: speeds[r] for r, _ in view.layout.batch_shares})

@@ -6,7 +6,7 @@ another job and nothing is judged.
 """
 
 from dataclasses import replace
-from statistics import median
+from statistics import median, median_high
 
 from pacekeeper.controller import incidents
 from pacekeeper.controller.events import Command, Say
@@ -28,11 +28,11 @@ def made(job: JobState, layout: Layout) -> Promise | None:
     if decision.rung in (Rung.RETURN_HOME, Rung.ROLL_BACK):
         return None
     gain_s = decision.current_step_s - decision.planned_step_s
-    measured_s = measured_steps_s(job)
-    if gain_s <= 0.0 or not measured_s:
+    measured_s = measured_step_s(job)
+    if gain_s <= 0.0 or measured_s is None:
         return None
     # In doubt for the plan: a fault may begin in the middle of a step.
-    before_s = max(sorted(measured_s)[len(measured_s) // 2], decision.current_step_s)
+    before_s = max(measured_s, decision.current_step_s)
     return Promise(
         plan=layout,
         rung=decision.rung,
@@ -43,13 +43,13 @@ def made(job: JobState, layout: Layout) -> Promise | None:
     )
 
 
-def measured_steps_s(job: JobState) -> tuple[float, ...]:
-    """The newest steps under the present layout, none of before the newest fault: those say nothing
-    of a job with it.
+def measured_step_s(job: JobState) -> float | None:
+    """The median of the newest steps under the present layout, none of before the newest fault:
+    those say nothing of a job with it. None where there is none yet.
     """
     slow_steps = steps_since_onset(job)
     count = MEASURED_STEPS if slow_steps is None else max(1, min(slow_steps, MEASURED_STEPS))
-    return job.recent_step_s[-count:]
+    return median_high(job.recent_step_s[-count:]) if job.recent_step_s else None
 
 
 def steps_since_onset(job: JobState) -> int | None:

@@ -29,7 +29,8 @@ def loss_with_racks(
     events = _event_sets(killers, rack_of, rack_failure)
     if events is None:
         return min(1.0, bound)
-    risk = {**node_failure, **{_event(rack, rack_of): p for rack, p in rack_failure.items()}}
+    number = _events(rack_of)
+    risk = {**node_failure, **{number[rack]: p for rack, p in rack_failure.items()}}
     return min(1.0, bound, loss_probability(events, risk))
 
 
@@ -53,12 +54,13 @@ def _event_sets(
 ) -> tuple[KillSet, ...] | None:
     """The least sets of failing nodes and racks that take a whole kill set; None: too many."""
     found: set[KillSet] = set()
+    number = _events(rack_of)
     for killer in killers:
         ways = [KillSet()]
         for rack, nodes in _by_rack(killer, rack_of).items():
             choices = [KillSet(nodes)]
             if rack_failure.get(rack, 0.0) > 0.0:
-                choices.append(KillSet((_event(rack, rack_of),)))
+                choices.append(KillSet((number[rack],)))
             ways = [way | choice for way in ways for choice in choices]
             if len(ways) > MAX_EVENT_SETS:
                 return None
@@ -68,9 +70,10 @@ def _event_sets(
     return kill_sets(found)
 
 
-def _event(rack: int, rack_of: Mapping[int, int]) -> int:
-    """A number for the failure of a whole rack that is no node's."""
-    return 1 + max(rack_of) + sorted(set(rack_of.values())).index(rack)
+def _events(rack_of: Mapping[int, int]) -> dict[int, int]:
+    """For the failure of each whole rack a number that is no node's."""
+    racks = sorted(set(rack_of.values()))
+    return {rack: at for at, rack in enumerate(racks, 1 + max(rack_of, default=0))}
 
 
 def _by_rack(killer: KillSet, rack_of: Mapping[int, int]) -> dict[int, list[int]]:

@@ -22,7 +22,7 @@ from pacekeeper.controller.partition_problem import (
 from pacekeeper.controller.policy_view import View
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.spread import domain
+from pacekeeper.core.spread import numbered
 
 BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both together
 
@@ -36,14 +36,14 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
     now = as_partition(view, view.layout)
     home = view.home
     speeds = view.speeds
-    numbers: dict[object, int] = {}
+    node = numbered(view.node_of, view.layout.ranks)
     bandwidth = 1.0 / costs.busiest_s_per_byte if costs.busiest_s_per_byte > 0.0 else inf
     return Problem(
         model=_model_cost(view),
         devices=tuple(
             Device(
                 rank=rank,
-                node=numbers.setdefault(domain(view.node_of, rank), len(numbers)),
+                node=node[rank],
                 memory_bytes=float(config.memory_bytes) or inf,
                 speed=speeds[rank],
                 link_speed=1.0 / view.slow_links.get(rank, 1.0),

@@ -17,7 +17,7 @@ from pacekeeper.controller.shares import Split
 from pacekeeper.controller.spread_floor import SpreadFloor
 from pacekeeper.controller.survival import kill_sets, survival
 from pacekeeper.core.layout import ExpertHosts, Host, Layout
-from pacekeeper.core.spread import domain
+from pacekeeper.core.spread import numbered
 
 MAX_LOSSES = 3  # said in words
 
@@ -72,7 +72,7 @@ def plan_replicas(
     none.
     """
     experts = [split.hosts for split in splits]
-    node = _numbered_nodes(layout, wishes.spread)
+    node = numbered(wishes.spread.domain_of, layout.ranks)
     parts: list[tuple[tuple[int, ...], ExpertPlan]] = []
     losses, losses_now, num_copied = 0.0, 0.0, 0
     for ranks, layers in _alike_layers(layout):
@@ -172,14 +172,6 @@ def _planned(
         )
     except NoPlacement:
         return None  # the budget of copies is too small for any change
-
-
-def _numbered_nodes(layout: Layout, spread: SpreadFloor) -> dict[int, int]:
-    number: dict[object, int] = {}
-    return {
-        rank: number.setdefault(domain(spread.domain_of, rank), len(number))
-        for rank in layout.ranks
-    }
 
 
 def _alike_layers(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:

@@ -4,7 +4,7 @@ A job of one role has one evidence, `job.evidence`. One of several has one for e
 `job.evidence` then says who is slow, and has no model: what one role's work costs prices no other.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
@@ -38,9 +38,16 @@ def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
     if num_roles(job) < 2:
         return [Peers(ranks=tuple(ranks), evidence=job.evidence)]
     return [
-        Peers(ranks=tuple(own), evidence=evidence_of(job, role))
+        Peers(ranks=tuple(own), evidence=_evidence_of(job, role))
         for role, own in sorted(_by_role(job, ranks).items())
     ]
+
+
+def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]:
+    """What is remembered of the ranks of each of these roles."""
+    if num_roles(job) < 2:
+        return dict.fromkeys(roles, job.evidence)
+    return {role: _evidence_of(job, role) for role in roles}
 
 
 def samples_of(job: JobState, records: Sequence[MicroBatchRecord]) -> dict[str, StepSample]:
@@ -68,7 +75,7 @@ def fold_roles(
     by_role = {**job.by_role}
     judged: dict[str, Judgement] = {}
     for role, sample in samples.items():
-        by_role[role], judged[role] = fold(config, evidence_of(job, role), sample)
+        by_role[role], judged[role] = fold(config, _evidence_of(job, role), sample)
     slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
     before = job.evidence.common.slowdown if job.evidence.common is not None else 1.0
     paces = (kept.common.slowdown for kept in by_role.values() if kept.common is not None)
@@ -95,10 +102,8 @@ def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
     return found
 
 
-def evidence_of(job: JobState, role: str) -> Evidence:
-    """Of one role; of one among several, at first who of it was slow before a restart, or all."""
-    if num_roles(job) < 2:
-        return job.evidence
+def _evidence_of(job: JobState, role: str) -> Evidence:
+    """Of one role among several: at first who of it was slow before a restart, or all."""
     known = job.by_role.get(role)
     if known is not None:
         return known

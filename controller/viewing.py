@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import probing
 from pacekeeper.controller.policy_view import RankTime, View
-from pacekeeper.controller.promises import measured_steps_s, steps_since_onset
+from pacekeeper.controller.promises import measured_step_s, steps_since_onset
 from pacekeeper.controller.roles import peers
 from pacekeeper.controller.state import JobState
 from pacekeeper.predictor.detector_state import microbatches_per_step
@@ -17,8 +17,6 @@ def view_of(job: JobState, now_s: float) -> View:
     """Of a job that runs a known layout and whose ranks have told of their model and loads."""
     layout, shape = job.layout, job.shape
     assert layout is not None and shape is not None, "actionable"
-    measured = measured_steps_s(job)
-    step_s = sorted(measured)[len(measured) // 2] if measured else 0.0
     evidences = [known.evidence for known in peers(job, layout.working)]
     view = View(
         layout=layout,
@@ -39,7 +37,7 @@ def view_of(job: JobState, now_s: float) -> View:
         refusals={**job.refusals, **job.unkept},
         asked_s=now_s,
         home=job.home,
-        step_s=step_s,
+        step_s=measured_step_s(job) or 0.0,
         steps_since_plan=job.step - job.layout_step,
         is_makeshift=job.is_makeshift,
         by_survivors=job.is_makeshift and layout.generation not in job.offered,

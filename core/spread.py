@@ -24,6 +24,12 @@ def domains(domain_of: DomainOf, ranks: Iterable[int]) -> set[Hashable]:
     return {domain(domain_of, rank) for rank in ranks}
 
 
+def numbered(domain_of: DomainOf, ranks: Iterable[int]) -> dict[int, int]:
+    """The domain of each of `ranks` as a number from 0, in the order they come."""
+    number: dict[Hashable, int] = {}
+    return {rank: number.setdefault(domain(domain_of, rank), len(number)) for rank in ranks}
+
+
 def spread_hosts(
     num_experts: int, replicas: int, ranks: Sequence[int], domain_of: DomainOf, *, turn: int
 ) -> list[tuple[int, ...]]:

@@ -43,13 +43,6 @@ def transfers(
     return tuple(result)
 
 
-def num_expert_copies(old: Layout, new: Layout) -> int:
-    """How many replicas of experts are in `new` where they were not in `old`: the transfers of such
-    blocks, counted. Both layouts are of one model.
-    """
-    return len(new.replicas - old.replicas)
-
-
 def moves_layers(old: Layout, new: Layout) -> bool:
     """Does some rank run a layer in `new` that it does not run in `old`? A newcomer always does."""
     return any(

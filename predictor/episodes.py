@@ -1,14 +1,17 @@
-"""A finding of a live detector in a recorded run: how slow, over all steps that it lasted. Pure."""
+"""Findings of a live detector in a recorded run: how slow, over all steps they lasted. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log, sqrt
 
 import numpy as np
 
 from pacekeeper.core.findings import Finding
+from pacekeeper.predictor.detector_state import Judgement
 from pacekeeper.predictor.robust import MEDIAN_ERROR
+from pacekeeper.predictor.trace import OwnInputTable, OwnTransferTable
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
+from pacekeeper.predictor.workload import Positions
 
 TWO_SIDED = 1.96  # sigmas of a 95 % interval
 STILL_SLOW = 0.5  # of a slowdown
@@ -27,6 +30,34 @@ class Episode:
         """Was it open in this step?"""
         is_before_end = self.over_step is None or step <= self.over_step
         return self.finding.onset_step <= step and is_before_end
+
+
+def steps_of(table: OwnInputTable | OwnTransferTable) -> Iterator[tuple[int, Positions]]:
+    """Each step of the table with its rows, in order; rows by rank."""
+    order = np.lexsort((table.rank, table.step))
+    steps, first = np.unique(table.step[order], return_index=True)
+    yield from zip(steps.tolist(), np.split(order, first[1:]), strict=True)
+
+
+def episodes_of(told: Sequence[Judgement]) -> list[Episode]:
+    """The findings of these steps, in the order they were found, without their ratios."""
+    episodes = list[Episode]()
+    is_open: dict[int | None, Episode] = {}
+
+    def open_(finding: Finding) -> None:
+        is_open[finding.rank] = Episode(finding=finding)
+        episodes.append(is_open[finding.rank])
+
+    for judgement in told:
+        for finding in judgement.findings:
+            open_(finding)
+        for rank in judgement.recovered:
+            is_open.pop(rank).over_step = judgement.step
+        if judgement.common.found is not None:
+            open_(judgement.common.found)
+        if judgement.common.is_over:
+            is_open.pop(None).over_step = judgement.step
+    return episodes
 
 
 def trouble_of(

@@ -52,7 +52,6 @@ def forecast(
     model: CostModel | None,
     workload: Workload,
     speeds: Mapping[int, float],
-    overhead_s: float = 0.0,
 ) -> Forecast:
     """Price a layout: speeds are 1 / slowdown, 1.0 for a rank that is not named.
 
@@ -84,8 +83,8 @@ def forecast(
     standing_s = float(standing.mean())  # paid by each rank, not shared
     fluid_s = standing_s + (dense_work + expert_work_s) / float(speed.sum())
     return Forecast(
-        step_s=overhead_s + float(dense.max()) + sum(layer_s),
-        fluid_step_s=overhead_s + fluid_s,
+        step_s=float(dense.max()) + sum(layer_s),
+        fluid_step_s=fluid_s,
         dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
         layer_s=tuple(layer_s),
     )

@@ -7,9 +7,8 @@ over all steps that it was late in.
 import numpy as np
 
 from pacekeeper.core.config import DetectorConfig
-from pacekeeper.core.findings import Finding
 from pacekeeper.predictor.detector_state import Judgement, sigma_of
-from pacekeeper.predictor.episodes import Episode, trouble_of
+from pacekeeper.predictor.episodes import Episode, episodes_of, steps_of, trouble_of
 from pacekeeper.predictor.live_input import Inputs, fold_inputs
 from pacekeeper.predictor.trace import OwnInputTable, Trace
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
@@ -26,7 +25,7 @@ def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Tro
         return ()
     config = config or DetectorConfig()
     inputs, told = _played(config, trace, table)
-    episodes = _episodes(told)
+    episodes = episodes_of(told)
     if not episodes:
         return ()
     stage_of = {worker.rank: worker.stage for worker in trace.workers}
@@ -40,9 +39,7 @@ def _played(
     config: DetectorConfig, trace: Trace, table: OwnInputTable
 ) -> tuple[Inputs, list[Judgement]]:
     inputs, told = Inputs(), list[Judgement]()
-    order = np.lexsort((table.rank, table.step))
-    steps, first = np.unique(table.step[order], return_index=True)
-    for step, rows in zip(steps.tolist(), np.split(order, first[1:]), strict=True):
+    for step, rows in steps_of(table):
         inputs, judgement = fold_inputs(
             config,
             inputs,
@@ -55,26 +52,6 @@ def _played(
         if judgement is not None:
             told.append(judgement)
     return inputs, told
-
-
-def _episodes(told: list[Judgement]) -> list[Episode]:
-    episodes = list[Episode]()
-    is_open: dict[int | None, Episode] = {}
-
-    def open_(finding: Finding) -> None:
-        is_open[finding.rank] = Episode(finding=finding)
-        episodes.append(is_open[finding.rank])
-
-    for judgement in told:
-        for finding in judgement.findings:
-            open_(finding)
-        for rank in judgement.recovered:
-            is_open.pop(rank).over_step = judgement.step
-        if judgement.common.found is not None:
-            open_(judgement.common.found)
-        if judgement.common.is_over:
-            is_open.pop(None).over_step = judgement.step
-    return episodes
 
 
 def _measure(episode: Episode, told: list[Judgement]) -> None:

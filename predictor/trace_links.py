@@ -6,12 +6,10 @@ all steps that it was slow in, with what the detector knows at the end.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import numpy as np
-
 from pacekeeper.core.config import DetectorConfig
 from pacekeeper.predictor.cost_model import log_ratios
-from pacekeeper.predictor.detector_state import Evidence, begin, model_of, sigma_of
-from pacekeeper.predictor.episodes import Episode, trouble_of
+from pacekeeper.predictor.detector_state import Evidence, Judgement, begin, model_of, sigma_of
+from pacekeeper.predictor.episodes import Episode, episodes_of, steps_of, trouble_of
 from pacekeeper.predictor.live_links import fold_links, transfer_sample
 from pacekeeper.predictor.trace import OwnTransferTable, Trace
 from pacekeeper.predictor.verdict import Trouble, TroubleKind
@@ -39,24 +37,16 @@ def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trou
 def _played(
     config: DetectorConfig, trace: Trace, table: OwnTransferTable, node_of: Mapping[int, str]
 ) -> tuple[Evidence, list[Episode]]:
-    evidence, episodes = begin(), list[Episode]()
-    is_open: dict[int, Episode] = {}
+    evidence, told = begin(), list[Judgement]()
     for sample in _samples(trace, table):
         evidence, judgement = fold_links(config, evidence, sample, node_of)
-        for finding in judgement.findings:
-            assert finding.rank is not None, "links are of ranks"
-            is_open[finding.rank] = Episode(finding=finding)
-            episodes.append(is_open[finding.rank])
-        for rank in judgement.recovered:
-            is_open.pop(rank).over_step = sample.step
-    return evidence, episodes
+        told.append(judgement)
+    return evidence, episodes_of(told)
 
 
 def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
     """The steps in which all ranks that ended them tell their transfers, in order."""
-    order = np.lexsort((table.rank, table.step))
-    steps, first = np.unique(table.step[order], return_index=True)
-    for step, rows in zip(steps.tolist(), np.split(order, first[1:]), strict=True):
+    for step, rows in steps_of(table):
         sample = transfer_sample(
             step,
             trace.generation_at(step),

@@ -70,11 +70,11 @@ def test_ranks_of_a_tensor_group_share_its_dense_work_by_their_shards() -> None:
 
 
 def test_everybody_waits_for_the_slow_rank_in_every_layer() -> None:
-    price = forecast(LAYOUT, model=MODEL, workload=WORK, speeds={1: 0.5}, overhead_s=0.25)
+    price = forecast(LAYOUT, model=MODEL, workload=WORK, speeds={1: 0.5})
     assert price.dense_s == pytest.approx({0: 6.3, 1: 12.6})
     assert price.layer_s == pytest.approx((2.0, 2.0))
-    assert price.step_s == pytest.approx(12.6 + 4.0 + 0.25)
-    assert price.fluid_step_s == pytest.approx(1.3 + 14.0 / 1.5 + 0.25)
+    assert price.step_s == pytest.approx(12.6 + 4.0)
+    assert price.fluid_step_s == pytest.approx(1.3 + 14.0 / 1.5)
 
 
 def test_shares_move_work_and_rows_are_whole() -> None:
