@@ -29,21 +29,36 @@ class NotFoundError(PacekeeperError):
     exit_code = ExitCode.USAGE
 
 
+class OverError(PacekeeperError):
+    """What the command line names was answered already, or is over."""
+
+    exit_code = ExitCode.USAGE
+
+
 @contextmanager
 def status_stub(client: ClientConfig) -> Iterator[Any]:
-    """The status service of a controller.
+    """The status service of a controller. Raises as `connected` does."""
+    from pacekeeper.protos import status_pb2_grpc
+
+    with connected(client) as channel:
+        yield status_pb2_grpc.StatusServiceStub(channel)
+
+
+@contextmanager
+def connected(client: ClientConfig) -> Iterator[Any]:
+    """A channel to a controller that shows who we are.
 
     Raises ConfigError for a token or certificates that can not be used, and UnreachableError,
-    DeniedError, NotFoundError or PacekeeperError in place of what gRPC raises inside.
+    DeniedError, NotFoundError, OverError or PacekeeperError in place of what gRPC raises inside.
     """
     import grpc
 
-    from pacekeeper.protos import secure, status_pb2_grpc
+    from pacekeeper.protos import secure
 
     address, token = client.controller, _token(client)
     channel = secure.client_channel(address, client.tls)
     try:
-        yield status_pb2_grpc.StatusServiceStub(secure.showing(channel, token))
+        yield secure.showing(channel, token)
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or "no reason given"
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
@@ -53,6 +68,8 @@ def status_stub(client: ClientConfig) -> Iterator[Any]:
             ) from None
         if code is grpc.StatusCode.NOT_FOUND:
             raise NotFoundError(details) from None
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise OverError(details) from None
         if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
             raise DeniedError(
                 f"the controller at {address} refuses: {details}",

@@ -18,6 +18,8 @@ _COMMANDS = {
     "train": ("pacekeeper.cli.train", "Train the MoE model in one process, without a fleet."),
     "status": ("pacekeeper.cli.status", "Ask the controller for jobs, ranks and nodes."),
     "incidents": ("pacekeeper.cli.incidents", "Ask the controller for incidents."),
+    "approve": ("pacekeeper.cli.approve", "Approve a plan that waits for a person."),
+    "deny": ("pacekeeper.cli.deny", "Deny a plan that waits for a person."),
     "replay": ("pacekeeper.cli.replay", "Judge a recorded run: who was slow, and what it cost."),
     "simulate": ("pacekeeper.cli.simulate", "Play recorded failures against several policies."),
     "checkpoint": ("pacekeeper.cli.checkpoint", "List, check and show checkpoints."),

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pacekeeper.cli.options import asks_controller
+from pacekeeper.cli.proposal_print import proposal_lines
 from pacekeeper.core.client_config import ClientConfig
 
 WATCH_PERIOD_S = 1.0
@@ -86,6 +87,9 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             console.print(f"{escape(job.watch)}: {escape(job.watch_reason)}{_canary(job)}")
         if job.last_decision:
             console.print(f"[dim]{escape(job.last_decision)}[/]")
+        if job.HasField("proposal"):
+            for line in proposal_lines(job.proposal):
+                console.print(f"[bold yellow]{escape(line)}[/]")
         for line in job.advice:
             console.print(f"[yellow]advice:[/] {escape(line)}")
         if job.ranks:

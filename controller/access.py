@@ -40,15 +40,19 @@ _GRANTS: Mapping[Role, frozenset[Action]] = {
     Role.NOBODY: frozenset({Action.HEALTH}),
 }
 _STATUS = "/pacekeeper.v1.StatusService/"
+_OPERATOR = "/pacekeeper.v1.OperatorService/"
 METHODS: Mapping[str, Action] = {
     "/pacekeeper.v1.AgentControlService/Attach": Action.ATTACH,
     f"{_STATUS}ListJobs": Action.READ,
     f"{_STATUS}GetJob": Action.READ,
     f"{_STATUS}ListNodes": Action.READ,
     f"{_STATUS}ListIncidents": Action.READ,
+    f"{_STATUS}ListProposals": Action.READ,
     f"{_STATUS}WatchIncidents": Action.READ,
     f"{_STATUS}WatchSteps": Action.READ,
     f"{_STATUS}GetLayout": Action.READ,
+    f"{_OPERATOR}ApproveProposal": Action.ACT,
+    f"{_OPERATOR}DenyProposal": Action.ACT,
     "/grpc.health.v1.Health/Check": Action.HEALTH,
     "/grpc.health.v1.Health/Watch": Action.HEALTH,
     "/grpc.health.v1.Health/List": Action.HEALTH,

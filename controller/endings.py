@@ -7,7 +7,7 @@ may have ended where no agent saw it: its ranks would say everything again.
 
 from dataclasses import replace
 
-from pacekeeper.controller import incidents
+from pacekeeper.controller import incidents, proposals
 from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
@@ -38,6 +38,8 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     if job.watch is Watch.ENDED:
         return job, []
     commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.watch}")]
+    job, said = proposals.withdraw(job, "the job ended")
+    commands += said
     everybody = {incident.finding.rank for incident in job.open_incidents}
     for kind in FindingKind:
         if kind is FindingKind.DEATH:
@@ -88,6 +90,8 @@ def forget(state: State, now_s: float) -> tuple[State, list[Command]]:
         reason = _why_forgotten(job, now_s)
         if not reason:
             continue
+        job, said = proposals.withdraw(job, reason)
+        commands += said
         everybody = {incident.finding.rank for incident in job.open_incidents}
         for kind in FindingKind:
             job, said = incidents.close(job, everybody, kind, unix_s, reason)

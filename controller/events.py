@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pacekeeper.controller.policy_view import View
 from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.proposals import Proposal
 from pacekeeper.core.reports import NodeReport
 
 
@@ -48,7 +49,17 @@ class DecisionMade:
     decision: Decision | None
 
 
-Event = NodeAttached | NodeDetached | NodeReported | Tick | DecisionMade
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposalAnswered:
+    """A person approves or denies a proposal; `said_by`: who, `reason`: why it is denied."""
+
+    proposal_id: int
+    is_approved: bool
+    said_by: str
+    reason: str = ""
+
+
+Event = NodeAttached | NodeDetached | NodeReported | Tick | DecisionMade | ProposalAnswered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +131,13 @@ class SaveDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveProposal:
+    """Store the proposal (insert or replace): what is open outlives the controller."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
     """What must outlive the controller changed: store the job's `JobRecord`."""
 
@@ -183,6 +201,7 @@ Command = (
     | SaveIncident
     | SaveLayout
     | SaveDecision
+    | SaveProposal
     | SaveJob
     | ForgetJob
     | ForgetLayouts

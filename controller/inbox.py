@@ -7,7 +7,16 @@ they speak of is known. Steps and findings: `steps.py`.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pacekeeper.controller import incidents, move_costs, probing, promises, refusals, rewind, steps
+from pacekeeper.controller import (
+    incidents,
+    move_costs,
+    probing,
+    promises,
+    proposals,
+    refusals,
+    rewind,
+    steps,
+)
 from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
 from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
 from pacekeeper.controller.way_home import is_of_others, is_same_work
@@ -135,11 +144,18 @@ def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
     """The job was started again: nothing of its former life holds, its findings are history."""
     everybody = {incident.finding.rank for incident in job.open_incidents}
     commands: list[Command] = [Say(text=f"job={job.name} was started anew")]
+    job, said = proposals.withdraw(job, "the job was started anew")
+    commands += said
     for kind in FindingKind:
         job, said = incidents.close(job, everybody, kind, unix_s, "the job was started anew")
         commands += said
     commands.append(ForgetLayouts(job=job.name))  # their numbers are given anew
-    fresh = JobState(name=job.name, incidents=job.incidents, reported_s=job.reported_s)
+    fresh = JobState(
+        name=job.name,
+        incidents=job.incidents,
+        proposals=job.proposals,
+        reported_s=job.reported_s,
+    )
     return fresh, commands
 
 

@@ -101,6 +101,11 @@ def close(
     return replace(job, incidents=tuple(incidents)), commands
 
 
+def followed(job: JobState) -> list[Incident]:
+    """The open incidents that a layout follows."""
+    return [one for one in job.open_incidents if one.finding.kind not in UNPLANNED]
+
+
 def note_action(job: JobState, action: str) -> tuple[JobState, list[Command]]:
     """What was done, on every open incident that a layout follows."""
     noted, commands = [], list[Command]()

@@ -8,7 +8,7 @@ reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import causes, endings, inbox, offers, probing, promises, watch
+from pacekeeper.controller import causes, endings, inbox, offers, probing, proposals, watch
 from pacekeeper.controller.containment import contained
 from pacekeeper.controller.events import (
     AskDecision,
@@ -18,9 +18,7 @@ from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
     NodeReported,
-    OfferPlan,
-    SaveDecision,
-    SaveJob,
+    ProposalAnswered,
     Say,
     Tick,
 )
@@ -28,7 +26,9 @@ from pacekeeper.controller.incidents import newest
 from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
 from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung, Watch
+from pacekeeper.core.findings import FindingKind, Incident, Rung, Watch
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.proposals import Proposal
 from pacekeeper.core.reports import JobReport
 from pacekeeper.predictor.detector_state import restore
 from pacekeeper.predictor.live_input import restored_inputs
@@ -53,6 +53,8 @@ def advance(
             return _tick(state, config, now_s)
         case DecisionMade():
             return _take_decision(state, event, config, now_s)
+        case ProposalAnswered():
+            return _take_answer(state, event, config, now_s)
 
 
 def restored(
@@ -61,9 +63,15 @@ def restored(
     *,
     next_incident_id: int,
     unix_offset_s: float,
+    waiting: Sequence[Proposal] = (),
+    next_proposal_id: int = 1,
 ) -> State:
-    """The state a stored past gives: open findings are remembered, all else is measured anew."""
+    """The state a stored past gives: open findings are remembered, all else is measured anew.
+
+    `waiting`: the open proposals, one of a job at most.
+    """
     states = {}
+    proposed = {proposal.job: proposal for proposal in waiting}
     for job in jobs:
         own = newest([incident for incident in incidents if incident.job == job.name])
         known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
@@ -88,11 +96,24 @@ def restored(
             ),
             whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
             incidents=own,
+            proposals=_waiting(proposed.get(job.name), job.layout),
             step=job.step,
             remembered={rank.rank: rank for rank in job.ranks},
             offered={plan.generation: "offered before a restart" for plan in ours},
         )
-    return State(jobs=states, next_incident_id=next_incident_id, unix_offset_s=unix_offset_s)
+    return State(
+        jobs=states,
+        next_incident_id=next_incident_id,
+        next_proposal_id=next_proposal_id,
+        unix_offset_s=unix_offset_s,
+    )
+
+
+def _waiting(proposal: Proposal | None, layout: Layout | None) -> tuple[Proposal, ...]:
+    """One value for what it is for and what is in force, if equal: they are compared on ticks."""
+    if proposal is None or layout is None or proposal.base != layout:
+        return () if proposal is None else (proposal,)
+    return (replace(proposal, base=layout),)
 
 
 def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[int, float]:
@@ -233,7 +254,8 @@ def _follow(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, Sequence[Command]]:
     """What time alone changes in a job: its end, its watch, what it has waited for long enough."""
-    job, commands = endings.follow(state.jobs[name], now_s, now_s + state.unix_offset_s)
+    unix_s = now_s + state.unix_offset_s
+    job, commands = endings.follow(state.jobs[name], now_s, unix_s)
     if job.reported_s is None:
         job = replace(job, reported_s=now_s)  # of a stored past: its silence begins now
     if job.watch is not Watch.ENDED:
@@ -243,6 +265,8 @@ def _follow(
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             job = replace(job, asked=0)
         job, said = probing.follow(job, now_s, now_s + state.unix_offset_s)
+        commands += said
+        job, said = proposals.follow(job, config.policy, unix_s)
         commands += said
     if job is not state.jobs[name]:
         state = _with_job(state, job)
@@ -258,7 +282,10 @@ def _act(
     """Ask for a decision on one job, where it can be acted on and nothing is under way."""
     job = state.jobs[name]
     is_young = job.step - job.layout_step < config.policy.min_steps_between_plans
-    if job.asked or is_young or _basis(job) == job.decided_on or not _is_actionable(job):
+    is_settled = is_young or _basis(job) == job.decided_on
+    if job.asked or (is_settled and job.approved is None):
+        return state, ()
+    if not _is_actionable(job) or proposals.is_waited_for(job):
         return state, ()
     number = state.num_asked + 1
     question = AskDecision(job=name, asked=number, view=view_of(job, now_s))
@@ -274,50 +301,46 @@ def _take_decision(
     known = state.jobs.get(name)
     if known is None or known.asked != event.asked:
         return state, ()  # of an earlier life of the job, or given up
-    job = replace(known, asked=0)
+    job, unix_s = replace(known, asked=0), now_s + state.unix_offset_s
     if decision is None:
-        return _with_job(state, job), ()
+        job, said = proposals.take(job, None, config.policy, now_s, unix_s)
+        return _with_job(state, job), tuple(said)
     if not _is_actionable(job) or _grounds(job) != job.asked_on:
         state = _with_job(state, replace(job, decided_on=None))
         return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
     before = job.last_decision
     job = replace(job, last_decision=decision)
-    if decision.rung is Rung.NOTHING:
-        said = () if before is not None and before.rung is Rung.NOTHING else _told(name, decision)
-        return _with_job(state, job), said
-    if config.policy.mode == "observe":
-        is_new = before is None or before.rung is not decision.rung
-        return _with_job(state, job), _told(name, decision) if is_new else ()
-    if decision.unconfirmed:
-        job, asked = probing.ask(job, decision, now_s, now_s + state.unix_offset_s)
-        return _with_job(state, job), tuple(asked)
-    assert decision.layout is not None, "a rung other than nothing has a layout"
-    assert job.layout is not None, "an actionable job has a layout"
-    plan, base_generation = decision.layout, job.layout.generation
-    job = replace(
-        promises.given_up(job, decision, now_s),
-        desired=plan,
-        desired_base=base_generation,
-        desired_for=frozenset(job.evidence.slow),
-        offered={**job.offered, plan.generation: decision.reason},
-        offered_s=now_s,
-        said_s=now_s,
-        newest_generation=plan.generation,
-        known_layouts={**job.known_layouts, plan.generation: plan},
+    if job.approved is not None:
+        job, said = proposals.take(job, decision, config.policy, now_s, unix_s)
+        return _with_job(state, job), tuple(said)
+    job, commands = proposals.follow(job, config.policy, unix_s)
+    is_news = before is None or before.rung is not decision.rung
+    if decision.rung is Rung.NOTHING or config.policy.mode == "observe":
+        job, said = proposals.withdraw(job, decision.reason)
+        said += [offers.told(name, decision)] if is_news else []
+    elif decision.unconfirmed:
+        job, said = probing.ask(job, decision, now_s, unix_s)
+    elif proposals.is_asked(config.policy, decision):
+        state, job, said = proposals.propose(state, job, decision, config.policy, unix_s)
+    else:
+        job, said = proposals.withdraw(job, "a plan that needs nobody's word came first")
+        job, offered = offers.offer(job, decision, now_s)
+        said += offered
+    return _with_job(state, job), (*commands, *said)
+
+
+def _take_answer(
+    state: State, event: ProposalAnswered, config: ControllerConfig, now_s: float
+) -> tuple[State, tuple[Command, ...]]:
+    """What a person says; what is approved is priced again at once, if it can be."""
+    proposal = proposals.found(state, event.proposal_id)
+    if proposal is None:
+        return state, ()
+    job, said = proposals.answer(
+        state.jobs[proposal.job], event, config.policy, now_s, now_s + state.unix_offset_s
     )
-    commands: tuple[Command, ...] = (
-        SaveDecision(job=name, step=job.step, decision=decision),
-        SaveJob(job=name),
-        *_told(name, decision),
-        OfferPlan(
-            job=name,
-            nodes=job.nodes,
-            layout=plan,
-            base_generation=base_generation,
-            life=job.life,
-        ),
-    )
-    return _with_job(state, job), commands
+    state, asked = _act(_with_job(state, job), job.name, config, now_s)
+    return state, (*said, *asked)
 
 
 def _is_actionable(job: JobState) -> bool:
@@ -345,10 +368,6 @@ def _grounds(job: JobState) -> Hashable:
     assert job.layout is not None, "actionable"
     slow = tuple(sorted(job.evidence.slow.items()))
     return job.layout.generation, job.newest_generation, slow, job.home is None, job.is_makeshift
-
-
-def _told(name: str, decision: Decision) -> tuple[Command, ...]:
-    return (Say(text=f"job={name} decision={decision.rung} {decision.reason}"),)
 
 
 def _with_job(state: State, job: JobState) -> State:

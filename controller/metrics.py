@@ -63,6 +63,7 @@ class ControllerMetrics:
             "job_step": ("Newest complete step.", ["job"]),
             "job_tokens_per_second": ("Tokens per second of it.", ["job"]),
             "job_generation": ("Layout in force.", ["job"]),
+            "job_proposals_waiting": ("Plans that wait for a person.", ["job"]),
             "store_refusing": ("1 while the store takes no writes: intake waits.", ["reason"]),
             "rank_slowdown": ("Slowest ranks: observed / expected.", ["job", "rank"]),
             "job_info": ("1 for what is said of the job.", ["job", "watch"]),
@@ -123,6 +124,8 @@ class ControllerMetrics:
             gauges["job_tokens_per_second"].labels(name).set(job.tokens_per_s)
             generation = 0 if job.layout is None else job.layout.generation
             gauges["job_generation"].labels(name).set(generation)
+            is_waiting = job.open_proposal is not None and job.approved is None
+            gauges["job_proposals_waiting"].labels(name).set(is_waiting)
             gauges["job_info"].labels(name, job.watch.value).set(1)
             if job.blind is not None:
                 gauges["job_blind"].labels(name, job.blind.value).set(1)

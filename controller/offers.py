@@ -1,14 +1,54 @@
-"""What is wanted and not yet observed is said again, each second; what nobody can take is given up.
-Pure.
+"""A plan on its way to the ranks: offered, said again each second, given up when it can not be
+taken any more. Pure.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
-from pacekeeper.controller.events import Command, NotifyDeaths, OfferPlan, SaveJob, Say
+from pacekeeper.controller import promises
+from pacekeeper.controller.events import (
+    Command,
+    NotifyDeaths,
+    OfferPlan,
+    SaveDecision,
+    SaveJob,
+    Say,
+)
 from pacekeeper.controller.state import JobState
+from pacekeeper.core.findings import Decision
+from pacekeeper.core.layout import Layout
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
 OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
+
+
+def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, list[Command]]:
+    """Offer the plan of a decision to the ranks, which run the layout it was made on."""
+    assert decision.layout is not None, "a rung other than nothing has a layout"
+    assert job.layout is not None, "an actionable job has a layout"
+    plan = decision.layout
+    job = replace(
+        promises.given_up(job, decision, now_s),
+        desired=plan,
+        desired_base=job.layout.generation,
+        desired_for=frozenset(job.evidence.slow),
+        offered={**job.offered, plan.generation: decision.reason},
+        offered_s=now_s,
+        said_s=now_s,
+        newest_generation=plan.generation,
+        known_layouts={**job.known_layouts, plan.generation: plan},
+    )
+    return job, [
+        SaveDecision(job=job.name, step=job.step, decision=decision),
+        SaveJob(job=job.name),
+        told(job.name, decision),
+        _offered(job, plan),
+    ]
+
+
+def told(name: str, decision: Decision) -> Say:
+    """A decision on this job in one line."""
+    return Say(text=f"job={name} decision={decision.rung} {decision.reason}")
 
 
 def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
@@ -21,15 +61,7 @@ def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
         return job, []
     commands: list[Command] = []
     if job.desired is not None:
-        commands.append(
-            OfferPlan(
-                job=job.name,
-                nodes=job.nodes,
-                layout=job.desired,
-                base_generation=job.desired_base,
-                life=job.life,
-            )
-        )
+        commands.append(_offered(job, job.desired))
     runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
     if set(job.dead) & runs and job.living:
         notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
@@ -37,21 +69,37 @@ def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     return (replace(job, said_s=now_s) if commands else job), commands
 
 
-def _why_over(job: JobState, now_s: float) -> str:
-    """Why the plan on offer can not be taken any more; empty where it can, or there is none."""
-    plan = job.desired
-    if plan is None:
-        return ""
+def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str:
+    """Why a plan that was made on generation `base` for these slow ranks is of no use any more;
+    empty where it is.
+    """
     present = 0 if job.layout is None else job.layout.generation
     if set(plan.ranks) & set(job.dead):
         return "ranks died meanwhile"
-    if present != job.desired_base:
+    if present != base:
         return f"generation {present} came first"
-    over = job.desired_for - job.evidence.slow.keys()
-    if over:
-        return f"ranks {sorted(over)}, for which it was made, are slow no more"
-    if job.evidence.slow and not job.desired_for:  # as the way home, or better shares for all
+    if over := sorted(set(slow) - job.evidence.slow.keys()):
+        return f"ranks {over}, for which it was made, are slow no more"
+    if job.evidence.slow and not slow:  # as the way home, or better shares for all
         return f"made for no one slow, and ranks {sorted(job.evidence.slow)} are"
-    if now_s - job.offered_s > OFFER_LIFE_S:
-        return f"not taken for {OFFER_LIFE_S:.0f} s"
     return ""
+
+
+def _why_over(job: JobState, now_s: float) -> str:
+    """Why the plan on offer can not be taken any more; empty where it can, or there is none."""
+    if job.desired is None:
+        return ""
+    why = why_worthless(job, job.desired, job.desired_base, job.desired_for)
+    if not why and now_s - job.offered_s > OFFER_LIFE_S:
+        return f"not taken for {OFFER_LIFE_S:.0f} s"
+    return why
+
+
+def _offered(job: JobState, plan: Layout) -> OfferPlan:
+    return OfferPlan(
+        job=job.name,
+        nodes=job.nodes,
+        layout=plan,
+        base_generation=job.desired_base,
+        life=job.life,
+    )

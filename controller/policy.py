@@ -50,6 +50,8 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     now = _Now(
         config=config, pricing=pricing, floor=floor, num_narrow=num_narrow(view.layout, floor)
     )
+    if view.approved is not None:
+        return _priced_again(view, now, view.approved)
     decision = _fastest(view, now, search := Search(view, config, pricing, floor))
     # Other shares alone would make the layout ours, and leave replicas where survivors put them.
     is_hasty = view.by_survivors and decision.rung not in COSTLY
@@ -99,8 +101,11 @@ def _fastest(view: View, now: _Now, search: Search) -> Decision:
     best = _nothing("no layout is better")
     best_value_s = 0.0
     shares_value_s = 0.0
+    is_proposed = config.mode == "approve" and config.approve == "moves"
     for candidate in search.candidates():
         rung, layout = candidate.rung, candidate.layout
+        if is_proposed and rung in COSTLY and best.layout is not None:
+            break  # what needs nobody's word comes first; the others are proposed on top of it
         price = now.pricing.price(layout)
         gain_s = current_s - price.step_s
         cost_s = now.pricing.cost_s(layout)
@@ -156,6 +161,33 @@ def _why_wait(
         lost_s = max(0.0, gain_s * view.slow_steps)
         return f"; the fault has cost {lost_s:.1f} s so far: it may pass"
     return None
+
+
+def _priced_again(view: View, now: _Now, approved: Decision) -> Decision:
+    """The approved plan at present prices, if it still does what it was made for."""
+    layout, rung = approved.layout, approved.rung
+    assert layout is not None, "a plan was approved"
+    if rung in (Rung.RETURN_HOME, Rung.ROLL_BACK):
+        back = _gone_home(view, now) if rung is Rung.RETURN_HOME else _rolled_back(view, now)
+        if back is None or back.layout != layout:
+            return _nothing("priced again, the way back is none any more, or does not pay")
+        return replace(back, reason=f"approved: {back.reason}")
+    price, cost_s = now.pricing.price(layout), now.pricing.cost_s(layout)
+    current_s, num_steps = now.pricing.current_s, now.config.horizon_steps
+    gain_s = current_s - price.step_s
+    is_gain = gain_s >= now.config.min_gain * current_s and gain_s * num_steps > cost_s
+    # What is moved for safety need not gain, only not cost much.
+    is_safer = view.by_survivors or num_narrow(layout, now.floor) < now.num_narrow
+    if not is_gain and not (is_safer and gain_s >= -now.config.min_gain * current_s):
+        return _nothing(
+            f"priced again it gains {gain_s * num_steps:.1f} s in {num_steps} steps and costs "
+            f"{cost_s:.1f} s"
+        )
+    reason = (
+        f"approved, and priced again: a step from {current_s * 1e3:.0f} to "
+        f"{price.step_s * 1e3:.0f} ms; made for: {approved.reason}"
+    )
+    return now.plan(rung, layout, reason, price)
 
 
 def _gone_home(view: View, now: _Now) -> Decision | None:

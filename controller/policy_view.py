@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pacekeeper.controller.state import Move, Promise, Refusal
-from pacekeeper.core.findings import Rung
+from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.spread import DomainOf
 from pacekeeper.core.topology import ModelShape
@@ -38,6 +38,7 @@ class View:
     `slow_steps`: since the newest finding's onset; None: nobody is slow, or it is not known.
     `work`: by rank, needed of stages and tensor groups only; empty: not measured yet.
     `moves`: how earlier plans went; `promise`: of the present one, where it is open or broken.
+    `approved`: what a person has approved: no other plan is looked for.
     """
 
     layout: Layout
@@ -63,6 +64,7 @@ class View:
     work: Mapping[int, RankTime] = field(default_factory=dict)
     moves: Mapping[int, Move] = field(default_factory=dict)
     promise: Promise | None = None
+    approved: Decision | None = None
 
     @property
     def is_partitioned(self) -> bool:

@@ -1,5 +1,5 @@
-"""A plan that a rank refused is given up at once, and no other of its kind is offered for a while,
-longer each time. Pure.
+"""A plan that a rank refused or a person denied is given up at once, and no other of its kind is
+offered for a while, longer each time. Pure.
 
 The kind is the rung, not the content alone: shares follow the loads, so that the next plan would be
 another one to the letter and refused all the same. A restarted controller tries once more.
@@ -13,6 +13,7 @@ from pacekeeper.controller.state import JobState, Refusal
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import layout_crc
+from pacekeeper.core.proposals import Proposal
 from pacekeeper.core.records import PlanRefusedRecord
 
 FIRST_WAIT_S = 60.0  # no sooner than an offer that nobody answers is made anew
@@ -53,9 +54,28 @@ def take(job: JobState, record: PlanRefusedRecord, now_s: float) -> tuple[JobSta
     ]
 
 
-def wait_s(count: int) -> float:
+def denied(job: JobState, proposal: Proposal, said_by: str, reason: str, now_s: float) -> JobState:
+    """A person does not want this plan: its kind waits, at first as long as a proposal that nobody
+    answers stands, and no sooner than one that a rank refused.
+    """
+    rung = proposal.decision.rung
+    before = job.refusals.get(rung)
+    count = 1 if before is None else before.count + 1
+    stands_s = proposal.expires_unix_s - proposal.made_unix_s
+    refusal = Refusal(
+        plan=proposal.plan,
+        rank=None,
+        reason=reason,
+        count=count,
+        until_s=now_s + wait_s(count, first_s=max(FIRST_WAIT_S, stands_s)),
+        denied_by=said_by,
+    )
+    return replace(job, refusals={**job.refusals, rung: refusal})
+
+
+def wait_s(count: int, *, first_s: float = FIRST_WAIT_S) -> float:
     """How long a kind of plan waits that has failed so often in a row."""
-    return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(count - 1, 16))
+    return min(max(LONGEST_WAIT_S, first_s), first_s * 2.0 ** min(count - 1, 16))
 
 
 def after(job: JobState, layout: Layout) -> JobState:

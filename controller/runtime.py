@@ -38,11 +38,13 @@ from pacekeeper.controller.events import (
     SaveIncident,
     SaveJob,
     SaveLayout,
+    SaveProposal,
     Say,
     StepSummary,
     Tick,
 )
 from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.operator_service import Operator
 from pacekeeper.controller.planner import Planner
 from pacekeeper.controller.rates import Limit
 from pacekeeper.controller.server import AgentControl
@@ -56,6 +58,8 @@ from pacekeeper.predictor.calibration import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
+    operator_pb2,
+    operator_pb2_grpc,
     status_pb2,
     status_pb2_grpc,
     wire,
@@ -65,10 +69,16 @@ INBOX_EVENTS = 4096
 DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
 MAX_TOLD = 256  # failures remembered, so that each is told once
-_STORED = SaveIncident | SaveLayout | SaveDecision | SaveJob | ForgetJob | ForgetLayouts
+_STORED = (
+    SaveIncident | SaveLayout | SaveDecision | SaveProposal | SaveJob | ForgetJob | ForgetLayouts
+)
 _log = logging.getLogger(__name__)
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
-_SERVICES = (_CONTROL, status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name)
+_SERVICES = (
+    _CONTROL,
+    status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
+    operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
+)
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -87,11 +97,14 @@ class Controller:
         self.store = Store.open(Path(config.store))
         self.metrics = ControllerMetrics()
         jobs, incidents, next_id = self.store.load()
+        waiting, next_proposal_id = self.store.open_proposals()
         self.metrics.begin_after(next_id - 1)
         self.state: State = machine.restored(
             jobs,
             incidents,
             next_incident_id=next_id,
+            waiting=waiting,
+            next_proposal_id=next_proposal_id,
             unix_offset_s=time.time() - time.monotonic(),
         )
         if jobs:
@@ -107,6 +120,7 @@ class Controller:
             reports=Limit(per_s=limits.reports_per_s, at_once=limits.reports_at_once),
         )
         self.status = Status(state=lambda: self.state, past_layout=self.store.layout)
+        self.operator = Operator(state=lambda: self.state, put=self._put)
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self._health = health.aio.HealthServicer()
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
@@ -145,6 +159,7 @@ class Controller:
         server = self.entrance.server()
         control_pb2_grpc.add_AgentControlServiceServicer_to_server(self.agents, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for name in ("", *_SERVICES):
             await self._health.set(name, _SERVING)
@@ -267,6 +282,8 @@ class Controller:
                 self.store.save_layout(job, layout, reason)
             case SaveDecision(job=job, step=step, decision=decision):
                 self.store.save_decision(job, step, decision)
+            case SaveProposal(proposal=proposal):
+                self.store.save_proposal(proposal)
             case SaveJob(job=job):
                 self.store.save_job(machine.job_record(state, job))
             case ForgetJob(job=job):
@@ -299,8 +316,10 @@ class Controller:
             case SaveDecision(job=job, decision=decision) if decision.layout is not None:
                 about = f"generation={decision.layout.generation} rung={decision.rung}"
                 self.entrance.note_plan(job, about, decision.reason)
-            case SaveLayout() | SaveDecision() | SaveJob() | ForgetJob() | ForgetLayouts():
+            case SaveLayout() | SaveDecision() | SaveProposal() | SaveJob():
                 pass  # stored already
+            case ForgetJob() | ForgetLayouts():
+                pass  # so are these
 
     def _send(
         self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse

@@ -8,6 +8,7 @@ from math import inf
 from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.proposals import Answer, Proposal
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
@@ -107,7 +108,8 @@ class ProbeQuestion:
 class Refusal:
     """`rank` could not follow `plan`; no plan of its rung is offered before `until_s`.
 
-    `rank` None: it was taken, and did not bring what was forecast. `count`: how often in a row.
+    `rank` None: the person `denied_by` did not want it, or, where that is empty, it was taken and
+    did not bring what was forecast. `count`: how often in a row.
     """
 
     plan: Layout
@@ -115,10 +117,15 @@ class Refusal:
     reason: str
     count: int
     until_s: float
+    denied_by: str = ""
 
     @property
     def text(self) -> str:
         """For people: who refused what, and why."""
+        if self.denied_by:
+            times = f" (denial {self.count} in a row)" if self.count > 1 else ""
+            why = f": {self.reason}" if self.reason else ""
+            return f"denied by {self.denied_by}{times}{why}"
         if self.rank is None:
             times = f" (time {self.count} in a row)" if self.count > 1 else ""
             return f"plan {self.plan.generation} was undone{times}: it {self.reason}"
@@ -179,6 +186,7 @@ class JobState:
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
     unkept: Mapping[Rung, Refusal] = field(default_factory=dict)  # the same of plans undone
     promise: Promise | None = None  # of the layout in force, until it is judged
+    proposals: tuple[Proposal, ...] = ()  # for people, newest last; only that one may be open
     moves: Mapping[int, Move] = field(default_factory=dict)  # of the newest plans, by generation
     home: Layout | None = None
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
@@ -266,6 +274,19 @@ class JobState:
         return next((r.attachment.model for r in self.ranks.values()), None)
 
     @property
+    def open_proposal(self) -> Proposal | None:
+        """What waits for a person, or was approved and is not offered yet."""
+        newest = self.proposals[-1] if self.proposals else None
+        return newest if newest is not None and newest.is_open else None
+
+    @property
+    def approved(self) -> Proposal | None:
+        """What a person has approved and is not offered yet."""
+        proposal = self.open_proposal
+        is_approved = proposal is not None and proposal.answer is Answer.APPROVED
+        return proposal if is_approved else None
+
+    @property
     def open_incidents(self) -> tuple[Incident, ...]:
         return tuple(incident for incident in self.incidents if incident.is_open)
 
@@ -291,6 +312,7 @@ class State:
     jobs: Mapping[str, JobState] = field(default_factory=dict)
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
     next_incident_id: int = 1
+    next_proposal_id: int = 1
     num_asked: int = 0  # decisions asked for, of all jobs
     unix_offset_s: float = 0.0
 

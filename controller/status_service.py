@@ -13,7 +13,13 @@ import grpc.aio
 
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.state import JobState, State
-from pacekeeper.controller.views import incident_view, job_view, node_view, step_view
+from pacekeeper.controller.views import (
+    incident_view,
+    job_view,
+    node_view,
+    proposal_view,
+    step_view,
+)
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
@@ -80,6 +86,19 @@ class Status(status_pb2_grpc.StatusServiceServicer):
             if incident.is_open or not request.open_only
         ]
         return status_pb2.ListIncidentsResponse(incidents=incidents)
+
+    async def ListProposals(self, request: Any, context: Context) -> Any:
+        """The newest proposals by number, of one job or of all."""
+        if request.job:
+            await self._job(request.job, context)
+        found = [
+            proposal
+            for job in self.state().jobs.values()
+            for proposal in job.proposals
+            if request.job in ("", job.name) and (proposal.is_open or not request.open_only)
+        ]
+        found.sort(key=lambda proposal: proposal.proposal_id)
+        return status_pb2.ListProposalsResponse(proposals=map(proposal_view, found))
 
     async def WatchIncidents(self, request: Any, context: Context) -> AsyncIterator[Any]:
         """All known incidents, then every change."""

@@ -1,4 +1,5 @@
-"""What must outlive the controller, in one SQLite file: jobs, layouts, incidents, decisions.
+"""What must outlive the controller, in one SQLite file: jobs, layouts, incidents, decisions,
+proposals.
 
 Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. One
 controller writes a store at a time: two would give the same numbers to different incidents.
@@ -14,13 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller.proposal_rows import proposal_of, proposal_row
 from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.core.proposals import Answer, Proposal
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -42,6 +45,13 @@ CREATE TABLE decisions (
     job TEXT NOT NULL, step INTEGER NOT NULL, rung TEXT NOT NULL, reason TEXT NOT NULL,
     current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL, fluid_step_s REAL NOT NULL,
     cost_s REAL NOT NULL, moved_bytes INTEGER NOT NULL);
+CREATE TABLE proposals (
+    proposal_id INTEGER PRIMARY KEY, job TEXT NOT NULL, answer TEXT NOT NULL, rung TEXT NOT NULL,
+    reason TEXT NOT NULL, current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL,
+    fluid_step_s REAL NOT NULL, cost_s REAL NOT NULL, moved_bytes INTEGER NOT NULL,
+    plan BLOB NOT NULL, base BLOB NOT NULL, slow TEXT NOT NULL, incident_ids TEXT NOT NULL,
+    made_unix_s REAL NOT NULL, expires_unix_s REAL NOT NULL, said_by TEXT NOT NULL,
+    note TEXT NOT NULL);
 """
 
 
@@ -165,6 +175,12 @@ class Store:
             ),
         )
 
+    def save_proposal(self, proposal: Proposal) -> None:
+        """Insert or replace a proposal."""
+        self._connection.execute(
+            f"REPLACE INTO proposals VALUES ({', '.join('?' * 18)})", proposal_row(proposal)
+        )
+
     def load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
         """(jobs, their incidents, the number of the next incident).
 
@@ -174,6 +190,25 @@ class Store:
             return self._load()
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise self._damaged(error) from None
+
+    def open_proposals(self) -> tuple[tuple[Proposal, ...], int]:
+        """(those of known jobs that are open, the number of the next one).
+
+        Raises HostError for a damaged store.
+        """
+        try:
+            rows = self._connection.execute(
+                "SELECT * FROM proposals WHERE answer IN (?, ?)"
+                " AND job IN (SELECT name FROM jobs) ORDER BY proposal_id",
+                (Answer.WAITING, Answer.APPROVED),
+            )
+            found = tuple(proposal_of(row) for row in rows)
+            (newest,) = self._connection.execute(
+                "SELECT max(proposal_id) FROM proposals"
+            ).fetchone()
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise self._damaged(error) from None
+        return found, (newest or 0) + 1
 
     def raise_if_damaged(self, error: sqlite3.DatabaseError) -> None:
         """Raises HostError where `error` says that the file is no whole store any more.

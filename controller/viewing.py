@@ -48,6 +48,7 @@ def view_of(job: JobState, now_s: float) -> View:
         slow_links=job.links.slow,
         moves=job.moves,
         promise=job.promise,
+        approved=None if job.approved is None else job.approved.decision,
     )
     return _with_work(view, job) if view.is_partitioned else view
 

@@ -6,6 +6,7 @@ from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.proposals import Proposal
 from pacekeeper.predictor.canary import Outcome
 from pacekeeper.protos import status_pb2
 
@@ -35,6 +36,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         detectable_slowdown=None if job.sight is None else job.sight.slowdown,
         detectable_steps=None if job.sight is None else job.sight.steps,
         canary=canary_view(job.canaries.last),
+        proposal=None if job.open_proposal is None else proposal_view(job.open_proposal),
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
@@ -138,6 +140,29 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         actions=list(incident.actions),
         cause=finding.cause,
         probe=finding.probe,
+    )
+
+
+def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
+    """A proposal with its prices, and what became of it."""
+    decision = proposal.decision
+    return status_pb2.Proposal(
+        proposal_id=proposal.proposal_id,
+        job=proposal.job,
+        answer=proposal.answer,
+        rung=decision.rung,
+        reason=decision.reason,
+        incident_ids=list(proposal.incident_ids),
+        generation=proposal.plan.generation,
+        base_generation=proposal.base.generation,
+        current_step_s=decision.current_step_s,
+        planned_step_s=decision.planned_step_s,
+        cost_s=decision.cost_s,
+        moved_bytes=decision.moved_bytes,
+        made_unix_s=proposal.made_unix_s,
+        expires_unix_s=proposal.expires_unix_s,
+        said_by=proposal.said_by,
+        note=proposal.note,
     )
 
 

@@ -155,8 +155,15 @@ class DetectorConfig:
 class PolicyConfig:
     """When a finding becomes an action."""
 
-    # "act", or "observe": decide and report, but never offer a plan.
+    # "act"; "observe": decide and report, but never offer a plan; "approve": propose plans to
+    # people and offer those that they approve.
     mode: str = "act"
+    # Which plans wait for a person in that mode: "moves" (what copies state or ends a rank; shares
+    # alone do not wait) or "all".
+    approve: str = "moves"
+    # Seconds that a proposal stands. Nobody answers: it is made anew if it still pays. Denied: its
+    # kind waits as long, then twice as long each time (an hour at most, unless this is more).
+    approve_within_s: float = 900.0
     # Smallest predicted gain (share of the step time) worth a plan.
     min_gain: float = 0.05
     # The same while nobody is slow (hot experts only), and steps of loads and layout before that.
@@ -192,15 +199,16 @@ class PolicyConfig:
     load_ema: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.mode not in ("act", "observe"):
-            raise ValueError(f"mode: expected 'act' or 'observe', got {self.mode!r}")
+        _one_of(self, "mode", "act", "observe", "approve")
+        _one_of(self, "approve", "moves", "all")
         _at_least(
             self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s", "restart_s"
         )
         _at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
         _at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
         _at_least(self, 0, "memory_bytes")
-        _positive(self, "load_ema", "max_acted_ratio")
+        _positive(self, "load_ema", "max_acted_ratio", "approve_within_s")
+        _at_most(self, LONGEST_WAIT_S, "approve_within_s")
         if not 0.0 <= self.failure_probability <= 1.0:
             raise ValueError(
                 f"failure_probability: expected 0 to 1, got {self.failure_probability}"

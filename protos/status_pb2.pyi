@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Job(_message.Message):
-    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary")
+    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Job(_message.Message):
     DETECTABLE_STEPS_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     name: str
     watch: str
     generation: int
@@ -44,7 +45,8 @@ class Job(_message.Message):
     detectable_steps: int
     advice: _containers.RepeatedScalarFieldContainer[str]
     canary: Canary
-    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ...) -> None: ...
+    proposal: Proposal
+    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
 
 class Canary(_message.Message):
     __slots__ = ("rank", "slowdown", "is_found", "num_steps", "step")
@@ -146,6 +148,42 @@ class Incident(_message.Message):
     probe: str
     def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ..., probe: _Optional[str] = ...) -> None: ...
 
+class Proposal(_message.Message):
+    __slots__ = ("proposal_id", "job", "answer", "rung", "reason", "incident_ids", "generation", "base_generation", "current_step_s", "planned_step_s", "cost_s", "moved_bytes", "made_unix_s", "expires_unix_s", "said_by", "note")
+    PROPOSAL_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    INCIDENT_IDS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MADE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    proposal_id: int
+    job: str
+    answer: str
+    rung: str
+    reason: str
+    incident_ids: _containers.RepeatedScalarFieldContainer[int]
+    generation: int
+    base_generation: int
+    current_step_s: float
+    planned_step_s: float
+    cost_s: float
+    moved_bytes: int
+    made_unix_s: float
+    expires_unix_s: float
+    said_by: str
+    note: str
+    def __init__(self, proposal_id: _Optional[int] = ..., job: _Optional[str] = ..., answer: _Optional[str] = ..., rung: _Optional[str] = ..., reason: _Optional[str] = ..., incident_ids: _Optional[_Iterable[int]] = ..., generation: _Optional[int] = ..., base_generation: _Optional[int] = ..., current_step_s: _Optional[float] = ..., planned_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., made_unix_s: _Optional[float] = ..., expires_unix_s: _Optional[float] = ..., said_by: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
 class ListJobsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -191,6 +229,20 @@ class ListIncidentsResponse(_message.Message):
     INCIDENTS_FIELD_NUMBER: _ClassVar[int]
     incidents: _containers.RepeatedCompositeFieldContainer[Incident]
     def __init__(self, incidents: _Optional[_Iterable[_Union[Incident, _Mapping]]] = ...) -> None: ...
+
+class ListProposalsRequest(_message.Message):
+    __slots__ = ("job", "open_only")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    OPEN_ONLY_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    open_only: bool
+    def __init__(self, job: _Optional[str] = ..., open_only: bool = ...) -> None: ...
+
+class ListProposalsResponse(_message.Message):
+    __slots__ = ("proposals",)
+    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
+    proposals: _containers.RepeatedCompositeFieldContainer[Proposal]
+    def __init__(self, proposals: _Optional[_Iterable[_Union[Proposal, _Mapping]]] = ...) -> None: ...
 
 class WatchIncidentsRequest(_message.Message):
     __slots__ = ("job",)

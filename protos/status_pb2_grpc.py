@@ -55,6 +55,11 @@ class StatusServiceStub(object):
                 request_serializer=pacekeeper_dot_v1_dot_status__pb2.ListIncidentsRequest.SerializeToString,
                 response_deserializer=pacekeeper_dot_v1_dot_status__pb2.ListIncidentsResponse.FromString,
                 _registered_method=True)
+        self.ListProposals = channel.unary_unary(
+                '/pacekeeper.v1.StatusService/ListProposals',
+                request_serializer=pacekeeper_dot_v1_dot_status__pb2.ListProposalsRequest.SerializeToString,
+                response_deserializer=pacekeeper_dot_v1_dot_status__pb2.ListProposalsResponse.FromString,
+                _registered_method=True)
         self.WatchIncidents = channel.unary_stream(
                 '/pacekeeper.v1.StatusService/WatchIncidents',
                 request_serializer=pacekeeper_dot_v1_dot_status__pb2.WatchIncidentsRequest.SerializeToString,
@@ -96,6 +101,13 @@ class StatusServiceServicer(object):
 
     def ListIncidents(self, request, context):
         """NOT_FOUND for a job that is not known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListProposals(self, request, context):
+        """The newest of each job, by number. NOT_FOUND for a job that is not known.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -144,6 +156,11 @@ def add_StatusServiceServicer_to_server(servicer, server):
                     servicer.ListIncidents,
                     request_deserializer=pacekeeper_dot_v1_dot_status__pb2.ListIncidentsRequest.FromString,
                     response_serializer=pacekeeper_dot_v1_dot_status__pb2.ListIncidentsResponse.SerializeToString,
+            ),
+            'ListProposals': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListProposals,
+                    request_deserializer=pacekeeper_dot_v1_dot_status__pb2.ListProposalsRequest.FromString,
+                    response_serializer=pacekeeper_dot_v1_dot_status__pb2.ListProposalsResponse.SerializeToString,
             ),
             'WatchIncidents': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchIncidents,
@@ -269,6 +286,33 @@ class StatusService(object):
             '/pacekeeper.v1.StatusService/ListIncidents',
             pacekeeper_dot_v1_dot_status__pb2.ListIncidentsRequest.SerializeToString,
             pacekeeper_dot_v1_dot_status__pb2.ListIncidentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListProposals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pacekeeper.v1.StatusService/ListProposals',
+            pacekeeper_dot_v1_dot_status__pb2.ListProposalsRequest.SerializeToString,
+            pacekeeper_dot_v1_dot_status__pb2.ListProposalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

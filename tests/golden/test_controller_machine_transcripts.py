@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +23,11 @@ from pacekeeper.controller.events import (
     SaveIncident,
     SaveJob,
     SaveLayout,
+    SaveProposal,
     Say,
     StepSummary,
 )
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
@@ -46,8 +48,8 @@ CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8))
 class Transcript:
     """A driver that writes down what happens; steps in which nothing is said are left out."""
 
-    def __init__(self) -> None:
-        self.driver = Driver(config=CONFIG)
+    def __init__(self, config: ControllerConfig = CONFIG) -> None:
+        self.driver = Driver(config=config)
         self.lines: list[str] = []
         self.number = 0
 
@@ -119,6 +121,8 @@ def told(command: Command) -> str:
             )
         case SaveDecision(decision=decision):
             return f"store    decision {decision.rung}"
+        case SaveProposal(proposal=proposal):
+            return f"store    proposal {proposal.proposal_id} {proposal.answer}"
         case OfferPlan(layout=layout, base_generation=base, nodes=nodes):
             rows = list(layout.rows_of(32).values())
             return (
@@ -195,6 +199,31 @@ def the_controller_dies_with_a_plan_under_way() -> Transcript:
     return story
 
 
+def a_person_denies_a_plan_and_approves_the_next_best() -> Transcript:
+    story = Transcript(replace(CONFIG, policy=PolicyConfig(mode="approve", approve="all")))
+    story.start()
+    story.steps(12)
+    story.steps(12, slow=2)
+    for is_approved in (False, True):
+        proposal = story.driver.job.open_proposal
+        assert proposal is not None, "a plan is proposed"
+        story.take(
+            f"ada {'approves' if is_approved else 'denies'} proposal {proposal.proposal_id}",
+            partial(
+                story.driver.hear,
+                proposal.proposal_id,
+                is_approved=is_approved,
+                reason="" if is_approved else "not now",
+            ),
+        )
+        if not is_approved:
+            story.take("a tick", lambda: story.driver.tick(0.2))
+            story.steps(3, slow=2)
+    story.run_layout(story.desired)
+    story.steps(3, slow=2, generation=2)
+    return story
+
+
 def plan_and_death_cross() -> Transcript:
     story = Transcript()
     story.start()
@@ -234,6 +263,7 @@ def a_rank_refuses_the_plan_and_the_next_best() -> Transcript:
         slow_rank_and_way_home,
         a_rank_dies,
         the_controller_dies_with_a_plan_under_way,
+        a_person_denies_a_plan_and_approves_the_next_best,
         plan_and_death_cross,
         a_rank_refuses_the_plan_and_the_next_best,
     ],

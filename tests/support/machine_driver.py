@@ -11,6 +11,7 @@ from pacekeeper.controller.events import (
     Event,
     NodeAttached,
     NodeReported,
+    ProposalAnswered,
     Say,
     Tick,
 )
@@ -89,9 +90,28 @@ class Driver:
             [job_record(self.state, JOB)],
             incidents,
             next_incident_id=newest + 1,
+            waiting=[one for one in [self.job.open_proposal] if one is not None],
+            next_proposal_id=self.state.next_proposal_id,
             unix_offset_s=UNIX_OFFSET_S,
         )
         self.said = ()
+
+    def attach_again(self, layout: Layout) -> None:
+        """After a restart the agents and ranks say everything again; they run `layout`."""
+        for node, ranks in (("node-0", (0, 1)), ("node-1", (2, 3))):
+            self.agent(node)
+            self.report(node=node, attached=[attachment(r) for r in ranks], layouts=[layout])
+        self.report(*applied(layout))
+
+    def hear(
+        self, proposal_id: int, *, is_approved: bool, said_by: str = "ada", reason: str = ""
+    ) -> None:
+        """A person says this of a proposal."""
+        self.event(
+            ProposalAnswered(
+                proposal_id=proposal_id, is_approved=is_approved, said_by=said_by, reason=reason
+            )
+        )
 
     def agent(self, node: str) -> None:
         self.event(NodeAttached(node=node, product_version="1", agent_life="a"))

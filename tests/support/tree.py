@@ -66,6 +66,7 @@ SHELLS = {
         "entrance",
         "gate",
         "metrics",
+        "operator_service",
         "planner",
         "runtime",
         "server",

@@ -17,7 +17,7 @@ from pacekeeper.controller.access import (
     of_token,
     speaks_for,
 )
-from pacekeeper.protos import control_pb2, status_pb2
+from pacekeeper.protos import control_pb2, operator_pb2, status_pb2
 
 MAY = {
     Role.VIEWER: {Action.READ, Action.HEALTH},
@@ -47,7 +47,7 @@ def test_what_stands_in_no_table_nobody_may_do(role: Role) -> None:
 
 def test_every_method_of_every_service_has_a_role_and_nothing_else_does() -> None:
     """Who adds a method says here who may call it: until then nobody may."""
-    files = (control_pb2, status_pb2, health_pb2, reflection_pb2)
+    files = (control_pb2, operator_pb2, status_pb2, health_pb2, reflection_pb2)
     served = {
         f"/{service.full_name}/{method.name}"
         for file in files

@@ -9,7 +9,7 @@ from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.state import Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import Host, Layout, even_layout
 from pacekeeper.core.shrink import shrink
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.predictor.forecast import Workload
@@ -111,6 +111,70 @@ def test_experts_with_one_host_need_another_where_it_pays() -> None:
     )
     too_dear = replace(CONFIG, move_s_per_byte=1.0)
     assert decide(view, too_dear).rung is Rung.BATCH_SHARES
+
+
+def test_what_needs_nobodys_word_comes_first_and_what_moves_state_is_proposed_upon_it() -> None:
+    view = replace(SLOW, layout=LONE, home=LONE)
+    asked = replace(CONFIG, mode="approve")
+    shares = decide(view, asked)
+    assert (shares.rung, shares.moved_bytes) == (Rung.BATCH_SHARES, 0)
+    assert shares.layout is not None
+    upon = replace(view, layout=shares.layout, step_s=shares.planned_step_s)
+    assert decide(upon, asked).rung is Rung.MOVE_REPLICAS
+    assert decide(view, replace(asked, approve="all")).rung is Rung.MOVE_REPLICAS
+
+
+def test_an_approved_plan_is_priced_again_and_no_other_is_looked_for() -> None:
+    view = replace(SLOW, layout=LONE, home=LONE)
+    approved = decide(view, CONFIG)
+    assert approved.rung is Rung.MOVE_REPLICAS
+    slower = replace(view, slow={2: 1.7}, approved=approved)
+    again = decide(slower, CONFIG)
+    assert (again.rung, again.layout) == (approved.rung, approved.layout)
+    assert again.current_step_s > approved.current_step_s
+    assert again.reason.startswith("approved, and priced again: a step from ")
+    assert again.unconfirmed == ()
+
+
+def test_an_approved_plan_that_pays_no_more_is_not_done_and_says_its_price() -> None:
+    view = replace(SLOW, layout=LONE, home=LONE)
+    approved = decide(view, CONFIG)
+    by_now = decide(replace(view, approved=approved), replace(CONFIG, move_s_per_byte=1.0))
+    assert by_now.rung is Rung.NOTHING
+    assert by_now.reason.startswith("priced again it gains ") and " and costs " in by_now.reason
+    well = replace(view, slow={}, approved=approved)
+    assert decide(well, replace(CONFIG, min_gain=0.5)).rung is Rung.NOTHING
+
+
+def test_an_approved_way_home_must_still_lead_there() -> None:
+    around = decide(SLOW, CONFIG).layout
+    assert around is not None
+    over = replace(HEALTHY, layout=around, home=EVEN, is_makeshift=True)
+    approved = decide(over, CONFIG)
+    assert approved.rung is Rung.RETURN_HOME
+    again = decide(replace(over, approved=approved), CONFIG)
+    assert (again.rung, again.layout) == (approved.rung, approved.layout)
+    elsewhere = decide(replace(over, home=None, approved=approved), CONFIG)
+    assert (elsewhere.rung, elsewhere.layout) == (Rung.NOTHING, None)
+
+
+def test_an_approved_plan_for_safety_need_not_gain_time() -> None:
+    nodes = {0: "a", 1: "a", 2: "b", 3: "b"}
+    close = even_layout(ranks=range(4), num_layers=2, num_experts=8, replicas=2, generation=5)
+    hosts = tuple(
+        tuple(
+            (Host(0, 0.5), Host(1, 0.5)) if e < 4 else (Host(2, 0.5), Host(3, 0.5))
+            for e in range(8)
+        )
+        for _ in range(2)
+    )
+    narrow = replace(HEALTHY, layout=replace(close, experts=hosts), node_of=nodes)
+    approved = decide(narrow, CONFIG)
+    assert approved.rung is Rung.MOVE_REPLICAS and "fewer than 2 nodes" in approved.reason
+    dear = replace(CONFIG, move_s_per_byte=1e-5)
+    assert decide(replace(narrow, approved=approved), dear).layout == approved.layout
+    wide = replace(narrow, layout=replace(approved.layout or close, generation=6))
+    assert decide(replace(wide, approved=approved), dear).rung is Rung.NOTHING
 
 
 def test_a_short_horizon_does_not_pay_for_a_move() -> None:

@@ -2,6 +2,7 @@
 
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from pacekeeper.controller.state import JobRecord
 from pacekeeper.controller.store import SCHEMA_VERSION, Store
 from pacekeeper.core.errors import ExitCode, HostError, VersionError
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.proposals import Answer, Proposal
 from support.controllers import first_layout
 
 LAYOUT = first_layout()
@@ -119,6 +121,55 @@ def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
         ("train", 0, "token_shares", "why 0", 0.4, 0.3),
         ("train", 1, "return_home", "why 1", 0.4, 0.3),
     ]
+
+
+def proposal(number: int, answer: Answer = Answer.WAITING) -> Proposal:
+    decision = Decision(
+        rung=Rung.MOVE_REPLICAS,
+        layout=replace(LAYOUT, generation=4),
+        reason="it pays",
+        current_step_s=0.4,
+        planned_step_s=0.3,
+        fluid_step_s=0.25,
+        cost_s=1.5,
+        moved_bytes=7,
+    )
+    return Proposal(
+        proposal_id=number,
+        job="train",
+        decision=decision,
+        base=LAYOUT,
+        slow={2: 1.6000000000000001, 11: math.pi},
+        incident_ids=(3, 5),
+        made_unix_s=1e9 + 0.1,
+        expires_unix_s=1e9 + 900.1,
+        answer=answer,
+        said_by="" if answer is Answer.WAITING else "ada (there)",
+        note="",
+    )
+
+
+def test_open_proposals_come_back_as_they_were_and_numbers_go_on(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    assert store.open_proposals() == ((), 1)
+    store.save_job(job())
+    store.save_proposal(proposal(1))
+    store.save_proposal(proposal(1, Answer.DENIED))
+    store.save_proposal(proposal(2))
+    store.save_proposal(proposal(3, Answer.APPROVED))
+    store.save_proposal(replace(proposal(4), job="other"))
+    open_ones, next_id = store.open_proposals()
+    assert open_ones == (proposal(2), proposal(3, Answer.APPROVED))
+    assert next_id == 5
+
+
+def test_a_damaged_proposal_is_said_to_be_damaged(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    store.save_job(job())
+    store.save_proposal(proposal(1))
+    write(tmp_path / "store", "UPDATE proposals SET base = 'no layout'")
+    with pytest.raises(HostError, match="damaged"):
+        store.open_proposals()
 
 
 def test_a_transaction_that_fails_leaves_nothing_and_the_next_one_works(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[policy]\nload_ema=1.5", "load_ema: expected at most 1, got 1.5"),
         ("[train]\nrow_tokens=0", "row_tokens: expected at least 16, got 0"),
         ("[train]\nhidden_size=0", "hidden_size: expected at least 1, got 0"),
-        ("[policy]\nmode='maybe'", "expected 'act' or 'observe', got 'maybe'"),
+        ("[policy]\nmode='maybe'", "expected one of 'act', 'observe', 'approve', got 'maybe'"),
         (
             "[train]\nclock='sundial'",
             "expected 'auto', 'device', 'cpu' or 'emulated', got 'sundial'",

@@ -1,0 +1,70 @@
+"""`pacekeeper approve` and `deny`: a person's word, from the terminal to the ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.reports import JobReport
+from pacekeeper.protos import status_pb2
+from support.commands import pacekeeper
+from support.controllers import (
+    ControllerProcess,
+    ScriptedAgent,
+    attached,
+    first_layout,
+    step_records,
+    until,
+)
+
+JOB = "train"
+LAYOUT = first_layout()
+WARM = 30  # steps in which all are well
+
+
+def is_proposed(controller: ControllerProcess) -> bool:
+    job: Any = controller.status.GetJob(status_pb2.GetJobRequest(job=JOB), timeout=5.0).job
+    return bool(job.HasField("proposal"))
+
+
+def slow_down(controller: ControllerProcess, agent: ScriptedAgent, first: int) -> int:
+    """Rank 2 is slow until a plan is proposed; the next step."""
+    for number in range(first, first + 60):
+        records = step_records(number, LAYOUT, {2: 1.8} if number >= WARM else None)
+        agent.report_and_wait(JobReport(job=JOB, records=records))
+        if number >= WARM and is_proposed(controller):
+            return number + 1
+    raise AssertionError("nothing is proposed")
+
+
+def test_a_plan_is_denied_and_the_next_one_approved(tmp_path: Path) -> None:
+    config = tmp_path / "pacekeeper.toml"
+    config.write_text('[policy]\nmode = "approve"\napprove = "all"\n')
+    with ControllerProcess(tmp_path, "--config", str(config)) as controller:
+        where = ("--controller", controller.address)
+        agent = ScriptedAgent(controller.address)
+        agent.report_and_wait(attached(JOB, LAYOUT))
+        number = slow_down(controller, agent, 0)
+
+        shown = pacekeeper("status", *where)
+        assert "proposal 1 waits until " in shown.stdout and "approve 1" in shown.stdout
+        denied = pacekeeper("deny", "1", "--reason", "a release is on", "--by", "ada", *where)
+        assert denied.returncode == ExitCode.OK, denied.stderr
+        assert denied.stdout.startswith("proposal 1 denied by ada (open at 127.0.0.1)")
+        again = pacekeeper("approve", "1", *where)
+        assert (again.returncode, again.stdout) == (ExitCode.USAGE, "")
+        assert "proposal 1 is denied by ada" in again.stderr
+        missing = pacekeeper("deny", "77", *where)
+        assert missing.returncode == ExitCode.USAGE and "no proposal 77" in missing.stderr
+        assert agent.offers() == []
+
+        slow_down(controller, agent, number)
+        approved = pacekeeper("approve", "2", "--by", "bob", "--json", *where)
+        assert approved.returncode == ExitCode.OK, approved.stderr
+        answer = json.loads(approved.stdout)
+        assert answer["answer"] == "offered" and answer["said_by"].startswith("bob (")
+        (offer, *_) = until("the plan is offered", agent.offers)
+        assert offer.generation == answer["generation"]
+        told = pacekeeper("incidents", *where).stdout
+        assert "-> proposal 1 denied by ada" in told and "-> proposal 2 approved by bob" in told
+        agent.close()

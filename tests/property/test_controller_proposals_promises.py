@@ -1,0 +1,153 @@
+"""Whatever happens in whatever order: a plan is offered once, in time, approved, on its layout."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller.events import OfferPlan, SaveProposal
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.proposals import Answer, Proposal
+from pacekeeper.core.shrink import shrink
+from support.machine_driver import (
+    FLOOR,
+    QUICK,
+    UNIX_OFFSET_S,
+    WARM,
+    Driver,
+    applied,
+    exited,
+    refused,
+    started,
+    step,
+    train,
+)
+
+ASKED = replace(QUICK, policy=PolicyConfig(mode="approve", approve="all", approve_within_s=100.0))
+
+moves = st.lists(
+    st.one_of(
+        st.tuples(st.just("steps"), st.sampled_from([1, 4, 12]), st.booleans()),
+        st.tuples(st.just("tick"), st.sampled_from([0.2, 30.0, 61.0, 100.0]), st.booleans()),
+        st.tuples(st.just("word"), st.integers(0, 2), st.booleans()),
+        st.tuples(
+            st.sampled_from(["take", "refuse", "die", "restart", "decide"]),
+            st.just(0),
+            st.just(True),
+        ),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@cache
+def warm() -> Driver:
+    driver = started(ASKED)
+    train(driver, 0, WARM)
+    train(driver, WARM, WARM + 6, slow=2)
+    return driver
+
+
+@dataclass(kw_only=True)
+class Watched:
+    """A driver, and what must never happen."""
+
+    driver: Driver
+    known: dict[int, Proposal] = field(default_factory=dict)
+    approved: set[int] = field(default_factory=set)
+    offered: dict[int, Layout] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """After each event."""
+        driver = self.driver
+        unix_s = driver.now_s + UNIX_OFFSET_S
+        for saved in driver.all_said(SaveProposal):
+            proposal = saved.proposal
+            before = self.known.get(proposal.proposal_id)
+            assert before is None or not before.answer.is_final, "what is over stays over"
+            if proposal.answer is Answer.APPROVED:
+                assert proposal.said_by == "ada"
+                self.approved.add(proposal.proposal_id)
+            self.known[proposal.proposal_id] = proposal
+        for offer in driver.all_said(OfferPlan):
+            made = [
+                number
+                for number, proposal in self.known.items()
+                if proposal.answer is Answer.OFFERED and proposal.plan == offer.layout
+            ]
+            assert made, "nothing is offered that nobody approved"
+            number = made[-1]
+            assert number in self.approved
+            if self.offered.get(number) is None:
+                proposal = self.known[number]
+                assert unix_s < proposal.expires_unix_s
+                assert driver.job.layout == proposal.base
+                assert proposal.slow.keys() == driver.job.evidence.slow.keys()
+                assert not set(proposal.plan.ranks) & set(driver.job.dead)
+                self.offered[number] = offer.layout
+        final = [p for p in self.known.values() if p.answer is Answer.OFFERED]
+        assert len(final) == len(self.offered)
+        assert sum(proposal.is_open for proposal in driver.job.proposals) <= 1
+        for proposal in driver.job.proposals[:-1]:
+            assert proposal.answer.is_final
+
+
+def happen(watched: Watched, what: str, number: float, flag: bool) -> None:
+    driver = watched.driver
+    driver.said = ()
+    layout = driver.job.layout
+    assert layout is not None
+    match what:
+        case "steps":
+            slow = 2 if flag and 2 in layout.ranks else None
+            for _ in range(int(number)):
+                driver.now_s += 0.2
+                records = step(
+                    driver.job.step + 1,
+                    ranks=layout.ranks,
+                    generation=layout.generation,
+                    slow=slow,
+                )
+                driver.report(*records)
+                watched.look()
+            return
+        case "tick":
+            driver.tick(number)
+        case "word":
+            newest = driver.state.next_proposal_id - 1
+            driver.hear(newest - int(number), is_approved=flag)
+        case "take" if driver.job.desired is not None:
+            driver.report(*applied(driver.job.desired))
+        case "refuse" if driver.job.desired is not None:
+            driver.report(refused(driver.job.desired, layout.ranks[0], "can not"))
+        case "die" if len(layout.ranks) == 4:
+            newest = max(driver.job.newest_generation, layout.generation)
+            dead = 1 if 1 in layout.ranks else layout.ranks[0]
+            survivors = shrink(layout, dead=[dead], generation=newest + 1, floor=FLOOR)
+            driver.report(exited(dead))
+            watched.look()
+            driver.report(*applied(survivors), layouts=[survivors])
+        case "restart":
+            driver.start_again()
+            driver.tick()
+            watched.look()
+            driver.attach_again(layout)
+        case "decide":
+            driver.is_deciding = not driver.is_deciding
+    watched.look()
+
+
+@settings(max_examples=60, deadline=None)
+@given(moves)
+def test_a_plan_is_offered_once_in_time_approved_and_on_its_own_layout(
+    story: list[tuple[str, float, bool]],
+) -> None:
+    watched = Watched(driver=replace(warm(), said=()))
+    proposal = watched.driver.job.open_proposal
+    if proposal is not None:
+        watched.known[proposal.proposal_id] = proposal
+    for what, number, flag in story:
+        happen(watched, what, number, flag)

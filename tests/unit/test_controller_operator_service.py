@@ -1,0 +1,124 @@
+"""What people say over gRPC reaches the machine, and what the machine makes of it reaches them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from pacekeeper.controller.events import Event, ProposalAnswered
+from pacekeeper.controller.machine import advance
+from pacekeeper.controller.operator_service import MOST_CHARACTERS, Operator
+from pacekeeper.controller.views import job_view
+from pacekeeper.protos import operator_pb2
+from support.proposed import STANDS_S, asking
+
+
+class Refused(Exception):
+    """What gRPC makes of an abort."""
+
+
+class Caller:
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Refused(code, details)
+
+
+class Desk:
+    """The service on a machine whose decisions are made later, by nobody."""
+
+    def __init__(self) -> None:
+        self.driver = asking()
+        self.driver.is_deciding = False
+        self.heard: list[Event] = []
+
+    async def put(self, event: Event) -> None:
+        self.heard.append(event)
+        driver = self.driver
+        driver.state, driver.said = advance(
+            driver.state, event, config=driver.config, now_s=driver.now_s
+        )
+
+    def call(self, name: str, request: Any, put: Callable[..., Any] | None = None) -> Any:
+        service = Operator(state=lambda: self.driver.state, put=put or self.put)
+        return asyncio.run(getattr(service, name)(request, Caller())).proposal
+
+    def approve(self, number: int = 1, said_by: str = "ada") -> Any:
+        request = operator_pb2.ApproveProposalRequest(proposal_id=number, said_by=said_by)
+        return self.call("ApproveProposal", request)
+
+    def deny(self, number: int = 1, reason: str = "", said_by: str = "ada") -> Any:
+        request = operator_pb2.DenyProposalRequest(
+            proposal_id=number, said_by=said_by, reason=reason
+        )
+        return self.call("DenyProposal", request)
+
+
+def test_who_approves_and_from_where_is_kept_and_the_plan_is_priced_again() -> None:
+    desk = Desk()
+    shown = job_view(desk.driver.state, desk.driver.job).proposal
+    assert (shown.proposal_id, shown.answer, shown.base_generation) == (1, "waiting", 1)
+    proposal = desk.approve()
+    assert (proposal.answer, proposal.said_by) == ("approved", "ada (open)")
+    assert proposal.rung == "batch_shares" and proposal.reason
+    assert proposal.planned_step_s < proposal.current_step_s
+    assert list(proposal.incident_ids) == [1]
+
+
+def test_who_denies_says_why_in_one_line() -> None:
+    desk = Desk()
+    proposal = desk.deny(reason="not\nnow \x1b[2J" + "x" * 1000, said_by="")
+    assert (proposal.answer, proposal.said_by) == ("denied", "somebody (open)")
+    assert proposal.note.startswith("not now  [2Jxxx")
+    assert len(proposal.note) <= MOST_CHARACTERS
+
+
+def test_a_number_that_nobody_knows_is_answered_with_those_that_wait() -> None:
+    with pytest.raises(Refused) as caught:
+        Desk().approve(9)
+    assert caught.value.args == (grpc.StatusCode.NOT_FOUND, "no proposal 9; open are: 1")
+
+
+@pytest.mark.parametrize("second", ["approve", "deny"])
+def test_what_somebody_else_answered_first_is_said_and_stays(second: str) -> None:
+    desk = Desk()
+    desk.deny(reason="no")
+    with pytest.raises(Refused) as caught:
+        getattr(desk, second)(said_by="bob")
+    code, details = caught.value.args
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details == "proposal 1 is denied by ada (open): no"
+    assert len(desk.heard) == 1
+
+
+def test_of_two_at_once_the_second_learns_who_was_first() -> None:
+    desk = Desk()
+
+    async def after_another(event: Event) -> None:
+        await desk.put(ProposalAnswered(proposal_id=1, is_approved=True, said_by="bob (there)"))
+        await desk.put(event)
+
+    request = operator_pb2.ApproveProposalRequest(proposal_id=1, said_by="ada")
+    with pytest.raises(Refused) as caught:
+        desk.call("ApproveProposal", request, after_another)
+    assert caught.value.args[1] == "proposal 1 is approved by bob (there)"
+
+
+def test_what_is_stale_or_too_old_is_refused_with_the_reason() -> None:
+    desk = Desk()
+    desk.driver.now_s += STANDS_S
+    with pytest.raises(Refused) as caught:
+        desk.approve()
+    code, details = caught.value.args
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert details == "proposal 1 is expired: not approved within 900 s"
+
+
+def test_an_answer_that_is_lost_on_the_way_is_no_success() -> None:
+    async def nowhere(event: Event) -> None:
+        return None
+
+    request = operator_pb2.ApproveProposalRequest(proposal_id=1, said_by="ada")
+    with pytest.raises(Refused) as caught:
+        Desk().call("ApproveProposal", request, nowhere)
+    assert caught.value.args[0] is grpc.StatusCode.INTERNAL

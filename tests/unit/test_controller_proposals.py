@@ -1,0 +1,337 @@
+"""Plans that need a person's word: proposed, answered once, stale when what they are for ends."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.events import (
+    AskDecision,
+    DecisionMade,
+    OfferPlan,
+    SaveDecision,
+    SaveIncident,
+    SaveJob,
+    SaveProposal,
+)
+from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.proposals import found
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Decision, Rung
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.proposals import Answer, Proposal
+from pacekeeper.core.shrink import shrink
+from support.machine_driver import (
+    FIRST,
+    FLOOR,
+    JOB,
+    NODE_OF,
+    QUICK,
+    UNIX_OFFSET_S,
+    WARM,
+    Driver,
+    applied,
+    attachment,
+    exited,
+    started,
+    step,
+    train,
+)
+from support.proposed import STANDS_S, asking, opened, train_until_proposed
+
+
+def ended(driver: Driver, proposal: Proposal) -> Proposal:
+    known = found(driver.state, proposal.proposal_id)
+    assert known is not None
+    return known
+
+
+def test_a_plan_is_proposed_and_not_offered() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    assert driver.job.desired is None and driver.job.newest_generation == 1
+    assert (proposal.proposal_id, proposal.job, proposal.answer) == (1, JOB, Answer.WAITING)
+    assert (proposal.decision.rung, proposal.base) == (Rung.BATCH_SHARES, FIRST)
+    assert proposal.slow == driver.job.evidence.slow and list(proposal.slow) == [2]
+    assert proposal.expires_unix_s == proposal.made_unix_s + STANDS_S
+    (incident,) = driver.job.open_incidents
+    assert proposal.incident_ids == (incident.incident_id,)
+    assert incident.actions[-1].startswith("proposal 1, to be approved within 900 s: rank 2 is")
+
+
+def test_while_a_person_is_asked_nothing_else_is_decided() -> None:
+    driver = asking()
+    before = opened(driver)
+    for number in range(driver.job.step + 1, driver.job.step + 10):
+        driver.report(*step(number, slow=2))
+        assert not driver.all_said(AskDecision)
+        driver.tick()
+        assert not driver.all_said(AskDecision)
+    assert opened(driver) == before
+
+
+def test_what_is_approved_is_priced_again_and_offered_as_it_was_proposed() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.hear(1, is_approved=True, said_by="ada@desk")
+    (question,) = driver.all_said(AskDecision)
+    assert question.view.approved == proposal.decision
+    answers = [(c.proposal.answer, c.proposal.said_by) for c in driver.all_said(SaveProposal)]
+    assert answers == [(Answer.APPROVED, "ada@desk"), (Answer.OFFERED, "ada@desk")]
+    (offer,) = driver.all_said(OfferPlan)
+    assert (offer.layout, offer.base_generation) == (proposal.plan, 1)
+    (stored,) = driver.all_said(SaveDecision)
+    assert stored.decision.reason.startswith("approved, and priced again: a step from ")
+    assert driver.job.desired == proposal.plan
+    assert driver.job.open_proposal is None
+    (incident,) = driver.job.open_incidents
+    assert incident.actions[-1] == "proposal 1 approved by ada@desk"
+    driver.report(*applied(proposal.plan))
+    assert driver.job.layout == proposal.plan
+
+
+def test_the_plan_is_stored_with_the_answer_that_it_was_offered() -> None:
+    driver = asking()
+    driver.is_deciding = False
+    driver.hear(1, is_approved=True)
+    (question,) = driver.all_said(AskDecision)
+    driver.answer(question)
+    assert [c.proposal.answer for c in driver.all_said(SaveProposal)] == [Answer.OFFERED]
+    assert len(driver.all_said(SaveJob)) == len(driver.all_said(OfferPlan)) == 1
+
+
+def test_a_second_word_changes_nothing() -> None:
+    driver = asking()
+    driver.hear(1, is_approved=True)
+    after = driver.state
+    for is_approved in (True, False):
+        driver.hear(1, is_approved=is_approved, said_by="bob")
+        assert (driver.state, driver.said) == (after, ())
+    driver.hear(7, is_approved=True)
+    assert (driver.state, driver.said) == (after, ())
+
+
+def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -> None:
+    driver = asking()
+    waits_s = []
+    for _ in range(4):
+        proposal = opened(driver)
+        assert proposal.decision.rung is Rung.BATCH_SHARES
+        driver.hear(proposal.proposal_id, is_approved=False, reason="not today")
+        denied = ended(driver, proposal)
+        assert (denied.answer, denied.said_by, denied.note) == (Answer.DENIED, "ada", "not today")
+        refusal = driver.job.refusals[Rung.BATCH_SHARES]
+        waits_s.append(refusal.until_s - driver.now_s)
+        train_until_proposed(driver)  # the next best
+        other = opened(driver)
+        assert other.decision.rung is Rung.TOKEN_SHARES
+        assert "s more: denied by ada" in other.decision.reason
+        driver.hear(other.proposal_id, is_approved=False)
+        driver.now_s = refusal.until_s
+        train_until_proposed(driver)
+    assert waits_s == pytest.approx([900, 1800, 3600, 3600])
+    assert driver.job.desired is None
+
+
+def test_a_denied_plan_is_told_on_its_incident() -> None:
+    driver = asking()
+    driver.hear(1, is_approved=False, reason="a release is on")
+    saved, *_ = driver.all_said(SaveIncident)
+    assert saved.incident.actions[-1] == "proposal 1 denied by ada: a release is on"
+    assert "proposal=1 denied by ada: a release is on" in driver.texts
+
+
+def test_one_that_nobody_answers_expires_and_what_still_pays_is_proposed_anew() -> None:
+    driver = asking()
+    first = opened(driver)
+    driver.now_s = first.made_unix_s - UNIX_OFFSET_S + STANDS_S - 0.1
+    driver.hear(9, is_approved=True)
+    assert opened(driver) == first
+    driver.now_s += 0.2
+    driver.hear(1, is_approved=True)
+    expired = ended(driver, first)
+    assert (expired.answer, expired.said_by) == (Answer.EXPIRED, "")
+    assert expired.note == "not approved within 900 s"
+    train_until_proposed(driver)
+    assert opened(driver).proposal_id == 2
+    assert driver.job.desired is None
+
+
+def test_one_expires_on_a_tick_and_an_approval_that_is_priced_too_late_is_worth_nothing() -> None:
+    driver = asking()
+    first = opened(driver)
+    driver.is_deciding = False
+    driver.hear(1, is_approved=True)
+    (question,) = driver.all_said(AskDecision)
+    driver.now_s += STANDS_S
+    driver.answer(question)
+    assert ended(driver, first).answer is Answer.EXPIRED
+    assert driver.job.desired is None and not driver.all_said(OfferPlan)
+
+
+def test_a_layout_of_the_survivors_makes_it_stale() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    survivors = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
+    driver.report(exited(1), *applied(survivors), layouts=[survivors])
+    driver.hear(1, is_approved=True)
+    stale = ended(driver, proposal)
+    assert (stale.answer, stale.note) == (Answer.STALE, "ranks died meanwhile")
+    assert driver.job.desired is None
+
+
+def test_a_layout_that_came_first_makes_it_stale() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    theirs = replace(FIRST, generation=2)
+    driver.report(layouts=[theirs])  # written, and run by nobody yet
+    driver.tick()
+    assert ended(driver, proposal).note == "generation 2 came first"
+    driver.report(*applied(theirs))
+    assert driver.job.layout == theirs
+
+
+def test_a_rank_that_is_well_again_makes_it_stale() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    train(driver, driver.job.step + 1, driver.job.step + 30)
+    driver.tick()
+    stale = ended(driver, proposal)
+    assert stale.answer is Answer.STALE
+    assert stale.note == "ranks [2], for which it was made, are slow no more"
+
+
+def test_another_slow_rank_makes_it_stale() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.is_deciding = False
+    while len(driver.job.evidence.slow) < 2:
+        number = driver.job.step + 1
+        both = [
+            record if record.rank != 0 else worse
+            for record, worse in zip(step(number, slow=2), step(number, slow=0), strict=True)
+        ]
+        driver.report(*both)
+        assert driver.job.step < 80, "it is never found"
+    driver.hear(1, is_approved=True)
+    stale = ended(driver, proposal)
+    assert (stale.answer, stale.note) == (Answer.STALE, "ranks [0] are slow by now, too")
+
+
+def test_a_job_that_is_started_anew_makes_it_stale_though_the_generation_is_the_same() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.report(attached=[attachment(rank, pid=900 + rank) for rank in range(4)])
+    assert ended(driver, proposal).note == "the job was started anew"
+    driver.report(*applied(FIRST), layouts=[FIRST])
+    driver.hear(1, is_approved=True)
+    assert driver.job.desired is None
+
+
+def test_a_job_that_ends_makes_it_stale() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.report(*(exited(rank, signal=0) for rank in range(4)))
+    driver.tick()
+    assert ended(driver, proposal).note == "the job ended"
+
+
+def test_what_pays_no_more_is_not_offered_and_says_why() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.is_deciding = False
+    driver.hear(1, is_approved=True)
+    (question,) = driver.all_said(AskDecision)
+    nothing = Decision(rung=Rung.NOTHING, layout=None, reason="it gains 0.1 s")
+    driver.event(DecisionMade(job=JOB, asked=question.asked, decision=nothing))
+    stale = ended(driver, proposal)
+    assert (stale.answer, stale.note, stale.said_by) == (Answer.STALE, "it gains 0.1 s", "ada")
+    assert driver.job.desired is None
+
+
+def test_where_it_could_not_be_priced_it_is_stale_and_not_asked_for_ever() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.is_deciding = False
+    driver.hear(1, is_approved=True)
+    (question,) = driver.all_said(AskDecision)
+    driver.event(DecisionMade(job=JOB, asked=question.asked, decision=None))
+    assert ended(driver, proposal).note == "it could not be priced again"
+
+
+def test_an_answer_to_what_was_asked_before_is_not_taken_for_the_approved_plan() -> None:
+    driver = asking()
+    driver.is_deciding = False
+    state = driver.state
+    job = replace(driver.job, asked=5, asked_on=None)
+    driver.state = replace(state, jobs={JOB: job}, num_asked=5)
+    driver.hear(1, is_approved=True)
+    (question,) = driver.all_said(AskDecision)
+    assert question.asked == 6
+    other = replace(opened(driver).decision, rung=Rung.TOKEN_SHARES)
+    driver.event(DecisionMade(job=JOB, asked=5, decision=other))
+    assert driver.said == ()
+    assert opened(driver).answer is Answer.APPROVED
+
+
+@pytest.mark.parametrize("is_approved", [False, True], ids=["waiting", "approved"])
+def test_it_outlives_the_controller(is_approved: bool) -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.is_deciding = False
+    if is_approved:
+        driver.hear(1, is_approved=True)
+    driver.start_again()
+    driver.tick()
+    assert driver.job.open_proposal is not None, "nobody is there yet, and nothing is over"
+    driver.is_deciding = True
+    driver.attach_again(FIRST)
+    if not is_approved:
+        driver.report(*step(driver.job.step + 1, slow=2))
+        driver.hear(1, is_approved=True)
+    for number in range(driver.job.step + 1, driver.job.step + 4):
+        driver.report(*step(number, slow=2))
+    assert driver.job.desired == proposal.plan
+    assert ended(driver, proposal).answer is Answer.OFFERED
+
+
+def test_a_controller_that_is_started_in_another_mode_asks_nobody() -> None:
+    driver = asking()
+    proposal = opened(driver)
+    driver.start_again()
+    driver.config = QUICK
+    driver.tick()
+    stale = ended(driver, proposal)
+    assert (stale.answer, stale.note) == (Answer.STALE, "plans are not proposed in mode act")
+
+
+def test_shares_are_taken_at_once_and_what_moves_state_is_proposed_on_top() -> None:
+    alone = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1, domain_of=NODE_OF)
+    config = replace(QUICK, policy=PolicyConfig(mode="approve", min_hosts=1))
+    driver = started(config, alone)
+    train(driver, 0, WARM)
+    train(driver, WARM, WARM + 12, slow=2)
+    plan, decision = driver.job.desired, driver.job.last_decision
+    assert plan is not None and decision is not None, "shares need nobody's word"
+    assert (decision.rung, decision.moved_bytes) == (Rung.BATCH_SHARES, 0)
+    assert driver.job.proposals == ()
+    driver.report(*applied(plan))
+    for number in range(driver.job.step + 1, driver.job.step + 20):
+        driver.report(*step(number, generation=2, slow=2))
+        assert driver.job.desired is None, "nothing is moved without a word"
+    proposal = opened(driver)
+    assert proposal.decision.rung is Rung.MOVE_REPLICAS and proposal.base == plan
+    driver.hear(proposal.proposal_id, is_approved=True)
+    assert driver.job.desired == proposal.plan
+
+
+def test_one_that_waits_is_a_gauge() -> None:
+    metrics = ControllerMetrics()
+
+    def shown(driver: Driver) -> float | None:
+        metrics.update(driver.state)
+        return metrics.registry.get_sample_value("pacekeeper_job_proposals_waiting", {"job": JOB})
+
+    driver = asking()
+    assert shown(driver) == 1
+    driver.hear(1, is_approved=True)
+    assert shown(driver) == 0
