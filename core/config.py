@@ -158,8 +158,8 @@ class PolicyConfig:
     # "act"; "observe": decide and report, but never offer a plan; "approve": propose plans to
     # people and offer those that they approve.
     mode: str = "act"
-    # Which plans wait for a person in that mode: "moves" (what copies state or ends a rank; shares
-    # alone do not wait) or "all".
+    # Which plans wait for a person in that mode: "moves" (what copies state or leaves a rank out;
+    # shares alone do not wait) or "all".
     approve: str = "moves"
     # Seconds that a proposal stands. Nobody answers: it is made anew if it still pays. Denied: its
     # kind waits as long, then twice as long each time (an hour at most, unless this is more).
