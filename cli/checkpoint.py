@@ -21,7 +21,8 @@ def ls(path: str, as_json: bool) -> None:
     """Which checkpoints there are, newest first. Reads manifests only.
 
     MB are those written for it. Of a partial one, which lives from files of others too, it is said
-    how far back, and how many tokens going back to it would lose.
+    how far back, and how many tokens going back to it would lose; of a window, how many steps going
+    back does again.
     """
     _print([_row(found, is_read=False) for found in _find(path)], as_json)
 
@@ -153,6 +154,7 @@ def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
         "size_bytes": None,
         "own_bytes": None,
         "oldest_step": None,
+        "steps_again": None,
         "lost_tokens": None,
         "damages": [],
     }
@@ -169,6 +171,7 @@ def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
         "size_bytes": manifest.size_bytes,
         "own_bytes": manifest.own_bytes,
         "oldest_step": min(steps),
+        "steps_again": manifest.steps_again,
         "lost_tokens": sum(manifest.lost_tokens),
     }
     named = list(damages(storage, manifest)) if is_read else []

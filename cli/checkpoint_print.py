@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.manifest import Manifest, block_name, saved_in
+from pacekeeper.core.manifest import Manifest, PieceEntry, block_name, saved_in
 
 _STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow", "lent": "dim"}
 
@@ -25,6 +25,7 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
         "identity": dict(manifest.identity),
         "layout": json.loads(encode_layout(manifest.layout)),
         "own_bytes": manifest.own_bytes,
+        "steps_again": manifest.steps_again,
         "lost_tokens": list(manifest.lost_tokens),
         "lost_before_tokens": list(manifest.account.lost),
         "num_faults": manifest.account.num_faults,
@@ -34,15 +35,21 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
                 "name": block_name(entry.piece.block),
                 "kind": str(entry.piece.block.kind),
                 "moments": entry.piece.kind,
-                "step": None if (of := saved_in(entry.file)) is None else of.step,
+                "step": _step_of(entry),
                 "file": entry.file,
                 "first_byte": entry.first_byte,
                 "size_bytes": entry.size_bytes,
                 "sha256": entry.sha256,
             }
-            for entry in manifest.pieces
+            for entry in manifest.entries
         ],
     }
+
+
+def _step_of(entry: PieceEntry) -> int | None:
+    """Steps committed when it was so."""
+    of = saved_in(entry.file)
+    return of.step if entry.step is None and of is not None else entry.step
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
@@ -77,6 +84,11 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
                 f"back to step {row['oldest_step']}; going back to it loses "
                 f"{row['lost_tokens']:,} tokens of its experts"
             )
+        if row["steps_again"]:
+            console.print(
+                f"[cyan]window:[/] step {row['step']} is spread over {row['steps_again'] + 1} "
+                f"steps; going back to it does {row['steps_again']} again and is exact"
+            )
         for line in row["damages"]:
             console.print(f"[bold red]damaged:[/] {escape(line)}")
 
@@ -101,8 +113,14 @@ def show(document: dict[str, Any]) -> None:
         f"{sum(file['name'].startswith(own) for file in document['files'])} files"
     )
     console.print(", ".join(f"{name} {value}" for name, value in document["identity"].items()))
+    again = document["steps_again"]
     older = [p for p in document["pieces"] if p["step"] != document["step"]]
-    if older:
+    if again:
+        console.print(
+            f"[cyan]window:[/] of steps {document['step'] - again} to {document['step']}; going "
+            f"back to it does {again} steps again and is exact"
+        )
+    elif older:
         console.print(
             f"[yellow]partial:[/] {len({p['name'] for p in older})} blocks are of earlier steps, "
             f"back to {min(p['step'] for p in older)}; going back to it loses "

@@ -13,7 +13,7 @@ from pacekeeper.core.errors import ConfigError
 
 _TOLD_BY_THE_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
-    "checkpoint_every", "experts_per_checkpoint", "resume", "max_restarts",
+    "checkpoint_every", "window_steps", "experts_per_checkpoint", "resume", "max_restarts",
 )  # fmt: skip
 
 
@@ -37,6 +37,7 @@ _TOLD_BY_THE_JOB = (
 @click.option("--seed", type=int)
 @click.option("--checkpoint-dir", help="Seen by all nodes; one directory below it per job.")
 @click.option("--checkpoint-every", type=int, help="Steps between two checkpoints.")
+@click.option("--window-steps", type=int, help="That an exact one is spread over; 0: measured.")
 @click.option("--experts-per-checkpoint", type=int, help="Of each layer, in turn; 0: all.")
 @click.option("--resume", help="auto, never, or the path of a checkpoint.")
 @click.option("--max-restarts", type=int, help="Of everything, from the newest checkpoint.")
@@ -58,6 +59,7 @@ def command(
     seed: int | None,
     checkpoint_dir: str | None,
     checkpoint_every: int | None,
+    window_steps: int | None,
     experts_per_checkpoint: int | None,
     resume: str | None,
     max_restarts: int | None,
@@ -90,6 +92,7 @@ def command(
         clock=clock,
         checkpoint_dir=checkpoint_dir,
         checkpoint_period_steps=checkpoint_every,
+        checkpoint_window_steps=window_steps,
         experts_per_checkpoint=experts_per_checkpoint,
         resume=resume,
         max_restarts=max_restarts,

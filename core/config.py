@@ -301,6 +301,11 @@ class TrainConfig:
     checkpoint_dir: str = ""
     # Steps between two checkpoints. Raising it saves storage and redoes more after a loss.
     checkpoint_period_steps: int = 100
+    # Steps over which a checkpoint is spread (a window): after each of them some blocks are copied,
+    # so that training is held for less; going back does all of them but one again, and is exact.
+    # 1: everything after one step; 0: as few as hold training for 2 % of a step, measured. With a
+    # period of 1 windows follow each other without a pause.
+    checkpoint_window_steps: int = 1
     # Complete checkpoints that stay. At least 2: the newest may turn out damaged.
     checkpoints_kept: int = 3
     # Experts of each layer in a checkpoint (0: all). Fewer make it smaller; going back then takes
@@ -343,6 +348,7 @@ class TrainConfig:
         )
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
         _at_least(self, 0, "max_restarts", "experts_per_checkpoint", "lost_tokens_limit")
+        _at_least(self, 0, "checkpoint_window_steps")
         _at_least(self, 2, "checkpoints_kept")
         _at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
@@ -367,6 +373,11 @@ class TrainConfig:
             raise ValueError(
                 f"tensor_size: expected at most num_heads = {self.num_heads}, "
                 f"got {self.tensor_size}"
+            )
+        if self.experts_per_checkpoint and self.checkpoint_window_steps != 1:
+            raise ValueError(
+                "checkpoint_window_steps: expected 1 where experts_per_checkpoint leaves experts "
+                "out: a window is exact, a partial checkpoint is not"
             )
         if self.schedule not in ("1f1b", "zero_bubble"):
             raise ValueError(f"schedule: expected '1f1b' or 'zero_bubble', got {self.schedule!r}")

@@ -3,7 +3,8 @@
 Pure. A checkpoint is one more holder of blocks: it knows no ranks but who wrote which file, so that
 any layout can be filled from it. It exists from the moment its manifest does, never before. Of a
 partial checkpoint some pieces lie in files of older ones: its manifest names each where it is.
-JSON form: core/manifest_codec.py.
+Of a window they are of several steps, which are done again (core/replay_window.py): nothing is
+lost. JSON form: core/manifest_codec.py.
 """
 
 import re
@@ -77,7 +78,8 @@ class FileEntry:
 class PieceEntry:
     """Where a piece's tensors lie: `size_bytes` from `first_byte` of the file; their SHA-256.
 
-    `tokens`: of an expert, how many had been routed to it in this run when it was saved.
+    `tokens`: of an expert, how many had been routed to it in this run when it was saved. `step`: in
+    a window, how many steps had been committed then; None elsewhere.
     """
 
     piece: Piece
@@ -86,6 +88,7 @@ class PieceEntry:
     size_bytes: int
     sha256: str
     tokens: int = 0
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +104,22 @@ class Account:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one rank has written, durable when the part is visible: files of whole pieces."""
+    """What one rank has written, durable when the part is visible: files of whole pieces. `frozen`:
+    in a window, weights of blocks whose state is of a later step.
+    """
 
     files: tuple[FileEntry, ...]
     pieces: tuple[PieceEntry, ...]
     account: Account
+    frozen: tuple[PieceEntry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowStart:
+    """The first step of a window: steps committed then, and updates of the optimizer."""
+
+    step: int
+    num_updates: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +130,8 @@ class Manifest:
     optimizer, fewer than steps where some were skipped; `last_loss` None: of no step yet.
     `identity`: what the run depends on (core/run_identity.py). `layout` as it was: for information.
     `pieces`: of each block in the layout's order, the kinds of all blocks alike, ascending.
+    `window`: of steps that end with the id's; each block's pieces are as after one of these, and
+    `frozen` has its weights as after all earlier ones, by step.
     """
 
     job: str
@@ -128,6 +144,8 @@ class Manifest:
     files: tuple[FileEntry, ...]
     pieces: tuple[PieceEntry, ...]
     account: Account
+    window: WindowStart | None = None
+    frozen: tuple[PieceEntry, ...] = ()
 
     def __post_init__(self) -> None:
         kinds = sorted({entry.piece.kind for entry in self.pieces})
@@ -139,17 +157,28 @@ class Manifest:
         if [file.name for file in self.files] != sorted({file.name for file in self.files}):
             raise ValueError("files must have names of their own, in order")
         inside: dict[str, list[PieceEntry]] = {file.name: [] for file in self.files}
-        for entry in self.pieces:
+        for entry in self.entries:
             if entry.file not in inside:
                 raise ValueError(f"no such file: {entry.file}")
             inside[entry.file].append(entry)
         for file in self.files:
             _check_file(self.id, file, inside[file.name])
+        _check_window(self)
         routed = self.account.routed
         if routed and [len(counts) for counts in routed] != [len(on) for on in self.layout.experts]:
             raise ValueError("tokens are counted of other experts")
         if self.account.lost and len(self.account.lost) != self.layout.num_layers:
             raise ValueError("lost tokens are of other layers")
+
+    @property
+    def entries(self) -> tuple[PieceEntry, ...]:
+        """All that it lives from."""
+        return self.pieces + self.frozen
+
+    @property
+    def steps_again(self) -> int:
+        """Steps up to its own that are done again to go back to it: 0 unless it is a window."""
+        return 0 if self.window is None else self.id.step - self.window.step
 
     @property
     def size_bytes(self) -> int:
@@ -179,6 +208,28 @@ class Manifest:
                 least = min(saved[block.layer][block.index], entry.tokens)
                 saved[block.layer][block.index] = least
         return lost(now, saved)
+
+
+def _check_window(found: Manifest) -> None:
+    """Steps are those of the window, and all weights are there that a replay needs."""
+    steps = {entry.piece.block: entry.step for entry in found.pieces}
+    if any(entry.step != steps[entry.piece.block] for entry in found.pieces):
+        raise ValueError("the pieces of a block are of several steps")
+    frozen = [(entry.piece, entry.step) for entry in found.frozen]
+    if found.window is None:
+        if frozen or set(steps.values()) != {None}:
+            raise ValueError("pieces are of steps of a window, but there is none")
+        return
+    if not 0 <= found.window.num_updates <= found.num_updates:
+        raise ValueError("a window begins with more updates than it ends with")
+    first, wanted = found.window.step, list[tuple[Piece, int]]()
+    for block in found.layout.blocks():
+        turn = steps[block]
+        if turn is None or not first <= turn <= found.id.step:
+            raise ValueError(f"{block} is of step {turn}, which is not in the window")
+        wanted += [(Piece(block), step) for step in range(first, turn)]
+    if frozen != wanted:
+        raise ValueError("weights of a step of the window are missing")
 
 
 def saved_in(path: str) -> CheckpointId | None:
@@ -247,11 +298,19 @@ def gather(
     files = {file.name: file for file in base.files} if base else {}
     files |= {file.name: file for part in parts for file in part.files}
     used = {entry.file for entry in pieces.values()}
+    used |= {entry.file for part in parts for entry in part.frozen}
     return (
         tuple(files[name] for name in sorted(files) if name in used),
         tuple(sorted(pieces.values(), key=lambda e: (order.get(e.piece.block, -1), e.piece.kind))),
         account,
     )
+
+
+def gather_frozen(parts: Iterable[Part], layout: Layout) -> tuple[PieceEntry, ...]:
+    """The weights of a window's earlier steps, from what the ranks have written, in its order."""
+    order = {block: i for i, block in enumerate(layout.blocks())}
+    frozen = (entry for part in parts for entry in part.frozen)
+    return tuple(sorted(frozen, key=lambda e: (order.get(e.piece.block, -1), e.step or 0)))
 
 
 def _tokens(account: Account, block: Block) -> int:

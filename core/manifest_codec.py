@@ -18,9 +18,10 @@ from pacekeeper.core.manifest import (
     Part,
     Piece,
     PieceEntry,
+    WindowStart,
 )
 
-FORMAT = 2
+FORMATS = (2, 3)  # that are read; the last is written. Before 3 there were no windows.
 _WRONG = (AttributeError, TypeError, KeyError, IndexError, RecursionError)
 
 
@@ -38,6 +39,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "files": [asdict(file) for file in manifest.files],
             "pieces": [_plain(entry) for entry in manifest.pieces],
             "account": asdict(manifest.account),
+            "window": None if manifest.window is None else asdict(manifest.window),
+            "frozen": [_plain(entry) for entry in manifest.frozen],
         }
     )
 
@@ -46,6 +49,7 @@ def decode_manifest(data: bytes) -> Manifest:
     """The manifest in `data`. Raises ValueError, saying what is wrong, for anything else."""
     body = _unseal(data)
     try:
+        window = body.get("window")
         return Manifest(
             job=str(body["job"]),
             id=CheckpointId(**{name: int(body["id"][name]) for name in body["id"]}),
@@ -57,6 +61,8 @@ def decode_manifest(data: bytes) -> Manifest:
             files=tuple(FileEntry(**file) for file in body["files"]),
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
+            window=None if window is None else WindowStart(**window),
+            frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
         )
     except _WRONG as error:
         raise ValueError(f"not a manifest: {error!r}") from None
@@ -69,6 +75,7 @@ def encode_part(part: Part) -> bytes:
             "files": [asdict(file) for file in part.files],
             "pieces": [_plain(entry) for entry in part.pieces],
             "account": asdict(part.account),
+            "frozen": [_plain(entry) for entry in part.frozen],
         }
     )
 
@@ -81,6 +88,7 @@ def decode_part(data: bytes) -> Part:
             files=tuple(FileEntry(**file) for file in body["files"]),
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
+            frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
         )
     except _WRONG as error:
         raise ValueError(f"not a part: {error!r}") from None
@@ -89,7 +97,7 @@ def decode_part(data: bytes) -> Part:
 def _plain(entry: PieceEntry) -> dict[str, Any]:
     """Field by field: `asdict` takes most of the time that a manifest costs."""
     block = entry.piece.block
-    return {
+    plain: dict[str, Any] = {
         "piece": [str(block.kind), block.layer, block.index, entry.piece.kind],
         "file": entry.file,
         "first_byte": entry.first_byte,
@@ -97,6 +105,7 @@ def _plain(entry: PieceEntry) -> dict[str, Any]:
         "sha256": entry.sha256,
         "tokens": entry.tokens,
     }
+    return plain if entry.step is None else plain | {"step": entry.step}
 
 
 def _entry(plain: dict[str, Any]) -> PieceEntry:
@@ -113,11 +122,11 @@ def _account(plain: dict[str, Any]) -> Account:
     )
 
 
-def sealed(body: dict[str, Any]) -> bytes:
-    """The body with the digest that vouches for it."""
+def sealed(body: dict[str, Any], number: int = FORMATS[-1]) -> bytes:
+    """The body with the digest that vouches for it, in the format of this `number`."""
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    return f'{{"format":{FORMAT},"sha256":"{digest}","body":{text}}}\n'.encode()
+    return f'{{"format":{number},"sha256":"{digest}","body":{text}}}\n'.encode()
 
 
 def _unseal(data: bytes) -> Any:
@@ -128,9 +137,9 @@ def _unseal(data: bytes) -> Any:
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"not one of our documents: {error}") from None
-    if found != FORMAT:
-        raise ValueError(f"format {found}, this side reads {FORMAT}")
+    if found not in FORMATS:
+        raise ValueError(f"format {found}, this side reads {' and '.join(map(str, FORMATS))}")
     # Byte by byte: JSON has several forms of one number.
-    if hashlib.sha256(text.encode()).hexdigest() != digest or sealed(body) != data:
+    if hashlib.sha256(text.encode()).hexdigest() != digest or sealed(body, found) != data:
         raise ValueError("its checksum is wrong: it is torn or was changed")
     return body

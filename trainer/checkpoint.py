@@ -6,7 +6,7 @@ All ranks save, skip and go back alike: what they could see differently travels 
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isnan
 
@@ -14,12 +14,12 @@ import torch
 
 from pacekeeper.core.block_writers import writers
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import DataError, HostError
+from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, PieceEntry, saved_in
 from pacekeeper.core.transfers import moves_layers
-from pacekeeper.trainer import checkpoint_catalog
-from pacekeeper.trainer.block_state import blocks_on, num_updates, put_in
+from pacekeeper.trainer.block_state import num_updates
+from pacekeeper.trainer.candidates import Candidates
 from pacekeeper.trainer.checkpoint_catalog import accept, reject
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_reading import Lost, NotOursError, Reader, Restored
@@ -29,10 +29,12 @@ from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.mover import lost_blocks
 from pacekeeper.trainer.partial_saves import Choice, PartialSaves
+from pacekeeper.trainer.replaying import Replay
+from pacekeeper.trainer.save_pace import SavePace
+from pacekeeper.trainer.window_saves import Save, WindowSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
 STILL_BUSY = "the one before is still being written"
-MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 _RESUME_REMEDY = (
     "`pacekeeper checkpoint verify` names the damage; --resume PATH takes one by name, "
     "--resume never begins at step 0"
@@ -70,13 +72,16 @@ class Checkpoints:
         self.config = config
         self.rank = rank
         self.life = life
-        self.first_life = first_life
         self.identity = identity
         self.model = model
         self.optimizer = optimizer
         self.note = note
         self.counts = dict.fromkeys(Outcome, 0)
         self.partial = PartialSaves(config)
+        self.windows = WindowSaves(config, rank=rank, life=life)
+        self.pace = SavePace()
+        self.staged: Restored | None = None  # a commit would put it in force
+        self.replay: Replay | None = None  # steps of a window that are being done again
         self._saver: Saver | None = None
         self._storage: Storage | None = None
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
@@ -85,6 +90,9 @@ class Checkpoints:
         if config.checkpoint_dir:
             self._storage = open_storage(below(config.checkpoint_dir, config.job))
             self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
+        self._candidates = Candidates(
+            resume=config.resume, storage=self._storage, life=life, first_life=first_life
+        )
 
     @property
     def is_storing(self) -> bool:
@@ -93,14 +101,20 @@ class Checkpoints:
 
     def word(self, step: int, layout: Layout) -> list[float]:
         """What this rank adds to its vote on the step that makes `step` of them; see `hear`."""
-        is_due = step % self.config.checkpoint_period_steps == 0
-        if self._saver is None or not is_due:
+        if self._saver is None:
             return []
-        return self.partial.word(layout, has_failed=self._saver.has_failed)
+        failed = self._saver.has_failed
+        if self.windows.is_on:
+            budget_bytes = self.pace.budget_bytes
+            return self.windows.word(layout, step, has_failed=failed, budget_bytes=budget_bytes)
+        is_due = step % self.config.checkpoint_period_steps == 0
+        return self.partial.word(layout, has_failed=failed) if is_due else []
 
     def hear(self, words: Sequence[Sequence[float]]) -> None:
         """The words of all, the lowest rank's first; empty where nothing is due."""
-        if any(words):
+        if any(words) and self.windows.is_on:
+            self.windows.hear(words)
+        elif any(words):
             self.partial.hear(words)
 
     def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
@@ -111,9 +125,17 @@ class Checkpoints:
         """
         if self._saver is None:
             return []
+        if self.replay is not None:  # some blocks are frozen; the window itself is still there
+            return self._counted(self._saver.take_news())
         news: list[News] = []
         is_time = at.step % self.config.checkpoint_period_steps == 0
-        if (is_time or is_last) and self._last != (at.layout.generation, at.step):
+        if self.windows.is_on and not is_last:
+            self.pace.step_is_over(at.step, time.monotonic())
+            updates, sizes = num_updates(self.optimizer), self._all_sizes(at.layout)
+            save = self.windows.next(at.layout, at.step, sizes, updates, is_storing=is_storing)
+            if save is not None:
+                self._saver.save(self._copied(at, save, is_last=False))
+        elif (is_time or is_last) and self._last != (at.layout.generation, at.step):
             if is_storing and not is_last:
                 _log.warning("step=%d checkpoint skipped: %s", at.step, STILL_BUSY)
                 news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_BUSY))
@@ -147,55 +169,12 @@ class Checkpoints:
         return news
 
     def candidates(self) -> tuple[str, ...]:
-        """Paths of what may be gone back to, newest first.
-
-        Those of older launches only if this one was to resume from the newest of all. Raises
-        HostError where the storage does not say what it has: nothing is no answer then.
-        """
-        found: list[str] = []
-        resume = self.config.resume
-        if self._storage is not None:
-            try:
-                there = checkpoint_catalog.complete_ids(self._storage)
-            except OSError as error:
-                raise HostError(
-                    f"can not look for checkpoints in {self._storage.root}: {error.strerror}",
-                    remedy="--resume never begins at step 0",
-                ) from None
-            found = [
-                below(self._storage.root, one.name)
-                for one in there
-                if resume == "auto" or one.life >= self.first_life
-            ]
-            if len(found) > MAX_CANDIDATES:  # the oldest shares fewest files with the newest
-                found[MAX_CANDIDATES - 1 :] = found[-1:]
-        return tuple(found) + ((resume,) if resume not in ("auto", "never") else ())
+        """Paths of what may be gone back to, newest first. Raises HostError."""
+        return self._candidates.paths()
 
     def agree_on_start(self, fabric: Collectives) -> tuple[str, ...]:
-        """What the lowest rank would resume from; empty: nothing. Raises PeerLost.
-
-        A message is numbers: the ids stand for the paths.
-        """
-        if self._storage is None and self.config.resume in ("auto", "never"):
-            return ()
-        if self.config.resume == "never" and self.life == self.first_life:
-            return ()  # nothing can be there yet, and storage that refuses stops no training
-        mine = [CheckpointId.of_name(path.rpartition("/")[2]) for path in self.candidates()]
-        ids = [one for one in mine if one is not None][:MAX_CANDIDATES]
-        values = [x for one in ids for x in (one.life, one.generation, one.step)]
-        padding = [0] * (3 * MAX_CANDIDATES - len(values))
-        told = [int(x) for x in fabric.exchange([len(ids), *values, *padding])[0].tolist()]
-        chosen = [
-            CheckpointId(life=told[i], generation=told[i + 1], step=told[i + 2])
-            for i in range(1, 1 + 3 * told[0], 3)
-        ]
-        return tuple(self._path_of(one) for one in chosen)
-
-    def _path_of(self, one: CheckpointId) -> str:
-        named = self.config.resume
-        if self._storage is None or named.rpartition("/")[2] == one.name:
-            return named
-        return below(self._storage.root, one.name)
+        """What the lowest rank would resume from; empty: nothing. Raises PeerLost, HostError."""
+        return self._candidates.agreed(fabric)
 
     def stage(
         self,
@@ -229,6 +208,7 @@ class Checkpoints:
             if self.rank == fabric.ranks[0] and (is_proven or (is_damaged and not is_read)):
                 self._say_of(path, "" if is_read else why)
             if found is not None and is_read:
+                self.staged = found if lost is None else None
                 _log.info(
                     "step=%d restored from %s in %.3f s",
                     found.manifest.id.step,
@@ -270,14 +250,30 @@ class Checkpoints:
             _log.warning("checkpoint=%s can not be marked: %s", path, error.strerror)
 
     def put_in_force(self, found: Restored) -> None:
-        """Model and optimizer become what was saved."""
-        wanted = blocks_on(found.layout, self.rank)
-        put_in(self.model, self.optimizer, wanted, found.state, found.manifest.num_updates)
-        self.partial.restored(found.manifest)
-        self._last = None
+        """Model and optimizer become what was saved; of a window, once its steps are done again."""
+        self.staged, self._last = None, None
+        self.replay = Replay(found.manifest, found.states, self.model, self.optimizer)
+        self.replay.begin(found.layout, self.rank)
+        self._look_for_end(found.step)
         if found.manifest.older:
             num_lost = sum(found.manifest.lost_tokens)
             self._say_lost(found, found.manifest.older, found.manifest.id.step, num_lost)
+
+    def step_is_over(self, step: int) -> None:
+        """`step` are committed: of a window that is replayed, more blocks are as they were."""
+        if self.replay is not None:
+            self.replay.go_on(step)
+            self._look_for_end(step)
+
+    def is_replaying(self, *, commits: bool = False) -> bool:
+        """Are some blocks frozen here, or would they be if this rank `commits` what is open?"""
+        will_be = commits and self.staged is not None and self.staged.manifest.steps_again > 0
+        return self.replay is not None or will_be
+
+    def _look_for_end(self, step: int) -> None:
+        if self.replay is not None and step >= self.replay.last_step:
+            self.partial.restored(self.replay.manifest)
+            self.replay = None
 
     def count_lost(self, found: Restored) -> None:
         """What was found of lost blocks is in force, the others are as they were."""
@@ -328,31 +324,45 @@ class Checkpoints:
             self._full_of = {layout.generation: found}
         return found
 
+    def _all_sizes(self, layout: Layout) -> dict[Piece, int]:
+        self._sizes = self._sizes or piece_bytes(self.model, layout)
+        return self._sizes
+
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
         own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
-        self._sizes = self._sizes or piece_bytes(self.model, at.layout)
         number = at.step // self.config.checkpoint_period_steps
-        choice = self.partial.choose(at.layout, number, self._sizes)
+        choice = self.partial.choose(at.layout, number, self._all_sizes(at.layout))
         mine, everybody = self._own_of(at.layout, choice)
         self.partial.begun(own, everybody, choice.pieces)
+        save = Save(id=own, pieces=tuple(mine), writers=everybody)
+        copied = self._copied(at, save, is_last=is_last)
+        return replace(copied, base=choice.base, is_split=self.partial.is_on)
+
+    def _copied(self, at: Position, save: Save, *, is_last: bool) -> Snapshot:
+        """Training waits for this."""
+        began_s = time.monotonic()
+        pieces = copy_of_pieces(self.model, self.optimizer, save.pieces)
+        size_bytes = sum(t.nbytes for tensors in pieces.values() for t in tensors.values())
+        self.pace.copied(size_bytes, time.monotonic() - began_s)
+        is_first = save.turn is None or save.turn.is_first
         return Snapshot(
-            id=own,
+            id=save.id,
             layout=at.layout,
-            pieces=copy_of_pieces(self.model, self.optimizer, mine),
-            writers=everybody,
+            pieces=pieces,
+            writers=save.writers,
             # At the end others may still be writing what would be swept.
-            is_sweeper=not is_last and self.rank == min(everybody),
+            is_sweeper=is_first and not is_last and self.rank == min(save.writers),
             manifest=partial(
                 Manifest,
                 job=self.config.job,
-                id=own,
+                id=save.id,
                 ticket=at.ticket,
                 num_updates=num_updates(self.optimizer),
                 last_loss=None if isnan(at.last_loss) else at.last_loss,
                 identity=self.identity,
                 layout=at.layout,
+                window=save.start,
             ),
             account=self.partial.account,
-            base=choice.base,
-            is_split=self.partial.is_on,
+            turn=save.turn,
         )

@@ -124,7 +124,7 @@ def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
     """Reads everything; what is wrong, one line each. Nothing: it is whole."""
     reader = BlockReader(storage=storage, manifest=manifest)
     said: set[str] = set()  # a file that is gone is said once, not for each of its pieces
-    for entry in manifest.pieces:
+    for entry in manifest.entries:
         try:
             reader.read(entry)
         except DataError as error:

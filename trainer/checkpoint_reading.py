@@ -11,8 +11,8 @@ from pacekeeper.core.run_identity import other_course, other_model
 from pacekeeper.trainer.block_state import BlockState
 from pacekeeper.trainer.checkpoint_catalog import BlockReader, RawTensor, read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage, open_storage
-from pacekeeper.trainer.checkpoint_state import to_tensors
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.replaying import States, states_of
 
 _log = logging.getLogger(__name__)
 
@@ -31,19 +31,27 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """What this rank needs of a checkpoint for `layout`, read and checked, not in force.
+    """What this rank needs of a checkpoint for `layout`, read and checked, not in force: at once,
+    or of a window step by step.
 
     `lost`: it is of these blocks only; None: of all.
     """
 
     manifest: Manifest
     layout: Layout
-    state: Mapping[Block, BlockState]
+    states: States
+    size_bytes: int
     lost: Lost | None = None
 
     @property
-    def size_bytes(self) -> int:
-        return sum(t.nbytes for tensors in self.state.values() for t in tensors.values())
+    def step(self) -> int:
+        """Steps committed when it comes in force."""
+        return self.manifest.id.step - self.manifest.steps_again
+
+    @property
+    def state(self) -> Mapping[Block, BlockState]:
+        """As at that step."""
+        return self.states.get(self.step, {})
 
     @property
     def seen_tokens(self) -> dict[Block, int]:
@@ -78,6 +86,8 @@ class Reader:
         if storage is None or storage.root != root:
             storage = open_storage(root)
         manifest = read_manifest(storage, one)
+        if lost is not None and manifest.window is not None:
+            raise NotOursError(f"{path} is spread over a window: all go back to it, or nobody")
         others = other_model(manifest.identity, self.identity)
         if others or set(manifest.layout.blocks()) != set(layout.blocks()):
             raise NotOursError(f"{path} is of another model: {'; '.join(others)}")
@@ -85,11 +95,18 @@ class Reader:
         if changed and self.rank == layout.ranks[0]:
             _log.warning("this will not be the run that was saved: %s", "; ".join(changed))
         reader = BlockReader(storage=storage, manifest=manifest)
-        raw: dict[Block, dict[str, RawTensor]] = {}
-        for entry in manifest.pieces:
+        raw: dict[int | None, dict[Block, dict[str, RawTensor]]] = {}
+        size_bytes = 0
+        for entry in manifest.entries:
             block = entry.piece.block
             is_wanted = lost is None or block in lost.blocks
             if is_wanted and self.rank in layout.holders(block):
-                raw.setdefault(block, {}).update(reader.read(entry))
-        state = {block: to_tensors(self.model, block, tensors) for block, tensors in raw.items()}
-        return Restored(manifest=manifest, layout=layout, state=state, lost=lost)
+                raw.setdefault(entry.step, {}).setdefault(block, {}).update(reader.read(entry))
+                size_bytes += entry.size_bytes
+        return Restored(
+            manifest=manifest,
+            layout=layout,
+            states=states_of(self.model, manifest, raw),
+            size_bytes=size_bytes,
+            lost=lost,
+        )

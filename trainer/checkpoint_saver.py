@@ -1,7 +1,8 @@
 """One rank's part of a checkpoint, written beside the training, one at a time.
 
 Whoever ends its part last sees all parts and publishes the manifest: nobody waits for anybody, so
-nobody can hang. What fails is said and counted; training goes on.
+nobody can hang. The steps of a window are written one after the other, its part with the last of
+them. What fails is said and counted; training goes on.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from queue import Empty, SimpleQueue
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout import BlockKind, Layout
+from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.manifest import (
     MANIFEST_FILE,
     Account,
@@ -29,6 +30,7 @@ from pacekeeper.core.manifest import (
     PieceEntry,
     block_name,
     gather,
+    gather_frozen,
     part_name,
 )
 from pacekeeper.core.manifest_codec import decode_part, encode_manifest, encode_part
@@ -65,13 +67,26 @@ class News:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """A step of a window: how many had been committed, and the blocks whose state is yet to come,
+    of which only weights are written.
+    """
+
+    step: int
+    is_first: bool
+    is_last: bool
+    frozen: frozenset[Block]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
     """Copies in host memory of what one rank is to write; `pieces` may be empty.
 
     `writers`: the ranks that write something; `manifest` makes the checkpoint's from files, pieces
     and account, the same on all ranks. `is_sweeper`: this rank removes what older attempts left.
     `base`: the complete checkpoint that holds what is not written now (None: all is); `is_split`:
-    experts get files of their own, which outlive the others.
+    experts get files of their own, which outlive the others. `turn`: it is one step of a window,
+    whose writers, all steps together, are `writers`.
     """
 
     id: CheckpointId
@@ -83,6 +98,18 @@ class Snapshot:
     account: Account
     base: CheckpointId | None = None
     is_split: bool = False
+    turn: Turn | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What this rank has of a checkpoint in storage; `is_spoilt`: something of it failed."""
+
+    files: list[FileEntry] = field(default_factory=list)
+    pieces: list[PieceEntry] = field(default_factory=list)
+    frozen: list[PieceEntry] = field(default_factory=list)
+    took_s: float = 0.0
+    is_spoilt: bool = False
 
 
 class Saver:
@@ -94,6 +121,7 @@ class Saver:
         self._keep = keep
         self._thread: threading.Thread | None = None
         self._before: Snapshot | None = None  # without its pieces
+        self._written: Written | None = None  # of the one that was begun last
         self._news: SimpleQueue[News] = SimpleQueue()
         self.has_failed = False  # the last one that is over
         self._known: Known = {}
@@ -104,10 +132,13 @@ class Saver:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, snapshot: Snapshot) -> None:
-        """Begin to write it; the one before must be over."""
-        assert not self.is_storing, "one at a time"
+        """Begin to write it, after the earlier steps of its window; others must be over."""
+        before = self._thread if self.is_storing else None
+        assert before is None or snapshot.turn is not None, "one at a time"
+        if snapshot.turn is not None and snapshot.turn.is_first:
+            self.has_failed = False  # what was before is no matter of this window
         self._thread = threading.Thread(
-            target=self._store, args=(snapshot,), daemon=True, name="checkpoint"
+            target=self._store, args=(snapshot, before), daemon=True, name="checkpoint"
         )
         self._thread.start()
 
@@ -126,19 +157,21 @@ class Saver:
         except Empty:
             return found
 
-    def _store(self, snapshot: Snapshot) -> None:
-        began_s = time.monotonic()
-        outcome, size, why = Outcome.FAILED, 0, "a bug"
+    def _store(self, snapshot: Snapshot, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        began_s, so_far = time.monotonic(), self._so_far(snapshot)
+        if so_far.is_spoilt:
+            return  # which was said
+        outcome: Outcome | None = Outcome.FAILED
+        why = "a bug"
         try:
             if snapshot.is_sweeper:
                 self._look_back()
                 self._sweep(snapshot.id)
-            self._before = replace(snapshot, pieces={})
-            if snapshot.pieces:
-                size = self._write_part(snapshot)
-            is_complete = self._publish(snapshot)
-            outcome, why = (Outcome.COMPLETE if is_complete else Outcome.WRITTEN), ""
-            if is_complete:
+            outcome = self._written_on(snapshot, so_far)
+            why = ""
+            if outcome is Outcome.COMPLETE:
                 self._sweep(snapshot.id)
         except (OSError, ValueError, DataError) as error:
             why = (error.strerror if isinstance(error, OSError) else None) or str(error)
@@ -149,15 +182,44 @@ class Saver:
                 why,
             )
         finally:
-            took_s = time.monotonic() - began_s
-            self.has_failed = outcome is Outcome.FAILED
-            self._news.put(
-                News(
-                    step=snapshot.id.step, outcome=outcome, took_s=took_s, size_bytes=size, why=why
+            so_far.took_s += time.monotonic() - began_s
+            self.has_failed = so_far.is_spoilt = outcome is Outcome.FAILED
+            if outcome is not None:
+                self._news.put(
+                    News(
+                        step=snapshot.id.step,
+                        outcome=outcome,
+                        took_s=so_far.took_s,
+                        size_bytes=0 if why else sum(file.size_bytes for file in so_far.files),
+                        why=why,
+                    )
                 )
-            )
         if outcome is Outcome.COMPLETE:
-            _log.info("checkpoint=%s complete after %.3f s", snapshot.id.name, took_s)
+            _log.info("checkpoint=%s complete after %.3f s", snapshot.id.name, so_far.took_s)
+
+    def _so_far(self, snapshot: Snapshot) -> Written:
+        """What there is of its window; nothing where it begins one, or is whole itself."""
+        if snapshot.turn is None or snapshot.turn.is_first or self._written is None:
+            self._written = Written()
+        return self._written
+
+    def _written_on(self, snapshot: Snapshot, so_far: Written) -> Outcome | None:
+        """Write what this rank has of it, and the part when that is all; None: it is not."""
+        if snapshot.turn is not None and not snapshot.turn.is_last:
+            self._write(snapshot, so_far)
+            return None
+        self._before = replace(snapshot, pieces={})
+        self._write(snapshot, so_far)
+        if so_far.files:
+            part = Part(
+                files=tuple(so_far.files),
+                pieces=tuple(so_far.pieces),
+                account=snapshot.account,
+                frozen=tuple(so_far.frozen),
+            )
+            name = f"{snapshot.id.name}/{part_name(self._rank)}"
+            self._storage.publish(name, encode_part(part))
+        return Outcome.COMPLETE if self._publish(snapshot) else Outcome.WRITTEN
 
     def _look_back(self) -> None:
         """Did the one before become whole? Each rank sees no more than that its own part is."""
@@ -186,11 +248,9 @@ class Saver:
             root, why = self._storage.root, error.strerror or str(error)
             _log.warning("an older checkpoint in %s can not be removed: %s", root, why)
 
-    def _write_part(self, snapshot: Snapshot) -> int:
-        """Files with all pieces, then what lies where in them; bytes of the files."""
-        folder = snapshot.id.name
-        files: list[FileEntry] = []
-        entries: list[PieceEntry] = []
+    def _write(self, snapshot: Snapshot, so_far: Written) -> None:
+        """Files with all pieces, and what lies where in them."""
+        folder, turn = snapshot.id.name, snapshot.turn
         for name, pieces in _by_file(snapshot, self._rank).items():
             header = encode_header(_specs(pieces), {"checkpoint": folder})
             at = len(header)
@@ -199,23 +259,23 @@ class Saver:
                 for tensor in tensors.values():
                     digest.update(_bytes(tensor))
                     size += tensor.nbytes
-                entries.append(
-                    PieceEntry(
-                        piece=piece,
-                        file=f"{folder}/{name}",
-                        first_byte=at,
-                        size_bytes=size,
-                        sha256=digest.hexdigest(),
-                    )
+                entry = PieceEntry(
+                    piece=piece,
+                    file=f"{folder}/{name}",
+                    first_byte=at,
+                    size_bytes=size,
+                    sha256=digest.hexdigest(),
+                    step=None if turn is None else turn.step,
                 )
+                is_frozen = turn is not None and piece.block in turn.frozen
+                (so_far.frozen if is_frozen else so_far.pieces).append(entry)
                 at += size
             data = [_bytes(t) for tensors in pieces.values() for t in tensors.values()]
             self._storage.write(f"{folder}/{name}", [header, *data])
             told = hashlib.sha256(header).hexdigest()
-            files.append(FileEntry(name=f"{folder}/{name}", size_bytes=at, header_sha256=told))
-        part = Part(files=tuple(files), pieces=tuple(entries), account=snapshot.account)
-        self._storage.publish(f"{folder}/{part_name(self._rank)}", encode_part(part))
-        return sum(file.size_bytes for file in files)
+            so_far.files.append(
+                FileEntry(name=f"{folder}/{name}", size_bytes=at, header_sha256=told)
+            )
 
     def _publish(self, snapshot: Snapshot) -> bool:
         """The manifest, if all parts are there; whoever else does it writes the same bytes."""
@@ -226,7 +286,12 @@ class Saver:
         parts = [decode_part(self._storage.read(f"{folder}/{name}")) for name in wanted]
         base = None if snapshot.base is None else self._manifest_of(snapshot.base)
         files, pieces, account = gather(parts, snapshot.layout, base)
-        manifest = snapshot.manifest(files=files, pieces=pieces, account=account)
+        manifest = snapshot.manifest(
+            files=files,
+            pieces=pieces,
+            account=account,
+            frozen=gather_frozen(parts, snapshot.layout),
+        )
         self._storage.publish(f"{folder}/{MANIFEST_FILE}", encode_manifest(manifest))
         self._published, self._known[manifest.id] = manifest, files_of(manifest)
         return True
@@ -238,11 +303,14 @@ class Saver:
 
 
 def _by_file(snapshot: Snapshot, rank: int) -> dict[str, dict[Piece, Mapping[str, Tensor]]]:
-    """One file, or one of the dense pieces and one of the experts'; none without a piece."""
+    """One file, or one of the dense pieces and one of the experts'; none without a piece. Each step
+    of a window has its own.
+    """
+    step = "" if snapshot.turn is None else f"step-{snapshot.turn.step}-"
     found: dict[str, dict[Piece, Mapping[str, Tensor]]] = {}
     for piece, tensors in snapshot.pieces.items():
         is_apart = snapshot.is_split and piece.block.kind is BlockKind.EXPERT
-        name = f"rank-{rank}{'-experts' if is_apart else ''}.safetensors"
+        name = f"{step}rank-{rank}{'-experts' if is_apart else ''}.safetensors"
         found.setdefault(name, {})[piece] = tensors
     return found
 

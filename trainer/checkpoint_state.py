@@ -68,10 +68,12 @@ def copy_of_pieces(
 
 
 def to_tensors(
-    model: MoETransformer, block: Block, raw: Mapping[str, RawTensor]
+    model: MoETransformer, block: Block, raw: Mapping[str, RawTensor], *, are_weights: bool = False
 ) -> dict[str, Tensor]:
-    """The tensors in what was read. Raises DataError where they do not fit this model's block."""
-    specs = block_specs(model, block)
+    """The tensors in what was read; `are_weights`: without moments. Raises DataError where they do
+    not fit this model's block.
+    """
+    specs = [spec for spec in block_specs(model, block) if not (are_weights and "." in spec.name)]
     if [(n, raw[n].dtype, raw[n].shape) for n in sorted(raw)] != [
         (spec.name, spec.dtype, spec.shape) for spec in specs
     ]:

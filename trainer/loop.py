@@ -151,11 +151,12 @@ def _advance(rank: Rank) -> bool:
         return True  # what a run ends with is saved when all are at its end
     rank.save(is_storing=ballot.is_storing)
     generation = ballot.agreed_generation
-    if ballot.opens:
+    has_frozen = rank.checkpoints.is_replaying()  # then nobody comes in, and nothing moves
+    if ballot.opens and not has_frozen:
         raise PeerLost("nodes wait to join: all leave, to come back with them")
     if ballot.agreed_probe is not None:
         rank.do_probe(ballot.agreed_probe)
-    if generation is not None:
+    if generation is not None and not has_frozen:
         assert rank.plan is not None, "an agreed plan was read by every rank"
         assert rank.plan.layout.generation == generation, "the crc was part of the vote"
         began_s = time.monotonic()
@@ -305,6 +306,7 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
             generation=new_generation,
             floor=floor_of(rank.spec.config, len(staying), node_of),
             has_begun=has_begun,
+            has_frozen=rank.checkpoints.is_replaying(commits=commits),
             means=Means(
                 candidates=rank.checkpoints.candidates,
                 is_partial=rank.checkpoints.partial.is_on,

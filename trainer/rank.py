@@ -320,8 +320,9 @@ class Rank:
 
     def _go_back(self, found: Restored) -> None:
         self.checkpoints.put_in_force(found)
-        self.step, self.has_begun = found.manifest.id.step, False
-        loss = found.manifest.last_loss
+        self.step, self.has_begun = found.step, False
+        # Of a window it is that of its last step, which is done again.
+        loss = None if found.manifest.steps_again else found.manifest.last_loss
         self.last_loss = NO_LOSS if loss is None else loss
 
     def _apply_update(self) -> None:
@@ -362,3 +363,4 @@ class Rank:
         self.log.write(line)
         self.has_begun = False
         self.step += 1
+        self.checkpoints.step_is_over(self.step)

@@ -37,14 +37,18 @@ def succession(
     generation: int,
     floor: Floor,
     has_begun: bool,
+    has_frozen: bool,
     means: Means,
 ) -> Succession:
-    """How the `staying` ranks go on from `layout`; `has_begun`: they hold what the run came to.
+    """How the `staying` ranks go on from `layout`; `has_begun`: they hold what the run came to;
+    `has_frozen`: they are in the middle of a replay, and hold nothing that is whole.
 
     Raises LostStateError where state is lost for good.
     """
     go_on = partial(next_of, layout, staying, generation=generation, floor=floor)
     try:
+        if has_frozen:
+            raise LostStateError("blocks are frozen while steps of a window are done again")
         paths = () if has_begun else means.candidates()
         if not paths:
             return Succession(layout=go_on())
@@ -52,7 +56,7 @@ def succession(
         paths = means.candidates()
         if not paths:
             raise
-        if means.is_partial:
+        if means.is_partial and not has_frozen:
             with contextlib.suppress(LostStateError):  # what is dense has no age of its own
                 filled = go_on(are_experts_filled=True)
                 _log.warning("%s: lost experts come from a checkpoint", error.what)

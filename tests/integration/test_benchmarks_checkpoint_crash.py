@@ -24,13 +24,12 @@ def test_a_manifest_before_its_files_would_be_told(
 ) -> None:
     """The one mistake that an order of writes is there to prevent."""
 
-    def hasty(self: Saver, snapshot: Snapshot) -> int:
-        size = write_part(self, snapshot)
+    def hasty(self: Saver, snapshot: Snapshot, so_far: checkpoint_saver.Written) -> None:
+        write(self, snapshot, so_far)
         path = Path(self._storage.root, snapshot.id.name, f"rank-{self._rank}.safetensors")
         path.write_bytes(path.read_bytes()[:-100])
-        return size
 
-    write_part = checkpoint_saver.Saver._write_part
-    monkeypatch.setattr(checkpoint_saver.Saver, "_write_part", hasty)
+    write = checkpoint_saver.Saver._write
+    monkeypatch.setattr(checkpoint_saver.Saver, "_write", hasty)
     tally = checkpoint_crash.run(tmp_path, 3, seed=0, longest_s=1.0)  # on a busy host, too
     assert tally.wrong

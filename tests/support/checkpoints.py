@@ -155,6 +155,7 @@ class Lone:
             self.optimizer.step()
             self.checkpoints.partial.count(meter.routed)
             self.step += 1
+            self.checkpoints.step_is_over(self.step)
 
     def save(self) -> None:
         """A checkpoint of now, written to its end."""
@@ -169,7 +170,7 @@ class Lone:
         found = self.checkpoints.stage(wanted, self.layout, self.fabric)
         self.checkpoints.put_in_force(found)
         self.model.set_layout(self.layout, self.fabric)
-        self.step = found.manifest.id.step
+        self.step = found.step
 
     def names(self) -> list[str]:
         """Directories of checkpoints, newest last."""

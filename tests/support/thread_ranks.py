@@ -72,6 +72,7 @@ class ThreadRanks:
             generation=self.layout.generation + 1,
             floor=Floor(hosts=hosts),
             has_begun=True,
+            has_frozen=leader.checkpoints.is_replaying(),
             means=Means(
                 candidates=leader.checkpoints.candidates,
                 is_partial=leader.checkpoints.partial.is_on,

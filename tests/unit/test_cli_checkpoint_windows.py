@@ -1,0 +1,63 @@
+"""`pacekeeper checkpoint` on windows: what going back does; one under way is no damage."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pacekeeper.cli.checkpoint import command
+from support.checkpoints import TINY, Lone
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> Lone:
+    """Windows of steps 1 to 3 and 4 to 6, and one that has begun."""
+    one = Lone(tmp_path, replace(TINY, checkpoint_window_steps=3))
+    for _ in range(7):
+        one.train()
+        one.save()
+    return one
+
+
+def said(*words: str) -> str:
+    done = CliRunner().invoke(command, words)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def asked(*words: str) -> Any:
+    return json.loads(said(*words, "--json"))
+
+
+def test_the_list_says_which_are_windows_and_which_is_under_way(lone: Lone) -> None:
+    rows = asked("ls", str(lone.root))["checkpoints"]
+    assert [(row["step"], row["state"]) for row in rows] == [
+        (9, "broken off"),
+        (6, "complete"),
+        (3, "complete"),
+    ]
+    assert [row["steps_again"] for row in rows] == [None, 2, 2]
+    assert rows[1]["lost_tokens"] == 0 and rows[1]["oldest_step"] == 6
+    table = said("ls", str(lone.root))
+    assert "window: step 6 is spread over 3 steps; going back to it does 2 again" in table
+    assert "partial" not in table
+
+
+def test_every_step_is_read_by_verify_and_listed_by_show(lone: Lone) -> None:
+    rows = asked("verify", str(lone.root))["checkpoints"]
+    assert [row["state"] for row in rows] == ["broken off", "whole", "whole"]
+    shown = asked("show", str(lone.root))
+    assert (shown["step"], shown["steps_again"]) == (6, 2)
+    assert {piece["step"] for piece in shown["pieces"]} == {4, 5, 6}
+    assert "window: of steps 4 to 6; going back to it does 2 steps again" in said(
+        "show", str(lone.root)
+    )
+
+
+def test_what_is_under_way_and_the_newest_whole_one_stay(lone: Lone) -> None:
+    names = lone.names()
+    assert asked("gc", str(lone.root), "--keep", "1")["removed"] == names[:1]
+    assert lone.names() == names[1:]

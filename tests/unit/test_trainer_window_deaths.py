@@ -1,0 +1,82 @@
+"""Survivors that lost an expert go back to a window, as real ranks do; so they do from within it."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import even_layout
+from support.thread_ranks import ThreadRanks
+from support.trainees import trained
+
+CONFIG = TrainConfig(
+    job="deaths",
+    steps=20,
+    num_layers=2,
+    hidden_size=16,
+    num_heads=2,
+    expert_hidden_size=16,
+    num_experts=4,
+    rows_per_step=6,
+    row_tokens=32,
+    clock="cpu",
+    dtype="float64",
+    checkpoint_period_steps=1,
+    checkpoint_window_steps=3,
+)
+# Each expert on one rank only.
+LONELY = even_layout(
+    ranks=range(3), num_layers=2, num_experts=4, replicas=1, num_virtual_shards=2, generation=2
+)
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[ThreadRanks]:
+    config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"))
+    found = ThreadRanks(config=config, layout=LONELY, directory=tmp_path)
+    yield found
+    found.close()
+
+
+def is_replaying(ranks: ThreadRanks) -> set[bool]:
+    return {rank.checkpoints.is_replaying() for rank in ranks.ranks.values()}
+
+
+def test_who_lost_an_expert_replays_and_who_loses_one_more_meanwhile_begins_it_again(
+    ranks: ThreadRanks,
+) -> None:
+    ranks.train(5)
+    assert is_replaying(ranks) == {False}
+    chosen = ranks.die({2})
+    assert chosen.restore and not chosen.only_lost
+    assert ranks.step == 1 and is_replaying(ranks) == {True}
+    ranks.train(1)
+    assert ranks.step == 2 and is_replaying(ranks) == {True}
+    again = ranks.die({1})
+    assert again.restore and ranks.step == 1, "nobody holds a whole state"
+    ranks.train(2)
+    assert ranks.step == 3 and is_replaying(ranks) == {False}
+    ranks.train(3)
+    alone = even_layout(ranks=[0], num_layers=2, num_experts=4, replicas=1, num_virtual_shards=2)
+    _, wanted = trained(replace(CONFIG, checkpoint_window_steps=1), alone, 6)
+    found = ranks.blocks()
+    assert found.keys() == wanted.keys()
+    for block, tensors in wanted.items():
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(found[block][name], tensor, rtol=1e-9, atol=1e-12)
+
+
+def test_where_all_hosts_stand_a_death_costs_no_step_unless_blocks_are_frozen(
+    tmp_path: Path,
+) -> None:
+    config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"))
+    pairs = even_layout(
+        ranks=range(3), num_layers=2, num_experts=4, replicas=2, num_virtual_shards=2, generation=2
+    )
+    ranks = ThreadRanks(config=config, layout=pairs, directory=tmp_path)
+    ranks.train(4)
+    assert not ranks.die({2}).restore and ranks.step == 4
+    ranks.close()
