@@ -81,8 +81,7 @@ def command(
     rings = settings(AgentConfig, config_file, ring_dir=ring_dir).ring_dir
     if join_at is not None:
         _refuse_what_the_job_tells(ctx)
-        addresses = tuple(part.strip() for part in join_at.split(",") if part.strip())
-        ctx.exit(_join(addresses, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
+        ctx.exit(_join(join_at, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
     config = settings(
         TrainConfig,
         config_file,
@@ -124,7 +123,7 @@ def _refuse_what_the_job_tells(ctx: click.Context) -> None:
 
 
 def _join(
-    addresses: tuple[str, ...],
+    at: str,
     ranks_per_node: int,
     ring_dir: str,
     run_dir: str,
@@ -135,7 +134,7 @@ def _join(
         from pacekeeper.trainer.newcomer import JoinSpec, join
     try:
         spec = JoinSpec(
-            addresses=addresses,
+            addresses=tuple(part.strip() for part in at.split(",") if part.strip()),
             ranks_per_node=ranks_per_node,
             ring_dir=ring_dir,
             run_dir=run_dir,
