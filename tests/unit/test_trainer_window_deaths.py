@@ -1,4 +1,4 @@
-"""Survivors that lost an expert go back to a window, as real ranks do; so they do from within it."""
+"""Survivors that lost an expert go back to a window as real ranks do, also from within it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
