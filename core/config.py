@@ -375,10 +375,7 @@ class TrainConfig:
                 f"got {self.tensor_size}"
             )
         if self.experts_per_checkpoint and self.checkpoint_window_steps != 1:
-            raise ValueError(
-                "checkpoint_window_steps: expected 1 where experts_per_checkpoint leaves experts "
-                "out: a window is exact, a partial checkpoint is not"
-            )
+            raise ValueError("checkpoint_window_steps: expected 1 with experts_per_checkpoint set")
         if self.schedule not in ("1f1b", "zero_bubble"):
             raise ValueError(f"schedule: expected '1f1b' or 'zero_bubble', got {self.schedule!r}")
         if self.rows_per_step % self.num_microbatches:
