@@ -14,6 +14,7 @@
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
        INSUFFICIENT_SIZE = 7, DRIVER_NOT_LOADED = 9, TIMEOUT = 10 };
+enum { POLL_MS = 50 }; /* of events: a real driver sleeps until one comes */
 enum { MAX_DEVICES = 16, MAX_INSTANCES = 8, MAX_PIDS = 8, MAX_XIDS = 64, MAX_FIELDS = 512 };
 #define NOT_TOLD INT64_MIN
 #define XID_EVENT 8ULL
@@ -312,7 +313,7 @@ result nvmlDeviceRegisterEvents(void *handle, unsigned long long types, void *se
 
 result nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) {
     (void)set;
-    for (unsigned waited_ms = 0; waited_ms <= timeout_ms; waited_ms += 5) {
+    for (unsigned waited_ms = 0; waited_ms <= timeout_ms; waited_ms += POLL_MS) {
         if (!state || life != state->life) return UNINITIALIZED;
         for (int64_t i = 0; i < state->num_devices; i++) {
             struct device *device = &state->devices[i];
@@ -321,7 +322,7 @@ result nvmlEventSetWait_v2(void *set, struct event *event, unsigned timeout_ms) 
             *event = (struct event){ &handles[i][0], XID_EVENT, code, ~0u, ~0u };
             return SUCCESS;
         }
-        wait_us(5000);
+        wait_us(POLL_MS * 1000);
     }
     return TIMEOUT;
 }
