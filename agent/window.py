@@ -103,8 +103,6 @@ class SampleNews:
         before = self.told.get(sample.device_uuid)
         if before is None or sample.sampled_s >= before.sampled_s + SPACING_S:
             return True
-        if sample.sampled_s <= before.sampled_s:
-            return False
         return _state(sample) != _state(before) or _has_moved(
             before.sm_clock_mhz, sample.sm_clock_mhz
         )

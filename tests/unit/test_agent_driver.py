@@ -155,6 +155,13 @@ def test_a_device_that_can_not_be_listened_to_is_not_said_to_be_quiet(driver: Dr
     found.close()
 
 
+def test_while_the_driver_is_gone_nobody_is_said_to_be_quiet(driver: Driver, nvml: Nvml) -> None:
+    watch = nvml.watch
+    assert watch is not None and watch.of(0) is not None
+    driver.restart()
+    until("it is deaf", lambda: watch.of(0) is None)
+
+
 def test_a_device_falls_off_its_bus_and_its_last_words_are_kept(driver: Driver, nvml: Nvml) -> None:
     nvml.sample(0.0)
     driver.devices[6].report_xid(79)
@@ -164,10 +171,8 @@ def test_a_device_falls_off_its_bus_and_its_last_words_are_kept(driver: Driver, 
     assert [sample.is_lost for sample in samples] == [index == 6 for index in range(8)]
     assert nvml.lost == ("device 6 is lost",)
     assert samples[6].health is not None and samples[6].health.xids == (79,)
-    before = driver.num_calls
-    driver.devices[6].delay_us = 10_000_000
-    nvml.sample(2.0)
-    assert driver.num_calls > before, "the lost one, which would hang, is left alone"
+    driver.devices[6].code = 0
+    assert nvml.sample(2.0)[6].is_lost, "it is left alone until the driver is opened anew"
 
 
 def test_mig_instances_are_devices_of_their_own(driver: Driver, nvml: Nvml) -> None:

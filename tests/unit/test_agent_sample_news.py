@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pacekeeper.agent import runtime
 from pacekeeper.agent.window import SPACING_S, SampleNews
 from pacekeeper.core.topology import DeviceSample
 from support.agents import agent_of
@@ -55,6 +56,18 @@ def test_a_device_that_is_new_is_told_at_once() -> None:
 
 def test_where_no_device_answers_there_is_nothing_to_tell() -> None:
     assert SampleNews().take(()) == ()
+
+
+def test_reports_of_one_look_tell_the_devices_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = agent_of(tmp_path)
+    agent.sampler._latest = ((DEVICE,), "ok")
+    agent.uplink.is_connected = True
+    monkeypatch.setattr(runtime, "split", lambda readings: iter((tuple(readings), ())))
+    agent._look()
+    reports = [agent.spool.next(), agent.spool.next()]
+    assert [len(report.devices) for report in reports if report is not None] == [1, 0]
 
 
 def test_an_agent_tells_its_devices_once_and_how_many_they_are_always(tmp_path: Path) -> None:
