@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pacekeeper.core.records import RankExitRecord, Record
-from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.reports import MAX_RECORDS_PER_REPORT, AgentHealth, JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 
-MAX_RECORDS_PER_REPORT = 4096
 SPACING_S = 5.0  # between two readings of the same device that are told
 CLOCK_MOVED = 1.05  # a clock this factor apart is another reading: half of what would be a finding
 _NO_PIDS: Mapping[str, Mapping[int, int]] = MappingProxyType({})

@@ -99,7 +99,7 @@ def seeds() -> dict[str, Seeds]:
         "history-faults": (_faults(),),
         "scenario": (_text("examples/simulate_faults.toml"), _text("examples/simulate_spot.toml")),
         "partition": (_text("examples/partition.toml"),),
-        "loads": (b"[[1, 2], [3, 4.5]]", b"1,2\n3,4.5\n"),
+        "loads": (b"[[1, 2], [3, 4.5]]",),
     }
     of_format = {"steps": (tables["steps"], files["archive"]), **_singly(files), **_singly(tables)}
     of_format["steps"] = (tables["steps"], files["archive"])

@@ -45,7 +45,7 @@ class TokenFile:
 
 def read_tokens(path: Path) -> Records:
     """The tokens in a file. Raises ConfigError, saying what is wrong with it."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
         with os.fdopen(descriptor, "rb") as file:
@@ -104,7 +104,7 @@ def _replace(path: Path, data: bytes) -> None:
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:
     try:
-        status = path.stat(follow_symlinks=False)
+        status = path.stat()
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

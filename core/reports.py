@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 
+MAX_RECORDS_PER_REPORT = 4096  # that an agent sends at once
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:

@@ -25,12 +25,20 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
+from pacekeeper.core.reports import (
+    MAX_RECORDS_PER_REPORT,
+    AgentHealth,
+    JobReport,
+    NodeReport,
+    PlanFile,
+)
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
 PROTOCOL_VERSION = 1
 MAX_CALLS_PER_CONNECTION = 128
+MAX_RECORDS = 4 * MAX_RECORDS_PER_REPORT  # in a report that is taken in
+HANDSHAKE_MS = 20_000
 CONNECTION_GRACE_MS = 5_000  # for calls that are open when a connection is over
 
 # The BDP probe answers each small batch with pings: most of the network work of periodic messages.
@@ -77,6 +85,7 @@ def server_options(
     options = {**dict(GRPC_OPTIONS_SERVER), "grpc.max_receive_message_length": max_message_bytes}
     if connection_s is not None:
         options["grpc.max_concurrent_streams"] = MAX_CALLS_PER_CONNECTION
+        options["grpc.server_handshake_timeout_ms"] = HANDSHAKE_MS
         options["grpc.max_connection_age_ms"] = round(connection_s * 1e3)
         options["grpc.max_connection_age_grace_ms"] = CONNECTION_GRACE_MS
     return tuple(options.items())
@@ -106,10 +115,15 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
 def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
     """The batch in a message. Raises ValueError naming the column that is wrong."""
     health = message.health
+    jobs: list[JobReport] = []
+    for job in message.jobs:
+        jobs.append(_job_from_message(job))
+        if sum(len(told.records) for told in jobs) > MAX_RECORDS:
+            raise ValueError(f"more than {MAX_RECORDS} records in one report")
     return NodeReport(
         sequence=message.sequence,
         sent_mono_s=message.sent_mono_s,
-        jobs=tuple(_job_from_message(job) for job in message.jobs),
+        jobs=tuple(jobs),
         devices=tuple(_device_from_message(sample) for sample in message.devices),
         host=_host_from_message(message.host) if message.HasField("host") else None,
         health=AgentHealth(
@@ -206,34 +220,45 @@ def _from_columns(columns: Any, kind: Callable[..., T], where: str) -> Iterable[
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     optional = {field.name for field in fields(kind) if field.default is None}  # type: ignore[arg-type]
     defaults = {f.name: f.default for f in fields(kind) if f.default is not MISSING}  # type: ignore[arg-type]
-    values = [list(getattr(columns, name)) for name in names]
-    length = len(values[0])
-    for name, column in zip(names, values, strict=True):
-        if not column and name in defaults:
-            column += [defaults[name]] * length
-        if len(column) != length:
-            raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
+    length = _length(columns, names[0], where)
+    values = []
+    for name in names:
+        told = getattr(columns, name)
+        if len(told) != length and (len(told) or name not in defaults):
+            raise ValueError(f"{where}: column {name} has {len(told)} entries, not {length}")
+        column = list(told) if len(told) == length else [defaults[name]] * length
         if name in optional:
-            column[:] = [None if value != value else value for value in column]
+            column = [None if value != value else value for value in column]
         elif column and isinstance(column[0], float):
             floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
             for value in column:
                 if not (math.isfinite(value) and value >= floor):
                     raise ValueError(f"{where}: impossible {name} {value}")
+        values.append(column)
     for row in zip(*values, strict=True):
         yield kind(**dict(zip(names, row, strict=True)))
 
 
+def _length(columns: Any, name: str, where: str) -> int:
+    """How many records these columns hold. Few bytes can tell of more than the memory holds."""
+    length = len(getattr(columns, name))
+    if length > MAX_RECORDS:
+        raise ValueError(f"{where}: {length} records, at most {MAX_RECORDS} may come at once")
+    return length
+
+
 def _loads_from_columns(columns: Any, job: str) -> Iterable[ExpertLoadRecord]:
     where = f"{job} expert_loads"
-    counts, at = list(columns.counts), 0
+    length, num_counts = _length(columns, "rank", where), len(columns.counts)
+    if num_counts > LOADS_PER_RECORD * MAX_RECORDS:
+        raise ValueError(f"{where}: {num_counts} counts, more than may come at once")
     names = ("rank", "step", "generation", "layer", "first_expert", "num_counts")
+    for name in names:
+        if len(getattr(columns, name)) != length:
+            found = len(getattr(columns, name))
+            raise ValueError(f"{where}: column {name} has {found} entries, not {length}")
+    counts, at = list(columns.counts), 0
     values = [list(getattr(columns, name)) for name in names]
-    for name, column in zip(names, values, strict=True):
-        if len(column) != len(values[0]):
-            raise ValueError(
-                f"{where}: column {name} has {len(column)} entries, not {len(values[0])}"
-            )
     for rank, step, generation, layer, first, number in zip(*values, strict=True):
         if at + number > len(counts):
             raise ValueError(f"{where}: num_counts promises more than counts holds")
