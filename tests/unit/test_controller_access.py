@@ -42,7 +42,8 @@ def test_each_role_may_do_its_own_and_nothing_else(role: Role, action: Action) -
 
 @pytest.mark.parametrize("role", Role)
 def test_what_stands_in_no_table_nobody_may_do(role: Role) -> None:
-    assert not authorise(caller(role), None).is_allowed
+    verdict = authorise(caller(role), None)
+    assert (verdict.is_allowed, verdict.reason) == (False, "no role may call this method")
 
 
 def test_every_method_of_every_service_has_a_role_and_nothing_else_does() -> None:
