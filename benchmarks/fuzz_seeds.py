@@ -97,7 +97,7 @@ def seeds() -> dict[str, Seeds]:
         "trace-any": (*traces, *(gzip.compress(data) for data in traces)),
         "history-spot": spot,
         "history-faults": (_faults(),),
-        "scenario": (_text("examples/simulate_faults.toml"), _text("examples/simulate_spot.toml")),
+        "scenario": tuple(_text(f"examples/simulate_{name}.toml") for name in ("faults", "servers")),
         "partition": (_text("examples/partition.toml"),),
         "loads": (b"[[1, 2], [3, 4.5]]",),
     }

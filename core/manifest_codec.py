@@ -22,7 +22,7 @@ from pacekeeper.core.manifest import (
 )
 
 FORMATS = (2, 3)  # that are read; the last is written. Before 3 there were no windows.
-_WRONG = (AttributeError, TypeError, KeyError, IndexError, RecursionError)
+_WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

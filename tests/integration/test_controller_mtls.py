@@ -18,7 +18,15 @@ from pacekeeper.controller.tokens import TokenRecord, digest, written
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.security_config import TlsConfig
-from pacekeeper.protos import control_pb2, secure, status_pb2, status_pb2_grpc, wire
+from pacekeeper.protos import (
+    control_pb2,
+    operator_pb2,
+    operator_pb2_grpc,
+    secure,
+    status_pb2,
+    status_pb2_grpc,
+    wire,
+)
 from support.authorities import Authority, as_toml
 from support.commands import Started, pacekeeper
 from support.controllers import ControllerProcess, ScriptedAgent, attachments, killed, until
@@ -157,8 +165,25 @@ def test_roles_hold_for_certificates_and_tokens(fleet: Fleet) -> None:
     assert viewer.wait_for_end()[0] is grpc.StatusCode.PERMISSION_DENIED
 
 
-def test_a_nodes_key_can_not_play_the_controller(fleet: Fleet, tmp_path: Path) -> None:
-    """The other way round: a controller's certificate does not call."""
+def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(fleet: Fleet) -> None:
+    asked = operator_pb2.ApproveProposalRequest(proposal_id=7)
+
+    def answer(tls: TlsConfig, token: str = "") -> grpc.StatusCode:
+        with secure.client_channel(fleet.address, tls) as channel:
+            stub: Any = operator_pb2_grpc.OperatorServiceStub(secure.showing(channel, token))
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.ApproveProposal(asked, timeout=20.0)
+            code: grpc.StatusCode = caught.value.code()
+            return code
+
+    assert answer(fleet.tls(Kind.NODE, "own"), VIEWER) is grpc.StatusCode.PERMISSION_DENIED
+    about = "ApproveProposal proposal_id: 7"
+    assert fleet.audited(action="act", verdict="refused", about=about)
+    assert answer(fleet.tls(Kind.OPERATOR, "ann")) is grpc.StatusCode.NOT_FOUND, "it was asked"
+    assert fleet.audited(action="act", verdict="allowed", about=about)
+
+
+def test_a_controllers_key_does_not_call(fleet: Fleet) -> None:
     assert fleet.refusal(fleet.authority.tls(fleet.server)) is grpc.StatusCode.UNAVAILABLE
 
 

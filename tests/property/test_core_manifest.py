@@ -27,6 +27,7 @@ from pacekeeper.core.manifest_codec import (
     decode_part,
     encode_manifest,
     encode_part,
+    sealed,
 )
 from pacekeeper.core.run_identity import identity_of, other_course, other_model
 from support.checkpoints import digest, manifests
@@ -212,3 +213,11 @@ def test_a_layout_of_another_model_has_other_blocks() -> None:
     ]
     with pytest.raises(ValueError, match="another model"):
         gather(parts, layout)
+
+
+@given(manifests(), st.sampled_from(["ticket", "num_updates", "files", "layout", "account"]))
+def test_an_absurd_number_behind_a_right_checksum_is_refused(manifest: Manifest, key: str) -> None:
+    body = json.loads(encode_manifest(manifest))["body"]
+    body[key] = float("inf")
+    with pytest.raises(ValueError):
+        decode_manifest(sealed(body))
