@@ -97,7 +97,9 @@ def seeds() -> dict[str, Seeds]:
         "trace-any": (*traces, *(gzip.compress(data) for data in traces)),
         "history-spot": spot,
         "history-faults": (_faults(),),
-        "scenario": tuple(_text(f"examples/simulate_{name}.toml") for name in ("faults", "servers")),
+        "scenario": tuple(
+            _text(f"examples/simulate_{name}.toml") for name in ("faults", "servers")
+        ),
         "partition": (_text("examples/partition.toml"),),
         "loads": (b"[[1, 2], [3, 4.5]]",),
     }
