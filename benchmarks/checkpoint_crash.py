@@ -1,25 +1,25 @@
-"""Two ranks resume, save without pause and are killed at a random moment, or files break.
+"""Ranks resume, save and sweep without pause and are killed at random moments, or files break.
 
 After each trial: whatever has a manifest is whole unless we broke it; what we broke is named; a
-reader takes the newest whole one, and it holds what was saved; nothing that was complete before is
-lost but by retention. With --experts 1 checkpoints are partial: a file that breaks takes all that
-live from it, and one that does not must be left. Kills are SIGKILL of one rank or both, a full disk
-is the kernel's limit on the size of files, and a file is torn, flipped or removed. Prints a table,
-last one line of JSON.
+reader takes the newest whole one, and it holds exactly what was saved; what retention keeps and was
+whole before is whole still. Moments: SIGKILL of one of two or three ranks, or of all, anywhere, or
+at a drawn line of saving, of retention in training or in `pacekeeper checkpoint gc`, or of
+restoring; a disk that is full at a drawn byte (a small tmpfs where one can be mounted, else the
+kernel's limit on the size of files); a file torn, flipped or removed. With --experts 1 checkpoints
+are partial: a file that breaks takes all that live from it, and one that does not must be left.
+With --store s3 they lie on an object store (moto's server, in a process of its own). Prints a
+table, last one line of JSON.
 """
 
 import argparse
 import contextlib
 import json
 import logging
-import os
 import random
-import resource
-import signal
-import socket
+import subprocess
 import tempfile
-import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,34 +27,27 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.config import TrainConfig
+from benchmarks.crash_ranks import BROKE, CONFIG, GC_KEEPS, Fate, Rank, run_trial
+from benchmarks.object_store import object_store
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, saved_in
-from pacekeeper.core.run_identity import identity_of
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest
 from pacekeeper.core.tensor_file import LENGTH_BYTES
-from pacekeeper.trainer.block_state import ordered_parameters, parts_of, whole_of
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import Storage, open_storage
-from pacekeeper.trainer.checkpoint_retention import files_of, lent_out
-from pacekeeper.trainer.collectives import LocalFabric
-from pacekeeper.trainer.model import MoETransformer
-
-RANKS = (0, 1)
-LONGEST_S = 0.25  # from the start of the writers to the kill
-KINDS = ("kill", "kill", "kill", "full", "torn", "flipped", "missing")
-CONFIG = TrainConfig(
-    job="crash",
-    num_layers=2,
-    hidden_size=32,
-    num_heads=2,
-    expert_hidden_size=32,
-    num_experts=4,
-    row_tokens=32,
-    checkpoint_period_steps=1,
-    checkpoints_kept=2,
+from pacekeeper.trainer.checkpoint_catalog import (
+    REJECTED_FILE,
+    complete_ids,
+    damages,
+    ids,
+    read_manifest,
 )
+from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
+from pacekeeper.trainer.checkpoint_retention import files_of, lent_out
+
+LONGEST_S = 0.25  # from the start of the ranks to a kill at any moment
+DAMAGES = ("torn", "flipped", "missing")
+KINDS = ("any", "any", "save", "save", "retention", "retention", "restore", "restore", "gc",
+         "full", *DAMAGES)  # fmt: skip
+TMPFS_BYTES = 64_000_000
+MOST_LEFT_BYTES = 3_000_000  # on a full disk: two checkpoints and a half
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,205 +75,176 @@ class Tally:
     """What all trials came to. `wrong`: one line for each thing that must not be."""
 
     trials: Counter[str] = field(default_factory=Counter)
+    killed_in: Counter[str] = field(default_factory=Counter)  # functions, at drawn lines
+    num_outlived: int = 0  # the drawn line never came
     num_broken_off: int = 0  # directories without manifest, left by a kill
     num_verified: int = 0
-    spoilt: list["Spoilt"] = field(default_factory=list)
+    spoilt: list[Spoilt] = field(default_factory=list)
     num_named: int = 0  # of these, by verify
     num_partial: int = 0  # restored from one that lives from others' files, too
     wrong: list[str] = field(default_factory=list)
 
 
-class Rank:
-    """One rank whose state is a function of the step alone."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What is there, newest first: `whole` by every byte, `good` as far as retention looks, and the
+    step of what was restored (0: nothing).
+    """
 
-    def __init__(self, directory: Path, rank: int, life: int, experts: int) -> None:
-        self.layout: Layout = even_layout(
-            ranks=RANKS, num_layers=CONFIG.num_layers, num_experts=CONFIG.num_experts, replicas=2
-        )
-        config = replace(CONFIG, checkpoint_dir=str(directory), experts_per_checkpoint=experts)
-        self.model = MoETransformer(config, self.layout, rank)
-        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model))
-        self.checkpoints = Checkpoints(
-            config,
-            rank=rank,
-            life=life,
-            first_life=life,
-            identity=identity_of(config, 0),
-            model=self.model,
-            optimizer=self.optimizer,
-        )
+    whole: tuple[CheckpointId, ...] = ()
+    good: tuple[CheckpointId, ...] = ()
+    step: int = 0
 
-    def become(self, step: int) -> None:
-        """The state of `step`."""
-        for i, parameter in enumerate(ordered_parameters(self.model)):
-            with torch.no_grad():
-                parameter.fill_(step + i / 64)
-            self.optimizer.state[parameter] = {
-                "step": torch.tensor(float(step)),
-                "exp_avg": torch.full_like(parameter, step + i / 128),
-                "exp_avg_sq": torch.full_like(parameter, step + i / 256),
-            }
-
-    def resume(self) -> Manifest | None:
-        """Go back to the newest one that can be read; None where there is none."""
-        paths = self.checkpoints.candidates()
-        if not paths:
-            return None
-        found = self.checkpoints.stage(paths, self.layout, LocalFabric())
-        self.checkpoints.put_in_force(found)
-        return found.manifest
-
-    def is_of(self, manifest: Manifest) -> bool:
-        """Does it hold of every piece exactly the state of the step at which that was saved?"""
-        number = {id(p): i for i, p in enumerate(ordered_parameters(self.model))}
-        parts = {"": 64, "exp_avg": 128, "exp_avg_sq": 256}
-        for entry in manifest.pieces:
-            block, kind, of = entry.piece.block, entry.piece.kind, saved_in(entry.file)
-            for part in parts_of(self.model, block).values():
-                value = part.of(whole_of(self.optimizer, part.parameter, kind))
-                wanted = (0 if of is None else of.step) + number[id(part.parameter)] / parts[kind]
-                if not bool((value == wanted).all()):
-                    return False
-        return True
+    def lacks(self, before: "Found", keep: int) -> list[CheckpointId]:
+        """Of the newest `keep` that were whole before, those that went though they had to stay."""
+        gone = (one for one in before.whole[:keep] if one not in self.whole)
+        return [one for one in gone if sum(other > one for other in self.good) < keep]
 
 
-def write_on(own: Rank, peer: socket.socket) -> None:
-    """Resume, then save step after step, in lock-step with the peer, until one of both is gone."""
-    found = own.resume()
-    step = 1 + (0 if found is None else found.id.step)
-    with contextlib.suppress(OSError), peer.makefile("r") as heard:
-        while True:
-            word = own.checkpoints.word(step, own.layout)
-            peer.sendall(json.dumps(word).encode() + b"\n")
-            line = heard.readline()
-            if not line.endswith("\n"):
-                return
-            words = [word, json.loads(line)]
-            own.checkpoints.hear(words if own.checkpoints.rank == 0 else words[::-1])
-            own.become(step)
-            at = Position(layout=own.layout, step=step, ticket=step, last_loss=float(step))
-            own.checkpoints.save_if_due(at, is_storing=False)
-            own.checkpoints.close()
-            step += 1
+@dataclass(kw_only=True)
+class Bench:
+    """One directory or prefix, and all that happens in it. `disk`: a small one that can be full."""
 
+    root: str
+    experts: int
+    disk: Path | None = None
+    tally: Tally = field(default_factory=Tally)
 
-def run_writers(
-    directory: Path, life: int, kind: str, draw: random.Random, experts: int, longest_s: float
-) -> None:
-    """Start both ranks, and end them at a random moment."""
-    ends = socket.socketpair()
-    pids = []
-    for rank in RANKS:
-        pid = os.fork()
-        if pid == 0:
-            ends[1 - rank].close()
-            if kind == "full":
-                signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-                limit = draw.randrange(1, 40_000)
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # as many warnings as steps
+    @property
+    def is_remote(self) -> bool:
+        return "://" in self.root
+
+    @property
+    def storage(self) -> Storage:
+        return open_storage(below(self.root, CONFIG.job))
+
+    def look(self, life: int) -> "Found":
+        """Verify all, restore the newest."""
+        storage, tally = self.storage, self.tally
+        whole: list[CheckpointId] = []
+        good: list[CheckpointId] = []
+        for one in complete_ids(storage):
             try:
-                write_on(Rank(directory, rank, life, experts), ends[rank])
-            finally:
-                os._exit(0)
-        pids.append(pid)
-    for end in ends:
-        end.close()
-    time.sleep(draw.uniform(0.0, longest_s))
-    victims = draw.choice([pids, pids[:1], pids[1:]])
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:  # who was left alone sees that its peer is gone
-        os.waitpid(pid, 0)
+                manifest = read_manifest(storage, one)
+                named = list(damages(storage, manifest))
+                if REJECTED_FILE not in storage.names(one.name):
+                    good.append(one)
+                is_hit = any(spoilt.hits(manifest) for spoilt in tally.spoilt)
+            except DataError as error:
+                named = [error.what]
+                path = f"{one.name}/{MANIFEST_FILE}"
+                is_hit = any(spoilt.path == path for spoilt in tally.spoilt)
+            tally.num_verified += 1
+            tally.num_named += bool(named)
+            if bool(named) != is_hit:
+                tally.wrong.append(f"{one.name}: {named or 'its damage is not seen'}")
+            if not named:
+                whole.append(one)
+        lenders = lent_out(storage)
+        tally.num_broken_off += sum(
+            one not in lenders and MANIFEST_FILE not in storage.names(one.name)
+            for one in ids(storage)
+        )
+        if not whole:
+            return Found(good=tuple(good))
+        reader = Rank(self.root, 0, life, self.experts)
+        found = reader.resume()
+        if found is None or found.id != whole[0] or not reader.is_of(found):
+            got = None if found is None else found.id.name
+            tally.wrong.append(f"restored {got}, the newest whole one is {whole[0].name}")
+        tally.num_partial += found is not None and bool(found.older)
+        step = 0 if found is None else found.id.step
+        return Found(whole=tuple(whole), good=tuple(good), step=step)
 
-
-def spoil(storage: Storage, manifest: Manifest, kind: str, draw: random.Random) -> Spoilt:
-    """Tear, flip or remove one of the files it lives from."""
-    names = [f"{manifest.id.name}/{MANIFEST_FILE}", *sorted(files_of(manifest))]
-    path = Path(storage.root, name := draw.choice(names))
-    data = bytearray(path.read_bytes())
-    at = draw.randrange(len(data) - 1)  # the last byte of a manifest is a line's end
-    header = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
-    match kind:
-        case "torn":
-            path.write_bytes(data[:at])
-        case "flipped":
-            data[at] ^= 1 << draw.randrange(8)
-            path.write_bytes(data)
-        case _:
-            path.unlink()
-    return Spoilt(path=name, at=at if kind == "flipped" else None, header_bytes=header)
-
-
-def look(storage: Storage, reader: Rank, tally: Tally) -> int:
-    """Verify all, restore the newest; the step of it (0: there is none)."""
-    whole = []
-    for one in complete_ids(storage):
+    def run(self, life: int, kind: str, draw: random.Random, longest_s: float) -> str:
+        """The trial's processes, from their start to their ends."""
+        fate = Fate.drawn(draw, "any" if kind in ("full", *DAMAGES) else kind, longest_s)
+        if kind != "full":
+            return run_trial(self.root, life, self.experts, fate)
+        left = draw.randrange(1, MOST_LEFT_BYTES)
+        if self.disk is None:
+            limited = replace(fate, after_s=longest_s, file_bytes=1 + left // 4)
+            return run_trial(self.root, life, self.experts, limited)
+        ballast = self.disk / "ballast"
+        free = int(subprocess.check_output(["df", "-B1", "--output=avail", self.disk]).split()[1])
+        with ballast.open("wb") as file:
+            file.write(b"\0" * max(0, free - left))
         try:
-            manifest = read_manifest(storage, one)
-            named = list(damages(storage, manifest))
-            is_hit = any(spoilt.hits(manifest) for spoilt in tally.spoilt)
-        except DataError as error:
-            named = [error.what]
-            path = f"{one.name}/{MANIFEST_FILE}"
-            is_hit = any(spoilt.path == path for spoilt in tally.spoilt)
-        tally.num_verified += 1
-        tally.num_named += bool(named)
-        if bool(named) != is_hit:
-            tally.wrong.append(f"{one.name}: {named or 'its damage is not seen'}")
-        if not named:
-            whole.append(one.step)
-    listed = [CheckpointId.of_name(name) for name in storage.names("")]
-    lenders = lent_out(storage)
-    tally.num_broken_off += sum(
-        one is not None and one not in lenders and MANIFEST_FILE not in storage.names(one.name)
-        for one in listed
-    )
-    if not whole:
-        return 0
-    found = reader.resume()
-    step = 0 if found is None else found.id.step
-    if found is None or step != max(whole) or not reader.is_of(found):
-        tally.wrong.append(f"restored step {step}, newest whole one is {max(whole)}")
-    tally.num_partial += found is not None and bool(found.older)
-    return step
+            return run_trial(self.root, life, self.experts, replace(fate, after_s=longest_s))
+        finally:
+            ballast.unlink()
+
+    def apart(self) -> tuple[Manifest, ...]:
+        """The newest complete one and the newest before that lives from none of its files."""
+        found = []
+        for one in complete_ids(self.storage):
+            with contextlib.suppress(DataError):
+                found.append(read_manifest(self.storage, one))
+        others = (m for m in found if files_of(m).isdisjoint(files_of(found[0])))
+        other = next(others, None)
+        return () if other is None else (found[0], other)
+
+    def spoil(self, manifest: Manifest, kind: str, draw: random.Random) -> None:
+        """Tear, flip or remove one of the files it lives from."""
+        names = [f"{manifest.id.name}/{MANIFEST_FILE}", *sorted(files_of(manifest))]
+        name = draw.choice(names)
+        data = bytearray(self.storage.read(name))
+        at = draw.randrange(len(data) - 1)  # the last byte of a manifest is a line's end
+        header = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
+        match kind:
+            case "torn":
+                self.storage.write(name, [bytes(data[:at])])
+            case "flipped":
+                data[at] ^= 1 << draw.randrange(8)
+                self.storage.write(name, [bytes(data)])
+            case _:
+                self.storage.discard(name)
+        flipped = at if kind == "flipped" else None
+        self.tally.spoilt.append(Spoilt(path=name, at=flipped, header_bytes=header))
 
 
-def apart(storage: Storage) -> tuple[Manifest, ...]:
-    """The newest complete one and the newest before that lives from none of its files; or none."""
-    found = []
-    for one in complete_ids(storage):
-        with contextlib.suppress(DataError):
-            found.append(read_manifest(storage, one))
-    others = (m for m in found if files_of(m).isdisjoint(files_of(found[0])))
-    other = next(others, None)
-    return () if other is None else (found[0], other)
-
-
-def run(
-    directory: Path, num_trials: int, seed: int, experts: int = 0, longest_s: float = LONGEST_S
-) -> Tally:
-    """All trials, one after the other in one directory, each from where the last one ended."""
+def run(bench: Bench, num_trials: int, seed: int, longest_s: float = LONGEST_S) -> Tally:
+    """All trials, one after the other, each from where the last one ended."""
     torch.set_num_threads(1)  # what is forked must not need the parent's threads
-    draw, tally = random.Random(seed), Tally()
-    storage = open_storage(f"{directory}/{CONFIG.job}")
-    newest = 0
+    draw, tally = random.Random(seed), bench.tally
+    found = Found()
     for trial in range(1, num_trials + 1):
         kind = draw.choice(KINDS)
+        if (kind in ("gc", "restore") and not found.whole) or (kind == "full" and bench.is_remote):
+            kind = "any"
         tally.trials[kind] += 1
-        run_writers(directory, trial, kind, draw, experts, longest_s)
-        reader = Rank(directory, 0, trial, experts)
-        step = look(storage, reader, tally)
-        if step < newest:
-            tally.wrong.append(f"trial {trial} ({kind}): step {newest} is lost, {step} is left")
-        newest = step
-        left = apart(storage)
-        if kind in ("torn", "flipped", "missing") and left:
-            tally.spoilt.append(spoil(storage, left[0], kind, draw))
-            newest = look(storage, reader, tally)
-            if newest < left[1].id.step and not any(s.hits(left[1]) for s in tally.spoilt):
+        said = bench.run(trial, kind, draw, longest_s)
+        if said.startswith(BROKE):
+            tally.wrong.append(f"trial {trial} ({kind}): {said}")
+        elif said:
+            tally.killed_in[f"{kind}: {said}"] += 1
+        elif kind in ("save", "retention", "restore", "gc"):
+            tally.num_outlived += 1
+        before, found = found, bench.look(trial)
+        keep = GC_KEEPS if kind == "gc" else CONFIG.checkpoints_kept
+        for one in found.lacks(before, keep):
+            tally.wrong.append(f"trial {trial} ({kind}): {one.name} is lost")
+        left = bench.apart()
+        if kind in DAMAGES and left:
+            bench.spoil(left[0], kind, draw)
+            found = bench.look(trial)
+            if found.step < left[1].id.step and not any(s.hits(left[1]) for s in tally.spoilt):
                 tally.wrong.append(f"trial {trial} ({kind}): {left[1].id.name} is lost, too")
     return tally
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[Path | None]:
+    """A tmpfs of TMPFS_BYTES there; None where this user may not mount one."""
+    size = f"size={TMPFS_BYTES}"
+    mount = ["mount", "-t", "tmpfs", "-o", size, "pacekeeper-crash", str(folder)]
+    if subprocess.run(mount, stderr=subprocess.DEVNULL).returncode:
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def main() -> None:
@@ -289,34 +253,52 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--experts", type=int, default=0, help="of each layer; 0: all")
+    parser.add_argument("--store", choices=("disk", "s3"), default="disk")
     parser.add_argument("--longest-s", type=float, default=LONGEST_S, help="until a kill")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # what is damaged is damaged on purpose
-    with tempfile.TemporaryDirectory() as folder:
-        directory = Path(folder)
-        tally = run(directory, options.trials, options.seed, options.experts, options.longest_s)
-    table = Table(title=f"{options.trials} trials, seed {options.seed}")
-    for column in ("what happened", "times"):
-        table.add_column(column, justify="left" if column == "what happened" else "right")
-    for kind, times in sorted(tally.trials.items()):
-        table.add_row(kind, str(times))
-    console = Console()
-    console.print(table)
-    for line in tally.wrong:
-        console.print(f"wrong: {line}")
-    print(
-        json.dumps(
-            {
-                "trials": options.trials,
-                "broken_off": tally.num_broken_off,
-                "verified": tally.num_verified,
-                "damages_named": tally.num_named,
-                "restored_from_partial": tally.num_partial,
-                "wrong": len(tally.wrong),
-            }
-        )
-    )
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        disk, root = None, str(folder)
+        if options.store == "s3":
+            root = f"{stack.enter_context(object_store())}/checkpoints"
+        else:
+            disk = stack.enter_context(small_disk(folder))
+        bench = Bench(root=root, experts=options.experts, disk=disk)
+        tally = run(bench, options.trials, options.seed, options.longest_s)
+    full = "tmpfs" if disk else "limit on the size of files" if options.store == "disk" else "none"
+    report(tally, options, full)
     raise SystemExit(bool(tally.wrong))
+
+
+def report(tally: Tally, options: argparse.Namespace, full: str) -> None:
+    """Tables for people, a line for programs."""
+    console = Console(width=100)
+    title = f"{options.trials} trials on {options.store}, seed {options.seed}, full disk: {full}"
+    for counts, name in ((tally.trials, "what happened"), (tally.killed_in, "killed in")):
+        table = Table(title=title if counts is tally.trials else None)
+        table.add_column(name)
+        table.add_column("times", justify="right")
+        for kind, times in sorted(counts.items()):
+            table.add_row(kind, str(times))
+        console.print(table)
+    for line in tally.wrong:
+        console.print(f"wrong: {line}", markup=False)
+    result = {
+        "trials": sum(tally.trials.values()),
+        "store": options.store,
+        "experts_per_checkpoint": options.experts,
+        "full_disk": full,
+        "killed_at_drawn_lines": sum(tally.killed_in.values()),
+        "outlived": tally.num_outlived,
+        "broken_off": tally.num_broken_off,
+        "verified": tally.num_verified,
+        "files_damaged": len(tally.spoilt),
+        "damages_named": tally.num_named,
+        "restored_from_partial": tally.num_partial,
+        "wrong": len(tally.wrong),
+    }
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

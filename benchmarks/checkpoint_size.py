@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pacekeeper.core.block_writers import writers
+from pacekeeper.core.block_writers import cut, writers
 from pacekeeper.core.expert_turns import in_turn
 from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
 from pacekeeper.core.lost_tokens import longest_gap
@@ -114,6 +114,11 @@ class Sizes:
         """Of the largest partial one."""
         return max(self.partial_bytes) / self.full_bytes
 
+    def over_mean(self, ranks: int) -> float:
+        """What the busiest rank wrote over an even share, of the least even partial one."""
+        pairs = zip(self.busiest_bytes, self.partial_bytes, strict=True)
+        return max(busiest / (size / ranks) for busiest, size in pairs)
+
 
 @dataclass(kw_only=True)
 class Job:
@@ -136,12 +141,13 @@ class Job:
             if not self._before or block in chosen or block.kind is not BlockKind.EXPERT
             for kind in KINDS
         ]
-        sizes = {p: self.shape.values(p.block) * KINDS[p.kind].itemsize for p in pieces}
+        whole = {p: self.shape.values(p.block) * KINDS[p.kind].itemsize for p in pieces}
+        sizes = cut(self.layout, whole, {piece: self._rows(piece) for piece in pieces})
         writer_of = writers(self.layout, sizes)
         own = CheckpointId(life=1, generation=1, step=number)
         busiest = 0
         for rank in self.layout.ranks:
-            mine = {p: dict(self._tensors(p)) for p in pieces if writer_of[p] == rank}
+            mine = {p: dict(self._tensors(p)) for p in sizes if writer_of[p] == rank}
             busiest = max(busiest, self._write(rank, own, mine, frozenset(writer_of.values())))
         self._before = own
         return sum(file.stat().st_size for file in self._folder(own).iterdir()), busiest
@@ -187,7 +193,11 @@ class Job:
 
     def _tensors(self, piece: Piece) -> Iterator[tuple[str, Tensor]]:
         name = f"weight.{piece.kind}" if piece.kind else "weight"
-        yield name, torch.zeros(self.shape.values(piece.block), dtype=KINDS[piece.kind])
+        rows = len(piece.rows(self._rows(piece)))
+        yield name, torch.zeros((rows, self.shape.hidden), dtype=KINDS[piece.kind])
+
+    def _rows(self, piece: Piece) -> int:
+        return self.shape.values(piece.block) // self.shape.hidden
 
 
 def measure(shape: Shape, layout: Layout, directory: Path) -> Sizes:
@@ -222,7 +232,7 @@ def main() -> None:
     result: dict[str, float] = {}
     table = Table(title=f"one expert of each layer, hidden size / {options.scale}")
     for column in ("shape", "ranks", "experts over", "full MB", "partial MB", "of full %",
-                   "busiest MB", "of ZeRO-2 %", "of replicated %"):  # fmt: skip
+                   "busiest MB", "of mean", "of ZeRO-2 %", "of replicated %"):  # fmt: skip
         table.add_column(column, justify="left" if column == "shape" else "right")
     for base, ranks, over in ((PAPER, 8, 8), (PAPER, 16, 16), (PAPER, 16, 8),
                               (FIRST_PAPER, 8, 8), (FIRST_PAPER, 16, 8)):  # fmt: skip
@@ -236,10 +246,13 @@ def main() -> None:
         table.add_row(
             shape.name, str(ranks), str(over), f"{sizes.full_bytes / 1e6:,.1f}",
             f"{max(sizes.partial_bytes) / 1e6:,.1f}", f"{100 * sizes.fraction:.1f}",
-            f"{busiest / 1e6:,.2f}", f"{100 * zero:.1f}", f"{100 * replicated:.1f}",
+            f"{busiest / 1e6:,.2f}", f"x{sizes.over_mean(ranks):.3f}", f"{100 * zero:.1f}",
+            f"{100 * replicated:.1f}",
         )  # fmt: skip
         experts = f"size_fraction_{shape.experts}_experts"
         result[experts] = max(result.get(experts, 0.0), sizes.fraction)
+        evenness = "busiest_rank_over_mean"
+        result[evenness] = max(result.get(evenness, 0.0), sizes.over_mean(ranks))
         if base is FIRST_PAPER:
             result[f"busiest_rank_fraction_zero2_{ranks}_ranks"] = zero
             result[f"busiest_rank_fraction_replicated_{ranks}_ranks"] = replicated

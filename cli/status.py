@@ -90,6 +90,8 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
         if job.HasField("proposal"):
             for line in proposal_lines(job.proposal):
                 console.print(f"[bold yellow]{escape(line)}[/]")
+        if job.HasField("checkpoints"):
+            console.print(_checkpoints(job.checkpoints))
         for line in job.advice:
             console.print(f"[yellow]advice:[/] {escape(line)}")
         if job.ranks:
@@ -108,6 +110,21 @@ def _canary(job: Any) -> str:
     canary = job.canary
     found = f"a canary of x{canary.slowdown:.2f} was found within {canary.num_steps} steps"
     return f"; {found} at step {canary.step}"
+
+
+def _checkpoints(saves: Any) -> str:
+    """The newest complete one, and what holds the next one up."""
+    from rich.markup import escape
+
+    newest = "none complete yet"
+    if saves.HasField("step"):
+        newest = f"newest complete at step {saves.step}, written in {saves.duration_s:.1f} s"
+    if not saves.trouble:
+        return f"checkpoints: {newest}"
+    return (
+        f"[bold red]checkpoints {escape(saves.trouble)}:[/] {saves.missed} missed since step "
+        f"{saves.since_step}: {escape(saves.reason)}; {newest}"
+    )
 
 
 def _rank_table(job: Any) -> Any:

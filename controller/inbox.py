@@ -15,6 +15,7 @@ from pacekeeper.controller import (
     proposals,
     refusals,
     rewind,
+    saves,
     steps,
 )
 from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
@@ -27,6 +28,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
 from pacekeeper.core.records import (
     EXIT_UNSEEN,
+    CheckpointRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -64,12 +66,14 @@ def take_in(
         elif isinstance(record, PlanRefusedRecord):
             job, said = refusals.take(job, record, now_s)
             commands += said
-        elif not isinstance(record, PlanAppliedRecord | ProbeRecord):
+        elif not isinstance(record, PlanAppliedRecord | ProbeRecord | CheckpointRecord):
             work.append(record)
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
     probes = [record for record in report.records if isinstance(record, ProbeRecord)]
     job, said = probing.take(job, probes, unix_s)
+    commands += said
+    job, said = _take_saves(job, report.records)
     commands += said
     job, said = rewind.follow(job, work)
     commands += said
@@ -209,6 +213,16 @@ def _take_applied(job: JobState, records: Iterable[Record]) -> JobState:
     if not fresh:
         return job
     return replace(job, ranks={**job.ranks, **fresh}, newest_generation=newest)
+
+
+def _take_saves(job: JobState, records: Iterable[Record]) -> tuple[JobState, list[Command]]:
+    """What became of checkpoints."""
+    told = [record for record in records if isinstance(record, CheckpointRecord)]
+    if not told:
+        return job, []
+    after, words = saves.take(job.saves, told)
+    said: list[Command] = [Say(text=f"job={job.name} {words}")] if words else []
+    return replace(job, saves=after), said
 
 
 def _take_exit(

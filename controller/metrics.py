@@ -70,6 +70,12 @@ class ControllerMetrics:
             "job_blind": ("1 while something would be missed, and why.", ["job", "cause"]),
             "job_detectable_slowdown": ("Smallest that would be named in time.", ["job"]),
             "job_detectable_steps": ("Steps in which it would be named.", ["job"]),
+            "job_checkpoint_step": ("Newest complete checkpoint.", ["job"]),
+            "job_checkpoint_seconds": ("What it took the rank that ended it.", ["job"]),
+            "job_checkpoint_trouble": (
+                "1: the newest did not come about, and why.",
+                ["job", "cause"],
+            ),
             "canary_found": ("1: the last made-up slow rank was found in time.", ["job"]),
             "canary_steps": ("Steps until it was found or given up.", ["job"]),
             "canary_last_step": ("The step at which that was.", ["job"]),
@@ -132,6 +138,12 @@ class ControllerMetrics:
             if job.sight is not None:
                 gauges["job_detectable_slowdown"].labels(name).set(job.sight.slowdown)
                 gauges["job_detectable_steps"].labels(name).set(job.sight.steps)
+            if job.saves is not None:
+                if job.saves.complete[1] >= 0:
+                    gauges["job_checkpoint_step"].labels(name).set(job.saves.complete[1])
+                    gauges["job_checkpoint_seconds"].labels(name).set(job.saves.duration_s)
+                if job.saves.trouble:
+                    gauges["job_checkpoint_trouble"].labels(name, job.saves.trouble).set(1)
             canary = job.canaries.last
             if canary is not None:
                 gauges["canary_found"].labels(name).set(canary.is_found)

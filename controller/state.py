@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import inf
 
 from pacekeeper.controller.rank_map import RankMap
+from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.proposals import Answer, Proposal
@@ -225,6 +226,7 @@ class JobState:
     blind: Blindness | None = Blindness.NO_RECORDS  # what can not be seen; None: nothing is missed
     sight: Sight | None = None  # the smallest slowdown that would be named; None: not measured
     canaries: Canaries = field(default_factory=Canaries)  # slow ranks made up, in copies
+    saves: Saves | None = None  # what was told of checkpoints; None: nothing
     silent: tuple[int, ...] = ()  # ranks that run and have said nothing for too long
     judged_s: float | None = None  # when a step was judged last
     reported_s: float | None = None  # when an agent last spoke of it; None: not since our start

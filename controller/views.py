@@ -3,6 +3,7 @@
 import math
 
 from pacekeeper.controller.events import StepSummary
+from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
@@ -37,6 +38,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         detectable_steps=None if job.sight is None else job.sight.steps,
         canary=canary_view(job.canaries.last),
         proposal=None if job.open_proposal is None else proposal_view(job.open_proposal),
+        checkpoints=_saves_view(job.saves),
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
@@ -75,6 +77,21 @@ def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
         is_found=canary.is_found,
         num_steps=canary.num_steps,
         step=canary.step,
+    )
+
+
+def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
+    """What is known of checkpoints; None where nothing is."""
+    if saves is None:
+        return None
+    step = saves.complete[1]
+    return status_pb2.Checkpoints(
+        step=None if step < 0 else step,
+        duration_s=saves.duration_s,
+        trouble=saves.trouble,
+        reason=saves.reason,
+        since_step=saves.since_step,
+        missed=saves.missed,
     )
 
 

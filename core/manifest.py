@@ -52,15 +52,34 @@ class CheckpointId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Piece:
-    """What is written as one: a block's weights (no `kind`), or one kind of its moments."""
+    """What is written as one: a block's weights (no `kind`), or one kind of its moments.
+
+    Of a large one, strip `strip` (0, 1, ..) of `strips`: of each of its tensors some rows.
+    """
 
     block: Block
     kind: str = ""
+    strip: int = 0
+    strips: int = 1
 
     @classmethod
     def of(cls, block: Block, tensor: str) -> "Piece":
         """The piece that a block's tensor is part of: `w1` of weights, `w1.exp_avg` of exp_avg."""
         return cls(block, tensor.partition(".")[2])
+
+    @property
+    def whole(self) -> "Piece":
+        """What it is a strip of, itself where it is not cut."""
+        return self if self.strips == 1 else Piece(self.block, self.kind)
+
+    def cut(self, strips: int) -> "tuple[Piece, ...]":
+        """A whole one in so many strips."""
+        return tuple(Piece(self.block, self.kind, strip, strips) for strip in range(strips))
+
+    def rows(self, num_rows: int) -> range:
+        """Those of a tensor of `num_rows` (its first dimension) that are in it, maybe none."""
+        first, end = (num_rows * strip // self.strips for strip in (self.strip, self.strip + 1))
+        return range(first, end)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +148,9 @@ class Manifest:
     `step`: steps committed, so the next one to do; `ticket`: transactions; `num_updates`: of the
     optimizer, fewer than steps where some were skipped; `last_loss` None: of no step yet.
     `identity`: what the run depends on (core/run_identity.py). `layout` as it was: for information.
-    `pieces`: of each block in the layout's order, the kinds of all blocks alike, ascending.
-    `window`: of steps that end with the id's; each block's pieces are as after one of these, and
-    `frozen` has its weights as after all earlier ones, by step.
+    `pieces`: of each block in the layout's order, the kinds of all blocks alike, ascending, each
+    whole or in all its strips. `window`: of steps that end with the id's; each block's pieces are
+    as after one of these, and `frozen` has its weights as after all earlier ones, by step.
     """
 
     job: str
@@ -149,7 +168,9 @@ class Manifest:
 
     def __post_init__(self) -> None:
         kinds = sorted({entry.piece.kind for entry in self.pieces})
-        wanted = tuple(Piece(block, kind) for block in self.layout.blocks() for kind in kinds)
+        strips = {e.piece.whole: min(e.piece.strips, len(self.pieces)) for e in self.pieces}
+        whole = (Piece(block, kind) for block in self.layout.blocks() for kind in kinds)
+        wanted = tuple(strip for piece in whole for strip in piece.cut(strips.get(piece, 1)))
         if not kinds or tuple(entry.piece for entry in self.pieces) != wanted:
             raise ValueError("the pieces are not those of the layout's blocks, each once, in order")
         if self.id.generation != self.layout.generation or self.num_updates < 0:
@@ -260,8 +281,28 @@ def block_name(block: Block) -> str:
 
 
 def piece_name(piece: Piece) -> str:
-    """What a piece is called where one is named: its block, then the moments' kind."""
-    return f"{block_name(piece.block)}.{piece.kind}" if piece.kind else block_name(piece.block)
+    """What a piece is called where one is named: its block, the moments' kind, and the strip."""
+    kind = f".{piece.kind}" if piece.kind else ""
+    strip = f" (strip {piece.strip + 1} of {piece.strips})" if piece.strips > 1 else ""
+    return f"{block_name(piece.block)}{kind}{strip}"
+
+
+def tensor_name(piece: Piece, tensor: str) -> str:
+    """What a file calls a tensor of a piece, or the rows of it."""
+    return f"{_place(piece)}{tensor}"
+
+
+def tensor_in(piece: Piece, name: str) -> str | None:
+    """The tensor of a piece that a file calls `name`; None where it is of another piece."""
+    place = _place(piece)
+    tensor = name.removeprefix(place)
+    is_ours = name.startswith(place) and "/" not in tensor
+    return tensor if is_ours and Piece.of(piece.block, tensor) == piece.whole else None
+
+
+def _place(piece: Piece) -> str:
+    strip = f"{piece.strip}of{piece.strips}/" if piece.strips > 1 else ""
+    return f"{block_name(piece.block)}/{strip}"
 
 
 def part_name(rank: int) -> str:
@@ -294,14 +335,16 @@ def gather(
         if entry.piece in written:
             raise ValueError(f"{piece_name(entry.piece)} is written twice")
         written[entry.piece] = replace(entry, tokens=_tokens(account, entry.piece.block))
-    pieces = {entry.piece: entry for entry in base.pieces} | written if base else written
+    over = {piece.whole for piece in written}  # however it was cut before
+    before = base.pieces if base else ()
+    pieces = {entry.piece: entry for entry in before if entry.piece.whole not in over} | written
     files = {file.name: file for file in base.files} if base else {}
     files |= {file.name: file for part in parts for file in part.files}
     used = {entry.file for entry in pieces.values()}
     used |= {entry.file for part in parts for entry in part.frozen}
     return (
         tuple(files[name] for name in sorted(files) if name in used),
-        tuple(sorted(pieces.values(), key=lambda e: (order.get(e.piece.block, -1), e.piece.kind))),
+        tuple(sorted(pieces.values(), key=lambda e: (order.get(e.piece.block, -1), e.piece))),
         account,
     )
 

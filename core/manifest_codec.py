@@ -96,9 +96,10 @@ def decode_part(data: bytes) -> Part:
 
 def _plain(entry: PieceEntry) -> dict[str, Any]:
     """Field by field: `asdict` takes most of the time that a manifest costs."""
-    block = entry.piece.block
+    block, strips = entry.piece.block, entry.piece.strips
+    strip = [entry.piece.strip, strips] if strips > 1 else []
     plain: dict[str, Any] = {
-        "piece": [str(block.kind), block.layer, block.index, entry.piece.kind],
+        "piece": [str(block.kind), block.layer, block.index, entry.piece.kind, *strip],
         "file": entry.file,
         "first_byte": entry.first_byte,
         "size_bytes": entry.size_bytes,
@@ -109,8 +110,8 @@ def _plain(entry: PieceEntry) -> dict[str, Any]:
 
 
 def _entry(plain: dict[str, Any]) -> PieceEntry:
-    block_kind, layer, index, kind = plain["piece"]
-    piece = Piece(Block(BlockKind(block_kind), layer, index), str(kind))
+    block_kind, layer, index, kind, *strip = plain["piece"]
+    piece = Piece(Block(BlockKind(block_kind), layer, index), str(kind), *map(int, strip))
     return PieceEntry(**(plain | {"piece": piece}))
 
 

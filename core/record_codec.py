@@ -14,6 +14,8 @@ from functools import partial
 from pacekeeper.core.records import (
     DURATIONS,
     LOADS_PER_RECORD,
+    SAVE_OUTCOMES,
+    CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -41,6 +43,7 @@ class RecordKind(IntEnum):
     RANK_EXIT = 5
     PROBE = 6
     PLAN_REFUSED = 7
+    CHECKPOINT = 8
 
 
 def _layout(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
@@ -57,6 +60,8 @@ _PROBE, _IS_PROBE = _layout(RecordKind.PROBE, "III4xQddddd")
 _RANK_EXIT, _IS_RANK_EXIT = _layout(RecordKind.RANK_EXIT, "IIiId")
 REASON_BYTES = 96
 _PLAN_REFUSED, _IS_PLAN_REFUSED = _layout(RecordKind.PLAN_REFUSED, f"IIII{REASON_BYTES}s")
+CAUSE_BYTES = 72
+_CHECKPOINT, _IS_CHECKPOINT = _layout(RecordKind.CHECKPOINT, f"IIIIQdd{CAUSE_BYTES}s")
 _KIND = struct.Struct("<H")
 
 
@@ -100,6 +105,18 @@ def pack(record: Record) -> bytes:
             *numbers, reason = astuple(record)
             told = reason.encode(errors="replace")[:REASON_BYTES]
             return _PLAN_REFUSED.pack(_IS_PLAN_REFUSED, *numbers, told)
+        case CheckpointRecord():
+            return _CHECKPOINT.pack(
+                _IS_CHECKPOINT,
+                record.rank,
+                record.step,
+                record.generation,
+                SAVE_OUTCOMES.index(record.outcome),
+                record.size_bytes,
+                record.duration_s,
+                record.ended_mono_s,
+                record.reason.encode(errors="replace")[:CAUSE_BYTES],
+            )
         case RankExitRecord():
             return _RANK_EXIT.pack(_IS_RANK_EXIT, *astuple(record))
 
@@ -328,14 +345,30 @@ def _read_plan_applied(payload: bytes) -> Record:
 
 def _read_plan_refused(payload: bytes) -> Record:
     _, rank, generation, plan_generation, layout_crc, told = _PLAN_REFUSED.unpack(payload)
-    # A character that was cut in two is left out, and the zeros a payload is filled with.
-    reason = told.decode(errors="ignore").rstrip("\0")
     return PlanRefusedRecord(
         rank=rank,
         generation=generation,
         plan_generation=plan_generation,
         layout_crc=layout_crc,
-        reason=reason,
+        reason=_to_text(told),
+    )
+
+
+def _read_checkpoint(payload: bytes) -> Record:
+    _, rank, step, generation, outcome, size, duration_s, ended_mono_s, told = _CHECKPOINT.unpack(
+        payload
+    )
+    if outcome >= len(SAVE_OUTCOMES):
+        raise ValueError(f"unknown outcome {outcome} of a checkpoint")
+    return CheckpointRecord(
+        rank=rank,
+        step=step,
+        generation=generation,
+        outcome=SAVE_OUTCOMES[outcome],
+        duration_s=duration_s,
+        size_bytes=size,
+        reason=_to_text(told),
+        ended_mono_s=ended_mono_s,
     )
 
 
@@ -351,9 +384,15 @@ _READERS: dict[int, Callable[[bytes], Record]] = {
     RecordKind.EXPERT_LOAD: _read_expert_load,
     RecordKind.PLAN_APPLIED: _read_plan_applied,
     RecordKind.PLAN_REFUSED: _read_plan_refused,
+    RecordKind.CHECKPOINT: _read_checkpoint,
     RecordKind.RANK_EXIT: partial(_read_plainly, RankExitRecord, _RANK_EXIT),
     RecordKind.PROBE: partial(_read_plainly, ProbeRecord, _PROBE),
 }
+
+
+def _to_text(told: bytes) -> str:
+    """Without a character that was cut in two, and the zeros a payload is filled with."""
+    return told.decode(errors="ignore").rstrip("\0")
 
 
 def _to_optional(value: float) -> float | None:

@@ -7,6 +7,7 @@ the record's own node and may be compared within that node only.
 from dataclasses import dataclass
 
 LOADS_PER_RECORD = 16
+SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
 EXIT_UNSEEN = -1  # the exit code of a process whose end nobody saw: no process ends with it
 DURATIONS = ("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s")
 
@@ -148,5 +149,28 @@ class PlanRefusedRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """What became of this rank's part of the checkpoint of `step`: one of SAVE_OUTCOMES.
+
+    "written": others are still at it; "skipped": the one before is still being written, for
+    `duration_s` by now. Of the reason a slot has room for the beginning.
+    """
+
+    rank: int
+    step: int
+    generation: int
+    outcome: str
+    duration_s: float
+    size_bytes: int = 0
+    reason: str = ""
+    ended_mono_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.outcome not in SAVE_OUTCOMES:
+            raise ValueError(f"outcome: expected one of {SAVE_OUTCOMES}, got {self.outcome!r:.40}")
+
+
 _OfStep = MicroBatchRecord | StepRecord | ExpertLoadRecord
-Record = _OfStep | PlanAppliedRecord | PlanRefusedRecord | RankExitRecord | ProbeRecord
+_OfPlan = PlanAppliedRecord | PlanRefusedRecord
+Record = _OfStep | _OfPlan | RankExitRecord | ProbeRecord | CheckpointRecord

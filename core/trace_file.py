@@ -23,6 +23,7 @@ from typing import Any
 
 from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.records import (
+    CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -44,6 +45,7 @@ KINDS: dict[str, type[Any]] = {
     "plan_refused": PlanRefusedRecord,
     "rank_exit": RankExitRecord,
     "probe": ProbeRecord,
+    "checkpoint": CheckpointRecord,
     "device": DeviceSample,
     "host": HostSample,
 }

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Job(_message.Message):
-    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal")
+    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal", "checkpoints")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class Job(_message.Message):
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     CANARY_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     name: str
     watch: str
     generation: int
@@ -46,7 +47,24 @@ class Job(_message.Message):
     advice: _containers.RepeatedScalarFieldContainer[str]
     canary: Canary
     proposal: Proposal
-    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ...) -> None: ...
+    checkpoints: Checkpoints
+    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., checkpoints: _Optional[_Union[Checkpoints, _Mapping]] = ...) -> None: ...
+
+class Checkpoints(_message.Message):
+    __slots__ = ("step", "duration_s", "trouble", "reason", "since_step", "missed")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_STEP_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    duration_s: float
+    trouble: str
+    reason: str
+    since_step: int
+    missed: int
+    def __init__(self, step: _Optional[int] = ..., duration_s: _Optional[float] = ..., trouble: _Optional[str] = ..., reason: _Optional[str] = ..., since_step: _Optional[int] = ..., missed: _Optional[int] = ...) -> None: ...
 
 class Canary(_message.Message):
     __slots__ = ("rank", "slowdown", "is_found", "num_steps", "step")

@@ -212,6 +212,26 @@ class ProbeColumns(_message.Message):
     ended_mono_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., number: _Optional[_Iterable[int]] = ..., gemm_s: _Optional[_Iterable[float]] = ..., copy_s: _Optional[_Iterable[float]] = ..., exchange_s: _Optional[_Iterable[float]] = ..., duration_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class CheckpointColumns(_message.Message):
+    __slots__ = ("rank", "step", "generation", "outcome", "duration_s", "size_bytes", "reason", "ended_mono_s")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    DURATION_S_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ENDED_MONO_S_FIELD_NUMBER: _ClassVar[int]
+    rank: _containers.RepeatedScalarFieldContainer[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    outcome: _containers.RepeatedScalarFieldContainer[str]
+    duration_s: _containers.RepeatedScalarFieldContainer[float]
+    size_bytes: _containers.RepeatedScalarFieldContainer[int]
+    reason: _containers.RepeatedScalarFieldContainer[str]
+    ended_mono_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., outcome: _Optional[_Iterable[str]] = ..., duration_s: _Optional[_Iterable[float]] = ..., size_bytes: _Optional[_Iterable[int]] = ..., reason: _Optional[_Iterable[str]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ...) -> None: ...
+
 class DeviceSample(_message.Message):
     __slots__ = ("device_index", "device_uuid", "sampled_mono_s", "name", "sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "temperature_celsius", "power_watts", "power_limit_watts", "utilisation_ratio", "memory_used_bytes", "clock_event_reasons", "pcie_generation", "pcie_width", "pcie_replays", "ecc_uncorrected", "processes", "parent_uuid", "is_lost", "answer_s", "power_now_watts", "energy_joules", "memory_temperature_celsius", "margin_celsius", "power_cap_held_s", "board_limit_held_s", "reliability_held_s", "sync_boost_held_s", "sw_thermal_held_s", "hw_thermal_held_s", "power_brake_held_s", "pcie_sent_bytes", "pcie_received_bytes", "nvlink_sent_bytes", "nvlink_received_bytes", "sm_active_ratio", "tensor_active_ratio", "memory_active_ratio", "health")
     DEVICE_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -429,7 +449,7 @@ class LayoutFile(_message.Message):
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ...) -> None: ...
 
 class JobReport(_message.Message):
-    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life", "probes", "plans_refused")
+    __slots__ = ("job", "attached", "micro_batches", "steps", "expert_loads", "plans_applied", "rank_exits", "layouts", "life", "probes", "plans_refused", "checkpoints")
     JOB_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
@@ -441,6 +461,7 @@ class JobReport(_message.Message):
     LIFE_FIELD_NUMBER: _ClassVar[int]
     PROBES_FIELD_NUMBER: _ClassVar[int]
     PLANS_REFUSED_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     job: str
     attached: _containers.RepeatedCompositeFieldContainer[Attachment]
     micro_batches: MicroBatchColumns
@@ -452,7 +473,8 @@ class JobReport(_message.Message):
     life: int
     probes: ProbeColumns
     plans_refused: PlanRefusedColumns
-    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ...) -> None: ...
+    checkpoints: CheckpointColumns
+    def __init__(self, job: _Optional[str] = ..., attached: _Optional[_Iterable[_Union[Attachment, _Mapping]]] = ..., micro_batches: _Optional[_Union[MicroBatchColumns, _Mapping]] = ..., steps: _Optional[_Union[StepColumns, _Mapping]] = ..., expert_loads: _Optional[_Union[ExpertLoadColumns, _Mapping]] = ..., plans_applied: _Optional[_Union[PlanAppliedColumns, _Mapping]] = ..., rank_exits: _Optional[_Union[RankExitColumns, _Mapping]] = ..., layouts: _Optional[_Iterable[_Union[LayoutFile, _Mapping]]] = ..., life: _Optional[int] = ..., probes: _Optional[_Union[ProbeColumns, _Mapping]] = ..., plans_refused: _Optional[_Union[PlanRefusedColumns, _Mapping]] = ..., checkpoints: _Optional[_Union[CheckpointColumns, _Mapping]] = ...) -> None: ...
 
 class AgentHealth(_message.Message):
     __slots__ = ("nvml", "records_read", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "num_devices")

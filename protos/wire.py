@@ -16,6 +16,7 @@ from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import (
     DURATIONS,
     LOADS_PER_RECORD,
+    CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -75,6 +76,7 @@ _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("plans_refused", PlanRefusedRecord),
     ("rank_exits", RankExitRecord),
     ("probes", ProbeRecord),
+    ("checkpoints", CheckpointRecord),
 )
 
 

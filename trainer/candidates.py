@@ -1,12 +1,14 @@
 """Which checkpoints a rank may go back to, and the same answer for all ranks at the start."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.trainer.checkpoint_catalog import complete_ids
 from pacekeeper.trainer.checkpoint_files import Storage, below
 from pacekeeper.trainer.collectives import Collectives
+from pacekeeper.trainer.storage_waits import answered
 
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 
@@ -14,13 +16,14 @@ MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """One rank's view. `resume`: as in the settings; `storage`: of its job, where it saves any;
-    `first_life`: of the job's first launch.
+    `first_life`: of the job's first launch; `patience_s` until storage is given up.
     """
 
     resume: str
     storage: Storage | None
     life: int
     first_life: int
+    patience_s: float
 
     def paths(self) -> tuple[str, ...]:
         """Of what may be gone back to, newest first.
@@ -31,7 +34,11 @@ class Candidates:
         found: list[str] = []
         if self.storage is not None:
             try:
-                there = complete_ids(self.storage)
+                there = answered(
+                    partial(complete_ids, self.storage),
+                    f"a list of {self.storage.root}",
+                    self.patience_s,
+                )
             except OSError as error:
                 raise HostError(
                     f"can not look for checkpoints in {self.storage.root}: {error.strerror}",

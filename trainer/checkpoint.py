@@ -12,11 +12,11 @@ from math import isnan
 
 import torch
 
-from pacekeeper.core.block_writers import writers
+from pacekeeper.core.block_writers import cut, writers
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, PieceEntry, saved_in
+from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, PieceEntry
 from pacekeeper.core.transfers import moves_layers
 from pacekeeper.trainer.block_state import num_updates
 from pacekeeper.trainer.candidates import Candidates
@@ -24,13 +24,15 @@ from pacekeeper.trainer.checkpoint_catalog import accept, reject
 from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_reading import Lost, NotOursError, Reader, Restored
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
-from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes
+from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, piece_rows
 from pacekeeper.trainer.collectives import Collectives
+from pacekeeper.trainer.lossy_restore import say_lost
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.mover import lost_blocks
 from pacekeeper.trainer.partial_saves import Choice, PartialSaves
 from pacekeeper.trainer.replaying import Replay
 from pacekeeper.trainer.save_pace import SavePace
+from pacekeeper.trainer.storage_waits import answered, wait_aloud
 from pacekeeper.trainer.window_saves import Save, WindowSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
@@ -83,15 +85,22 @@ class Checkpoints:
         self.staged: Restored | None = None  # a commit would put it in force
         self.replay: Replay | None = None  # steps of a window that are being done again
         self._saver: Saver | None = None
+        self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._storage: Storage | None = None
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
+        self._rows: dict[Piece, int] = {}
+        self._num_read = 0  # pieces, in all restores
         self._full_of: dict[int, tuple[list[Piece], frozenset[int]]] = {}  # by generation
         if config.checkpoint_dir:
             self._storage = open_storage(below(config.checkpoint_dir, config.job))
             self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
         self._candidates = Candidates(
-            resume=config.resume, storage=self._storage, life=life, first_life=first_life
+            resume=config.resume,
+            storage=self._storage,
+            life=life,
+            first_life=first_life,
+            patience_s=self._patience_s,
         )
 
     @property
@@ -137,25 +146,43 @@ class Checkpoints:
                 self._saver.save(self._copied(at, save, is_last=False))
         elif (is_time or is_last) and self._last != (at.layout.generation, at.step):
             if is_storing and not is_last:
-                _log.warning("step=%d checkpoint skipped: %s", at.step, STILL_BUSY)
-                news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_BUSY))
-            elif self._saver.wait(LAST_SAVE_S if is_last else 0.0):
+                news.append(self._skipped(at.step, self._saver))
+            elif self._is_free(LAST_SAVE_S if is_last else 0.0):
                 self._last = (at.layout.generation, at.step)
                 if is_last:  # what a run ends with is whole
                     self.partial.hear(())
                 self._saver.save(self._snapshot(at, is_last))
             elif is_last:
                 _log.warning("step=%d the last checkpoint is not begun: %s", at.step, STILL_BUSY)
-                news.append(News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_BUSY))
+                news.append(self._skipped(at.step, self._saver))
         return self._counted(self._saver.take_news() + news)
 
     def close(self) -> list[News]:
         """Wait for what is being written; say so where it does not come to an end."""
         if self._saver is None:
             return []
-        if not self._saver.wait(LAST_SAVE_S):
+        if not self._is_free(LAST_SAVE_S):
             _log.warning("a checkpoint is given up: not written after %.0f s", LAST_SAVE_S)
         return self._counted(self._saver.take_news())
+
+    def _is_free(self, timeout_s: float) -> bool:
+        """Is nothing being written any more, after this long at the latest?"""
+        return self._saver is None or wait_aloud(
+            self._saver.wait, f"a checkpoint to be written to {self._saver.root}", timeout_s
+        )
+
+    def _skipped(self, step: int, saver: Saver) -> News:
+        """Said when it begins: a disk that is stuck would have it said for ever."""
+        if not self._num_skipped:
+            _log.warning("step=%d checkpoint skipped: %s", step, STILL_BUSY)
+        self._num_skipped, self._skipped_step = self._num_skipped + 1, step
+        by = "" if saver.is_storing else " by another rank"
+        return News(
+            step=step,
+            outcome=Outcome.SKIPPED,
+            took_s=saver.storing_s,
+            why=f"{STILL_BUSY}{by}",
+        )
 
     @property
     def _patience_s(self) -> float:
@@ -165,6 +192,10 @@ class Checkpoints:
     def _counted(self, news: list[News]) -> list[News]:
         for one in news:
             self.counts[one.outcome] += 1
+            is_over = one.outcome in (Outcome.COMPLETE, Outcome.WRITTEN)
+            if self._num_skipped and is_over and one.step > self._skipped_step:
+                _log.info("step=%d written, %d were skipped before", one.step, self._num_skipped)
+                self._num_skipped = 0
             self.note({"event": "checkpoint", **asdict(one)})
         return news
 
@@ -187,10 +218,14 @@ class Checkpoints:
 
         Raises DataError where there is none.
         """
-        if self._saver is not None and not self._saver.wait(self._patience_s):
+        if not self._is_free(self._patience_s):
             _log.warning("goes back while a checkpoint is still being written")
         reader = Reader(
-            rank=self.rank, storage=self._storage, identity=self.identity, model=self.model
+            rank=self.rank,
+            storage=self._storage,
+            identity=self.identity,
+            model=self.model,
+            on_piece=self._count_piece,
         )
         why = ""
         for path in paths:
@@ -198,7 +233,15 @@ class Checkpoints:
             began_s = time.monotonic()
             why, is_damaged = "another rank could not read it", True
             try:
-                found = reader.read(path, layout, lost)
+                found = answered(
+                    partial(reader.read, path, layout, lost),
+                    f"{path} to be read",
+                    self._patience_s,
+                    progress=lambda: self._num_read,
+                )
+            except TimeoutError as error:
+                why, is_damaged = f"{path}: {error.strerror}", False
+                _log.warning("checkpoint=%s is not used: %s", path, why)
             except DataError as error:
                 why, is_damaged = error.what, not isinstance(error, NotOursError)
                 _log.warning("checkpoint=%s is not used: %s", path, why)
@@ -285,38 +328,19 @@ class Checkpoints:
     def _say_lost(
         self, found: Restored, older: Sequence[PieceEntry], step: int, num_lost: int
     ) -> None:
-        """To go on from what is not all of one step is never silent."""
-        steps = {entry.piece.block: saved_in(entry.file) for entry in older}
-        oldest = min(one.step for one in steps.values() if one is not None)
-        plt = self.partial.plt_of_run(step)
-        self.note(
-            {
-                "event": "lossy",
-                "step": step,
-                "older_experts": len(steps),
-                "oldest_step": oldest,
-                "lost_tokens": num_lost,
-                "plt": plt,
-            }
-        )
-        if self.rank == found.layout.ranks[0]:
-            _log.warning(
-                "step=%d is restored with loss: %d experts are as at earlier steps, back to %d; "
-                "%d of their tokens are lost; with %d restores %.3f %% of the run's (PLT)",
-                step,
-                len(steps),
-                oldest,
-                num_lost,
-                self.partial.account.num_faults,
-                100.0 * plt,
-            )
+        is_speaker = self.rank == found.layout.ranks[0]
+        say_lost(older, step, num_lost, self.partial, self.note, is_speaker=is_speaker)
+
+    def _count_piece(self) -> None:
+        self._num_read += 1
 
     def _own_of(self, layout: Layout, choice: Choice) -> tuple[list[Piece], frozenset[int]]:
         """The pieces that this rank writes, and the ranks that write any."""
         known = self._full_of.get(layout.generation) if choice.base is None else None
         if known is not None:
             return known
-        sizes = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
+        chosen = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
+        sizes = cut(layout, chosen, self._rows)
         writer_of = writers(layout, sizes)
         mine = [piece for piece in sizes if writer_of[piece] == self.rank]
         found = mine, frozenset(writer_of.values())
@@ -326,6 +350,7 @@ class Checkpoints:
 
     def _all_sizes(self, layout: Layout) -> dict[Piece, int]:
         self._sizes = self._sizes or piece_bytes(self.model, layout)
+        self._rows = self._rows or piece_rows(self.model, self._sizes)
         return self._sizes
 
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:

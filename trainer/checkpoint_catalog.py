@@ -14,10 +14,9 @@ from pacekeeper.core.manifest import (
     CheckpointId,
     FileEntry,
     Manifest,
-    Piece,
     PieceEntry,
-    block_name,
     piece_name,
+    tensor_in,
 )
 from pacekeeper.core.manifest_codec import decode_manifest
 from pacekeeper.core.tensor_file import LENGTH_BYTES, PlacedTensor, decode_header, header_bytes
@@ -67,11 +66,10 @@ class BlockReader:
     _headers: dict[str, tuple[PlacedTensor, ...]] = field(default_factory=dict)
 
     def read(self, entry: PieceEntry) -> dict[str, RawTensor]:
-        """A piece's tensors, by their names within its block.
+        """A piece's tensors, or its rows of them, by their names within its block.
 
         Raises DataError that names file and piece where they are not what was saved.
         """
-        name = block_name(entry.piece.block)
         where = f"{self.storage.root}/{entry.file}: {piece_name(entry.piece)}"
         end = entry.first_byte + entry.size_bytes
         inside = [t for t in self._header(entry.file) if entry.first_byte <= t.first_byte < end]
@@ -81,18 +79,19 @@ class BlockReader:
             raise DataError(f"{where}: {why_of(error)}") from None
         if hashlib.sha256(data).hexdigest() != entry.sha256:
             raise DataError(f"{where}: its bytes are not those that were saved")
-        strangers = [t.spec.name for t in inside if not _belongs(t.spec.name, entry.piece)]
-        if strangers:
+        named = [tensor_in(entry.piece, tensor.spec.name) for tensor in inside]
+        if None in named:
+            strangers = [t.spec.name for t, name in zip(inside, named, strict=True) if name is None]
             raise DataError(f"{where}: there lie {strangers} instead")
         return {
-            tensor.spec.name.removeprefix(f"{name}/"): RawTensor(
+            str(name): RawTensor(
                 dtype=tensor.spec.dtype,
                 shape=tensor.spec.shape,
                 data=data[
                     tensor.first_byte - entry.first_byte : tensor.end_byte - entry.first_byte
                 ],
             )
-            for tensor in inside
+            for tensor, name in zip(inside, named, strict=True)
         }
 
     def _header(self, name: str) -> tuple[PlacedTensor, ...]:
@@ -113,11 +112,6 @@ class BlockReader:
             return decode_header(data, found)
         except (OSError, ValueError) as error:
             raise DataError(f"{self.storage.root}/{file.name}: {why_of(error)}") from None
-
-
-def _belongs(tensor: str, piece: Piece) -> bool:
-    block, _, name = tensor.partition("/")
-    return block == block_name(piece.block) and Piece.of(piece.block, name) == piece
 
 
 def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:

@@ -4,8 +4,9 @@ Errors are OSError, as the system names them. Nothing here knows what the bytes 
 """
 
 import contextlib
+import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import uuid4
@@ -108,7 +109,12 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """What fsspec reaches by a URL. There a file is seen when it was written to its end."""
+    """What fsspec reaches by a URL: objects, which nothing renames.
+
+    What is written is seen when its last byte is there, whole: by one request, or by the one that
+    joins the parts of a large one. So a part or a manifest needs no name of its own before. What
+    others wrote is seen at once: nothing here lives from what was listed before.
+    """
 
     def __init__(self, root: str) -> None:
         try:
@@ -118,50 +124,79 @@ class RemoteStorage:
                 f"{root}: fsspec is not installed here", remedy="install it, or name a directory"
             ) from None
         try:
-            self._system, self._base = fsspec.core.url_to_fs(root)
+            self._system, self._base = fsspec.core.url_to_fs(root, use_listings_cache=False)
         except (ValueError, ImportError) as error:
             raise HostError(f"{root}: {error}", remedy="name a directory") from None
         self.root = root
+        self._made = ""  # the directory that was made last, where there are any
 
     def write(self, path: str, parts: Iterable[Bytes]) -> None:
-        self._system.makedirs(self._at(path).rpartition("/")[0], exist_ok=True)
-        with self._system.open(self._at(path), "wb") as file:
-            for part in parts:
-                file.write(part)
+        with _errors_of_the_system():
+            self._make_folder(path)
+            with self._system.open(self._at(path), "wb") as file:
+                for part in parts:
+                    file.write(part)
 
     def publish(self, path: str, data: bytes) -> None:
-        self.write(path, [data])
+        with _errors_of_the_system():
+            self._make_folder(path)
+            self._system.pipe_file(self._at(path), data)
 
     def read(self, path: str, first: int = 0, size: int | None = None) -> bytes:
         end = None if size is None else first + size
-        data: bytes = self._system.cat_file(self._at(path), start=first, end=end)
+        with _errors_of_the_system():
+            data: bytes = self._system.cat_file(self._at(path), start=first, end=end)
         return data
 
     def size_bytes(self, path: str) -> int:
-        return int(self._system.size(self._at(path)))
+        with _errors_of_the_system():
+            self._system.invalidate_cache()  # not all libraries know the option above
+            return int(self._system.size(self._at(path)))
 
     def names(self, path: str) -> list[str]:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _errors_of_the_system():
+            self._system.invalidate_cache()
             found: list[Any] = self._system.ls(self._at(path), detail=False)
             return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
         return []
 
     def discard(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _errors_of_the_system():
             self._system.rm_file(self._at(path))
 
     def remove(self, path: str) -> None:
         self.discard(f"{path}/{MANIFEST_FILE}")
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _errors_of_the_system():
             self._system.rm(self._at(path), recursive=True)
+
+    def _make_folder(self, path: str) -> None:
+        """Some of what fsspec reaches has directories; to others this is one request for each."""
+        folder = self._at(path).rpartition("/")[0]
+        if folder != self._made:
+            self._system.makedirs(folder, exist_ok=True)
+            self._made = folder
 
     def _at(self, path: str) -> str:
         return f"{self._base}/{path}".rstrip("/")
 
 
+@contextlib.contextmanager
+def _errors_of_the_system() -> Iterator[None]:
+    """Libraries of object stores have errors of their own: no route, no right, no such bucket."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
 def open_storage(root: str) -> Storage:
     """The storage at a directory or URL. Raises HostError where no such URL can be reached here."""
-    return RemoteStorage(root) if "://" in root else LocalStorage(root)
+    scheme, separator, path = root.partition("://")
+    if scheme in ("file", "local") and separator:
+        return LocalStorage(path)  # durable and atomic, which fsspec would not be
+    return RemoteStorage(root) if separator else LocalStorage(root)
 
 
 def below(root: str, name: str) -> str:

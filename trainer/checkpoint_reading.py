@@ -1,7 +1,7 @@
 """What one rank needs of a checkpoint, read and checked: all its blocks, or lost ones only."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pacekeeper.core.errors import DataError
@@ -67,12 +67,16 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """One rank's eyes on checkpoints, wherever they lie; `storage`: that of its own job."""
+    """One rank's eyes on checkpoints, wherever they lie; `storage`: that of its own job.
+
+    `on_piece` is called after each that was read: who waits sees that it goes on.
+    """
 
     rank: int
     storage: Storage | None
     identity: Identity
     model: MoETransformer
+    on_piece: Callable[[], None] = lambda: None
 
     def read(self, path: str, layout: Layout, lost: Lost | None) -> Restored:
         """What this rank holds in `layout`. Raises DataError, NotOursError for another model."""
@@ -95,13 +99,16 @@ class Reader:
         if changed and self.rank == layout.ranks[0]:
             _log.warning("this will not be the run that was saved: %s", "; ".join(changed))
         reader = BlockReader(storage=storage, manifest=manifest)
-        raw: dict[int | None, dict[Block, dict[str, RawTensor]]] = {}
+        raw: dict[int | None, dict[Block, dict[str, list[RawTensor]]]] = {}
         size_bytes = 0
         for entry in manifest.entries:
             block = entry.piece.block
             is_wanted = lost is None or block in lost.blocks
             if is_wanted and self.rank in layout.holders(block):
-                raw.setdefault(entry.step, {}).setdefault(block, {}).update(reader.read(entry))
+                strips = raw.setdefault(entry.step, {}).setdefault(block, {})
+                for tensor_name, tensor in reader.read(entry).items():
+                    strips.setdefault(tensor_name, []).append(tensor)
+                self.on_piece()
                 size_bytes += entry.size_bytes
         return Restored(
             manifest=manifest,

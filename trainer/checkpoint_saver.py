@@ -28,10 +28,10 @@ from pacekeeper.core.manifest import (
     Part,
     Piece,
     PieceEntry,
-    block_name,
     gather,
     gather_frozen,
     part_name,
+    tensor_name,
 )
 from pacekeeper.core.manifest_codec import decode_part, encode_manifest, encode_part
 from pacekeeper.core.tensor_file import TensorSpec, encode_header
@@ -125,11 +125,22 @@ class Saver:
         self._news: SimpleQueue[News] = SimpleQueue()
         self.has_failed = False  # the last one that is over
         self._known: Known = {}
+        self._began_s = 0.0
         self._published: Manifest | None = None  # the last one
 
     @property
     def is_storing(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def root(self) -> str:
+        """Where it writes."""
+        return self._storage.root
+
+    @property
+    def storing_s(self) -> float:
+        """For how long the present one has been written; 0 where none is."""
+        return time.monotonic() - self._began_s if self.is_storing else 0.0
 
     def save(self, snapshot: Snapshot) -> None:
         """Begin to write it, after the earlier steps of its window; others must be over."""
@@ -137,6 +148,8 @@ class Saver:
         assert before is None or snapshot.turn is not None, "one at a time"
         if snapshot.turn is not None and snapshot.turn.is_first:
             self.has_failed = False  # what was before is no matter of this window
+        if before is None:
+            self._began_s = time.monotonic()
         self._thread = threading.Thread(
             target=self._store, args=(snapshot, before), daemon=True, name="checkpoint"
         )
@@ -318,7 +331,7 @@ def _by_file(snapshot: Snapshot, rank: int) -> dict[str, dict[Piece, Mapping[str
 def _specs(pieces: Pieces) -> list[TensorSpec]:
     return [
         TensorSpec(
-            name=f"{block_name(piece.block)}/{name}",
+            name=tensor_name(piece, name),
             dtype=DTYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
         )

@@ -1,6 +1,6 @@
 """Blocks as a checkpoint holds them: tensors with names, dtypes and shapes that can be checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.manifest import Piece, block_name
 from pacekeeper.core.tensor_file import TensorSpec
-from pacekeeper.trainer.block_state import ENDINGS, bank_of, shapes_of, whole_of
+from pacekeeper.trainer.block_state import ENDINGS, bank_of, parts_of, shapes_of, whole_of
 from pacekeeper.trainer.checkpoint_catalog import RawTensor
 from pacekeeper.trainer.model import MoETransformer
 
@@ -42,6 +42,13 @@ def piece_bytes(model: MoETransformer, layout: Layout) -> dict[Piece, int]:
     return found
 
 
+def piece_rows(model: MoETransformer, pieces: Iterable[Piece]) -> dict[Piece, int]:
+    """Into how many strips each can be cut: rows of its longest tensor."""
+    return {
+        piece: max(shape[0] for shape in shapes_of(model, piece.block).values()) for piece in pieces
+    }
+
+
 def copy_of_pieces(
     model: MoETransformer, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]
 ) -> dict[Piece, dict[str, Tensor]]:
@@ -50,9 +57,13 @@ def copy_of_pieces(
     Rows of one bank are copied together: training waits for this.
     """
     alike: dict[tuple[BlockKind, int, str], list[Piece]] = {}
+    found: dict[Piece, dict[str, Tensor]] = {}
     for piece in pieces:
+        found[piece] = {}
+        if piece.strips > 1:
+            found[piece] = _copy_of_strip(model, optimizer, piece)
+            continue
         alike.setdefault((piece.block.kind, piece.block.layer, piece.kind), []).append(piece)
-    found: dict[Piece, dict[str, Tensor]] = {piece: {} for piece in pieces}
     for (_, _, kind), own in alike.items():
         bank = bank_of(model, own[0].block)
         slots = [bank.held.index(piece.block.index) for piece in own]
@@ -63,23 +74,54 @@ def copy_of_pieces(
                 whole = whole[slots].to("cpu")
             rows = whole.to("cpu", copy=are_all).contiguous()
             for piece, row in zip(own, rows.unbind(), strict=True):
-                found[piece][f"{name}.{kind}" if kind else name] = row
+                found[piece][_name_in(piece, name)] = row
     return found
 
 
-def to_tensors(
-    model: MoETransformer, block: Block, raw: Mapping[str, RawTensor], *, are_weights: bool = False
+def _copy_of_strip(
+    model: MoETransformer, optimizer: torch.optim.Optimizer, piece: Piece
 ) -> dict[str, Tensor]:
-    """The tensors in what was read; `are_weights`: without moments. Raises DataError where they do
-    not fit this model's block.
+    found: dict[str, Tensor] = {}
+    for name, part in sorted(parts_of(model, piece.block).items()):
+        tensor = part.of(whole_of(optimizer, part.parameter, piece.kind))
+        rows = piece.rows(len(tensor))
+        if rows:
+            strip = tensor[rows.start : rows.stop]
+            found[_name_in(piece, name)] = strip.to("cpu", copy=True).contiguous()
+    return found
+
+
+def _name_in(piece: Piece, parameter: str) -> str:
+    return f"{parameter}.{piece.kind}" if piece.kind else parameter
+
+
+def to_tensors(
+    model: MoETransformer,
+    block: Block,
+    raw: Mapping[str, Sequence[RawTensor]],
+    *,
+    are_weights: bool = False,
+) -> dict[str, Tensor]:
+    """The tensors in what was read, each in strips of rows that follow each other; `are_weights`:
+    without moments. Raises DataError where they do not fit this model's block.
     """
     specs = [spec for spec in block_specs(model, block) if not (are_weights and "." in spec.name)]
-    if [(n, raw[n].dtype, raw[n].shape) for n in sorted(raw)] != [
+    if [(name, *_joined_form(raw[name])) for name in sorted(raw)] != [
         (spec.name, spec.dtype, spec.shape) for spec in specs
     ]:
         raise DataError(f"{block_name(block)}: names, dtypes or shapes are of another model")
     dtype = model.dtype
     return {
-        spec.name: torch.frombuffer(bytearray(raw[spec.name].data), dtype=dtype).view(spec.shape)
+        spec.name: torch.frombuffer(
+            bytearray().join(strip.data for strip in raw[spec.name]), dtype=dtype
+        ).view(spec.shape)
         for spec in specs
     }
+
+
+def _joined_form(strips: Sequence[RawTensor]) -> tuple[str | None, tuple[int, ...] | None]:
+    """Dtype and shape of all together; None where they do not fit each other."""
+    dtypes, widths = {strip.dtype for strip in strips}, {strip.shape[1:] for strip in strips}
+    if len(dtypes) != 1 or len(widths) != 1 or not all(strip.shape for strip in strips):
+        return None, None
+    return dtypes.pop(), (sum(strip.shape[0] for strip in strips), *widths.pop())

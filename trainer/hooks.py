@@ -21,7 +21,12 @@ from pacekeeper.core.record_codec import (
     pack_plan_applied,
     pack_step,
 )
-from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord, ProbeRecord
+from pacekeeper.core.records import (
+    LOADS_PER_RECORD,
+    CheckpointRecord,
+    PlanRefusedRecord,
+    ProbeRecord,
+)
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 from pacekeeper.trainer.blocks import Loading, MicroBatchTimer, StepResult, Waiting, Work
 from pacekeeper.trainer.offers import Offers, PlanOffer
@@ -267,6 +272,34 @@ class Hooks:
             self.ring.write(
                 ProbeRecord(
                     rank=self.rank, step=step, generation=self.generation, number=number, **times_s
+                )
+            )
+        except Exception as error:
+            self.ring.count_error(error)
+
+    def checkpointed(
+        self,
+        *,
+        step: int,
+        outcome: str,
+        duration_s: float,
+        size_bytes: int = 0,
+        reason: str = "",
+    ) -> None:
+        """What became of this rank's part of the checkpoint of `step`: complete (all of it, with
+        this part), written, skipped (the one before is still being written) or failed, and why.
+        """
+        try:
+            self.ring.write(
+                CheckpointRecord(
+                    rank=self.rank,
+                    step=step,
+                    generation=self.generation,
+                    outcome=outcome,
+                    duration_s=duration_s,
+                    size_bytes=size_bytes,
+                    reason=reason,
+                    ended_mono_s=time.monotonic(),
                 )
             )
         except Exception as error:

@@ -135,7 +135,7 @@ def train(spec: RankSpec, *, on_step: Callable[[Rank], None] | None = None) -> R
     agreement.finish(rank.group)
     # Nobody waits for this rank any more: it may take its time with the last checkpoint.
     rank.save(is_storing=False, is_last=True)
-    rank.checkpoints.close()
+    rank.end_saves()
     rank.hooks.detach()
     rank.fabric.close()
     return rank

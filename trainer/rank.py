@@ -20,6 +20,7 @@ from pacekeeper.trainer import hooks, mover, offered_plan, probe, replica_check
 from pacekeeper.trainer.block_state import num_dense_parameters, ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.checkpoint_reading import Restored
+from pacekeeper.trainer.checkpoint_saver import News
 from pacekeeper.trainer.clocks import make_clock, make_transfers
 from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.data import Corpus
@@ -246,7 +247,11 @@ class Rank:
         at = Position(
             layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
         )
-        self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last)
+        self._tell(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
+
+    def end_saves(self) -> None:
+        """Wait for the last checkpoint."""
+        self._tell(self.checkpoints.close())
 
     def do_probe(self, number: int) -> None:
         """Run the probe with the present members, once. No ticket: it changes nothing."""
@@ -330,6 +335,16 @@ class Rank:
         self.optimizer.param_groups[0]["lr"] = rate
         self.optimizer.step()
         self.checkpoints.partial.count(self.meter.routed)
+
+    def _tell(self, saves: Sequence[News]) -> None:
+        for one in saves:
+            self.hooks.checkpointed(
+                step=one.step,
+                outcome=one.outcome.value,
+                duration_s=one.took_s,
+                size_bytes=one.size_bytes,
+                reason=one.why,
+            )
 
     def _take_transfers(self) -> tuple[float | None, int]:
         return (None, 0) if self.transfers is None else self.transfers.take()

@@ -6,7 +6,7 @@ them is thrown away. After the last step all are active, as if nothing had happe
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -25,7 +25,7 @@ States = Mapping[int, Mapping[Block, BlockState]]
 def states_of(
     model: MoETransformer,
     manifest: Manifest,
-    raw: Mapping[int | None, Mapping[Block, Mapping[str, RawTensor]]],
+    raw: Mapping[int | None, Mapping[Block, Mapping[str, Sequence[RawTensor]]]],
 ) -> States:
     """What was read of a checkpoint's blocks, by step (None: all at once), as it is put in.
 

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch._C._distributed_c10d import TCPStore
 
@@ -28,6 +29,7 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rendezvous import RENDEZVOUS_TIMEOUT_S
+from pacekeeper.trainer.storage_waits import answered
 from pacekeeper.trainer.stores import STOP_KEY, Stores
 from pacekeeper.trainer.supervisor import STOP_SIGNALS, supervise
 
@@ -233,7 +235,9 @@ def _beginning(config: TrainConfig) -> str:
     if not config.checkpoint_dir:
         return "step 0: the job saves no checkpoints"
     with contextlib.suppress(OSError):  # the ranks say so
-        if not complete_ids(open_storage(below(config.checkpoint_dir, config.job))):
+        storage = open_storage(below(config.checkpoint_dir, config.job))
+        look = partial(complete_ids, storage)
+        if not answered(look, f"a list of {storage.root}", config.peer_timeout_s):
             return f"step 0: no checkpoint is in {config.checkpoint_dir}"
     return "the newest checkpoint"
 

@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -34,6 +35,7 @@ from pacekeeper.trainer.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rank_server import rank_server
 from pacekeeper.trainer.rendezvous import meet
+from pacekeeper.trainer.storage_waits import answered
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     FINISHED_KEY,
@@ -371,7 +373,8 @@ def _newest_life(config: TrainConfig) -> int:
         return 0
     with contextlib.suppress(OSError):  # the ranks say so
         storage = open_storage(below(config.checkpoint_dir, config.job))
-        return max((one.life for one in ids(storage)), default=0)
+        found = answered(partial(ids, storage), f"a list of {storage.root}", config.peer_timeout_s)
+        return max((one.life for one in found), default=0)
     return 0
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import checkpoint_crash
+from benchmarks.checkpoint_crash import Bench
 
-from pacekeeper.trainer import checkpoint_saver
+from pacekeeper.trainer import checkpoint_retention, checkpoint_saver
 from pacekeeper.trainer.checkpoint_saver import Saver, Snapshot
 
 
@@ -13,10 +14,10 @@ from pacekeeper.trainer.checkpoint_saver import Saver, Snapshot
 def test_kills_and_broken_files_cost_what_was_being_written_only(
     tmp_path: Path, experts: int
 ) -> None:
-    tally = checkpoint_crash.run(tmp_path, 6, seed=3, experts=experts)
+    tally = checkpoint_crash.run(Bench(root=str(tmp_path), experts=experts), 6, seed=3)
     assert tally.wrong == []
     assert sum(tally.trials.values()) == 6
-    assert tally.num_verified > 0
+    assert tally.num_verified > 0 and tally.killed_in
 
 
 def test_a_manifest_before_its_files_would_be_told(
@@ -31,5 +32,14 @@ def test_a_manifest_before_its_files_would_be_told(
 
     write = checkpoint_saver.Saver._write
     monkeypatch.setattr(checkpoint_saver.Saver, "_write", hasty)
-    tally = checkpoint_crash.run(tmp_path, 3, seed=0, longest_s=1.0)  # on a busy host, too
-    assert tally.wrong
+    bench = Bench(root=str(tmp_path), experts=0)
+    assert checkpoint_crash.run(bench, 2, seed=0, longest_s=1.0).wrong  # on a busy host, too
+
+
+def test_files_that_go_before_the_manifests_that_name_them_would_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (checkpoint_retention, checkpoint_saver):
+        monkeypatch.setattr(module, "files_of", lambda manifest: frozenset())
+    bench = Bench(root=str(tmp_path), experts=1)
+    assert checkpoint_crash.run(bench, 3, seed=1, longest_s=1.0).wrong

@@ -1,12 +1,12 @@
 """Who writes which piece: each once, by a holder, and the busiest rank little."""
 
-from itertools import product
+from itertools import pairwise, product
 from math import ceil
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.block_writers import writers
+from pacekeeper.core.block_writers import LEAST_BYTES, STRIPS_PER_RANK, cut, writers
 from pacekeeper.core.layout import BlockKind, Layout, even_layout
 from pacekeeper.core.manifest import Piece
 from support.layouts import layouts
@@ -84,3 +84,38 @@ def test_experts_of_equal_size_on_two_hosts_are_spread_to_within_one_of_the_mean
     sizes = {Piece(b): int(b.kind is BlockKind.EXPERT) for b in layout.blocks()}
     load = loads(layout, writers(layout, sizes), sizes)
     assert max(load.values()) <= ceil(num_layers * num_experts / num_ranks) + 1
+
+
+@given(layouts(), st.integers(0, 1 << 24), st.data())
+def test_strips_are_the_whole_and_none_is_large_but_where_one_rank_holds_it(
+    layout: Layout, largest: int, data: st.DataObject
+) -> None:
+    pieces = [Piece(block) for block in layout.blocks()]
+    sizes = {piece: data.draw(st.integers(0, largest)) for piece in pieces}
+    rows = {piece: data.draw(st.sampled_from([1, 7, 1 << 20])) for piece in pieces}
+    strips = cut(layout, sizes, rows)
+    most = max(LEAST_BYTES, sum(sizes.values()) // len(layout.ranks) // STRIPS_PER_RANK)
+    for piece, size in sizes.items():
+        own = [strip for strip in strips if strip.whole == piece]
+        assert sum(strips[strip] for strip in own) == size
+        cuts = [(strip.rows(rows[piece]).start, strip.rows(rows[piece]).stop) for strip in own]
+        assert (cuts[0][0], cuts[-1][1]) == (0, rows[piece])
+        assert all(one[1] == other[0] for one, other in pairwise(cuts))
+        assert len(own) == 1 or all(strip.rows(rows[piece]) for strip in own)
+        if rows[piece] == 1 << 20 and len(layout.holders(piece.block)) > 1:
+            assert max(strips[strip] for strip in own) <= most
+    assert len(strips) <= len(pieces) + STRIPS_PER_RANK * len(layout.ranks)
+
+
+@given(st.integers(2, 9), st.integers(1, 4), st.data())
+def test_cut_pieces_that_all_hold_leave_no_rank_a_fourth_above_the_mean(
+    num_ranks: int, num_layers: int, data: st.DataObject
+) -> None:
+    layout = even_layout(
+        ranks=range(num_ranks), num_layers=num_layers, num_experts=2, replicas=num_ranks
+    )
+    sizes = {Piece(b): data.draw(st.integers(1, 1 << 30)) for b in layout.blocks()}
+    strips = cut(layout, sizes, dict.fromkeys(sizes, 1 << 40))
+    mean = sum(sizes.values()) / num_ranks
+    busiest = max(loads(layout, writers(layout, strips), strips).values())
+    assert busiest <= mean + max(LEAST_BYTES, mean / STRIPS_PER_RANK) + 1

@@ -63,7 +63,9 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
     """
     layout = draw(layouts(generation=draw(st.integers(2, 20_000))))
     kinds = draw(st.sampled_from([("",), ("", "exp_avg", "exp_avg_sq")]))
-    pieces = [Piece(block, kind) for block in layout.blocks() for kind in kinds]
+    whole = [Piece(block, kind) for block in layout.blocks() for kind in kinds]
+    most = draw(st.integers(1, 3))
+    pieces = [strip for i, piece in enumerate(whole) for strip in piece.cut(1 + i % most)]
     own = CheckpointId(
         life=draw(st.integers(0, 1 << 50)),
         generation=layout.generation,
@@ -71,7 +73,9 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
     )
     older = replace(own, generation=own.generation - 1)
     is_older = [draw(st.booleans()) if is_partial is None else is_partial, False, False]
-    on = [draw(st.integers(0, 2)) for _ in pieces]
+    # All strips of a piece are as old as each other: in file 0, or by turns in files 1 and 2.
+    file_of = {piece: draw(st.integers(0, 2)) for piece in whole}
+    on = [1 + (file_of[p.whole] + p.strip) % 2 if file_of[p.whole] else 0 for p in pieces]
     account = _account(draw, layout)
     entries, files = [], []
     for file in sorted(set(on)):

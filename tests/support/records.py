@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.record_codec import WHOLE_SHARE
 from pacekeeper.core.records import (
+    SAVE_OUTCOMES,
+    CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -46,6 +48,12 @@ records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         PlanRefusedRecord, rank=u32, generation=u32, plan_generation=u32, layout_crc=u32,
         reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=24),
+    ),
+    st.builds(
+        CheckpointRecord, rank=u32, step=u32, generation=u32,
+        outcome=st.sampled_from(SAVE_OUTCOMES), duration_s=seconds, size_bytes=u64,
+        ended_mono_s=seconds,
+        reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=18),
     ),
     st.builds(
         ProbeRecord, rank=u32, step=u32, generation=u32, number=u64, gemm_s=seconds,

@@ -1,17 +1,37 @@
 """Where checkpoints lie: directories and URLs alike; what is half gone is not taken."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from benchmarks.object_store import object_store
 
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.manifest import MANIFEST_FILE
-from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
+from pacekeeper.trainer.checkpoint_files import (
+    LocalStorage,
+    RemoteStorage,
+    Storage,
+    below,
+    open_storage,
+)
 
 
-@pytest.fixture(params=["directory", "memory"])
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    """On a server of its own."""
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
+    with object_store() as url:
+        yield url
+
+
+@pytest.fixture(params=["directory", "memory", "objects"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "objects":
+        return open_storage(f"{request.getfixturevalue('bucket')}/{tmp_path.name}")
     if request.param == "memory":
         pytest.importorskip("fsspec")
         return open_storage(f"memory://{tmp_path.name}")
@@ -91,3 +111,80 @@ def test_a_url_that_nobody_knows_is_refused() -> None:
 
 def test_paths_below_a_root_have_one_slash_between() -> None:
     assert below("a/", "b") == below("a", "b") == "a/b"
+
+
+def test_what_others_write_and_remove_is_seen_at_once(storage: Storage) -> None:
+    """As of a rank on another node, which has a view of its own."""
+    if isinstance(storage, RemoteStorage):
+        type(storage._system).clear_instance_cache()
+    other = open_storage(storage.root)
+    storage.publish("a/1", b"x")
+    assert other.names("a") == ["1"] and other.size_bytes("a/1") == 1
+    storage.publish("a/2", b"y")
+    storage.publish("a/1", b"xyz")
+    assert other.names("a") == ["1", "2"] and other.size_bytes("a/1") == 3
+    storage.discard("a/1")
+    assert other.names("a") == ["2"]
+
+
+def test_an_object_whose_writer_is_killed_is_never_seen(bucket: str) -> None:
+    """Three parts of it have arrived; nobody joins them."""
+    root = f"{bucket}/cut-short"
+    heard, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        own = open_storage(root)
+        assert isinstance(own, RemoteStorage)
+        own._system.default_block_size = 5 << 20
+
+        def parts() -> Iterator[bytes]:
+            for _ in range(3):
+                yield bytes(6 << 20)
+            os.write(tell, b"sent")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            own.write("a/file", parts())
+        finally:
+            os._exit(1)
+    os.close(tell)
+    os.waitpid(pid, 0)
+    with os.fdopen(heard, "rb") as said:
+        assert said.read() == b"sent"
+    assert open_storage(root).names("a") == []
+
+
+def test_errors_of_a_library_are_told_as_those_of_the_system(tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    storage = open_storage(f"memory://{tmp_path.name}")
+    assert isinstance(storage, RemoteStorage)
+
+    class NoRouteError(Exception):
+        """As libraries have them."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NoRouteError("to the bucket")
+
+    for name in ("open", "pipe_file", "cat_file", "size", "ls", "rm_file"):
+        setattr(storage._system, name, refuse)
+    try:
+        for action in (
+            lambda: storage.write("a", [b"x"]),
+            lambda: storage.publish("a", b"x"),
+            lambda: storage.read("a"),
+            lambda: storage.size_bytes("a"),
+            lambda: storage.names("a"),
+            lambda: storage.discard("a"),
+        ):
+            with pytest.raises(OSError, match="NoRouteError: to the bucket"):
+                action()
+    finally:
+        for name in ("open", "pipe_file", "cat_file", "size", "ls", "rm_file"):
+            delattr(storage._system, name)
+
+
+def test_a_url_of_this_machines_files_is_a_directory(tmp_path: Path) -> None:
+    storage = open_storage(f"file://{tmp_path}/there")
+    assert isinstance(storage, LocalStorage)
+    storage.publish("a/file", b"x")
+    assert (tmp_path / "there" / "a" / "file").read_bytes() == b"x"

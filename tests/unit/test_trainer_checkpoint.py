@@ -251,7 +251,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_disk_that_hangs_keeps_nobody_from_going_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lone = Lone(tmp_path, replace(TINY, peer_timeout_s=0.2))
+    lone = Lone(tmp_path, replace(TINY, peer_timeout_s=2.0))
     lone.save()
     lone.train()
     gate = threading.Event()

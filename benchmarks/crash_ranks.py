@@ -1,0 +1,299 @@
+"""Ranks in processes of their own that resume, save and sweep until one of them is killed.
+
+Who is doomed counts the lines of code it runs of what it is doomed in - saving, retention,
+restoring - and sends itself SIGKILL before the one that was drawn, so that kills are spread evenly
+over all there is to be interrupted; or it is killed from outside, at any moment. Ranks vote as in
+training, over sockets; what they save is a function of the step alone.
+"""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pacekeeper.cli import checkpoint as checkpoint_command
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.manifest import Manifest, saved_in
+from pacekeeper.core.run_identity import identity_of
+from pacekeeper.trainer.block_state import ordered_parameters, parts_of, whole_of
+from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.collectives import LocalFabric, PeerLost
+from pacekeeper.trainer.model import MoETransformer
+
+CONFIG = TrainConfig(
+    job="crash",
+    num_layers=2,
+    hidden_size=96,  # the embedding is cut among its writers
+    num_heads=2,
+    expert_hidden_size=32,
+    num_experts=4,
+    row_tokens=32,
+    checkpoint_period_steps=1,
+    checkpoints_kept=3,
+)
+BROKE = "!"  # begins what a rank says that ended by a mistake
+MAX_STEPS = 12  # of a trial: who was not killed by then outlives it
+GC_KEEPS = 2
+DISK = ("checkpoint_files", "checkpoint_catalog")
+# Modules whose lines count, and functions of others; the most lines that are drawn from.
+DOOMED_IN: dict[str, tuple[frozenset[str], frozenset[str], int]] = {
+    "save": (frozenset(("checkpoint_saver", "checkpoint_files")), frozenset(), 900),
+    "retention": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 400),
+    "restore": (frozenset(("checkpoint", *DISK)), frozenset(), 900),
+    "gc": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 150),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fate:
+    """What becomes of a trial's ranks. `doomed`: the rank that is killed before line `at` of what
+    `moment` names, or from outside after `after_s` where `moment` is "any"; `takes_all`: so are the
+    others, as with a node. `file_bytes`: no file may become larger (0: any may).
+    """
+
+    num_ranks: int
+    moment: str
+    doomed: int = 0
+    at: int = 0
+    after_s: float = 0.0
+    takes_all: bool = False
+    file_bytes: int = 0
+
+    @classmethod
+    def drawn(cls, draw: random.Random, moment: str, longest_s: float) -> "Fate":
+        """A random one; "gc" is one process."""
+        num_ranks = 1 if moment == "gc" else draw.choice((2, 3))
+        return cls(
+            num_ranks=num_ranks,
+            moment=moment,
+            doomed=draw.randrange(num_ranks),
+            at=draw.randint(1, DOOMED_IN[moment][2]) if moment in DOOMED_IN else 0,
+            after_s=draw.uniform(0.0, longest_s),
+            takes_all=draw.random() < 0.5,
+        )
+
+
+class Doom:
+    """Counts lines of this process, and ends it before the drawn one; says to `tell` where."""
+
+    def __init__(self, fate: Fate, tell: int) -> None:
+        self.modules, self.functions, _ = DOOMED_IN[fate.moment]
+        self.left, self.tell = fate.at, tell
+
+    def begin(self) -> None:
+        """From now on, in this thread and in those that it starts."""
+        threading.settrace(self._enter)
+        sys.settrace(self._enter)
+
+    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
+        module = os.path.basename(frame.f_code.co_filename).removesuffix(".py")
+        is_counted = module in self.modules or (
+            module in DISK and frame.f_code.co_name in self.functions
+        )
+        return self._step if is_counted else None
+
+    def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                os.write(self.tell, frame.f_code.co_name.encode())
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self._step
+
+
+class Star(LocalFabric):
+    """A group whose lowest rank hears all and says to all what it heard."""
+
+    def __init__(self, rank: int, ends: dict[int, socket.socket]) -> None:
+        """`ends`: of the lowest rank one to each other; of each other one to it."""
+        super().__init__(rank)
+        self.ranks = tuple(sorted({rank, *ends}))
+        self.files = {peer: ends[peer].makefile("rw") for peer in sorted(ends)}
+
+    def exchange(self, values: Sequence[float]) -> torch.Tensor:
+        mine = [float(value) for value in values]
+        try:
+            if self.rank == 0:
+                rows = [mine] + [self._heard(peer) for peer in self.files]
+                for peer in self.files:
+                    self._say(peer, rows)
+            else:
+                self._say(0, mine)
+                rows = self._heard(0)
+        except (OSError, ValueError) as error:
+            raise PeerLost(str(error)) from None
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def _say(self, peer: int, value: object) -> None:
+        self.files[peer].write(json.dumps(value) + "\n")
+        self.files[peer].flush()
+
+    def _heard(self, peer: int) -> Any:
+        return json.loads(self.files[peer].readline())  # ValueError: it is gone
+
+
+class Rank:
+    """One rank whose state is a function of the step alone."""
+
+    def __init__(
+        self, root: str, rank: int, life: int, experts: int, ranks: Sequence[int] = (0,)
+    ) -> None:
+        self.layout: Layout = even_layout(
+            ranks=ranks,
+            num_layers=CONFIG.num_layers,
+            num_experts=CONFIG.num_experts,
+            replicas=min(2, len(ranks)),
+        )
+        config = replace(CONFIG, checkpoint_dir=root, experts_per_checkpoint=experts)
+        self.model = MoETransformer(config, self.layout, rank)
+        self.optimizer = torch.optim.AdamW(ordered_parameters(self.model))
+        self.checkpoints = Checkpoints(
+            config,
+            rank=rank,
+            life=life,
+            first_life=life,
+            identity=identity_of(config, 0),
+            model=self.model,
+            optimizer=self.optimizer,
+        )
+
+    def become(self, step: int) -> None:
+        """The state of `step`: a value of its own for each tensor, weights and moments."""
+        for i, parameter in enumerate(ordered_parameters(self.model)):
+            with torch.no_grad():
+                parameter.fill_(step + i / 64)
+            self.optimizer.state[parameter] = {
+                "step": torch.tensor(float(step)),
+                "exp_avg": torch.full_like(parameter, step + i / 128),
+                "exp_avg_sq": torch.full_like(parameter, step + i / 256),
+            }
+
+    def resume(self, fabric: LocalFabric | None = None) -> Manifest | None:
+        """Go back to the newest one that all can read; None where there is none."""
+        fabric = fabric or LocalFabric()
+        paths = self.checkpoints.agree_on_start(fabric)
+        if not paths:
+            return None
+        found = self.checkpoints.stage(paths, self.layout, fabric)
+        self.checkpoints.put_in_force(found)
+        return found.manifest
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Does it hold of every piece exactly the state of the step at which that was saved?"""
+        number = {id(p): i for i, p in enumerate(ordered_parameters(self.model))}
+        parts = {"": 64, "exp_avg": 128, "exp_avg_sq": 256}
+        for entry in manifest.pieces:
+            block, kind, of = entry.piece.block, entry.piece.kind, saved_in(entry.file)
+            for part in parts_of(self.model, block).values():
+                whole = part.of(whole_of(self.optimizer, part.parameter, kind))
+                rows = entry.piece.rows(len(whole))
+                wanted = (0 if of is None else of.step) + number[id(part.parameter)] / parts[kind]
+                if not bool((whole[rows.start : rows.stop] == wanted).all()):
+                    return False
+        return True
+
+
+def write_on(own: Rank, fabric: Star, doom: Doom | None, moment: str) -> None:
+    """Resume, then save step after step, in lock-step, until somebody is gone."""
+    if doom is not None and moment == "restore":
+        doom.begin()
+    found = own.resume(fabric)
+    if moment == "restore":
+        return
+    if doom is not None:
+        doom.begin()
+    first = 1 + (0 if found is None else found.id.step)
+    for step in range(first, first + MAX_STEPS):
+        own.checkpoints.hear(fabric.exchange(own.checkpoints.word(step, own.layout)).tolist())
+        own.become(step)
+        at = Position(layout=own.layout, step=step, ticket=step, last_loss=float(step))
+        own.checkpoints.save_if_due(at, is_storing=False)
+        own.checkpoints.close()
+
+
+def run_trial(root: str, life: int, experts: int, fate: Fate) -> str:
+    """Start the ranks, or `pacekeeper checkpoint gc`, and see them ended; the function in which the
+    doomed one was: empty where it was killed from outside or outlived the trial; or what BROKE.
+    """
+    pairs = {rank: socket.socketpair() for rank in range(1, fate.num_ranks)}
+    heard, tell = os.pipe()
+    pids = []
+    for rank in range(fate.num_ranks):
+        pid = os.fork()
+        if pid == 0:
+            os.close(heard)
+            try:
+                _live(root, rank, life, experts, fate, pairs, tell)
+            except BaseException as error:
+                os.write(tell, f"{BROKE}rank {rank}: {error!r}\n".encode())
+            finally:
+                os._exit(0)
+        pids.append(pid)
+    os.close(tell)
+    for pair in pairs.values():
+        for end in pair:
+            end.close()
+    if fate.moment == "any":
+        time.sleep(fate.after_s)
+        os.kill(pids[fate.doomed], signal.SIGKILL)
+    os.waitpid(pids[fate.doomed], 0)
+    others = [pid for pid in pids if pid != pids[fate.doomed]]
+    for pid in others if fate.takes_all else []:
+        os.kill(pid, signal.SIGKILL)
+    for pid in others:  # who was left alone sees that its peer is gone
+        os.waitpid(pid, 0)
+    with os.fdopen(heard, "rb") as said:
+        return said.read().decode()
+
+
+def _live(
+    root: str,
+    rank: int,
+    life: int,
+    experts: int,
+    fate: Fate,
+    pairs: dict[int, tuple[socket.socket, socket.socket]],
+    tell: int,
+) -> None:
+    """The body of a rank's process."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a full disk has as many warnings as steps
+    if fate.file_bytes:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fate.file_bytes, fate.file_bytes))
+    is_doomed = rank == fate.doomed and fate.moment in DOOMED_IN
+    doom = Doom(fate, tell) if is_doomed else None
+    if fate.moment == "gc":
+        assert doom is not None, "it is alone"
+        doom.begin()
+        path = f"{root.rstrip('/')}/{CONFIG.job}"
+        os.dup2(2, 1)
+        checkpoint_command.gc.main([path, "--keep", str(GC_KEEPS)], standalone_mode=False)
+        return
+    ends: dict[int, socket.socket] = {}
+    for peer, (its, ours) in pairs.items():
+        if rank == 0:
+            its.close()
+            ends[peer] = ours
+        elif rank == peer:
+            ours.close()
+            ends[0] = its
+        else:
+            its.close()
+            ours.close()
+    own = Rank(root, rank, life, experts, range(fate.num_ranks))
+    with contextlib.suppress(PeerLost):
+        write_on(own, Star(rank, ends), doom, fate.moment)
+    own.checkpoints.close()
