@@ -15,9 +15,8 @@ import pytest
 
 from pacekeeper.core import ring
 from pacekeeper.core.expert_rows import rows_over
-from pacekeeper.core.record_codec import CAUSE_BYTES, MOST_DOCUMENTS, REASON_BYTES
+from pacekeeper.core.record_codec import MOST_DOCUMENTS, REASON_BYTES
 from pacekeeper.core.records import (
-    CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -388,18 +387,3 @@ def test_the_wait_for_input_is_part_of_its_step_wherever_it_is_loaded(
     assert [record.duration_s for record in told] == [1.0, 1.75, 1.75, 1.0]
     assert [record.input_wait_s for record in told] == [None, 0.75, 0.75, 0.0]
     assert [record.sum_len_squared for record in told] == [49, 9, 9, 0]
-
-
-def test_what_became_of_a_checkpoint_is_a_record(tmp_path: Path) -> None:
-    pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path))
-    pace.set_generation(3)
-    reason = "No space left on device: " + "\u00e9" * 99
-    pace.checkpointed(step=9, outcome="failed", duration_s=1.5, size_bytes=7, reason=reason)
-    pace.checkpointed(step=9, outcome="lost", duration_s=1.5)
-    (record,) = records(pace)
-    assert isinstance(record, CheckpointRecord)
-    assert (record.rank, record.step, record.generation) == (1, 9, 3)
-    assert (record.outcome, record.duration_s, record.size_bytes) == ("failed", 1.5, 7)
-    assert record.reason and reason.startswith(record.reason)
-    assert len(record.reason.encode()) > CAUSE_BYTES - 2, "as much as there is room for"
-    assert pace.ring.num_errors == 1, "training goes on"
