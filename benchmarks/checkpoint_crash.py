@@ -187,8 +187,11 @@ class Bench:
     def spoil(self, manifest: Manifest, kind: str, draw: random.Random) -> None:
         """Tear, flip or remove one of the files it lives from."""
         names = [f"{manifest.id.name}/{MANIFEST_FILE}", *sorted(files_of(manifest))]
-        name = draw.choice(names)
-        data = bytearray(self.storage.read(name))
+        data = bytearray()
+        while len(data) < 2:  # it is there, for others may have been damaged before
+            name = draw.choice(names)
+            with contextlib.suppress(FileNotFoundError):
+                data = bytearray(self.storage.read(name))
         at = draw.randrange(len(data) - 1)  # the last byte of a manifest is a line's end
         header = LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
         match kind:
