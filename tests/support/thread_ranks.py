@@ -3,7 +3,7 @@ trainer's own. Only what connects and what kills is made up: a rank dies between
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -14,6 +14,7 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Block, Layout
 from pacekeeper.core.shrink import Floor, Succession
 from pacekeeper.trainer.block_state import blocks_on, read_block
+from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import Fabric
 from pacekeeper.trainer.rank import Rank, RankSpec
 from pacekeeper.trainer.succession import Means, succession
@@ -33,6 +34,9 @@ class ThreadRanks:
     layout: Layout
     directory: Path
     node_of: Mapping[int, int] = field(default_factory=dict)
+    corpus: Corpus | None = None  # None: as the settings say
+    life: int = 1
+    saved_bytes: int = 0  # by all ranks
     ranks: dict[int, Rank] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,15 +51,17 @@ class ThreadRanks:
     def train(self, steps: int) -> None:
         """So many, with the checkpoints that are due on the way."""
 
-        def go_on(rank: Rank) -> None:
+        def go_on(rank: Rank) -> int:
             rank.take_place()
+            written = 0
             for _ in range(steps):
                 ballot = rank.do_step()
                 rank.save(is_storing=ballot.is_storing)
-                rank.checkpoints.close()
+                written += sum(news.size_bytes for news in rank.checkpoints.close())
                 rank.fabric.exchange([1.0])
+            return written
 
-        self.together(go_on)
+        self.saved_bytes += sum(self.together(go_on).values())
 
     def move(self, new: Layout) -> None:
         """Go over to `new`, whose ranks are all there."""
@@ -80,6 +86,26 @@ class ThreadRanks:
         )
         self._settle(chosen)
         return chosen
+
+    def join(self, newcomers: Collection[int], new: Layout) -> None:
+        """The `newcomers`, which hold nothing that counts, come in; all go over to `new`."""
+        witness = self.ranks[min(self.ranks)]
+        for number in newcomers:
+            born = self.ranks[number] = self._born(number)
+            born.layout, born.group = witness.layout, witness.group
+            born.ticket, born.step = witness.ticket, witness.step
+            born.last_loss = witness.last_loss
+        self.move(new)
+
+    def launch_again(self) -> None:
+        """All are gone; as many begin anew on the same layout and resume."""
+        for rank in self.ranks.values():
+            rank.hooks.detach()
+        self.life += 1
+        self.ranks = {number: self._born(number) for number in self.layout.ranks}
+        paths = self.ranks[min(self.ranks)].checkpoints.candidates()
+        layout = replace(self.layout, generation=self.layout.generation + 1)
+        self._settle(Succession(layout=layout, restore=paths))
 
     def blocks(self) -> dict[Block, State]:
         """Every block as its lowest holder has it, copied."""
@@ -126,13 +152,14 @@ class ThreadRanks:
             config=self.config,
             rank=number,
             world_size=len(self.layout.ranks),
-            node_of=self.node_of or {other: other for other in self.layout.ranks},
+            node_of=self.node_of or {other: other for other in {*self.layout.ranks, number}},
             stores=(),
             ring_dir=str(self.directory / "rings"),
             run_dir=str(self.directory / "run"),
-            life=1,
+            life=self.life,
             first_life=1,
         )
         rank = Rank(spec=spec)
+        rank.corpus = self.corpus or rank.corpus
         rank.attach()
         return rank
