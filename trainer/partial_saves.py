@@ -2,8 +2,8 @@
 
 Ranks may know different things: one came late, one's disk refused. So each says a few numbers in
 the vote before a checkpoint, and what all heard decides: a partial one is written only on top of
-one that all know to be complete. An expert's need is the greatest that any rank says: who does not
-run its layer knows of none.
+one that all know to be complete. How many experts are saved, and the need of each, are the greatest
+that any rank says: who came late, or does not run a layer, knows of less.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -85,7 +85,7 @@ class PartialSaves:
         if len(same) != 1 or not (first := words[0])[0]:
             return Choice(base=None, pieces=frozenset(pieces))
         base = CheckpointId(life=int(first[1]), generation=int(first[2]), step=int(first[3]))
-        self.num_saved = int(first[4])
+        self.num_saved = max(int(word[4]) for word in words)  # who came late knows of no loss
         experts = [len(on) for on in layout.experts]
         if self._config.expert_order == Order.TURN:
             chosen = in_turn(number, self.num_saved, experts)

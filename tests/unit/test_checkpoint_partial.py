@@ -291,3 +291,18 @@ def test_the_order_of_risk_saves_a_lone_copy_on_a_slow_rank_first() -> None:
     (sole,) = layout.experts_on(3, 0)
     experts = {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}
     assert experts == {sole}
+
+
+def test_a_rank_that_came_late_does_not_take_back_how_many_experts_are_saved() -> None:
+    """Dynamic-K rose before it came; the lowest rank's word alone would lower it again."""
+    layout = even_layout(ranks=range(2), num_layers=1, num_experts=4, replicas=1)
+    words = []
+    for num_saved in (1, 2):
+        partial = PartialSaves(FOUR)
+        partial._begun = CheckpointId(life=1, generation=1, step=1)
+        partial.num_saved = num_saved
+        words.append(partial.word(layout, has_failed=False))
+    partial.hear(words)
+    choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
+    assert partial.num_saved == 2
+    assert sum(piece.block.kind is BlockKind.EXPERT for piece in choice.pieces) == 2
