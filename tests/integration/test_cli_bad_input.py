@@ -103,6 +103,8 @@ def test_a_host_that_is_not_this_machine_gets_no_remedy_about_ports(
     given = [words.get(word, word) for word in arguments]
     if given[0] == "controller":
         given += ["--store", str(tmp_path / "store.sqlite")]
+    if given[0] != "launch":
+        given.append("--insecure")
     done = pacekeeper(*given)
     assert_refused(done, ExitCode.HOST, host, f"give {option}", "an address of this machine")
     assert "another" not in done.stderr
