@@ -63,7 +63,8 @@ class Host:
 
     def _swap_rates(self, now_s: float) -> dict[str, Any]:
         """Bytes per second since the last reading; empty at the first one."""
-        known = _by_name(self._text("vmstat"))
+        lines = self._text("vmstat").splitlines()  # some two hundred
+        known = _by_name("\n".join(line for line in lines if line.startswith("pswp")))
         pages: dict[str, int] = {
             name: known[name] for name in ("pswpin", "pswpout") if name in known
         }

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from pacekeeper.agent.host import Host
 from pacekeeper.agent.intake import Intake
+from pacekeeper.agent.job_files import write_whole
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.sampler import Sampler
 from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.agent.window import Reading, SampleNews, batch, deaths_in, split
+from pacekeeper.core import node_verdict
 from pacekeeper.core.config import AgentConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.reports import AgentHealth
@@ -59,6 +61,8 @@ class Agent:
         self._sent_samples = SampleNews()
         self._recorded_samples = SampleNews()
         self._shown_s = -SHOW_S
+        self._verdict: node_verdict.Verdict | None = None
+        self._no_verdict = ""  # why it can not be written
         self._sequence = 0
         self._reported_s = 0.0
         self._num_unsendable = 0
@@ -137,6 +141,7 @@ class Agent:
         if began_s - self._shown_s >= SHOW_S:
             self._shown_s = began_s
             self._show(began_s)
+            self._keep_verdict(began_s)
         self.metrics.poll.observe(time.monotonic() - began_s)
 
     def _report(
@@ -225,6 +230,23 @@ class Agent:
         )
         self.metrics.series.devices = self.sampler.latest(now_s)[0]
         self.metrics.series.host = self.host.latest(now_s)
+
+    def _keep_verdict(self, now_s: float) -> None:
+        """What `pacekeeper healthcheck` reads: whether this node's devices are fit for work."""
+        devices, nvml = self.sampler.latest(now_s)
+        node = self.uplink.node
+        self._verdict = node_verdict.judge(
+            self._verdict, devices, nvml=nvml, node=node, now_unix_s=time.time()
+        )
+        target = Path(self.config.ring_dir) / node_verdict.FILE_NAME
+        said = ""
+        try:
+            write_whole(target, node_verdict.encode(self._verdict))
+        except OSError as error:
+            said = error.strerror or str(error)
+        if said and said != self._no_verdict:
+            _log.warning("verdict=%s: %s; `pacekeeper healthcheck` knows nothing", target, said)
+        self._no_verdict = said
 
     def _obey(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):

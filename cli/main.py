@@ -26,6 +26,7 @@ _COMMANDS = {
     "plan": ("pacekeeper.cli.plan", "Plan experts or partitions for a trainer of your own."),
     "certs": ("pacekeeper.cli.certs", "A private authority: certificates of nodes and people."),
     "tokens": ("pacekeeper.cli.tokens", "Bearer tokens that the controller takes."),
+    "healthcheck": ("pacekeeper.cli.healthcheck", "Say whether this node is fit for work."),
     "doctor": ("pacekeeper.cli.doctor", "Say what works on this machine and what does not."),
 }
 

@@ -1,0 +1,137 @@
+"""`pacekeeper healthcheck` and those who call it: an exit code and one line, believed with care."""
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from pacekeeper.cli.healthcheck import command
+from pacekeeper.core import node_verdict
+from pacekeeper.core.node_verdict import CONDITION, FILE_NAME, MAX_LINE, Verdict
+from support.agents import agent_of
+from support.symptoms import DEVICE
+from support.tree import ROOT
+
+
+def told(folder: Path, *, nvml: str = "ok", is_lost: bool = False, age_s: float = 0.0) -> Verdict:
+    """The verdict that an agent wrote of one device."""
+    devices = (replace(DEVICE, is_lost=is_lost),) if nvml == "ok" else ()
+    written_s = time.time() - age_s
+    verdict = node_verdict.judge(None, devices, nvml=nvml, node="n0", now_unix_s=written_s)
+    (folder / FILE_NAME).write_bytes(node_verdict.encode(verdict))
+    return verdict
+
+
+def asked(folder: Path, *options: str) -> Result:
+    return CliRunner().invoke(command, ["--ring-dir", str(folder), *options])
+
+
+def test_the_exit_code_is_the_verdict_and_the_line_says_why(tmp_path: Path) -> None:
+    told(tmp_path)
+    assert (asked(tmp_path).exit_code, asked(tmp_path).output) == (0, "fit: 1 devices answer\n")
+    told(tmp_path, is_lost=True)
+    assert (asked(tmp_path).exit_code, asked(tmp_path).output) == (1, "unfit: device 0 is lost\n")
+    told(tmp_path, nvml="no NVML: Driver Not Loaded")
+    result = asked(tmp_path)
+    assert result.exit_code == 2 and "no device answers: no NVML" in result.output
+
+
+def test_without_the_word_of_an_agent_nobody_knows(tmp_path: Path) -> None:
+    assert asked(tmp_path).exit_code == 2
+    assert asked(tmp_path / "missing").exit_code == 2
+    told(tmp_path, age_s=600.0)
+    result = asked(tmp_path)
+    assert result.exit_code == 2 and "said nothing for 600 s" in result.output
+    (tmp_path / FILE_NAME).write_bytes(b"{}")
+    assert asked(tmp_path).exit_code == 2
+
+
+def test_a_file_of_somebody_else_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may write beside the rings."""
+    told(tmp_path)
+    (tmp_path / FILE_NAME).rename(tmp_path / "elsewhere")
+    (tmp_path / FILE_NAME).symlink_to(tmp_path / "elsewhere")
+    assert asked(tmp_path).exit_code == 2, "a link"
+    (tmp_path / FILE_NAME).unlink()
+    os.mkfifo(tmp_path / FILE_NAME)
+    assert asked(tmp_path).exit_code == 2, "a pipe, which would be waited for"
+    (tmp_path / FILE_NAME).unlink()
+    told(tmp_path)
+    if os.getuid() == 0:
+        os.chown(tmp_path / FILE_NAME, 12345, 12345)
+        assert asked(tmp_path).exit_code == 2, "of another user"
+
+
+def test_programs_get_it_as_json_and_kubernetes_as_a_condition(tmp_path: Path) -> None:
+    verdict = told(tmp_path, is_lost=True, age_s=5.0)
+    document = json.loads(asked(tmp_path, "--json").output)
+    assert (document["fitness"], document["node"]) == ("unfit", "n0")
+    patch = json.loads(asked(tmp_path, "--node-condition").output)
+    (condition,) = patch["status"]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == (
+        CONDITION,
+        "True",
+        "DeviceLost",
+    )
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(verdict.since_unix_s))
+    assert condition["lastTransitionTime"] == moment
+    assert condition["lastHeartbeatTime"] >= moment
+
+
+def test_an_agent_writes_what_the_command_reads(tmp_path: Path) -> None:
+    agent, node = agent_of(tmp_path)
+    agent.sampler._latest = ((DEVICE,), "ok")
+    agent._look()
+    assert asked(node.rings).output == "fit: 1 devices answer\n"
+    assert agent.intake.unreadable == {}, "the file is no job's"
+
+
+def test_a_directory_that_takes_no_file_stops_no_agent(tmp_path: Path) -> None:
+    agent, node = agent_of(tmp_path)
+    (node.rings / FILE_NAME).mkdir()
+    agent._look()
+    assert asked(node.rings).exit_code == 2
+
+
+SCRIPT = ROOT / "deploy" / "slurm-healthcheck.sh"
+
+
+@pytest.mark.parametrize(
+    ("code", "present", "drained"),
+    [
+        (0, "State=IDLE", None),
+        (2, "State=IDLE", None),
+        (1, "State=IDLE", "update NodeName=n7 State=DRAIN Reason=pacekeeper: unfit: device 3"),
+        (1, "State=IDLE+DRAIN Reason=pacekeeper: unfit: device 3", None),
+        (1, "State=DOWN Reason=Not responding", "update NodeName=n7 State=DRAIN"),
+    ],
+)
+def test_slurm_drains_what_is_unfit_once_and_nothing_else(
+    tmp_path: Path, code: int, present: str, drained: str | None
+) -> None:
+    for name, body in (
+        ("pacekeeper", f'[ "$1" = healthcheck ] && echo "unfit: device 3"; exit {code}'),
+        ("scontrol", f'[ "$1" = show ] && echo "{present}" || echo "$@" >> {tmp_path}/said'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURMD_NODENAME": "n7"}
+    subprocess.run(["sh", str(SCRIPT)], env=env, check=True, timeout=20)
+    words = (tmp_path / "said").read_text() if (tmp_path / "said").exists() else None
+    assert (words is None) == (drained is None)
+    assert drained is None or (words or "").startswith(drained)
+
+
+def test_node_problem_detector_asks_for_what_there_is() -> None:
+    config = json.loads((ROOT / "deploy" / "node-problem-detector.json").read_text())
+    (rule,), (condition,) = config["rules"], config["conditions"]
+    assert rule["args"] == ["healthcheck"] and rule["type"] == "permanent"
+    assert rule["condition"] == condition["type"] == CONDITION
+    assert config["pluginConfig"]["max_output_length"] == MAX_LINE
