@@ -110,6 +110,17 @@ def test_a_second_word_changes_nothing() -> None:
     assert (driver.state, driver.said) == (after, ())
 
 
+def test_a_second_word_on_what_is_being_priced_changes_nothing_either() -> None:
+    driver = asking()
+    driver.is_deciding = False
+    driver.hear(1, is_approved=True)
+    after = driver.state
+    for is_approved in (True, False):
+        driver.hear(1, is_approved=is_approved, said_by="bob")
+        assert (driver.state, driver.said) == (after, ())
+    assert opened(driver).said_by == "ada"
+
+
 def test_a_denied_kind_waits_as_long_as_a_proposal_stands_then_twice_as_long() -> None:
     driver = asking()
     waits_s = []
