@@ -6,7 +6,7 @@ the densest ranks trade slots with others. Of all changes in a row those are kep
 """
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -265,6 +265,7 @@ def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Cha
     outside = (~inside).nonzero()[0]
     targets = outside[np.argsort((at_rank / task.speeds)[outside], kind="stable")][:NUM_RANKS]
     free = np.array(task.cluster.slots) - hosts.sum(axis=0)
+    has_more = hosts.sum(axis=1) > 1
     found: list[tuple[float, int, int, int]] = []
     for target in targets.tolist():
         guests = hosts[:, target].nonzero()[0]
@@ -273,7 +274,7 @@ def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Cha
         experts = own[~hosts[own, target]]
         miss = _misses(
             rows[experts],
-            hosts[experts].sum(axis=1) > 1,
+            has_more[experts],
             np.where(guests == NOBODY, 0.0, rows[guests]),
             excess=excess,
             room=aim * float(task.speeds[target]) - float(at_rank[target]),
@@ -312,7 +313,7 @@ def _is_allowed(hosts: Flags, task: Task, needs: Needs, change: _Change) -> bool
     if change.guest is None:
         is_open = needs.open_ranks(hosts[change.expert], task.cluster, task.floors)
         return bool(is_open[change.target])
-    trial = hosts.copy()
-    change.apply(trial)
-    touched = [change.expert, change.guest]
-    return get_no_narrower(hosts[touched], trial[touched], task.cluster, task.floors)
+    before = hosts[[change.expert, change.guest]]
+    after = before.copy()
+    replace(change, expert=0, guest=1).apply(after)
+    return get_no_narrower(before, after, task.cluster, task.floors)
