@@ -30,6 +30,7 @@ from pacekeeper.core.manifest import Manifest, saved_in
 from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer.block_state import ordered_parameters, parts_of, whole_of
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.checkpoint_reading import Restored
 from pacekeeper.trainer.collectives import LocalFabric, PeerLost
 from pacekeeper.trainer.model import MoETransformer
 
@@ -189,6 +190,7 @@ class Rank:
             return None
         found = self.checkpoints.stage(paths, self.layout, fabric)
         self.checkpoints.put_in_force(found)
+        assert isinstance(found, Restored), "it makes no snapshots"
         return found.manifest
 
     def is_of(self, manifest: Manifest) -> bool:

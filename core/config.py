@@ -320,6 +320,9 @@ class TrainConfig:
     # Share of the run's tokens that restores may lose (PLT): where one more would pass it, twice as
     # many experts are saved from then on. 0: always as many.
     lost_tokens_limit: float = 0.0375
+    # Steps between two snapshots (0: none): each rank's part of the state in host memory, with a
+    # copy on another node. Lost state comes from there where that is newer than storage.
+    snapshot_period_steps: int = 0
     # Where to begin: "auto" (the newest checkpoint below checkpoint_dir, else step 0), "never"
     # (step 0), or the path of one checkpoint.
     resume: str = "auto"
@@ -348,7 +351,7 @@ class TrainConfig:
         )
         _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
         _at_least(self, 0, "max_restarts", "experts_per_checkpoint", "lost_tokens_limit")
-        _at_least(self, 0, "checkpoint_window_steps")
+        _at_least(self, 0, "checkpoint_window_steps", "snapshot_period_steps")
         _at_least(self, 2, "checkpoints_kept")
         _at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
         _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")

@@ -1,11 +1,11 @@
-"""Checkpoints of one rank: when one is saved, which ones may be gone back to, and going back.
+"""Checkpoints and snapshots of one rank: when one is made, and what is gone back to put in force.
 
-All ranks save, skip and go back alike: what they could see differently travels in a vote first.
+All ranks save and skip alike: what they could see differently travels in a vote first.
 """
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isnan
@@ -14,33 +14,26 @@ import torch
 
 from pacekeeper.core.block_writers import cut, writers
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece, PieceEntry
-from pacekeeper.core.transfers import moves_layers
-from pacekeeper.trainer.block_state import num_updates
-from pacekeeper.trainer.candidates import Candidates
-from pacekeeper.trainer.checkpoint_catalog import accept, reject
-from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
-from pacekeeper.trainer.checkpoint_reading import Lost, NotOursError, Reader, Restored
+from pacekeeper.core.layout import Block, Layout
+from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece
+from pacekeeper.core.spread import DomainOf
+from pacekeeper.trainer.block_state import blocks_on, num_updates, put_in
+from pacekeeper.trainer.checkpoint_reading import Restored
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
 from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, piece_rows
 from pacekeeper.trainer.collectives import Collectives
+from pacekeeper.trainer.going_back import GoingBack
 from pacekeeper.trainer.lossy_restore import say_lost
 from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.mover import lost_blocks
-from pacekeeper.trainer.partial_saves import Choice, PartialSaves
+from pacekeeper.trainer.partial_saves import Choice
+from pacekeeper.trainer.refill import Refill, Remembered, steps_of
 from pacekeeper.trainer.replaying import Replay
 from pacekeeper.trainer.save_pace import SavePace
-from pacekeeper.trainer.storage_waits import answered, wait_aloud
 from pacekeeper.trainer.window_saves import Save, WindowSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
 STILL_BUSY = "the one before is still being written"
-_RESUME_REMEDY = (
-    "`pacekeeper checkpoint verify` names the damage; --resume PATH takes one by name, "
-    "--resume never begins at step 0"
-)
+STILL_AWAY = "the one before is still on its way, or broke and this group sends no more"
 _log = logging.getLogger(__name__)
 
 
@@ -54,10 +47,8 @@ class Position:
     last_loss: float
 
 
-class Checkpoints:
-    """One rank's; use from the training thread. `first_life`: of the job's first launch; `note` is
-    told what became of each checkpoint.
-    """
+class Checkpoints(GoingBack):
+    """One rank's; `note` is told what became of each checkpoint and snapshot."""
 
     def __init__(
         self,
@@ -71,37 +62,25 @@ class Checkpoints:
         optimizer: torch.optim.Optimizer,
         note: Callable[[dict[str, object]], None] = lambda _: None,
     ) -> None:
-        self.config = config
-        self.rank = rank
-        self.life = life
-        self.identity = identity
-        self.model = model
-        self.optimizer = optimizer
-        self.note = note
+        super().__init__(
+            config,
+            rank=rank,
+            life=life,
+            first_life=first_life,
+            identity=identity,
+            model=model,
+            optimizer=optimizer,
+        )
+        self.note = self.snapshots.note = note
         self.counts = dict.fromkeys(Outcome, 0)
-        self.partial = PartialSaves(config)
         self.windows = WindowSaves(config, rank=rank, life=life)
         self.pace = SavePace()
-        self.staged: Restored | None = None  # a commit would put it in force
         self.replay: Replay | None = None  # steps of a window that are being done again
-        self._saver: Saver | None = None
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
-        self._storage: Storage | None = None
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
         self._rows: dict[Piece, int] = {}
-        self._num_read = 0  # pieces, in all restores
         self._full_of: dict[int, tuple[list[Piece], frozenset[int]]] = {}  # by generation
-        if config.checkpoint_dir:
-            self._storage = open_storage(below(config.checkpoint_dir, config.job))
-            self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
-        self._candidates = Candidates(
-            resume=config.resume,
-            storage=self._storage,
-            life=life,
-            first_life=first_life,
-            patience_s=self._patience_s,
-        )
 
     @property
     def is_storing(self) -> bool:
@@ -157,19 +136,36 @@ class Checkpoints:
                 news.append(self._skipped(at.step, self._saver))
         return self._counted(self._saver.take_news() + news)
 
+    def snapshot_if_due(
+        self, at: Position, fabric: Collectives, domain_of: DomainOf, *, is_copying: bool
+    ) -> None:
+        """Begin a snapshot where it is time to. `is_copying`: some rank said in the last vote that
+        it has none to spare; then all skip this one. Raises PeerLost.
+        """
+        period = self.config.snapshot_period_steps
+        if not period or at.step % period or self.replay is not None:
+            return  # in a replay some blocks are frozen
+        if is_copying:
+            _log.warning("step=%d snapshot skipped: %s", at.step, STILL_AWAY)
+            self.note({"event": "snapshot", "step": at.step, "outcome": Outcome.SKIPPED})
+            return
+        self.snapshots.begin(
+            at.layout,
+            at.step,
+            last_loss=at.last_loss,
+            account=self.partial.account,
+            fabric=fabric,
+            domain_of=domain_of,
+        )
+
     def close(self) -> list[News]:
         """Wait for what is being written; say so where it does not come to an end."""
+        self.snapshots.wait()
         if self._saver is None:
             return []
         if not self._is_free(LAST_SAVE_S):
             _log.warning("a checkpoint is given up: not written after %.0f s", LAST_SAVE_S)
         return self._counted(self._saver.take_news())
-
-    def _is_free(self, timeout_s: float) -> bool:
-        """Is nothing being written any more, after this long at the latest?"""
-        return self._saver is None or wait_aloud(
-            self._saver.wait, f"a checkpoint to be written to {self._saver.root}", timeout_s
-        )
 
     def _skipped(self, step: int, saver: Saver) -> News:
         """Said when it begins: a disk that is stuck would have it said for ever."""
@@ -184,11 +180,6 @@ class Checkpoints:
             why=f"{STILL_BUSY}{by}",
         )
 
-    @property
-    def _patience_s(self) -> float:
-        """Where the others wait for this rank's storage: they do not for ever."""
-        return self.config.peer_timeout_s / 2
-
     def _counted(self, news: list[News]) -> list[News]:
         for one in news:
             self.counts[one.outcome] += 1
@@ -199,108 +190,23 @@ class Checkpoints:
             self.note({"event": "checkpoint", **asdict(one)})
         return news
 
-    def candidates(self) -> tuple[str, ...]:
-        """Paths of what may be gone back to, newest first. Raises HostError."""
-        return self._candidates.paths()
-
-    def agree_on_start(self, fabric: Collectives) -> tuple[str, ...]:
-        """What the lowest rank would resume from; empty: nothing. Raises PeerLost, HostError."""
-        return self._candidates.agreed(fabric)
-
-    def stage(
-        self,
-        paths: Sequence[str],
-        layout: Layout,
-        fabric: Collectives,
-        lost: Lost | None = None,
-    ) -> Restored:
-        """What this rank needs of the first of `paths` that all ranks can read. Raises PeerLost.
-
-        Raises DataError where there is none.
-        """
-        if not self._is_free(self._patience_s):
-            _log.warning("goes back while a checkpoint is still being written")
-        reader = Reader(
-            rank=self.rank,
-            storage=self._storage,
-            identity=self.identity,
-            model=self.model,
-            on_piece=self._count_piece,
-        )
-        why = ""
-        for path in paths:
-            found: Restored | None = None
-            began_s = time.monotonic()
-            why, is_damaged = "another rank could not read it", True
-            try:
-                found = answered(
-                    partial(reader.read, path, layout, lost),
-                    f"{path} to be read",
-                    self._patience_s,
-                    progress=lambda: self._num_read,
-                )
-            except TimeoutError as error:
-                why, is_damaged = f"{path}: {error.strerror}", False
-                _log.warning("checkpoint=%s is not used: %s", path, why)
-            except DataError as error:
-                why, is_damaged = error.what, not isinstance(error, NotOursError)
-                _log.warning("checkpoint=%s is not used: %s", path, why)
-            votes = fabric.exchange([float(found is not None)])
-            is_read = found is not None and bool((votes > 0.0).all())
-            is_proven = is_read and lost is None  # of whole ones only
-            if self.rank == fabric.ranks[0] and (is_proven or (is_damaged and not is_read)):
-                self._say_of(path, "" if is_read else why)
-            if found is not None and is_read:
-                self.staged = found if lost is None else None
-                _log.info(
-                    "step=%d restored from %s in %.3f s",
-                    found.manifest.id.step,
-                    path if lost is None else f"{path} ({len(lost.blocks)} lost experts)",
-                    time.monotonic() - began_s,
-                )
-                return found
-        raise DataError(
-            f"no checkpoint of {list(paths)} can be read by all ranks: {why}",
-            remedy=_RESUME_REMEDY,
-        )
-
-    def stage_lost(
-        self, paths: Sequence[str], old: Layout, new: Layout, fabric: Collectives, step: int
-    ) -> Restored | None:
-        """Before a move: what `new` wants here of the blocks that nobody holds any more, of the
-        first of `paths` that all can read; None without `paths`. Books are brought up to date.
-
-        Raises PeerLost, DataError.
-        """
-        if paths or moves_layers(old, new):
-            self.partial.books.learn(fabric.exchange(self.partial.books.told()).tolist())
-        if not paths:
-            return None
-        lost = Lost(blocks=frozenset(lost_blocks(old, fabric.ranks)), step=step)
-        return self.stage(paths, new, fabric, lost)
-
-    def _say_of(self, path: str, why: str) -> None:
-        """Later lives must know whether it counts; `why` it does not, empty: it does."""
-        one = CheckpointId.of_name(path.rpartition("/")[2])
-        if self._storage is None or one is None or path != below(self._storage.root, one.name):
-            return  # not of this job: its own will judge it
-        try:
-            if why:
-                reject(self._storage, one, why)
-            else:
-                accept(self._storage, one)
-        except OSError as error:
-            _log.warning("checkpoint=%s can not be marked: %s", path, error.strerror)
-
-    def put_in_force(self, found: Restored) -> None:
+    def put_in_force(self, found: Restored | Remembered) -> None:
         """Model and optimizer become what was saved; of a window, once its steps are done again."""
-        self.staged, self._last = None, None
-        self.replay = Replay(found.manifest, found.states, self.model, self.optimizer)
-        self.replay.begin(found.layout, self.rank)
-        self._look_for_end(found.step)
-        if found.manifest.older:
-            num_lost = sum(found.manifest.lost_tokens)
-            self._say_lost(found, found.manifest.older, found.manifest.id.step, num_lost)
+        self.staged, self.replay, self._last = None, None, None
+        match found:
+            case Remembered():
+                wanted = blocks_on(found.layout, self.rank)
+                put_in(self.model, self.optimizer, wanted, found.state, found.num_updates)
+                self.partial.remembered(found.account, found.step)
+                self.snapshots.forget(all_but=found.id)
+            case Restored(manifest=manifest):
+                self.snapshots.forget()
+                self.replay = Replay(manifest, found.states, self.model, self.optimizer)
+                self.replay.begin(found.layout, self.rank)
+                self._look_for_end(found.step)
+                if manifest.older:
+                    older, num_lost = steps_of(manifest.older), sum(manifest.lost_tokens)
+                    self._say_lost(found.layout, manifest.id.step, older, num_lost)
 
     def step_is_over(self, step: int) -> None:
         """`step` are committed: of a window that is replayed, more blocks are as they were."""
@@ -318,21 +224,16 @@ class Checkpoints:
             self.partial.restored(self.replay.manifest)
             self.replay = None
 
-    def count_lost(self, found: Restored) -> None:
+    def count_lost(self, found: Refill) -> None:
         """What was found of lost blocks is in force, the others are as they were."""
-        assert found.lost is not None, "else all went back"
-        num_lost = self.partial.refilled(found.seen_tokens, found.lost.step)
-        older = [e for e in found.manifest.pieces if e.piece.block in found.lost.blocks]
-        self._say_lost(found, older, found.lost.step, num_lost)
+        num_lost = self.partial.refilled(found.seen, found.lost.step)
+        self._say_lost(found.layout, found.lost.step, found.steps, num_lost)
 
     def _say_lost(
-        self, found: Restored, older: Sequence[PieceEntry], step: int, num_lost: int
+        self, layout: Layout, step: int, older: Mapping[Block, int], num_lost: int
     ) -> None:
-        is_speaker = self.rank == found.layout.ranks[0]
+        is_speaker = self.rank == layout.ranks[0]
         say_lost(older, step, num_lost, self.partial, self.note, is_speaker=is_speaker)
-
-    def _count_piece(self) -> None:
-        self._num_read += 1
 
     def _own_of(self, layout: Layout, choice: Choice) -> tuple[list[Piece], frozenset[int]]:
         """The pieces that this rank writes, and the ranks that write any."""

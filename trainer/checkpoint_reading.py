@@ -49,6 +49,11 @@ class Restored:
         return self.manifest.id.step - self.manifest.steps_again
 
     @property
+    def last_loss(self) -> float | None:
+        """Of the step before; None: of no step, or of one that is done again."""
+        return None if self.manifest.steps_again else self.manifest.last_loss
+
+    @property
     def state(self) -> Mapping[Block, BlockState]:
         """As at that step."""
         return self.states.get(self.step, {})

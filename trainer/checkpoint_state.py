@@ -49,6 +49,12 @@ def piece_rows(model: MoETransformer, pieces: Iterable[Piece]) -> dict[Piece, in
     }
 
 
+def piece_shapes(model: MoETransformer, piece: Piece) -> dict[str, tuple[int, ...]]:
+    """A whole piece's tensors, wherever it lives: named and ordered as `copy_of_pieces` does."""
+    shapes = shapes_of(model, piece.block)
+    return {_name_in(piece, name): shapes[name] for name in sorted(shapes)}
+
+
 def copy_of_pieces(
     model: MoETransformer, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]
 ) -> dict[Piece, dict[str, Tensor]]:

@@ -32,6 +32,7 @@ class Vote:
     names its content; `ready_probe` is the newest probe it was asked for and has not run (0: none).
     The loss is of this rank's part of the batch. `is_storing`: it still writes its part of a
     checkpoint. `is_awaited`: it knows of nodes that wait to join, which only the leader does.
+    `is_copying`: its snapshot is still on its way.
     """
 
     ticket: int
@@ -44,6 +45,7 @@ class Vote:
     ready_probe: int = 0
     is_storing: bool = False
     is_awaited: bool = False
+    is_copying: bool = False
 
     def encode(self) -> list[float]:
         return [
@@ -57,6 +59,7 @@ class Vote:
             self.ready_probe,
             self.is_storing,
             self.is_awaited,
+            self.is_copying,
         ]
 
     @classmethod
@@ -72,6 +75,7 @@ class Vote:
             ready_probe=int(values[7]),
             is_storing=bool(values[8]),
             is_awaited=bool(values[9]),
+            is_copying=bool(values[10]),
         )
 
 
@@ -99,6 +103,11 @@ class Ballot:
     def is_storing(self) -> bool:
         """Somebody still writes a checkpoint: all leave out the next one, or none does."""
         return any(vote.is_storing for vote in self.votes)
+
+    @property
+    def is_copying(self) -> bool:
+        """Somebody's snapshot is still on its way: all leave out the next one, or none does."""
+        return any(vote.is_copying for vote in self.votes)
 
     @property
     def agreed_generation(self) -> int | None:

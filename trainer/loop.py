@@ -149,7 +149,7 @@ def _advance(rank: Rank) -> bool:
         rank.check_replicas()
     if ballot.is_stopping or rank.step >= rank.spec.config.steps:
         return True  # what a run ends with is saved when all are at its end
-    rank.save(is_storing=ballot.is_storing)
+    rank.save(is_storing=ballot.is_storing, is_copying=ballot.is_copying)
     generation = ballot.agreed_generation
     has_frozen = rank.checkpoints.is_replaying()  # then nobody comes in, and nothing moves
     if ballot.opens and not has_frozen:
@@ -308,7 +308,7 @@ def _agree(rank: Rank, agreement: Agreement, lost: Loss) -> Verdict:
             has_begun=has_begun,
             has_frozen=rank.checkpoints.is_replaying(commits=commits),
             means=Means(
-                candidates=rank.checkpoints.candidates,
+                sources=rank.checkpoints.sources,
                 is_partial=rank.checkpoints.partial.is_on,
             ),
         )

@@ -4,14 +4,13 @@ Staged first, put in force only at the commit: until then the old state is untou
 carries a CRC32 that its receiver checks. A block that stays is not touched, or copied bit by bit.
 """
 
-import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from pacekeeper.core.errors import LostStateError, PacekeeperError
+from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout import Block, Layout
 from pacekeeper.core.transfers import Transfer, transfers
 from pacekeeper.trainer.block_state import (
@@ -26,8 +25,8 @@ from pacekeeper.trainer.block_state import (
 )
 from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.parcels import CRC_BYTES, seal, travel, unseal
 
-CRC_BYTES = 8
 _NAMED = 8  # of the blocks that are lost
 
 
@@ -87,7 +86,7 @@ def stage(
             continue
         if move.source == fabric.rank:
             row = _flat(updates, read_block(model, optimizer, move.block))
-            outgoing[position[move.destination]].append(_seal(row))
+            outgoing[position[move.destination]].append(seal(row))
         if move.destination == fabric.rank:
             incoming[position[move.source]].append(move.block)
     lengths = [
@@ -95,9 +94,9 @@ def stage(
         for blocks in incoming
     ]
     arrived: dict[Block, BlockState] = dict(refilled or {})
-    for blocks, parcels in zip(incoming, _travel(outgoing, lengths, fabric), strict=True):
+    for blocks, parcels in zip(incoming, travel(outgoing, lengths, fabric), strict=True):
         for block, parcel in zip(blocks, parcels, strict=True):
-            told, arrived[block] = _cut_up(model, block, _unseal(parcel, dtype, str(block)))
+            told, arrived[block] = _cut_up(model, block, unseal(parcel, dtype, str(block)))
             updates = max(updates, told)
     return Staged(
         wanted=blocks_on(new, fabric.rank),
@@ -129,35 +128,3 @@ def _cut_up(model: MoETransformer, block: Block, row: Tensor) -> tuple[int, Bloc
     told, *parts = row.split([1, *(torch.Size(shapes[name]).numel() for name in names)])
     state = {name: part.view(shapes[name]) for name, part in zip(names, parts, strict=True)}
     return int(told), state
-
-
-def _seal(row: Tensor) -> Tensor:
-    """The row's bytes followed by their CRC32."""
-    data = row.contiguous().view(torch.uint8).cpu()
-    crc = zlib.crc32(data.numpy().tobytes())
-    return torch.cat([data, torch.tensor([crc]).view(torch.uint8)])
-
-
-def _unseal(sealed: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    data, crc = sealed[:-CRC_BYTES], sealed[-CRC_BYTES:].clone().view(torch.int64)
-    if zlib.crc32(data.numpy().tobytes()) != int(crc):
-        raise PacekeeperError(f"{what} arrived damaged (checksum)")
-    return data.clone().view(dtype)
-
-
-def _travel(
-    outgoing: list[list[Tensor]], lengths: list[list[int]], fabric: Collectives
-) -> list[list[Tensor]]:
-    """One all-to-all of byte strings, cut up again: what came from each member, in its order.
-
-    `lengths`: of what comes, by member.
-    """
-    empty = torch.empty(0, dtype=torch.uint8)
-    sent = [torch.cat(parts) if parts else empty for parts in outgoing]
-    totals = [sum(some) for some in lengths]
-    output = torch.empty(sum(totals), dtype=torch.uint8)
-    fabric.all_to_all(output, torch.cat(sent), totals, [len(part) for part in sent])
-    return [
-        list(part.split(some)) if some else []
-        for part, some in zip(output.split(totals), lengths, strict=True)
-    ]

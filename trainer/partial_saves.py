@@ -113,6 +113,12 @@ class PartialSaves:
         self._forget_saves()
         self._adapt(manifest.id.step)
 
+    def remembered(self, account: Account, step: int) -> None:
+        """The state is now that of a snapshot at `step`, which lacks nothing."""
+        self.books.begin_anew(account, (), is_fault=False)
+        self._forget_saves()
+        self._adapt(step)
+
     def refilled(self, tokens: Mapping[Block, int], step: int) -> int:
         """At `step` these experts alone went back to copies that had seen so many tokens; how many
         are lost.

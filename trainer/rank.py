@@ -31,6 +31,7 @@ from pacekeeper.trainer.lobby import Lobby
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.passes import Passes
 from pacekeeper.trainer.quorum import Group
+from pacekeeper.trainer.refill import Refill, Remembered
 from pacekeeper.trainer.replica_sync import ReplicaSync
 from pacekeeper.trainer.rules import first_layout, learning_rate, load_period_steps, model_shape
 from pacekeeper.trainer.step_log import StepLog
@@ -153,6 +154,7 @@ class Rank:
         """Cut the connections to the group, if there is one: its members notice at once."""
         if self._fabric is not None:
             self._fabric.close()
+            self.checkpoints.snapshots.leave()
 
     def take_place(self) -> None:
         """Form the groups of `self.layout` within the joined one. Raises PeerLost."""
@@ -242,12 +244,16 @@ class Rank:
         self._vote(is_finite=True)
         self.commit(loss=self.last_loss)
 
-    def save(self, *, is_storing: bool, is_last: bool = False) -> None:
-        """Save a checkpoint where one is due."""
+    def save(self, *, is_storing: bool, is_copying: bool = False, is_last: bool = False) -> None:
+        """Save a checkpoint, and make a snapshot, where one is due. Raises PeerLost."""
         at = Position(
             layout=self.layout, step=self.step, ticket=self.ticket, last_loss=self.last_loss
         )
         self._tell(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
+        if not is_last:
+            self.checkpoints.snapshot_if_due(
+                at, self.fabric, self.spec.node_of, is_copying=is_copying
+            )
 
     def end_saves(self) -> None:
         """Wait for the last checkpoint."""
@@ -307,6 +313,7 @@ class Rank:
             loss_sum=loss,
             ready_probe=self.hooks.probe_asked(),
             is_storing=self.checkpoints.is_storing,
+            is_copying=self.checkpoints.snapshots.is_copying,
             is_awaited=self.lobby is not None and bool(self.lobby.candidates(self.spec.node_of)),
         )
         word = [] if self.pending_layout else self.checkpoints.word(self.step + 1, self.layout)
@@ -318,17 +325,15 @@ class Rank:
         total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)
         return total - total == 0.0
 
-    def _move_over(self, staged: mover.Staged, found: Restored | None) -> None:
+    def _move_over(self, staged: mover.Staged, found: Refill | None) -> None:
         mover.swap_in(self.model, self.optimizer, staged)
         if found is not None:
             self.checkpoints.count_lost(found)
 
-    def _go_back(self, found: Restored) -> None:
+    def _go_back(self, found: Restored | Remembered) -> None:
         self.checkpoints.put_in_force(found)
         self.step, self.has_begun = found.step, False
-        # Of a window it is that of its last step, which is done again.
-        loss = None if found.manifest.steps_again else found.manifest.last_loss
-        self.last_loss = NO_LOSS if loss is None else loss
+        self.last_loss = NO_LOSS if found.last_loss is None else found.last_loss
 
     def _apply_update(self) -> None:
         rate = learning_rate(self.spec.config, self.step)

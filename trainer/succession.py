@@ -1,8 +1,8 @@
 """How those that are left go on when state may have lost its last holder: the leader's decision.
 
-Per block the freshest that is left counts: a living replica, then what a checkpoint holds. Without
-partial checkpoints a run is exact, so where anything comes from a checkpoint, all go back to it.
-With them experts are of different steps as it is: lost ones alone come from it, and nothing that
+Per block the freshest that is left counts: a living replica, then memory, then storage. Without
+partial checkpoints a run is exact, so where anything is lost, all go back to one state.
+With them experts are of different steps as it is: lost ones alone go back, and nothing that
 lives is given up.
 """
 
@@ -22,11 +22,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What there is to go on with beside what ranks hold. `candidates`: checkpoints, newest first;
-    asked only where they are needed. `is_partial`: experts may be of different steps.
+    """What there is to go on with beside what ranks hold. `sources`: checkpoints, and memory among
+    them, newest first; asked only where they are needed. `is_partial`: experts may be of different
+    steps.
     """
 
-    candidates: Callable[[], tuple[str, ...]]
+    sources: Callable[[], tuple[str, ...]]
     is_partial: bool
 
 
@@ -49,11 +50,11 @@ def succession(
     try:
         if has_frozen:
             raise LostStateError("blocks are frozen while steps of a window are done again")
-        paths = () if has_begun else means.candidates()
+        paths = () if has_begun else means.sources()
         if not paths:
             return Succession(layout=go_on())
     except LostStateError as error:
-        paths = means.candidates()
+        paths = means.sources()
         if not paths:
             raise
         if means.is_partial and not has_frozen:

@@ -8,7 +8,7 @@ a manifest takes the most of all parts.
 from collections.abc import Mapping, Sequence
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block
+from pacekeeper.core.layout import Block, Layout
 from pacekeeper.core.lost_tokens import plt
 from pacekeeper.core.manifest import Account
 
@@ -92,3 +92,20 @@ class TokenBooks:
         """
         whole = max(1.0, self._config.steps / max(1, step))
         return plt(self.lost, [whole * sum(counts) for counts in self.routed])
+
+
+def account_numbers(account: Account, layout: Layout) -> list[float]:
+    """An account as numbers, as many for all accounts of one model; see `account_of`."""
+    routed = account.routed or [[0] * len(on) for on in layout.experts]
+    lost = account.lost or [0] * layout.num_layers
+    return [*(float(n) for counts in routed for n in counts), *lost, account.num_faults]
+
+
+def account_of(numbers: Sequence[float], layout: Layout) -> Account:
+    """The account that these numbers say."""
+    rest = iter(map(int, numbers))
+    return Account(
+        routed=tuple(tuple(next(rest) for _ in on) for on in layout.experts),
+        lost=tuple(next(rest) for _ in layout.experts),
+        num_faults=next(rest),
+    )

@@ -84,6 +84,19 @@ def test_of_partial_checkpoints_the_lost_expert_alone_comes_back(tmp_path: Path)
         assert "lost experts come from a checkpoint" in fleet.launchers[0].output()
 
 
+def test_without_storage_lost_state_comes_from_what_others_keep_in_memory(tmp_path: Path) -> None:
+    """Two nodes of two ranks: what the dead rank had copied lies on the other node."""
+    config = replace(saving(tmp_path, replicas=1), checkpoint_dir="", snapshot_period_steps=4)
+    with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
+        fleet.await_(lambda: any(e["outcome"] == "complete" for e in fleet.events(0, "snapshot")))
+        fleet.signal(1, signal.SIGKILL)
+        assert fleet.codes() == [0, 0]
+        assert_losses(fleet, (0, 2, 3), 0)
+        (event,) = fleet.events(0, "regroup")
+        assert event["step"] % 4 == 0 and event["step"] > 0
+        assert "restored from memory" in fleet.launchers[0].output()
+
+
 @pytest.mark.parametrize(
     ("moment", "doubters"),
     [

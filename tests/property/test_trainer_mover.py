@@ -13,7 +13,7 @@ from pacekeeper.core.errors import LostStateError, PacekeeperError
 from pacekeeper.core.grow import grow
 from pacekeeper.core.layout import Host, Layout, even_layout
 from pacekeeper.core.shrink import Floor
-from pacekeeper.trainer import mover
+from pacekeeper.trainer import mover, parcels
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.model import MoETransformer
@@ -148,11 +148,11 @@ def test_nothing_is_in_force_before_the_swap() -> None:
 
 def test_a_damaged_block_is_refused() -> None:
     row = torch.arange(4, dtype=torch.float64)
-    sealed = mover._seal(row)
-    assert torch.equal(mover._unseal(sealed, torch.float64, "row"), row)
+    sealed = parcels.seal(row)
+    assert torch.equal(parcels.unseal(sealed, torch.float64, "row"), row)
     sealed[3] ^= 1
     with pytest.raises(PacekeeperError, match="layer 0 expert 2 arrived damaged"):
-        mover._unseal(sealed, torch.float64, "layer 0 expert 2")
+        parcels.unseal(sealed, torch.float64, "layer 0 expert 2")
 
 
 def test_a_block_without_living_holder_is_named() -> None:

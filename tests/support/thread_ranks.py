@@ -56,7 +56,7 @@ class ThreadRanks:
             written = 0
             for _ in range(steps):
                 ballot = rank.do_step()
-                rank.save(is_storing=ballot.is_storing)
+                rank.save(is_storing=ballot.is_storing, is_copying=ballot.is_copying)
                 written += sum(news.size_bytes for news in rank.checkpoints.close())
                 rank.fabric.exchange([1.0])
             return written
@@ -71,6 +71,8 @@ class ThreadRanks:
         """The `victims` are gone; the others go on as the leader decides."""
         for number in victims:
             self.ranks.pop(number).hooks.detach()
+        for rank in self.ranks.values():
+            rank.leave()
         leader = self.ranks[min(self.ranks)]
         chosen = succession(
             self.layout,
@@ -80,7 +82,7 @@ class ThreadRanks:
             has_begun=True,
             has_frozen=leader.checkpoints.is_replaying(),
             means=Means(
-                candidates=leader.checkpoints.candidates,
+                sources=leader.checkpoints.sources,
                 is_partial=leader.checkpoints.partial.is_on,
             ),
         )

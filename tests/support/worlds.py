@@ -82,6 +82,9 @@ class ThreadFabric:
                 raise WorldAborted
             return world.parcels[name].popleft()
 
+    def close(self) -> None:
+        """Leave; who waits here is told by `ThreadWorld.abort`."""
+
     def group(self, ranks: tuple[int, ...], name: str = "") -> "ThreadFabric":
         if ranks == self.ranks and not name:
             return self

@@ -1,0 +1,201 @@
+"""Snapshots in host memory: a rank's own part of the state, and the copy it keeps for another rank.
+
+The level above storage. Three are there at most: one being filled, the newest complete one, and
+the one before it, which all have while the newest may be complete on some ranks only. What a rank
+has of one is copied at a step boundary; a thread sends it to its keeper, in another failure domain,
+over a group of its own, while training goes on. A group that breaks takes with it what is being
+filled, no more.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.block_writers import writers
+from pacekeeper.core.copy_keepers import keepers
+from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.manifest import Account, CheckpointId, Piece
+from pacekeeper.core.spread import DomainOf
+from pacekeeper.trainer.block_state import num_updates
+from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, piece_shapes
+from pacekeeper.trainer.collectives import Collectives, PeerLost
+from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.trainer.parcels import CRC_BYTES, seal, travel, unseal
+
+NUM_COMPLETE = 2
+GROUP = "snapshots"
+STILL_BUSY = "the one before is still on its way"
+_log = logging.getLogger(__name__)
+Pieces = Mapping[Piece, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one rank has of a snapshot: of the state after `id.step` steps, and of its account."""
+
+    id: CheckpointId
+    num_updates: int
+    last_loss: float  # NaN: of no step yet
+    account: Account
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ways:
+    """Of one layout: what this rank is to hold in its snapshots, and for whom."""
+
+    own: tuple[Piece, ...]
+    keeper: int | None = None
+    client: int | None = None
+    clients: tuple[Piece, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Snapshots:
+    """One rank's; use from the training thread. `note` is told what became of each."""
+
+    rank: int
+    life: int
+    model: MoETransformer
+    optimizer: torch.optim.Optimizer
+    note: Callable[[dict[str, object]], None] = lambda _: None
+    kept: tuple[Kept, ...] = ()  # complete ones, newest first
+    _thread: threading.Thread | None = None
+    _news: list[tuple[Kept | None, dict[str, object]]] = field(default_factory=list)  # the thread's
+    _is_broken: bool = False  # this generation's group
+    _ways: tuple[int, _Ways] | None = None  # by generation
+
+    @property
+    def is_copying(self) -> bool:
+        """Is one being filled, or can none be before the next generation?"""
+        self._take_in()
+        return self._is_broken or self._thread is not None
+
+    def begin(
+        self,
+        layout: Layout,
+        step: int,
+        *,
+        last_loss: float,
+        account: Account,
+        fabric: Collectives,
+        domain_of: DomainOf,
+    ) -> None:
+        """Copy what this rank has to, and send it on its way. All ranks begin alike, and none while
+        any is copying. Raises PeerLost where the group for it can not be formed.
+        """
+        assert self._thread is None, "one at a time"
+        ways = self._ways_of(layout, domain_of)
+        new = Kept(
+            id=CheckpointId(life=self.life, generation=layout.generation, step=step),
+            num_updates=num_updates(self.optimizer),
+            last_loss=last_loss,
+            account=account,
+            pieces=copy_of_pieces(self.model, self.optimizer, ways.own),
+        )
+        if ways.keeper is None:
+            self._keep(new)
+            return
+        group = fabric.group(fabric.ranks, GROUP)
+        self._thread = threading.Thread(
+            target=self._fill, args=(new, ways, group), daemon=True, name="snapshot"
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until nothing is being filled."""
+        if self._thread is not None:
+            self._thread.join()
+        self._take_in()
+
+    def leave(self) -> None:
+        """The group is gone, and its connections are cut: what was on its way is lost."""
+        self.wait()
+        self._is_broken, self._ways = False, None
+
+    def forget(self, *, all_but: CheckpointId | None = None) -> None:
+        """The run went back: what is of its course since then is no state of it any more."""
+        self.kept = tuple(one for one in self.kept if one.id == all_but)
+
+    def _take_in(self) -> None:
+        if self._thread is None or self._thread.is_alive():
+            return
+        self._thread = None
+        for one, told in self._news:
+            self.note(told)
+            if one is not None:
+                self._keep(one)
+            self._is_broken = self._is_broken or one is None
+        self._news.clear()
+
+    def _keep(self, one: Kept) -> None:
+        self.kept = (one, *self.kept)[:NUM_COMPLETE]
+
+    def _fill(self, new: Kept, ways: _Ways, group: Collectives) -> None:
+        began_s, whole, size = time.monotonic(), None, 0
+        try:
+            theirs = self._swap(new.pieces, ways, group)
+            size = sum(t.nbytes for part in theirs.values() for t in part.values())
+            whole = replace(new, pieces={**new.pieces, **theirs})
+        except (PeerLost, PacekeeperError) as error:
+            _log.warning("snapshot of step=%d is given up: %s", new.id.step, error)
+        finally:
+            told: dict[str, object] = {
+                "event": "snapshot",
+                "step": new.id.step,
+                "outcome": "failed" if whole is None else "complete",
+                "took_s": time.monotonic() - began_s,
+                "kept_bytes": size,
+            }
+            self._news.append((whole, told))
+
+    def _swap(self, own: Pieces, ways: _Ways, group: Collectives) -> Pieces:
+        """Give the keeper what is this rank's, take what the client has."""
+        shapes = [(piece, piece_shapes(self.model, piece)) for piece in ways.clients]
+        dtype = self.model.dtype
+        counts = [torch.Size(shape).numel() for _, named in shapes for shape in named.values()]
+        rows = [t.flatten() for piece in ways.own for t in own[piece].values()]
+        parcel = seal(torch.cat([torch.empty(0, dtype=dtype), *rows]))
+        length = sum(counts) * dtype.itemsize + CRC_BYTES
+        came = travel(
+            [[parcel] if rank == ways.keeper else [] for rank in group.ranks],
+            [[length] if rank == ways.client else [] for rank in group.ranks],
+            group,
+        )
+        (sealed,) = (one for parts in came for one in parts)
+        values = iter(unseal(sealed, dtype, f"the snapshot of rank {ways.client}").split(counts))
+        return {
+            piece: {name: next(values).view(shape) for name, shape in named.items()}
+            for piece, named in shapes
+        }
+
+    def _ways_of(self, layout: Layout, domain_of: DomainOf) -> _Ways:
+        if self._ways is None or self._ways[0] != layout.generation:
+            self._ways = layout.generation, self._looked_up(layout, domain_of)
+        return self._ways[1]
+
+    def _looked_up(self, layout: Layout, domain_of: DomainOf) -> _Ways:
+        writer_of = writers(layout, piece_bytes(self.model, layout))
+        keeper_of = keepers(layout.ranks, domain_of)
+        client = next((rank for rank, keeper in keeper_of.items() if keeper == self.rank), None)
+
+        def of(rank: int | None) -> tuple[Piece, ...]:
+            return tuple(sorted(piece for piece, writer in writer_of.items() if writer == rank))
+
+        return _Ways(
+            own=of(self.rank),
+            keeper=keeper_of.get(self.rank),
+            client=client,
+            clients=() if client is None else of(client),
+        )
+
+
+def newest_of(kept: Sequence[Kept]) -> CheckpointId | None:
+    """The newest complete one that this rank has."""
+    return kept[0].id if kept else None
