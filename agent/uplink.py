@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 
 from pacekeeper.agent.spool import Spool
-from pacekeeper.core.errors import ConfigError, VersionError
+from pacekeeper.core.errors import ConfigError, HostError, VersionError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, telemetry_pb2, wire
 
@@ -93,7 +93,7 @@ class Uplink:
         try:
             shown = secure.bearer(secure.read_token(self.token_file))
             channel = secure.agent_channel(self.address, self.tls)
-        except ConfigError as error:
+        except (ConfigError, HostError) as error:
             return str(error)
         call = control_pb2_grpc.AgentControlServiceStub(channel).Attach(metadata=shown)
         # Tasks of this connection only: a sender that outlived it would take reports of the next.

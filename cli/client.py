@@ -48,7 +48,7 @@ def status_stub(client: ClientConfig) -> Iterator[Any]:
 def connected(client: ClientConfig) -> Iterator[Any]:
     """A channel to a controller that shows who we are.
 
-    Raises ConfigError for a token or certificates that can not be used, and UnreachableError,
+    Raises ConfigError or HostError for a token or certificates of no use, and UnreachableError,
     DeniedError, NotFoundError, OverError or PacekeeperError in place of what gRPC raises inside.
     """
     import grpc

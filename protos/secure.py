@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import wire
 
@@ -27,7 +27,7 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def client_channel(address: str, tls: TlsConfig) -> grpc.Channel:
-    """A channel to a controller. Raises ConfigError for certificates that can not be used."""
+    """A channel to a controller. Raises as `check_client`."""
     if not tls.is_on:
         return grpc.insecure_channel(address, options=wire.GRPC_OPTIONS_CLIENT)
     credentials = _client_credentials(tls)
@@ -43,7 +43,7 @@ def agent_channel(address: str, tls: TlsConfig) -> grpc.aio.Channel:
 
 
 def check_client(tls: TlsConfig, token_file: str) -> None:
-    """Raises ConfigError for certificates or a token that can not be used."""
+    """Raises ConfigError or HostError: certificates or a token of no use, or not there."""
     _client_credentials(tls)
     read_token(token_file)
 
@@ -54,7 +54,7 @@ def bearer(token: str) -> Metadata:
 
 
 def read_token(path: str) -> str:
-    """The token in a file that only its owner may read; "" for no path. Raises ConfigError."""
+    """The token in a file that only its owner may read; "" for no path. Raises likewise."""
     if not path:
         return ""
     text = _read(path, MAX_TOKEN_BYTES, forbidden=0o077).decode("ascii", errors="replace").strip()
@@ -69,8 +69,8 @@ def server_credentials(
     """What a controller shows and asks for, of the files as they are at each new connection.
 
     With a `ca` every caller must have a certificate from it. `on_connection` is called, by any
-    thread, when a handshake begins. Raises ConfigError where the files are no good now; later ones
-    that are no good are said, and those before them stay.
+    thread, when a handshake begins. Raises as `check_client`; later files that are no
+    good are said, and those before them stay.
     """
     files = _ServerFiles(tls)
 
@@ -101,7 +101,7 @@ class _ServerFiles:
             self._stamp = stamp
             try:
                 found = self._configuration()
-            except ConfigError as error:
+            except PacekeeperError as error:
                 _log.error("certificates stay as they were: %s", error)
                 return None
             _log.info("certificate=%s read again", self._tls.cert)
@@ -139,7 +139,7 @@ def _pair(tls: TlsConfig) -> tuple[bytes, bytes]:
 
 
 def _read(path: str, max_bytes: int, forbidden: int = 0) -> bytes:
-    """A file's bytes. Raises ConfigError, also where its mode has a forbidden bit."""
+    """A file's bytes. Raises HostError, and ConfigError where its mode has a forbidden bit."""
     try:
         with Path(path).open("rb") as file:
             status = os.fstat(file.fileno())
@@ -148,8 +148,8 @@ def _read(path: str, max_bytes: int, forbidden: int = 0) -> bytes:
             if status.st_mode & forbidden:
                 raise ConfigError(f"{path}: others may use it", remedy=f"chmod 600 {path}")
             return file.read(max_bytes)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+    except OSError as error:  # it may come: whoever waits for it is started again
+        raise HostError(f"{path}: {error.strerror}") from None
 
 
 def _stamp(path: str) -> tuple[int, int, int] | None:
