@@ -193,6 +193,7 @@ def check_torch() -> Check:
 def check_nvml() -> Check:
     """Without NVML a slow GPU is still found, but its cause stays unknown."""
     from pacekeeper.agent.nvml import NoNvml, open_nvml
+    from pacekeeper.agent.nvml_device import GoneError
 
     nvml = open_nvml()
     if isinstance(nvml, NoNvml):
@@ -202,9 +203,25 @@ def check_nvml() -> Check:
             found=nvml.reason,
             remedy="on a GPU node: install the NVIDIA driver; without GPU all else works",
         )
-    devices = nvml.sample(time.monotonic())
-    nvml.close()
-    return Check(name="nvml", health=Health.OK, found=f"{len(devices)} devices")
+    try:
+        found = f"{sum(not device.is_lost for device in nvml.sample(time.monotonic()))} devices"
+    except GoneError as error:
+        return Check(
+            name="nvml",
+            health=Health.LIMITED,
+            found=f"the driver is gone: {error}",
+            remedy="load the NVIDIA driver again; the agent comes back by itself",
+        )
+    finally:
+        nvml.close()
+    return Check(
+        name="nvml",
+        health=Health.LIMITED if nvml.lost else Health.OK,
+        found="; ".join((found, *nvml.lost)),
+        remedy="reset or replace it: `pacekeeper healthcheck` tells who drains nodes"
+        if nvml.lost
+        else "",
+    )
 
 
 def check_grpc() -> Check:

@@ -10,7 +10,9 @@ import pytest
 
 from pacekeeper.agent import nvml_events, sampler
 from pacekeeper.agent.nvml import FIELDS_S, NoNvml, Nvml, open_nvml
+from pacekeeper.agent.nvml_device import GoneError
 from pacekeeper.agent.sampler import Sampler
+from pacekeeper.cli.doctor import Health, check_nvml
 from pacekeeper.core.topology import DeviceSample
 from support import fake_nvml
 from support.fake_nvml import NOT_TOLD, Driver
@@ -249,6 +251,24 @@ def test_slow_answers_are_told_and_asked_for_less(driver: Driver, nvml: Nvml) ->
     samples = nvml.sample(0.0)
     answers = [sample.answer_s or 0.0 for sample in samples]
     assert answers[2] == max(answers) >= 0.002
+
+
+def test_a_doctor_says_what_answers_and_what_does_not(driver: Driver) -> None:
+    assert (check_nvml().health, check_nvml().found) == (Health.OK, "8 devices")
+    driver.devices[6].code = LOST
+    check = check_nvml()
+    assert (check.health, check.found) == (Health.LIMITED, "7 devices; device 6 is lost")
+    assert "healthcheck" in check.remedy
+
+
+def test_a_doctor_bears_a_driver_that_goes_while_it_looks(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def go(*_: object) -> None:
+        raise GoneError("Uninitialized")
+
+    monkeypatch.setattr(Nvml, "sample", go)
+    assert check_nvml().found == "the driver is gone: Uninitialized"
 
 
 def test_a_library_without_a_driver_is_a_reason(driver: Driver) -> None:
