@@ -6,6 +6,7 @@ same stage where that is behind by more than delta, or dead; its backward pass s
 gradients that may wait (ReCycle) are computed when there is nothing else to do.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
@@ -38,7 +39,24 @@ class Migration:
 
 def migrate(work: StageWork, *, delta: int) -> tuple[float, tuple[Migration, ...]]:
     """How long the step takes, and what changed hands, in order."""
-    return _Walk(work, delta).run()
+    (found,) = migrate_each(work, deltas=(delta,))
+    return found
+
+
+def migrate_each(
+    work: StageWork, *, deltas: Sequence[int]
+) -> tuple[tuple[float, tuple[Migration, ...]], ...]:
+    """For each delta. Where no gap of progress passes a smaller one it is the same walk."""
+    found: dict[int, tuple[float, tuple[Migration, ...]]] = {}
+    widest = None
+    for delta in sorted(set(deltas), reverse=True):
+        if widest is not None and widest <= delta:
+            found[delta] = found[min(found)]
+            continue
+        walk = _Walk(work, delta)
+        found[delta] = walk.run()
+        widest = walk.widest
+    return tuple(found[delta] for delta in deltas)
 
 
 class _Walk:
@@ -64,6 +82,7 @@ class _Walk:
         self.migrations: list[Migration] = []
         self.now_s = 0.0
         self.num_done = 0
+        self.widest = 0  # gap of progress that was looked at
 
     def run(self) -> tuple[float, tuple[Migration, ...]]:
         for pipeline, count in enumerate(self.work.num_microbatches):
@@ -76,8 +95,9 @@ class _Walk:
             while self.events and self.events[0][0] == self.now_s:
                 touched.add(self._happened(*heappop(self.events)[1:]))
             for stage in sorted(touched):
-                for pipeline in range(self.num_pipelines):
-                    self._start(pipeline, stage)
+                for pipeline, is_free in enumerate(self.is_free):
+                    if is_free[stage]:
+                        self._start(pipeline, stage)
         assert self.num_done == sum(self.work.num_microbatches), "the step ran to its end"
         return self.now_s, tuple(self.migrations)
 
@@ -147,17 +167,16 @@ class _Walk:
 
     def _whose(self, on: int, stage: int) -> int | None:
         """The pipeline whose next forward this stage takes: its own, or that of one far behind."""
-        waiting = [
-            pipeline
-            for pipeline in range(self.num_pipelines)
-            if pipeline != on and self.ready[pipeline][stage]
-        ]
-        dead = [pipeline for pipeline in waiting if self.work.forward_s[pipeline][stage] is None]
-        behind = [
-            pipeline
-            for pipeline in waiting
-            if self.progress[on][stage] - self.progress[pipeline][stage] > self.delta
-        ]
+        dead, behind, mine = [], [], self.progress[on][stage]
+        for pipeline, ready in enumerate(self.ready):
+            if pipeline == on or not ready[stage]:
+                continue
+            if self.work.forward_s[pipeline][stage] is None:
+                dead.append(pipeline)
+            gap = mine - self.progress[pipeline][stage]
+            self.widest = max(self.widest, gap)
+            if gap > self.delta:
+                behind.append(pipeline)
         if dead or behind:
             return min(dead or behind, key=lambda p: (self.progress[p][stage], p))
         return on if self.ready[on][stage] else None

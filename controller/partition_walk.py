@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pacekeeper.controller.partition_cost import GroupCost, constant_s, layer_sums, row_s
 from pacekeeper.controller.partition_even import Ranks, batch_rows, even_cell, even_cost
 from pacekeeper.controller.partition_memory import in_flight
-from pacekeeper.controller.partition_migration import Migration, StageWork, migrate
+from pacekeeper.controller.partition_migration import Migration, StageWork, migrate_each
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_sync import cell_sync_s
 
@@ -67,7 +67,7 @@ def walks(
     costs = [[even_cost(ranks, problem) if ranks else None for ranks in of] for of in groups]
     work = _work(costs, ends, problem, counts, is_eager, is_split)
     sync_s = _sync_s(groups, ends, problem)
-    found = [migrate(work, delta=delta) for delta in deltas]
+    found = migrate_each(work, deltas=deltas)
     return tuple(Walk(step_s=step_s + sync_s, migrations=moved) for step_s, moved in found)
 
 

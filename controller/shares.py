@@ -161,12 +161,10 @@ def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
 
 def with_shares(problem: SplitProblem, shares: Array) -> tuple[ExpertHosts, ...]:
     """Shares [pairs] as hosts of each expert."""
-    found: list[list[Host]] = [[] for _ in problem.loads]
-    for expert, at, share in zip(
-        problem.expert_of.tolist(), problem.rank_of.tolist(), shares.tolist(), strict=True
-    ):
-        found[expert].append(Host(problem.ranks[at], share))
-    return tuple(map(tuple, found))
+    ranks = map(problem.ranks.__getitem__, problem.rank_of.tolist())
+    on = list(map(Host, ranks, shares.tolist()))  # pairs come expert by expert
+    ends = np.cumsum(np.bincount(problem.expert_of, minlength=len(problem.loads))).tolist()
+    return tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
 
 
 def problem_of(

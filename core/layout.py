@@ -10,6 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from itertools import accumulate
 from math import inf, isfinite
+from operator import lt
 from types import MappingProxyType
 
 from pacekeeper.core.apportion import apportion
@@ -117,16 +118,18 @@ class Layout:
         for layer, layer_experts in enumerate(self.experts):
             stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
             for expert, hosts in enumerate(layer_experts):
-                _check_shares(f"layer {layer} expert {expert}", [(h.rank, h.share) for h in hosts])
-                strangers = {host.rank for host in hosts} - stage_ranks
+                ranks = [host.rank for host in hosts]
+                _check_shares(
+                    f"layer {layer} expert {expert}", ranks, [host.share for host in hosts]
+                )
+                strangers = set(ranks) - stage_ranks
                 if strangers:
                     raise ValueError(
                         f"layer {layer} expert {expert}: ranks {sorted(strangers)} run other layers"
                     )
-        _check_shares("batch", list(self.batch_shares))
-        if [rank for rank, _ in self.batch_shares] != [
-            group[0].rank for group in self.stages[0].groups
-        ]:
+        ranks = [rank for rank, _ in self.batch_shares]
+        _check_shares("batch", ranks, [share for _, share in self.batch_shares])
+        if ranks != [group[0].rank for group in self.stages[0].groups]:
             raise ValueError("batch shares must name the first rank of each data-parallel group")
 
     @property
@@ -381,13 +384,14 @@ def _check_speeds(layout: Layout) -> None:
         raise ValueError("speeds: must be finite and above 0")
 
 
-def _check_shares(what: str, shares: list[tuple[int, float]]) -> None:
-    ranks = [rank for rank, _ in shares]
+def _check_shares(what: str, ranks: Sequence[int], shares: Sequence[float]) -> None:
+    """Large layouts have tens of thousands: what is looked at one by one is looked at in C."""
     if not ranks:
         raise ValueError(f"{what}: nobody holds it")
-    if ranks != sorted(set(ranks)):
+    if not all(map(lt, ranks, ranks[1:])):
         raise ValueError(f"{what}: ranks must ascend, each once, got {ranks}")
-    if not all(isfinite(share) and share >= 0.0 for _, share in shares):
+    total = sum(shares)
+    if not isfinite(total) or min(shares) < 0.0:
         raise ValueError(f"{what}: shares must be finite and not negative")
-    if abs(sum(share for _, share in shares) - 1.0) > SHARE_TOLERANCE:
+    if abs(total - 1.0) > SHARE_TOLERANCE:
         raise ValueError(f"{what}: shares must add up to 1")

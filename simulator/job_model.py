@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import even_shares
-from pacekeeper.core.layout import BlockKind, Host, Layout, ShardRun, Stage
-from pacekeeper.core.transfers import transfers
+from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.transfers import num_expert_copies
 
 Array = npt.NDArray[np.float64]
 
@@ -146,15 +146,13 @@ def alive_everywhere(layout: Layout, living: Collection[int]) -> bool:
     )
 
 
-def copied_bytes(old: Layout, new: Layout, job: JobModel, *, living: Collection[int]) -> int:
-    """What has to be copied from the living to go from one layout to the other.
+def copied_bytes(old: Layout, new: Layout, job: JobModel) -> int:
+    """What has to be copied to go from one layout to the other.
 
     Experts one by one; all other state once for each rank that is new.
     """
-    there = set(living)
-    copies = [t for t in transfers(old, new, living=there) if t.block.kind is BlockKind.EXPERT]
     newcomers = set(new.ranks) - set(old.ranks)
-    return len(copies) * job.expert_bytes + len(newcomers) * job.dense_bytes
+    return num_expert_copies(old, new) * job.expert_bytes + len(newcomers) * job.dense_bytes
 
 
 def with_hosts(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, float]]]) -> Layout:

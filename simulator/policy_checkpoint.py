@@ -90,7 +90,7 @@ def reconfigured(
     if not alive_everywhere(moment.layout, moment.nodes):
         phases = (costs.restart(moment),)
         return Answer(layout=layout, phases=phases, is_rolled_back=True, reason="an expert is lost")
-    moved = copied_bytes(moment.layout, layout, job, living=moment.nodes)
+    moved = copied_bytes(moment.layout, layout, job)
     return Answer(
         layout=layout,
         phases=costs.regrouping(moment, moved, is_planned=is_planned),

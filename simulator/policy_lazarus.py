@@ -59,7 +59,7 @@ class Lazarus:
         if moment.cause is not Cause.DUE or moment.layout is None or layout is None:
             answer = reconfigured(moment, layout, job, self.costs, is_planned=True)
             return replace(answer, memory=_Planned(layout=layout, parts=moment.parts))
-        moved = copied_bytes(moment.layout, layout, job, living=moment.nodes)
+        moved = copied_bytes(moment.layout, layout, job)
         return Answer(
             layout=layout,
             phases=self.costs.copying(moved),

@@ -143,11 +143,11 @@ class Pacekeeper:
                 memory=known,
                 reason=error.what,
             )
-        moved = copied_bytes(held, layout, job, living=moment.nodes)
+        moved = copied_bytes(held, layout, job)
         phases = self.costs.regrouping(moment, moved, is_planned=True)
         decision = self._decision(moment, job, layout, known, is_makeshift=True, by_survivors=True)
         if decision.layout is not None:
-            more = copied_bytes(layout, decision.layout, job, living=moment.nodes)
+            more = copied_bytes(layout, decision.layout, job)
             moved, phases = moved + more, (*phases, *self.costs.copying(more))
         return Answer(
             layout=decision.layout or layout,
@@ -176,7 +176,7 @@ class Pacekeeper:
             )
         if not known.slow:
             known = replace(known, home=None)
-        moved = copied_bytes(held, decision.layout, job, living=moment.nodes)
+        moved = copied_bytes(held, decision.layout, job)
         return Answer(
             layout=decision.layout,
             phases=self.costs.copying(moved),

@@ -4,7 +4,7 @@ import pytest
 
 from pacekeeper.controller.partition_greyhound import greyhound, least_variance, s3
 from pacekeeper.controller.partition_malleus import malleus, parts_of
-from pacekeeper.controller.partition_migration import Migration, StageWork, migrate
+from pacekeeper.controller.partition_migration import Migration, StageWork, migrate, migrate_each
 from pacekeeper.controller.partition_price import price
 from pacekeeper.controller.partition_resihp import exclude, resihp
 from pacekeeper.controller.partition_rules import check_partition
@@ -86,6 +86,15 @@ def test_a_slow_stage_hands_micro_batches_over() -> None:
     assert none == () and moved
     assert {(m.pipeline, m.to_pipeline) for m in moved} == {(0, 1)}
     assert with_s < 0.7 * without_s
+
+
+@pytest.mark.parametrize("slow", [1.0, 1.5, 2.0, 3.0, 8.0, None])
+@pytest.mark.parametrize("number", [2, 9])
+def test_several_deltas_are_walked_as_each_by_itself(slow: float | None, number: int) -> None:
+    job = work([[1.0, slow], [1.0, 1.0], [1.2, 1.0]], number)
+    deltas = (0, 1, 2, 4, 1 << 30)
+    each = migrate_each(job, deltas=deltas)
+    assert each == tuple(migrate(job, delta=delta) for delta in deltas)
 
 
 def test_resihp_plans_the_healthy_job_as_it_is() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pacekeeper.core.config import ControllerConfig
@@ -175,6 +176,14 @@ def test_the_machine_knows_who_came_back_under_a_number_of_its_own() -> None:
     assert 0 not in job.living and len(RANKS) in job.living
     steps, watched = watcher.until_seen(watched, JOB.home, {0: 0.5})
     assert steps < MOST_STEPS and watched.slow == {0: pytest.approx(2.0, rel=0.1)}
+
+
+def test_jobs_that_begin_alike_are_warmed_up_once_and_jitter_goes_on_as_if_each_was() -> None:
+    first, again = (Watcher(JOB, ControllerConfig(), 5) for _ in range(2))
+    watched = first.begun(RANKS, JOB.home)
+    assert again.begun(RANKS, JOB.home) is watched
+    assert first.draw.random() == again.draw.random() != np.random.default_rng(5).random()
+    assert Watcher(JOB, ControllerConfig(), 6).begun(RANKS, JOB.home) is not watched
 
 
 def test_state_that_nobody_holds_comes_from_storage() -> None:

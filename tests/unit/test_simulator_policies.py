@@ -90,7 +90,7 @@ def test_lazarus_gives_replicas_by_load_and_keeps_columns_near() -> None:
     assert min(map(min, number)) >= 2 and number[0][0] > number[0][1]
     again = placed(range(6), SKEWED, job, min_replicas=2, layout=layout)
     assert again is not None
-    assert copied_bytes(layout, again, job, living=range(6)) == 0
+    assert copied_bytes(layout, again, job) == 0
     assert placed(range(1), SKEWED, job, min_replicas=2) is None
     wide = small_job(num_experts=8, slots_per_node=3)
     parts = np.array([[0.3, 0.2, 0.1, 0.1, 0.1, 0.1, 0.05, 0.05]] * 2)
@@ -100,7 +100,7 @@ def test_lazarus_gives_replicas_by_load_and_keeps_columns_near() -> None:
     near = placed(left, parts, wide, min_replicas=2, layout=ten)
     far = placed(left, parts, wide, min_replicas=2)
     assert near is not None and far is not None
-    copies = [copied_bytes(ten, layout, wide, living=left) for layout in (near, far)]
+    copies = [copied_bytes(ten, layout, wide) for layout in (near, far)]
     assert copies[0] < copies[1]
 
 
