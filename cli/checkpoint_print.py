@@ -1,10 +1,12 @@
 """How `pacekeeper checkpoint` shows what it found: tables for people, plain values for programs."""
 
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.manifest import Manifest, PieceEntry, block_name, saved_in
+from pacekeeper.core.save_costs import SaveCosts
 
 _STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow", "lent": "dim"}
 
@@ -26,6 +28,7 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
         "layout": json.loads(encode_layout(manifest.layout)),
         "own_bytes": manifest.own_bytes,
         "steps_again": manifest.steps_again,
+        "costs": None if manifest.costs is None else costs_of(manifest.costs),
         "lost_tokens": list(manifest.lost_tokens),
         "lost_before_tokens": list(manifest.account.lost),
         "num_faults": manifest.account.num_faults,
@@ -44,6 +47,11 @@ def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
             for entry in manifest.entries
         ],
     }
+
+
+def costs_of(costs: SaveCosts) -> dict[str, Any]:
+    """What saving costs, with the period that would cost least, and in words."""
+    return asdict(costs) | {"best_period_steps": costs.best_period_steps, "text": costs.text()}
 
 
 def _step_of(entry: PieceEntry) -> int | None:
@@ -126,6 +134,8 @@ def show(document: dict[str, Any]) -> None:
             f"back to {min(p['step'] for p in older)}; going back to it loses "
             f"{sum(document['lost_tokens']):,} tokens of their experts"
         )
+    if document["costs"] is not None:
+        console.print(f"costs: {document['costs']['text']}")
     blocks: dict[str, set[str]] = {}
     size: dict[str, int] = {}
     for piece in document["pieces"]:

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.lost_tokens import lost
+from pacekeeper.core.save_costs import SaveCosts
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"(\d{13,})-g(\d{4,})-step(\d{8,})")
@@ -131,6 +132,7 @@ class Part:
     pieces: tuple[PieceEntry, ...]
     account: Account
     frozen: tuple[PieceEntry, ...] = ()
+    costs: SaveCosts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,7 @@ class Manifest:
     `pieces`: of each block in the layout's order, the kinds of all blocks alike, ascending, each
     whole or in all its strips. `window`: of steps that end with the id's; each block's pieces are
     as after one of these, and `frozen` has its weights as after all earlier ones, by step.
+    `costs`: of saving, for the next.
     """
 
     job: str
@@ -165,6 +168,7 @@ class Manifest:
     account: Account
     window: WindowStart | None = None
     frozen: tuple[PieceEntry, ...] = ()
+    costs: SaveCosts | None = None
 
     def __post_init__(self) -> None:
         kinds = sorted({entry.piece.kind for entry in self.pieces})

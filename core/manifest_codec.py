@@ -20,6 +20,7 @@ from pacekeeper.core.manifest import (
     PieceEntry,
     WindowStart,
 )
+from pacekeeper.core.save_costs import SaveCosts
 
 FORMATS = (2, 3)  # that are read; the last is written. Before 3 there were no windows.
 _WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
@@ -41,6 +42,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "account": asdict(manifest.account),
             "window": None if manifest.window is None else asdict(manifest.window),
             "frozen": [_plain(entry) for entry in manifest.frozen],
+            "costs": None if manifest.costs is None else asdict(manifest.costs),
         }
     )
 
@@ -63,6 +65,7 @@ def decode_manifest(data: bytes) -> Manifest:
             account=_account(body["account"]),
             window=None if window is None else WindowStart(**window),
             frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
+            costs=_costs(body.get("costs")),
         )
     except _WRONG as error:
         raise ValueError(f"not a manifest: {error!r}") from None
@@ -76,6 +79,7 @@ def encode_part(part: Part) -> bytes:
             "pieces": [_plain(entry) for entry in part.pieces],
             "account": asdict(part.account),
             "frozen": [_plain(entry) for entry in part.frozen],
+            "costs": None if part.costs is None else asdict(part.costs),
         }
     )
 
@@ -89,6 +93,7 @@ def decode_part(data: bytes) -> Part:
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
             frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
+            costs=_costs(body.get("costs")),
         )
     except _WRONG as error:
         raise ValueError(f"not a part: {error!r}") from None
@@ -120,6 +125,17 @@ def _account(plain: dict[str, Any]) -> Account:
         routed=tuple(tuple(map(int, counts)) for counts in plain["routed"]),
         lost=tuple(map(int, plain["lost"])),
         num_faults=int(plain["num_faults"]),
+    )
+
+
+def _costs(plain: dict[str, Any] | None) -> SaveCosts | None:
+    if plain is None:
+        return None
+    return SaveCosts(
+        held_s=float(plain["held_s"]),
+        step_s=float(plain["step_s"]),
+        running_s=float(plain["running_s"]),
+        num_restores=int(plain["num_restores"]),
     )
 
 

@@ -16,6 +16,7 @@ from pacekeeper.core.block_writers import cut, writers
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Block, Layout
 from pacekeeper.core.manifest import CheckpointId, Identity, Manifest, Piece
+from pacekeeper.core.save_costs import SaveCosts
 from pacekeeper.core.spread import DomainOf
 from pacekeeper.trainer.block_state import blocks_on, num_updates, put_in
 from pacekeeper.trainer.checkpoint_reading import Restored
@@ -28,7 +29,7 @@ from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.partial_saves import Choice
 from pacekeeper.trainer.refill import Refill, Remembered, steps_of
 from pacekeeper.trainer.replaying import Replay
-from pacekeeper.trainer.save_pace import SavePace
+from pacekeeper.trainer.save_pace import Period, SavePace
 from pacekeeper.trainer.window_saves import Save, WindowSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
@@ -74,7 +75,8 @@ class Checkpoints(GoingBack):
         self.note = self.snapshots.note = note
         self.counts = dict.fromkeys(Outcome, 0)
         self.windows = WindowSaves(config, rank=rank, life=life)
-        self.pace = SavePace()
+        self.pace = SavePace(time.monotonic())
+        self.period = Period(config.checkpoint_period_steps)
         self.replay: Replay | None = None  # steps of a window that are being done again
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
@@ -95,15 +97,15 @@ class Checkpoints(GoingBack):
         if self.windows.is_on:
             budget_bytes = self.pace.budget_bytes
             return self.windows.word(layout, step, has_failed=failed, budget_bytes=budget_bytes)
-        is_due = step % self.config.checkpoint_period_steps == 0
-        return self.partial.word(layout, has_failed=failed) if is_due else []
+        if self.period.is_chosen:
+            return self.period.word(self.pace.costs(time.monotonic()))
+        return self.partial.word(layout, has_failed=failed) if self.period.is_due(step) else []
 
     def hear(self, words: Sequence[Sequence[float]]) -> None:
         """The words of all, the lowest rank's first; empty where nothing is due."""
-        if any(words) and self.windows.is_on:
-            self.windows.hear(words)
-        elif any(words):
-            self.partial.hear(words)
+        chosen = self.period if self.period.is_chosen else self.partial
+        if any(words):
+            (self.windows if self.windows.is_on else chosen).hear(words)
 
     def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
         """Begin to save where it is time to; what became of earlier ones.
@@ -116,16 +118,19 @@ class Checkpoints(GoingBack):
         if self.replay is not None:  # some blocks are frozen; the window itself is still there
             return self._counted(self._saver.take_news())
         news: list[News] = []
-        is_time = at.step % self.config.checkpoint_period_steps == 0
+        self.pace.step_is_over(at.step, time.monotonic())
         if self.windows.is_on and not is_last:
-            self.pace.step_is_over(at.step, time.monotonic())
             updates, sizes = num_updates(self.optimizer), self._all_sizes(at.layout)
             save = self.windows.next(at.layout, at.step, sizes, updates, is_storing=is_storing)
             if save is not None:
                 self._saver.save(self._copied(at, save, is_last=False))
-        elif (is_time or is_last) and self._last != (at.layout.generation, at.step):
+        elif (self.period.is_due(at.step) or is_last) and self._last != (
+            at.layout.generation,
+            at.step,
+        ):
             if is_storing and not is_last:
                 news.append(self._skipped(at.step, self._saver))
+                self.period.begun(at.step)
             elif self._is_free(LAST_SAVE_S if is_last else 0.0):
                 self._last = (at.layout.generation, at.step)
                 if is_last:  # what a run ends with is whole
@@ -173,12 +178,8 @@ class Checkpoints(GoingBack):
             _log.warning("step=%d checkpoint skipped: %s", step, STILL_BUSY)
         self._num_skipped, self._skipped_step = self._num_skipped + 1, step
         by = "" if saver.is_storing else " by another rank"
-        return News(
-            step=step,
-            outcome=Outcome.SKIPPED,
-            took_s=saver.storing_s,
-            why=f"{STILL_BUSY}{by}",
-        )
+        why, took_s = f"{STILL_BUSY}{by}", saver.storing_s
+        return News(step=step, outcome=Outcome.SKIPPED, took_s=took_s, why=why)
 
     def _counted(self, news: list[News]) -> list[News]:
         for one in news:
@@ -195,18 +196,24 @@ class Checkpoints(GoingBack):
         self.staged, self.replay, self._last = None, None, None
         match found:
             case Remembered():
+                self._went_back(found.step, None)
                 wanted = blocks_on(found.layout, self.rank)
                 put_in(self.model, self.optimizer, wanted, found.state, found.num_updates)
                 self.partial.remembered(found.account, found.step)
                 self.snapshots.forget(all_but=found.id)
             case Restored(manifest=manifest):
                 self.snapshots.forget()
+                self._went_back(found.step, manifest.costs)
                 self.replay = Replay(manifest, found.states, self.model, self.optimizer)
                 self.replay.begin(found.layout, self.rank)
                 self._look_for_end(found.step)
                 if manifest.older:
                     older, num_lost = steps_of(manifest.older), sum(manifest.lost_tokens)
                     self._say_lost(found.layout, manifest.id.step, older, num_lost)
+
+    def _went_back(self, step: int, costs: SaveCosts | None) -> None:
+        self.pace.went_back(costs, time.monotonic())
+        self.period.begun(step)
 
     def step_is_over(self, step: int) -> None:
         """`step` are committed: of a window that is replayed, more blocks are as they were."""
@@ -256,7 +263,7 @@ class Checkpoints(GoingBack):
 
     def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
         own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
-        number = at.step // self.config.checkpoint_period_steps
+        number = at.step // max(1, self.config.checkpoint_period_steps)
         choice = self.partial.choose(at.layout, number, self._all_sizes(at.layout))
         mine, everybody = self._own_of(at.layout, choice)
         self.partial.begun(own, everybody, choice.pieces)
@@ -269,8 +276,9 @@ class Checkpoints(GoingBack):
         began_s = time.monotonic()
         pieces = copy_of_pieces(self.model, self.optimizer, save.pieces)
         size_bytes = sum(t.nbytes for tensors in pieces.values() for t in tensors.values())
-        self.pace.copied(size_bytes, time.monotonic() - began_s)
-        is_first = save.turn is None or save.turn.is_first
+        is_first, now_s = save.turn is None or save.turn.is_first, time.monotonic()
+        self.pace.copied(size_bytes, now_s - began_s, is_first=is_first)
+        self.period.begun(at.step)
         return Snapshot(
             id=save.id,
             layout=at.layout,
@@ -291,4 +299,5 @@ class Checkpoints(GoingBack):
             ),
             account=self.partial.account,
             turn=save.turn,
+            costs=self.pace.costs(now_s),
         )

@@ -34,6 +34,7 @@ from pacekeeper.core.manifest import (
     tensor_name,
 )
 from pacekeeper.core.manifest_codec import decode_part, encode_manifest, encode_part
+from pacekeeper.core.save_costs import SaveCosts, together
 from pacekeeper.core.tensor_file import TensorSpec, encode_header
 from pacekeeper.trainer.checkpoint_catalog import read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage
@@ -86,7 +87,7 @@ class Snapshot:
     and account, the same on all ranks. `is_sweeper`: this rank removes what older attempts left.
     `base`: the complete checkpoint that holds what is not written now (None: all is); `is_split`:
     experts get files of their own, which outlive the others. `turn`: it is one step of a window,
-    whose writers, all steps together, are `writers`.
+    whose writers, all steps together, are `writers`. `costs`: as this rank measured them.
     """
 
     id: CheckpointId
@@ -99,6 +100,7 @@ class Snapshot:
     base: CheckpointId | None = None
     is_split: bool = False
     turn: Turn | None = None
+    costs: SaveCosts | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,7 +210,13 @@ class Saver:
                     )
                 )
         if outcome is Outcome.COMPLETE:
-            _log.info("checkpoint=%s complete after %.3f s", snapshot.id.name, so_far.took_s)
+            costs = None if snapshot.costs is None else snapshot.costs.text()
+            _log.info(
+                "checkpoint=%s complete after %.3f s%s",
+                snapshot.id.name,
+                so_far.took_s,
+                "" if costs is None else f"; {costs}",
+            )
 
     def _so_far(self, snapshot: Snapshot) -> Written:
         """What there is of its window; nothing where it begins one, or is whole itself."""
@@ -229,6 +237,7 @@ class Saver:
                 pieces=tuple(so_far.pieces),
                 account=snapshot.account,
                 frozen=tuple(so_far.frozen),
+                costs=snapshot.costs,
             )
             name = f"{snapshot.id.name}/{part_name(self._rank)}"
             self._storage.publish(name, encode_part(part))
@@ -304,6 +313,7 @@ class Saver:
             pieces=pieces,
             account=account,
             frozen=gather_frozen(parts, snapshot.layout),
+            costs=together(part.costs for part in parts),
         )
         self._storage.publish(f"{folder}/{MANIFEST_FILE}", encode_manifest(manifest))
         self._published, self._known[manifest.id] = manifest, files_of(manifest)

@@ -1,19 +1,27 @@
-"""How long a step takes this rank, and how fast it copies what is saved: what a copy may hold."""
+"""How long a step takes this rank, how long saving holds it, and how often it has to save for that.
+
+Time is an argument: seconds of a clock that never goes back.
+"""
 
 from collections import deque
+from collections.abc import Sequence
 from statistics import median
 
-HELD_RATIO = 0.02  # of a step, that copies hold training
+from pacekeeper.core.save_costs import SaveCosts
+
+HELD_RATIO = 0.02  # of a step, that the copies after it may hold training
 _STEPS = 16  # the newest, of which the middle one counts
 
 
 class SavePace:
-    """One rank's measurements. Time is an argument, in seconds."""
+    """One rank's measurements, from `now_s` on."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_s: float) -> None:
         self._took_s: deque[float] = deque(maxlen=_STEPS)
         self._last: tuple[int, float] | None = None
-        self.copy_s, self.copied_bytes = 0.0, 0  # of the last copy
+        self._began_s, self._ran_s, self._num_restores = now_s, 0.0, 0
+        self._copy_s, self._copied_bytes = 0.0, 0  # of the last copy
+        self._held_s = 0.0  # by the last checkpoint, all its steps
 
     def step_is_over(self, step: int, now_s: float) -> None:
         """`step` are committed; only what lies between two in a row is a step's time."""
@@ -21,10 +29,19 @@ class SavePace:
             self._took_s.append(now_s - self._last[1])
         self._last = step, now_s
 
-    def copied(self, size_bytes: int, took_s: float) -> None:
-        """Training was held for so long."""
+    def copied(self, size_bytes: int, took_s: float, *, is_first: bool) -> None:
+        """Training was held for so long; `is_first`: by another checkpoint than before."""
+        self._held_s = took_s + (0.0 if is_first else self._held_s)
         if size_bytes and took_s > 0.0:
-            self.copy_s, self.copied_bytes = took_s, size_bytes
+            self._copy_s, self._copied_bytes = took_s, size_bytes
+
+    def went_back(self, told: SaveCosts | None, now_s: float) -> None:
+        """To a checkpoint that tells this of the run before it."""
+        if told is not None:
+            self._ran_s = max(self._ran_s + now_s - self._began_s, told.running_s)
+            self._num_restores = max(self._num_restores, told.num_restores)
+            self._began_s = now_s
+        self._num_restores += 1
 
     @property
     def step_s(self) -> float | None:
@@ -34,6 +51,53 @@ class SavePace:
     @property
     def budget_bytes(self) -> float:
         """What may be copied after a step; 0.0: not measured yet."""
-        if self.step_s is None or not self.copied_bytes:
+        if self.step_s is None or not self._copied_bytes:
             return 0.0
-        return HELD_RATIO * self.step_s * self.copied_bytes / self.copy_s
+        return HELD_RATIO * self.step_s * self._copied_bytes / self._copy_s
+
+    def costs(self, now_s: float) -> SaveCosts | None:
+        """As far as this rank knows; None: no step was measured yet."""
+        if self.step_s is None:
+            return None
+        return SaveCosts(
+            held_s=self._held_s,
+            step_s=self.step_s,
+            running_s=self._ran_s + now_s - self._began_s,
+            num_restores=self._num_restores,
+        )
+
+
+class Period:
+    """When the next checkpoint is due: every `steps`; where these are 0, as the first rank says."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self._last_step = 0
+        self._heard: Sequence[float] = ()
+
+    @property
+    def is_chosen(self) -> bool:
+        """Does it follow what is measured?"""
+        return not self._steps
+
+    def word(self, costs: SaveCosts | None) -> list[float]:
+        """In each vote: the step of the last one, and steps to the next; 1 while nothing is known:
+        the first one measures.
+        """
+        best = None if costs is None else costs.best_period_steps
+        return [self._last_step, best or 1]
+
+    def hear(self, words: Sequence[Sequence[float]]) -> None:
+        """Everybody's, the first rank's first."""
+        self._heard = words[0]
+
+    def is_due(self, step: int) -> bool:
+        """With `step` committed; where it is chosen, as was said in the vote on it."""
+        if self._steps:
+            return step % self._steps == 0
+        heard, self._heard = self._heard, ()
+        return bool(heard) and step - heard[0] >= heard[1]
+
+    def begun(self, step: int) -> None:
+        """One is being made, or was gone back to."""
+        self._last_step = step

@@ -117,7 +117,7 @@ class WindowSaves:
             return self._turn(before)
         if before is not None:
             _log.warning("step=%d the window from step %d is broken off", step, before.start.step)
-        if step % self._config.checkpoint_period_steps or self._waits(step, is_storing):
+        if step % max(1, self._config.checkpoint_period_steps) or self._waits(step, is_storing):
             return None
         budget = min((word[3] for word in words), default=0.0)
         plan = self._planned(layout, sizes, budget)

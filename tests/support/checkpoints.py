@@ -18,6 +18,7 @@ from pacekeeper.core.manifest import (
     PieceEntry,
 )
 from pacekeeper.core.run_identity import identity_of
+from pacekeeper.core.save_costs import SaveCosts
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.collectives import LocalFabric
@@ -62,6 +63,7 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
     (None: of any) some files are of older checkpoints, which hold more than is used.
     """
     layout = draw(layouts(generation=draw(st.integers(2, 20_000))))
+    some = st.floats(1e-9, 1e9)
     kinds = draw(st.sampled_from([("",), ("", "exp_avg", "exp_avg_sq")]))
     whole = [Piece(block, kind) for block in layout.blocks() for kind in kinds]
     most = draw(st.integers(1, 3))
@@ -109,6 +111,12 @@ def manifests(draw: st.DrawFn, *, is_partial: bool | None = None) -> Manifest:
         files=tuple(sorted(files, key=lambda file: file.name)),
         pieces=tuple(replace(e, tokens=tokens_of(account, e.piece)) for e in entries),
         account=account,
+        costs=draw(
+            st.none()
+            | st.builds(
+                SaveCosts, held_s=some, step_s=some, running_s=some, num_restores=st.integers(0, 9)
+            )
+        ),
     )
 
 

@@ -61,3 +61,10 @@ def test_what_is_under_way_and_the_newest_whole_one_stay(lone: Lone) -> None:
     names = lone.names()
     assert asked("gc", str(lone.root), "--keep", "1")["removed"] == names[:1]
     assert lone.names() == names[1:]
+
+
+def test_show_says_what_saving_costs_and_which_period_would_cost_least(lone: Lone) -> None:
+    costs = asked("show", str(lone.root))["costs"]
+    assert costs["num_restores"] == 0 and costs["held_s"] > 0.0
+    assert costs["best_period_steps"] >= 1
+    assert "steps costs least (Young, Daly)" in said("show", str(lone.root))

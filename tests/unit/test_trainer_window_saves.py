@@ -14,7 +14,6 @@ from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_ma
 from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
 from pacekeeper.trainer.checkpoint_retention import sweep
 from pacekeeper.trainer.checkpoint_saver import Outcome
-from pacekeeper.trainer.save_pace import HELD_RATIO, SavePace
 from pacekeeper.trainer.window_saves import Save, WindowSaves
 from support.checkpoints import TINY, Lone
 
@@ -271,16 +270,6 @@ def test_the_length_follows_what_is_measured_and_is_said(caplog: pytest.LogCaptu
     assert "windows of 1 steps" in caplog.text
     assert "does up to 0 steps again" in caplog.text
     assert f"windows of {second.id.step - 1} steps" in caplog.text
-
-
-def test_pace_is_what_was_measured_and_nothing_before() -> None:
-    pace = SavePace()
-    pace.copied(1000, 0.5)
-    assert (pace.step_s, pace.budget_bytes) == (None, 0.0)
-    for step, now_s in ((1, 10.0), (2, 12.0), (3, 14.0), (7, 90.0), (8, 92.0)):
-        pace.step_is_over(step, now_s)  # between 3 and 7 something else was done
-    assert pace.step_s == 2.0
-    assert pace.budget_bytes == pytest.approx(HELD_RATIO * 2.0 * 1000 / 0.5)
 
 
 def test_manifests_are_last_also_of_windows(tmp_path: Path) -> None:
