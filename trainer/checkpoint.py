@@ -117,22 +117,19 @@ class Checkpoints(GoingBack):
             return []
         if self.replay is not None:  # some blocks are frozen; the window itself is still there
             return self._counted(self._saver.take_news())
-        news: list[News] = []
+        news, own = list[News](), (at.layout.generation, at.step)
         self.pace.step_is_over(at.step, time.monotonic())
         if self.windows.is_on and not is_last:
             updates, sizes = num_updates(self.optimizer), self._all_sizes(at.layout)
             save = self.windows.next(at.layout, at.step, sizes, updates, is_storing=is_storing)
             if save is not None:
                 self._saver.save(self._copied(at, save, is_last=False))
-        elif (self.period.is_due(at.step) or is_last) and self._last != (
-            at.layout.generation,
-            at.step,
-        ):
+        elif (self.period.is_due(at.step) or is_last) and self._last != own:
             if is_storing and not is_last:
                 news.append(self._skipped(at.step, self._saver))
                 self.period.begun(at.step)
             elif self._is_free(LAST_SAVE_S if is_last else 0.0):
-                self._last = (at.layout.generation, at.step)
+                self._last = own
                 if is_last:  # what a run ends with is whole
                     self.partial.hear(())
                 self._saver.save(self._snapshot(at, is_last))
