@@ -206,11 +206,14 @@ def main() -> int:
     """1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--modes", nargs="*", help="of these only, beside full")
+    names = [mode.name for mode in MODES]
+    parser.add_argument("--modes", nargs="*", choices=names, help="these only, beside full")
     parser.add_argument(
         "--quick", action="store_true", help="a quarter of two runs: judges nothing"
     )
     options = parser.parse_args()
+    if options.seeds < 2:
+        parser.error("--seeds: expected at least 2: their spread is the noise")
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     logging.disable(logging.WARNING)  # each restore with loss says so
     base = replace(CONFIG, steps=CONFIG.steps // 4) if options.quick else CONFIG
