@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks import checkpoint_quality
 from benchmarks.checkpoint_quality import Verdict, is_kept, judge, uniform
 from benchmarks.quality_runs import (
     CONFIG,
@@ -163,7 +164,7 @@ def test_bars_are_kept_where_few_lost_tokens_are_not_seen_and_the_control_is() -
     assert is_kept([verdict(EXACT.name, is_same=True), seen], 1.0)
 
 
-@pytest.mark.parametrize("num_saved", [2, 3])
-def test_tokens_lost_are_those_of_the_closed_form(num_saved: int) -> None:
-    counted, planned = uniform(num_saved, 3)
+def test_tokens_lost_are_those_of_the_closed_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_quality, "LIFE", 60)
+    counted, planned = uniform(2, 3)
     assert counted == pytest.approx(planned, rel=0.15)
