@@ -17,6 +17,7 @@ from pacekeeper.simulator.text_file import head_of
 ARCHIVE = ("offset", "step_delta", "ms_delta")
 ARCHIVE_RESOLUTION_S = 1e-3  # whole milliseconds of a clock that runs on
 ZIP_MAGIC = b"PK"  # of .npz
+_BROKEN = (OSError, ValueError, EOFError, BadZipFile, RuntimeError, zlib.error)
 STEPS = ("step", "iteration", "iter")  # names of the columns that are understood
 DURATIONS = {"duration_s": 1.0, "seconds": 1.0, "iter_s": 1.0, "duration_ms": 1e-3, "ms": 1e-3}
 RUNS = ("name", "run")
@@ -141,7 +142,7 @@ def read_archive(path: Path) -> tuple[Trace, ...]:
             if missing:
                 raise DataError(f"{path}: not an archive of step times: no {', '.join(missing)}")
             offset, steps, times_ms = (_column(path, archive, name) for name in ARCHIVE)
-    except (OSError, ValueError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
+    except (*_BROKEN, MemoryError) as error:  # memory: a header may tell any size
         raise DataError(f"{path}: {error}") from None
     offset = offset.astype(np.intp)
     is_cut = offset.size > 0 and offset[0] >= 0 and bool((np.diff(offset) >= 0).all())
@@ -156,7 +157,7 @@ def read_archive(path: Path) -> tuple[Trace, ...]:
 def _column(path: Path, archive: NpzFile, name: str) -> Array:
     """One-dimensional, of numbers; what is not finite counts as no time. Raises DataError."""
     values = archive[name]
-    if values.ndim != 1 or values.dtype.kind not in "iuf":
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iuf":
         raise DataError(f"{path}: {name} is no column of numbers")
     return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 

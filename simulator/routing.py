@@ -77,8 +77,10 @@ def read_routing(path: Path, *, num_experts: int, num_layers: int | None = None)
             iteration, counts = trace["iteration"], trace["counts"]
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}", remedy=_FORM) from None
-    except (ValueError, EOFError, BadZipFile, TypeError, AttributeError) as error:
+    except (ValueError, EOFError, BadZipFile, TypeError, AttributeError, MemoryError) as error:
         raise DataError(f"{path}: no arrays of numpy: {error}", remedy=_FORM) from None
+    if not (isinstance(iteration, np.ndarray) and isinstance(counts, np.ndarray)):
+        raise DataError(f"{path}: iteration or counts are no arrays", remedy=_FORM)
     if iteration.ndim != 1 or counts.ndim != 4 or len(iteration) != len(counts) or not counts.size:
         raise DataError(f"{path}: iteration {iteration.shape}, counts {counts.shape}", remedy=_FORM)
     if iteration.dtype.kind not in "iu" or counts.dtype.kind not in "iuf":
