@@ -15,6 +15,7 @@ from pacekeeper.simulator.scenario import Scenario, played, read_scenario
 from pacekeeper.simulator.scenario_pipeline import KINDS
 from pacekeeper.simulator.sim_summary import summarised
 from support.scenarios import Tables, written
+from support.tree import ROOT
 
 DESCRIPTION: dict[str, Any] = {
     "model": {"num_attention_shards": 4, "num_mlp_shards": 8, "boundary_bytes": 1e6},
@@ -77,6 +78,12 @@ def test_of_one_seed_all_policies_meet_the_same_faults_and_seeds_differ(tmp_path
     known = scenario(tmp_path)
     assert known.history(3) == known.history(3) != known.history(4)
     assert known.history(3).num_nodes == 8
+
+
+def test_the_example_is_a_scenario() -> None:
+    known = read_scenario(ROOT / "examples" / "simulate_pipelines.toml")
+    assert {"degraded", "resihp", "pacekeeper"} <= known.policies.keys()
+    assert known.history(0) == known.history(0) != known.history(1)
 
 
 @pytest.mark.parametrize(
