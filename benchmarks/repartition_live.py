@@ -3,12 +3,15 @@
 `python -m benchmarks.repartition_live`: controller, agent and launcher as an operator starts them,
 8 gloo ranks as 2 stages x 2 tensor x 2 data on emulated devices; one is made slower and nobody is
 told. The fluid limit is the healthy throughput times the sum of speeds over the number of ranks
-(DESIGN, section 1). Losses are compared with those of one process that holds everything. Some
-minutes; what the host's cores could not do in the devices' time is told as `overrun_share`.
+(DESIGN, section 1). Losses are compared with those of one process that holds everything. With
+`--heals-at` the fault ends again, and all should go home; with `--slowdown 12 --may-leave-out` the
+rank stands by meanwhile. Some minutes; what the host's cores could not do in the devices' time is
+told as `overrun_share`.
 """
 
 import argparse
 import json
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -23,6 +26,7 @@ from typing import Any
 from pacekeeper.cli.demo_fleet import free_port
 from pacekeeper.cli.demo_part import command_line
 from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.core.ring import plan_file_name
 from pacekeeper.trainer.solo import train_alone
@@ -106,11 +110,35 @@ def await_listening(port: int) -> None:
             time.sleep(POLL_S)
 
 
-def run(config: TrainConfig, victim: int, slowdown: float, folder: Path) -> list[dict[str, Any]]:
-    """The whole story; rank 0's log. Raises RuntimeError where the launcher fails."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Rank `victim` is that much slower from FAULT_STEP on, until the end or step `heals_at`."""
+
+    victim: int
+    slowdown: float
+    heals_at: int | None
+
+    def order(self, step: int) -> dict[str, Any]:
+        """What its device is told once `step` is over."""
+        is_over = self.heals_at is not None and step >= self.heals_at
+        return {"slowdown": 1.0 if is_over else self.slowdown, "kind": "compute"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """Rank 0's log, and the incidents as `pacekeeper incidents` tells them."""
+
+    lines: list[dict[str, Any]]
+    incidents: list[dict[str, Any]]
+
+
+def run(config: TrainConfig, fault: Fault, folder: Path, *, may_leave_out: bool) -> Story:
+    """The whole story. Raises RuntimeError where the launcher fails."""
     (folder / "faults").mkdir()
     (folder / "rings").mkdir()
     (folder / "job.toml").write_text(as_toml(config))
+    policy = f"[policy]\nmay_leave_out = {str(may_leave_out).lower()}\n"
+    (folder / "controller.toml").write_text(policy)
     log_path = folder / "run" / "steps-0.jsonl"
     with ExitStack() as stack:
 
@@ -123,11 +151,14 @@ def run(config: TrainConfig, victim: int, slowdown: float, folder: Path) -> list
 
         port = free_port()
         address = f"127.0.0.1:{port}"
-        start("controller", "controller", "--listen", address, "--store", str(folder / "store"))
+        start(
+            "controller", "controller", "--listen", address, "--store", str(folder / "store"),
+            "--config", str(folder / "controller.toml"),
+        )  # fmt: skip
         await_listening(port)  # else the next port that is free is the same
         start(
             "agent", "agent", "--controller", address, "--node", "node-0", "--metrics-listen", "",
-            "--ring-dir", str(folder / "rings"),
+            "--ring-dir", str(folder / "rings"), "--record", str(folder / "record"),
         )  # fmt: skip
         launcher = start(
             "launch", "launch", "--config", str(folder / "job.toml"),
@@ -135,55 +166,68 @@ def run(config: TrainConfig, victim: int, slowdown: float, folder: Path) -> list
             "--ring-dir", str(folder / "rings"), "--run-dir", str(folder / "run"),
             "--faults", str(folder / "faults"),
         )  # fmt: skip
-        is_slow = False
+        ordered: dict[str, Any] = {}
         while launcher.poll() is None:
             done = [line["step"] for line in lines_of(log_path) if "loss" in line]
-            if not is_slow and done and done[-1] >= FAULT_STEP:
-                order = json.dumps({"slowdown": slowdown, "kind": "compute"})
-                (folder / "faults" / f"rank-{victim}.json").write_text(order)
-                is_slow = True
+            if done and done[-1] >= FAULT_STEP and ordered != fault.order(done[-1]):
+                ordered = fault.order(done[-1])
+                (folder / "faults" / f"rank-{fault.victim}.json").write_text(json.dumps(ordered))
             time.sleep(POLL_S)
         if launcher.returncode != 0:
             raise RuntimeError((folder / "launch.log").read_text()[-2000:])
-    return lines_of(log_path)
+        asked = command_line("incidents", "--controller", address, "--json")
+        told = subprocess.run(asked, check=True, capture_output=True).stdout
+    return Story(lines=lines_of(log_path), incidents=json.loads(told))
 
 
-def last_shards(folder: Path, generation: int) -> list[list[int]]:
-    """Virtual shards of each rank, by stage, in the layout that a plan brought; empty: none did."""
+def layout_of(folder: Path, generation: int) -> Layout | None:
+    """The one that a plan brought; None for the first."""
     path = folder / "rings" / "grid" / plan_file_name(generation)
-    if not path.exists():
-        return []
-    return [
-        [run.end - run.first for group in stage.groups for run in group]
-        for stage in decode_layout(path.read_bytes()).stages
-    ]
+    return decode_layout(path.read_bytes()) if path.exists() else None
 
 
-def judge(
-    lines: list[dict[str, Any]], config: TrainConfig, slowdown: float, shares: list[list[int]]
-) -> dict[str, Any]:
+def shards_of(layout: Layout | None) -> list[list[int]]:
+    """Virtual shards of each rank, by stage."""
+    stages = () if layout is None else layout.stages
+    return [[run.end - run.first for group in stage.groups for run in group] for stage in stages]
+
+
+def judge(story: Story, config: TrainConfig, fault: Fault, folder: Path) -> dict[str, Any]:
     """The figures of one run."""
+    lines = story.lines
     steps = [line for line in lines if "loss" in line]
-    plans = [line for line in lines if line.get("event") == "plan" and line["generation"] > 1]
+    end = config.steps if fault.heals_at is None else fault.heals_at
+    every = [line for line in lines if line.get("event") == "plan" and line["generation"] > 1]
+    plans = [line for line in every if line["step"] < end]
+    away = layout_of(folder, plans[-1]["generation"]) if plans else None
     healthy = phase(lines, 5, FAULT_STEP)
-    slow = phase(lines, FAULT_STEP + 2, plans[0]["step"] if plans else config.steps)
-    last = plans[-1]["step"] if plans else config.steps
-    fluid_s = healthy.step_s * RANKS / (RANKS - 1 + 1 / slowdown)
+    slow = phase(lines, FAULT_STEP + 2, plans[0]["step"] if plans else end)
+    last = plans[-1]["step"] if plans else end
+    fluid_s = healthy.step_s * RANKS / (RANKS - 1 + 1 / fault.slowdown)
+    accused = [(one["kind"], one.get("rank")) for one in story.incidents]
     alone = {step: loss for step, loss, _ in train_alone(replace(config, num_microbatches=1))}
     found: dict[str, Any] = {
         "schedule": config.schedule,
         "healthy_s": round(healthy.step_s, 4),
         "slow_s": round(slow.step_s, 4),
-        "num_plans": len(plans),
-        "moved_pause_s": round(max((line["took_s"] for line in plans), default=0.0), 4),
-        "shards": shares,
+        "num_plans": len(every),
+        "moved_pause_s": round(max((line["took_s"] for line in every), default=0.0), 4),
+        "shards": shards_of(away),
+        "standing_by": [] if away is None else list(away.standing_by),
+        "found": accused.count(("device", fault.victim)),
+        "accused_wrongly": [who for who in accused if who != ("device", fault.victim)],
         "loss_error": max(abs(line["loss"] / alone[line["step"]] - 1) for line in steps),
         "overrun_share": round(healthy.overrun_share, 3),
     }
-    if config.steps - last >= SETTLED_STEPS:
-        planned = phase(lines, last + 2, config.steps)
+    if end - last >= SETTLED_STEPS:
+        planned = phase(lines, last + 2, end)
         found["planned_s"] = round(planned.step_s, 4)
         found["fluid_fraction"] = round(fluid_s / planned.step_s, 4)
+    if fault.heals_at is not None:
+        found["healed_s"] = round(
+            phase(lines, config.steps - SETTLED_STEPS, config.steps).step_s, 4
+        )
+        found["home_shards"] = shards_of(layout_of(folder, every[-1]["generation"]))
     return found
 
 
@@ -194,17 +238,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=70)
     parser.add_argument("--step-s", type=float, default=1.5)
     parser.add_argument("--schedule", choices=("1f1b", "zero_bubble"), default="1f1b")
+    parser.add_argument("--heals-at", type=int, help="the step at which the fault ends")
+    parser.add_argument("--may-leave-out", action="store_true", help="a rank may stand by")
+    parser.add_argument("--record", type=Path, help="where to keep the trace, for `replay`")
     arguments = parser.parse_args()
     config = job(arguments.steps, arguments.schedule, arguments.step_s)
+    fault = Fault(victim=arguments.victim, slowdown=arguments.slowdown, heals_at=arguments.heals_at)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        lines = run(config, arguments.victim, arguments.slowdown, folder)
-        made = [line["generation"] for line in lines if line.get("event") == "plan"]
-        for line in lines:
+        story = run(config, fault, folder, may_leave_out=arguments.may_leave_out)
+        for line in story.lines:
             if "event" in line:
                 print({k: line[k] for k in ("event", "generation", "step", "took_s") if k in line})
-        shares = last_shards(folder, made[-1])
-    print(json.dumps(judge(lines, config, arguments.slowdown, shares)))
+        for incident in story.incidents:
+            print({k: incident.get(k) for k in ("kind", "rank", "slowdown", "tier", "actions")})
+        found = judge(story, config, fault, folder)
+        if arguments.record is not None:
+            shutil.copytree(folder / "record", arguments.record, dirs_exist_ok=True)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -207,6 +207,7 @@ class JobState:
     tokens_per_step: float = 0.0
     squares_per_step: float = 0.0
     documents_per_step: float = 0.0
+    head_tokens_per_step: float = 0.0
     incidents: tuple[Incident, ...] = ()
     links: Evidence = field(default_factory=begin)  # the same of transfers
     inputs: Inputs = field(default_factory=Inputs)  # the same of waits for input

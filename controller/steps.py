@@ -220,6 +220,7 @@ def _followed(
     tokens = round(sum(r.tokens * r.tensor_share for r in work.values()))
     squares = round(sum(r.sum_len_squared * r.tensor_share for r in work.values()))
     documents = round(sum(r.num_documents * r.tensor_share for r in work.values()))
+    at_head = sum(r.head_tokens for r in work.values())
     if not work:
         tokens = max(r.tokens for r in ended.values())
         squares = max(r.sum_len_squared for r in ended.values())
@@ -236,6 +237,8 @@ def _followed(
         tokens_per_step=job.tokens_per_step + weight * (tokens - job.tokens_per_step),
         squares_per_step=job.squares_per_step + weight * (squares - job.squares_per_step),
         documents_per_step=job.documents_per_step + weight * (documents - job.documents_per_step),
+        head_tokens_per_step=job.head_tokens_per_step
+        + weight * (at_head - job.head_tokens_per_step),
     )
     return job, JobStep(
         step=step,

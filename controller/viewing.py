@@ -27,6 +27,7 @@ def view_of(job: JobState, now_s: float) -> View:
             tokens=job.tokens_per_step,
             sum_len_squared=job.squares_per_step,
             num_documents=job.documents_per_step,
+            head_tokens=job.head_tokens_per_step,
             loads=job.loads,
             num_microbatches=max(map(microbatches_per_step, evidences)),
         ),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
 from enum import IntEnum
 from functools import partial
+from operator import attrgetter
 
 from pacekeeper.core.records import (
     DURATIONS,
@@ -52,7 +53,7 @@ def _layout(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
     return struct.Struct(f"<H2x{fields}{PAYLOAD_BYTES - used}x"), int(kind)
 
 
-_MICRO_BATCH, _IS_MICRO_BATCH = _layout(RecordKind.MICRO_BATCH, "IIIIIHHQQQddddddIIII")
+_MICRO_BATCH, _IS_MICRO_BATCH = _layout(RecordKind.MICRO_BATCH, "IIIIIHHIIIQddddddIIII")
 _STEP, _IS_STEP = _layout(RecordKind.STEP, "IIIIQddddQQd")
 _EXPERT_LOAD, _IS_EXPERT_LOAD = _layout(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
 _PLAN_APPLIED, _IS_PLAN_APPLIED = _layout(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
@@ -63,6 +64,7 @@ _PLAN_REFUSED, _IS_PLAN_REFUSED = _layout(RecordKind.PLAN_REFUSED, f"IIII{REASON
 CAUSE_BYTES = 72
 _CHECKPOINT, _IS_CHECKPOINT = _layout(RecordKind.CHECKPOINT, f"IIIIQdd{CAUSE_BYTES}s")
 _KIND = struct.Struct("<H")
+_rows_over = attrgetter("rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024")
 
 
 def pack(record: Record) -> bytes:
@@ -85,13 +87,9 @@ def pack(record: Record) -> bytes:
                 record.wait_s,
                 record.ended_mono_s,
                 record.num_documents,
+                record.head_tokens,
                 record.tensor_share,
-                (
-                    record.rows_over_16,
-                    record.rows_over_64,
-                    record.rows_over_256,
-                    record.rows_over_1024,
-                ),
+                _rows_over(record),
             )
         case StepRecord():
             return pack_step(*astuple(record))
@@ -137,6 +135,7 @@ def pack_micro_batch(
     wait_s: float | None,
     ended_mono_s: float,
     num_documents: int,
+    head_tokens: int,
     tensor_share: float,
     rows_over: Sequence[int],
 ) -> bytes:
@@ -151,8 +150,9 @@ def pack_micro_batch(
         num_documents if num_documents < MOST_DOCUMENTS else MOST_DOCUMENTS,
         int(tensor_share * WHOLE_SHARE + 0.5),
         tokens,
-        sum_len_squared,
+        head_tokens,
         expert_rows,
+        sum_len_squared,
         compute_s,
         _NAN if cpu_s is None else cpu_s,
         _NAN if run_queue_s is None else run_queue_s,
@@ -264,9 +264,8 @@ def _read_micro_batch(payload: bytes) -> Record:
     _, rank, step, micro_batch, generation, active, documents, share, *more = _MICRO_BATCH.unpack(
         payload
     )
-    tokens, squared, rows, compute_s, cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s, *over = (
-        more
-    )
+    tokens, head, rows, squared, compute_s, *more = more
+    cpu_s, run_queue_s, stall_s, wait_s, ended_mono_s, *over = more
     return MicroBatchRecord(
         rank=rank,
         step=step,
@@ -283,6 +282,7 @@ def _read_micro_batch(payload: bytes) -> Record:
         wait_s=_to_optional(wait_s),
         ended_mono_s=ended_mono_s,
         num_documents=documents,
+        head_tokens=head,
         tensor_share=share / WHOLE_SHARE,
         rows_over_16=over[0],
         rows_over_64=over[1],

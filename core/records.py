@@ -23,6 +23,7 @@ class MicroBatchRecord:
     `rows_over_N`: the rows each local expert computed beyond its first N, added up the same way
     (core/expert_rows.py): how many rows lie where an expert's device is full.
     `num_documents`: 0 where not told. `tensor_share`: of all attention and dense layers, 0 to 1.
+    `head_tokens`: those whose logits this rank computed, where only some stages do; else 0.
     """
 
     rank: int
@@ -40,6 +41,7 @@ class MicroBatchRecord:
     wait_s: float | None = None  # inside collectives
     ended_mono_s: float = 0.0
     num_documents: int = 0
+    head_tokens: int = 0
     tensor_share: float = 1.0
     rows_over_16: int = 0
     rows_over_64: int = 0

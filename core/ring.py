@@ -23,7 +23,7 @@ from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
-VERSION = 8
+VERSION = 9
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096

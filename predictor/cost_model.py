@@ -20,10 +20,10 @@ from pacekeeper.predictor.workload import BENDS, FEATURES, Array, Flags, Positio
 
 # Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
 # experts that cost in proportion to their rows until the data say otherwise.
-PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, *[0.0] * len(BENDS)])
+PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, 0.0, *[0.0] * len(BENDS)])
 # How far off a share of the prior may well be (one sigma): attention is next to nothing with short
 # documents, and half of the time with long ones; a bend may double what a row costs.
-PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, *[0.12] * len(BENDS)])
+PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, 0.12, *[0.12] * len(BENDS)])
 ROUNDS, ITERATIONS = 3, 8  # of setting ranks and steps right; of weights in each, at most
 LEVEL_STEPS = 64  # newest steps that say how long work takes now, whatever it took before
 SETTLED = 1e-3  # shares that moved less are found

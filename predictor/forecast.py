@@ -40,6 +40,7 @@ class Workload:
     loads: tuple[tuple[float, ...], ...]
     num_microbatches: int = 1
     num_documents: float = 0.0
+    head_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         if self.num_microbatches < 1:
@@ -59,7 +60,7 @@ def forecast(
     Raises ValueError where the loads do not fit the layout's experts, or a speed is not above 0.
     """
     costs = unit_costs(model, workload, layout)
-    fixed, per_token, per_square, _, per_expert, per_document = costs[: len(costs) - len(BENDS)]
+    fixed, per_token, per_square, _, per_expert, per_document, per_head = costs[: -len(BENDS)]
     often = workload.num_microbatches
     ranks = layout.working
     speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
@@ -76,6 +77,7 @@ def forecast(
         per_token * workload.tokens
         + per_square * workload.sum_len_squared
         + per_document * workload.num_documents
+        + per_head * workload.head_tokens
     )
     # As the detector adds up the records: these two are paid in every micro-batch.
     standing = often * (fixed + per_expert * active)

@@ -11,7 +11,7 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.workload import FEATURES, Array, StepSample
 
-OF_SEQUENCES = ("tokens", "sum_len_squared", "num_documents")
+OF_SEQUENCES = ("tokens", "sum_len_squared", "num_documents", "head_tokens")
 SEQUENCES = [at for at, name in enumerate(FEATURES) if name in OF_SEQUENCES]
 EXPERTS = [at for at in range(1, len(FEATURES)) if at not in SEQUENCES]
 

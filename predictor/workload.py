@@ -20,7 +20,7 @@ Positions = npt.NDArray[np.intp]
 BENDS = tuple(f"rows_over_{knot}" for knot in KNOTS)
 FEATURES = (
     "one", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "num_documents",
-    *BENDS,
+    "head_tokens", *BENDS,
 )  # fmt: skip
 DENSE = ("tokens", "sum_len_squared", "num_documents")  # work that tensor parallelism shares out
 

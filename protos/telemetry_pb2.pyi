@@ -51,7 +51,7 @@ class Attachment(_message.Message):
     def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., pid: _Optional[int] = ..., role: _Optional[str] = ..., clock: _Optional[str] = ..., device_uuid: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., life: _Optional[int] = ..., can_probe: bool = ...) -> None: ...
 
 class MicroBatchColumns(_message.Message):
-    __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "num_documents", "tensor_share", "rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024")
+    __slots__ = ("rank", "step", "micro_batch", "generation", "tokens", "sum_len_squared", "expert_rows", "num_active_experts", "compute_s", "cpu_s", "run_queue_s", "stall_s", "wait_s", "ended_mono_s", "num_documents", "tensor_share", "rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024", "head_tokens")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class MicroBatchColumns(_message.Message):
     ROWS_OVER_64_FIELD_NUMBER: _ClassVar[int]
     ROWS_OVER_256_FIELD_NUMBER: _ClassVar[int]
     ROWS_OVER_1024_FIELD_NUMBER: _ClassVar[int]
+    HEAD_TOKENS_FIELD_NUMBER: _ClassVar[int]
     rank: _containers.RepeatedScalarFieldContainer[int]
     step: _containers.RepeatedScalarFieldContainer[int]
     micro_batch: _containers.RepeatedScalarFieldContainer[int]
@@ -92,7 +93,8 @@ class MicroBatchColumns(_message.Message):
     rows_over_64: _containers.RepeatedScalarFieldContainer[int]
     rows_over_256: _containers.RepeatedScalarFieldContainer[int]
     rows_over_1024: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., micro_batch: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., expert_rows: _Optional[_Iterable[int]] = ..., num_active_experts: _Optional[_Iterable[int]] = ..., compute_s: _Optional[_Iterable[float]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., run_queue_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., num_documents: _Optional[_Iterable[int]] = ..., tensor_share: _Optional[_Iterable[float]] = ..., rows_over_16: _Optional[_Iterable[int]] = ..., rows_over_64: _Optional[_Iterable[int]] = ..., rows_over_256: _Optional[_Iterable[int]] = ..., rows_over_1024: _Optional[_Iterable[int]] = ...) -> None: ...
+    head_tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., micro_batch: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., expert_rows: _Optional[_Iterable[int]] = ..., num_active_experts: _Optional[_Iterable[int]] = ..., compute_s: _Optional[_Iterable[float]] = ..., cpu_s: _Optional[_Iterable[float]] = ..., run_queue_s: _Optional[_Iterable[float]] = ..., stall_s: _Optional[_Iterable[float]] = ..., wait_s: _Optional[_Iterable[float]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., num_documents: _Optional[_Iterable[int]] = ..., tensor_share: _Optional[_Iterable[float]] = ..., rows_over_16: _Optional[_Iterable[int]] = ..., rows_over_64: _Optional[_Iterable[int]] = ..., rows_over_256: _Optional[_Iterable[int]] = ..., rows_over_1024: _Optional[_Iterable[int]] = ..., head_tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepColumns(_message.Message):
     __slots__ = ("rank", "step", "generation", "tokens", "duration_s", "loss", "is_redone", "ended_mono_s", "transfer_s", "transfer_bytes", "sum_len_squared", "input_wait_s")

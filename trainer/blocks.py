@@ -13,8 +13,8 @@ from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import ComputeTime, SegmentClock
 
 # Of a micro-batch: tokens, tokens^2, expert rows, active experts, rows over the knots, documents,
-# tensor share.
-Work = tuple[int, int, int, int, Sequence[int], int, float]
+# tokens at the head, tensor share.
+Work = tuple[int, int, int, int, Sequence[int], int, int, float]
 
 
 class Moments(Protocol):

@@ -123,18 +123,20 @@ class Hooks:
         num_active_experts: int = 0,
         rows_over: Sequence[int] = NO_ROWS_OVER,
         num_documents: int = 0,
+        head_tokens: int = 0,
         tensor_share: float = 1.0,
     ) -> None:
         """Moment 3: a micro-batch was computed; its work in tokens, tokens^2 and expert rows.
 
         `rows_over`: what `core.expert_rows.rows_over` makes of the rows of each local expert.
-        `tensor_share`: the part of all attention and dense layers that this rank holds.
+        `tensor_share`: the part of all attention and dense layers that this rank holds;
+        `head_tokens`: tokens whose logits it computes, told where stages differ in that.
         """
         self.told(
             compute,
             (
                 tokens, sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
-                tensor_share,
+                head_tokens, tensor_share,
             ),
         )  # fmt: skip
 
@@ -148,12 +150,12 @@ class Hooks:
             if lag == 0:
                 # As `_tell_late` does, but for the price of one more call: this one is in every
                 # step.
-                tokens, squared, rows, active, over, documents, share = work
+                tokens, squared, rows, active, over, documents, head, share = work
                 self.ring.write_payload(
                     pack_micro_batch(
                         self.rank, self._step, self._micro_batch, self.generation, compute_s,
                         tokens, squared, rows, active, cpu_s, run_queue_s, stall_s, wait_s,
-                        ended_s, documents, share, over,
+                        ended_s, documents, head, share, over,
                     )
                 )  # fmt: skip
             else:
@@ -170,13 +172,13 @@ class Hooks:
             if compute.lag >= len(self._late):
                 continue
             step, number, generation, work = self._late[-1 - compute.lag]
-            tokens, squared, rows, active, over, documents, share = work
+            tokens, squared, rows, active, over, documents, head, share = work
             try:
                 self.ring.write_payload(
                     pack_micro_batch(
                         self.rank, step, number, generation, compute.compute_s, tokens, squared,
                         rows, active, compute.cpu_s, compute.run_queue_s, compute.stall_s,
-                        compute.wait_s, compute.ended_mono_s, documents, share, over,
+                        compute.wait_s, compute.ended_mono_s, documents, head, share, over,
                     )
                 )  # fmt: skip
             except Exception as error:  # one bad value loses one record, no more
@@ -361,6 +363,7 @@ class Hooks:
         num_active_experts: int = 0,
         rows_over: Sequence[int] = NO_ROWS_OVER,
         num_documents: int = 0,
+        head_tokens: int = 0,
         tensor_share: float = 1.0,
     ) -> MicroBatchTimer:
         """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
@@ -368,7 +371,7 @@ class Hooks:
             self,
             (
                 tokens, sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
-                tensor_share,
+                head_tokens, tensor_share,
             ),
         )  # fmt: skip
 

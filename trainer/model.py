@@ -31,12 +31,14 @@ VOCABULARY = 256
 class ModelOutput:
     """Sums over the batch (never means: the caller divides by global counts).
 
-    tokens_SD: what leaves the stage; `loss_sum`: on the last one, 0 elsewhere. `expert_counts`
+    tokens_SD: what leaves the stage; `loss_sum`: on the last one, 0 elsewhere, and so are
+    `head_tokens`, those of the slice that have a target. `expert_counts`
     int64 [layers of the stage, experts]: own tokens' routing. `expert_rows`, `rows_over` and
     `num_active_experts`: what the local experts computed, all layers together.
     """
 
     tokens_SD: Tensor
+    head_tokens: int
     loss_sum: Tensor
     balance_sum: Tensor
     expert_counts: Tensor
@@ -259,7 +261,7 @@ class MoETransformer(nn.Module):
         x_SD = self._embedded(batch, own_S) if entered_SD is None else entered_SD
         row_S = own_S // config.row_tokens
         balance_sum = loss_sum = x_SD.new_zeros(())
-        counts, expert_rows, num_active, over = [], 0, 0, NO_ROWS_OVER
+        counts, expert_rows, num_active, head_tokens, over = [], 0, 0, 0, NO_ROWS_OVER
         for layer in self.own_layers:
             attention, moe = self.attentions()[layer], self.layers()[layer]
             x_SD = attention(x_SD, moe.norm_router.attention_norm[0], places, group, work)
@@ -271,9 +273,13 @@ class MoETransformer(nn.Module):
             num_active += mixed.num_active
             over = tuple(map(sum, zip(over, mixed.rows_over, strict=True)))
         if self.is_last:
-            loss_sum = self._loss(x_SD, batch.targets.reshape(-1).index_select(0, own_S), work)
+            targets_S = batch.targets.reshape(-1).index_select(0, own_S)
+            answered_A = (targets_S != NO_TARGET).nonzero()[:, 0]
+            head_tokens = len(answered_A)
+            loss_sum = self._loss(x_SD, targets_S, answered_A, work)
         return ModelOutput(
             tokens_SD=x_SD,
+            head_tokens=head_tokens,
             loss_sum=loss_sum,
             balance_sum=balance_sum,
             expert_counts=torch.stack(counts),
@@ -288,14 +294,13 @@ class MoETransformer(nn.Module):
         places_SD = F.embedding(positions_S, self.embedding.places[0])
         return F.embedding(tokens_S, self.embedding.embedding[0]) + places_SD
 
-    def _loss(self, x_SD: Tensor, targets_S: Tensor, work: WorkPass) -> Tensor:
-        """Cross-entropy summed over this rank's targets."""
+    def _loss(self, x_SD: Tensor, targets_S: Tensor, answered_A: Tensor, work: WorkPass) -> Tensor:
+        """Cross-entropy summed over this rank's targets, those of the tokens `answered_A`."""
         hidden = self.config.hidden_size
-        answered = (targets_S != NO_TARGET).nonzero()[:, 0]
-        normed_AD = F.rms_norm(x_SD.index_select(0, answered), (hidden,), self.head.norm[0])
+        normed_AD = F.rms_norm(x_SD.index_select(0, answered_A), (hidden,), self.head.norm[0])
         logits = product(normed_AD, self.head.head[0], work)
         work.add(head_work(len(logits), hidden, VOCABULARY))
-        return F.cross_entropy(logits, targets_S[answered], reduction="sum")
+        return F.cross_entropy(logits, targets_S[answered_A], reduction="sum")
 
 
 def document_mask(documents_BL: Tensor) -> Tensor:

@@ -93,6 +93,7 @@ class Passes:
                 num_active_experts=output.num_active_experts,
                 rows_over=output.rows_over,
                 num_documents=micro.batch.num_documents,
+                head_tokens=output.head_tokens if config.num_stages > 1 else 0,
                 tensor_share=tensor_share,
             )
             sums.loss += float(output.loss_sum.detach())

@@ -30,7 +30,7 @@ def work_of(rows: Array, tokens: Array) -> Array:
     over = [np.maximum(rows - knot, 0.0).sum(axis=1) for knot in KNOTS]
     ones, none = np.ones(len(rows)), np.zeros(len(rows))
     active = (rows > 0.0).sum(axis=1)
-    return np.stack([ones, tokens, none, rows.sum(axis=1), active, none, *over], axis=1)
+    return np.stack([ones, tokens, none, rows.sum(axis=1), active, none, none, *over], axis=1)
 
 
 def steps(

@@ -44,10 +44,12 @@ def cases(draw: st.DrawFn) -> Case:
         loads=tuple(tuple(draw(loads)) for _ in range(num_layers)),
         num_microbatches=draw(st.integers(1, 8)),
         num_documents=float(DOCUMENTS_PER_ROW * num_rows),
+        head_tokens=float(ROW_TOKENS * num_rows),
     )
     units = [draw(st.floats(0.0, 1.0)) for _ in FEATURES]
     model = CostModel(
-        coefficients=np.array(units) * [1.0, 1e-3, 1e-5, 1e-3, 0.1, 0.1, *[1e-3] * len(BENDS)],
+        coefficients=np.array(units)
+        * [1.0, 1e-3, 1e-5, 1e-3, 0.1, 0.1, 1e-3, *[1e-3] * len(BENDS)],
         covariance=np.zeros((len(FEATURES), len(FEATURES))),
         sigma=0.02,
     )
@@ -95,6 +97,7 @@ def reported(layout: Layout, work: Workload) -> StepSample:
                     expert_rows=own_routed,
                     num_active_experts=active,
                     num_documents=own_rows * DOCUMENTS_PER_ROW,
+                    head_tokens=own_rows * ROW_TOKENS,
                     **dict(zip(BENDS, np.rint(over * 1e6).astype(int).tolist(), strict=True)),
                 )
             )

@@ -24,9 +24,10 @@ maybe = st.none() | st.floats(allow_nan=False)
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         MicroBatchRecord, rank=u32, step=u32, micro_batch=u32, generation=u32,
-        compute_s=seconds, tokens=u64, sum_len_squared=u64, expert_rows=u64,
+        compute_s=seconds, tokens=u32, sum_len_squared=u64, expert_rows=u32,
         num_active_experts=u32, cpu_s=maybe, run_queue_s=maybe, stall_s=maybe, wait_s=maybe,
         ended_mono_s=seconds, num_documents=st.integers(0, 2**16 - 1),
+        head_tokens=st.integers(0, 2**32 - 1),
         tensor_share=st.integers(0, WHOLE_SHARE).map(lambda part: part / WHOLE_SHARE),
         rows_over_16=u32, rows_over_64=u32, rows_over_256=u32, rows_over_1024=u32,
     ),

@@ -161,7 +161,8 @@ class SyntheticJob:
         rows = np.round(self.hosts * routed)
         active = (rows > 0).sum(axis=1)
         over = [np.maximum(rows - knot, 0.0).sum(axis=1) for knot in KNOTS]
-        columns = [np.ones(n), tokens, squared, rows.sum(axis=1), active, np.zeros(n), *over]
+        none = np.zeros(n)
+        columns = [np.ones(n), tokens, squared, rows.sum(axis=1), active, none, none, *over]
         features = np.stack(columns, axis=1)
         fixed, per_token, per_square, per_row, per_expert = self._costs
         experts_s = np.where(rows > 0, per_expert + per_row * np.maximum(rows, KNEE_ROWS), 0.0)

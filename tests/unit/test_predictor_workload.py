@@ -23,6 +23,7 @@ def record(
         expert_rows=40,
         num_active_experts=3,
         num_documents=6,
+        head_tokens=90,
         rows_over_16=8,
     )
 
@@ -35,6 +36,7 @@ def test_features_stand_in_the_order_of_their_names() -> None:
         "expert_rows": 40.0,
         "num_active_experts": 3.0,
         "num_documents": 6.0,
+        "head_tokens": 90.0,
         "rows_over_16": 8.0,
         "rows_over_64": 0.0,
         "rows_over_256": 0.0,
@@ -47,8 +49,8 @@ def test_micro_batches_of_a_rank_add_up_and_ranks_ascend() -> None:
     assert sample.ranks == (2, 5)
     assert (sample.step, sample.generation) == (7, 2)
     assert sample.features.tolist() == [
-        [2, 204, 10000, 80, 6, 12, 16, 0, 0, 0],
-        [1, 105, 5000, 40, 3, 6, 8, 0, 0, 0],
+        [2, 204, 10000, 80, 6, 12, 180, 16, 0, 0, 0],
+        [1, 105, 5000, 40, 3, 6, 90, 8, 0, 0, 0],
     ]
     assert sample.observed_s == pytest.approx([4.2, 5.1])
 

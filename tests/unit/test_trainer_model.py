@@ -53,6 +53,10 @@ def loss(*rows: tuple[bytes, ...]) -> float:
     return forward(batch_of(*rows)).loss_sum.item()
 
 
+def test_each_token_but_a_documents_last_comes_to_the_head() -> None:
+    assert forward(batch_of((A, B), (C,))).head_tokens == len(A) + len(B) + len(C) - 3
+
+
 def test_a_document_costs_the_same_in_any_company_and_at_any_place() -> None:
     """So attention stays within documents, positions begin anew, and padding does nothing."""
     alone = loss((A,)), loss((B,)), loss((C,))
