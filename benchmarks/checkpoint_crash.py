@@ -6,7 +6,8 @@ whole before is whole still. Moments: SIGKILL of one of two or three ranks, or o
 at a drawn line of saving, of retention in training or in `pacekeeper checkpoint gc`, or of
 restoring; a disk that is full at a drawn byte (a small tmpfs where one can be mounted, else the
 kernel's limit on the size of files); a file torn, flipped or removed. With --experts 1 checkpoints
-are partial: a file that breaks takes all that live from it, and one that does not must be left.
+are partial: a file that breaks takes all that live from it, and one that does not must be left;
+with --window-steps they are exact over several steps, which are done again.
 With --store s3 they lie on an object store (moto's server, in a process of its own). Prints a
 table, last one line of JSON.
 """
@@ -27,7 +28,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.crash_ranks import BROKE, CONFIG, GC_KEEPS, Fate, Rank, run_trial
+from benchmarks.crash_ranks import BROKE, CONFIG, GC_KEEPS, Fate, Rank, Where, run_trial
 from benchmarks.object_store import object_store
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest
@@ -82,6 +83,7 @@ class Tally:
     spoilt: list[Spoilt] = field(default_factory=list)
     num_named: int = 0  # of these, by verify
     num_partial: int = 0  # restored from one that lives from others' files, too
+    num_replayed: int = 0  # restored from one whose steps were done again
     wrong: list[str] = field(default_factory=list)
 
 
@@ -105,18 +107,17 @@ class Found:
 class Bench:
     """One directory or prefix, and all that happens in it. `disk`: a small one that can be full."""
 
-    root: str
-    experts: int
+    where: Where
     disk: Path | None = None
     tally: Tally = field(default_factory=Tally)
 
     @property
     def is_remote(self) -> bool:
-        return "://" in self.root
+        return "://" in self.where.root
 
     @property
     def storage(self) -> Storage:
-        return open_storage(below(self.root, CONFIG.job))
+        return open_storage(below(self.where.root, CONFIG.job))
 
     def look(self, life: int) -> "Found":
         """Verify all, restore the newest."""
@@ -147,30 +148,31 @@ class Bench:
         )
         if not whole:
             return Found(good=tuple(good))
-        reader = Rank(self.root, 0, life, self.experts)
+        reader = Rank(self.where, 0, life)
         found = reader.resume()
-        if found is None or found.id != whole[0] or not reader.is_of(found):
-            got = None if found is None else found.id.name
+        if found is None or found.manifest.id != whole[0] or not reader.is_exact(found):
+            got = None if found is None else found.manifest.id.name
             tally.wrong.append(f"restored {got}, the newest whole one is {whole[0].name}")
-        tally.num_partial += found is not None and bool(found.older)
-        step = 0 if found is None else found.id.step
+        tally.num_partial += found is not None and bool(found.manifest.older)
+        tally.num_replayed += found is not None and found.manifest.steps_again > 0
+        step = 0 if found is None else found.manifest.id.step
         return Found(whole=tuple(whole), good=tuple(good), step=step)
 
     def run(self, life: int, kind: str, draw: random.Random, longest_s: float) -> str:
         """The trial's processes, from their start to their ends."""
         fate = Fate.drawn(draw, "any" if kind in ("full", *DAMAGES) else kind, longest_s)
         if kind != "full":
-            return run_trial(self.root, life, self.experts, fate)
+            return run_trial(self.where, life, fate)
         left = draw.randrange(1, MOST_LEFT_BYTES)
         if self.disk is None:
             limited = replace(fate, after_s=longest_s, file_bytes=1 + left // 4)
-            return run_trial(self.root, life, self.experts, limited)
+            return run_trial(self.where, life, limited)
         ballast = self.disk / "ballast"
         free = int(subprocess.check_output(["df", "-B1", "--output=avail", self.disk]).split()[1])
         with ballast.open("wb") as file:
             file.write(b"\0" * max(0, free - left))
         try:
-            return run_trial(self.root, life, self.experts, replace(fate, after_s=longest_s))
+            return run_trial(self.where, life, replace(fate, after_s=longest_s))
         finally:
             ballast.unlink()
 
@@ -256,6 +258,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--experts", type=int, default=0, help="of each layer; 0: all")
+    parser.add_argument("--window-steps", type=int, default=1, help="exact, over so many steps")
     parser.add_argument("--store", choices=("disk", "s3"), default="disk")
     parser.add_argument("--longest-s", type=float, default=LONGEST_S, help="until a kill")
     options = parser.parse_args()
@@ -267,7 +270,8 @@ def main() -> None:
             root = f"{stack.enter_context(object_store())}/checkpoints"
         else:
             disk = stack.enter_context(small_disk(folder))
-        bench = Bench(root=root, experts=options.experts, disk=disk)
+        where = Where(root=root, experts=options.experts, window_steps=options.window_steps)
+        bench = Bench(where=where, disk=disk)
         tally = run(bench, options.trials, options.seed, options.longest_s)
     full = "tmpfs" if disk else "limit on the size of files" if options.store == "disk" else "none"
     report(tally, options, full)
@@ -291,6 +295,7 @@ def report(tally: Tally, options: argparse.Namespace, full: str) -> None:
         "trials": sum(tally.trials.values()),
         "store": options.store,
         "experts_per_checkpoint": options.experts,
+        "window_steps": options.window_steps,
         "full_disk": full,
         "killed_at_drawn_lines": sum(tally.killed_in.values()),
         "outlived": tally.num_outlived,
@@ -299,6 +304,7 @@ def report(tally: Tally, options: argparse.Namespace, full: str) -> None:
         "files_damaged": len(tally.spoilt),
         "damages_named": tally.num_named,
         "restored_from_partial": tally.num_partial,
+        "restored_by_replay": tally.num_replayed,
         "wrong": len(tally.wrong),
     }
     print(json.dumps(result))

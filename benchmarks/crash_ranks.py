@@ -26,9 +26,9 @@ import torch
 from pacekeeper.cli import checkpoint as checkpoint_command
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.manifest import Manifest, saved_in
+from pacekeeper.core.manifest import saved_in
 from pacekeeper.core.run_identity import identity_of
-from pacekeeper.trainer.block_state import ordered_parameters, parts_of, whole_of
+from pacekeeper.trainer.block_state import ordered_parameters, parts_of
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
 from pacekeeper.trainer.checkpoint_reading import Restored
 from pacekeeper.trainer.collectives import LocalFabric, PeerLost
@@ -36,6 +36,7 @@ from pacekeeper.trainer.model import MoETransformer
 
 CONFIG = TrainConfig(
     job="crash",
+    steps=1 << 30,
     num_layers=2,
     hidden_size=96,  # the embedding is cut among its writers
     num_heads=2,
@@ -51,11 +52,22 @@ GC_KEEPS = 2
 DISK = ("checkpoint_files", "checkpoint_catalog")
 # Modules whose lines count, and functions of others; the most lines that are drawn from.
 DOOMED_IN: dict[str, tuple[frozenset[str], frozenset[str], int]] = {
-    "save": (frozenset(("checkpoint_saver", "checkpoint_files")), frozenset(), 900),
+    "save": (frozenset(("checkpoint_saver", "checkpoint_files")), frozenset(), 600),
     "retention": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 400),
-    "restore": (frozenset(("checkpoint", *DISK)), frozenset(), 900),
-    "gc": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 150),
+    "restore": (frozenset(("checkpoint", *DISK)), frozenset(), 400),
+    "gc": (frozenset(("checkpoint_retention",)), frozenset(("discard", "remove")), 60),
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """A directory or prefix, and how ranks save there: `experts` of each layer (0: all), or exactly
+    over windows of `window_steps` (1: at once).
+    """
+
+    root: str
+    experts: int = 0
+    window_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +113,10 @@ class Doom:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         module = os.path.basename(frame.f_code.co_filename).removesuffix(".py")
-        is_counted = module in self.modules or (
-            module in DISK and frame.f_code.co_name in self.functions
-        )
+        name = frame.f_code.co_name
+        is_counted = module in self.modules or (module in DISK and name in self.functions)
+        if name.startswith("<"):  # a comprehension would be counted with each of its turns
+            is_counted = False
         return self._step if is_counted else None
 
     def _step(self, frame: FrameType, event: str, argument: Any) -> Any:
@@ -149,16 +162,19 @@ class Star(LocalFabric):
 class Rank:
     """One rank whose state is a function of the step alone."""
 
-    def __init__(
-        self, root: str, rank: int, life: int, experts: int, ranks: Sequence[int] = (0,)
-    ) -> None:
+    def __init__(self, where: Where, rank: int, life: int, ranks: Sequence[int] = (0,)) -> None:
         self.layout: Layout = even_layout(
             ranks=ranks,
             num_layers=CONFIG.num_layers,
             num_experts=CONFIG.num_experts,
             replicas=min(2, len(ranks)),
         )
-        config = replace(CONFIG, checkpoint_dir=root, experts_per_checkpoint=experts)
+        config = replace(
+            CONFIG,
+            checkpoint_dir=where.root,
+            experts_per_checkpoint=where.experts,
+            checkpoint_window_steps=where.window_steps,
+        )
         self.model = MoETransformer(config, self.layout, rank)
         self.optimizer = torch.optim.AdamW(ordered_parameters(self.model))
         self.checkpoints = Checkpoints(
@@ -182,8 +198,10 @@ class Rank:
                 "exp_avg_sq": torch.full_like(parameter, step + i / 256),
             }
 
-    def resume(self, fabric: LocalFabric | None = None) -> Manifest | None:
-        """Go back to the newest one that all can read; None where there is none."""
+    def resume(self, fabric: LocalFabric | None = None) -> Restored | None:
+        """Go back to the newest one that all can read, and do the steps of its window again; None
+        where there is none.
+        """
         fabric = fabric or LocalFabric()
         paths = self.checkpoints.agree_on_start(fabric)
         if not paths:
@@ -191,18 +209,25 @@ class Rank:
         found = self.checkpoints.stage(paths, self.layout, fabric)
         self.checkpoints.put_in_force(found)
         assert isinstance(found, Restored), "it makes no snapshots"
-        return found.manifest
+        for step in range(found.step + 1, found.manifest.id.step + 1):
+            self.become(step)
+            self.checkpoints.step_is_over(step)
+        return found
 
-    def is_of(self, manifest: Manifest) -> bool:
-        """Does it hold of every piece exactly the state of the step at which that was saved?"""
+    def is_exact(self, found: Restored) -> bool:
+        """Is what was read of every piece exactly the state of the step at which it was saved?"""
         number = {id(p): i for i, p in enumerate(ordered_parameters(self.model))}
         parts = {"": 64, "exp_avg": 128, "exp_avg_sq": 256}
-        for entry in manifest.pieces:
+        newest = found.manifest.id.step
+        for entry in found.manifest.entries:
             block, kind, of = entry.piece.block, entry.piece.kind, saved_in(entry.file)
-            for part in parts_of(self.model, block).values():
-                whole = part.of(whole_of(self.optimizer, part.parameter, kind))
+            assert of is not None, "the manifest was read"
+            state = found.states[newest if entry.step is None else entry.step][block]
+            for name, part in parts_of(self.model, block).items():
+                whole = state[f"{name}.{kind}" if kind else name]
                 rows = entry.piece.rows(len(whole))
-                wanted = (0 if of is None else of.step) + number[id(part.parameter)] / parts[kind]
+                step = of.step if entry.step is None else entry.step
+                wanted = step + number[id(part.parameter)] / parts[kind]
                 if not bool((whole[rows.start : rows.stop] == wanted).all()):
                     return False
         return True
@@ -217,7 +242,7 @@ def write_on(own: Rank, fabric: Star, doom: Doom | None, moment: str) -> None:
         return
     if doom is not None:
         doom.begin()
-    first = 1 + (0 if found is None else found.id.step)
+    first = 1 + (0 if found is None else found.manifest.id.step)
     for step in range(first, first + MAX_STEPS):
         own.checkpoints.hear(fabric.exchange(own.checkpoints.word(step, own.layout)).tolist())
         own.become(step)
@@ -226,7 +251,7 @@ def write_on(own: Rank, fabric: Star, doom: Doom | None, moment: str) -> None:
         own.checkpoints.close()
 
 
-def run_trial(root: str, life: int, experts: int, fate: Fate) -> str:
+def run_trial(where: Where, life: int, fate: Fate) -> str:
     """Start the ranks, or `pacekeeper checkpoint gc`, and see them ended; the function in which the
     doomed one was: empty where it was killed from outside or outlived the trial; or what BROKE.
     """
@@ -238,7 +263,7 @@ def run_trial(root: str, life: int, experts: int, fate: Fate) -> str:
         if pid == 0:
             os.close(heard)
             try:
-                _live(root, rank, life, experts, fate, pairs, tell)
+                _live(where, rank, life, fate, pairs, tell)
             except BaseException as error:
                 os.write(tell, f"{BROKE}rank {rank}: {error!r}\n".encode())
             finally:
@@ -262,10 +287,9 @@ def run_trial(root: str, life: int, experts: int, fate: Fate) -> str:
 
 
 def _live(
-    root: str,
+    where: Where,
     rank: int,
     life: int,
-    experts: int,
     fate: Fate,
     pairs: dict[int, tuple[socket.socket, socket.socket]],
     tell: int,
@@ -280,7 +304,7 @@ def _live(
     if fate.moment == "gc":
         assert doom is not None, "it is alone"
         doom.begin()
-        path = f"{root.rstrip('/')}/{CONFIG.job}"
+        path = f"{where.root.rstrip('/')}/{CONFIG.job}"
         os.dup2(2, 1)
         checkpoint_command.gc.main([path, "--keep", str(GC_KEEPS)], standalone_mode=False)
         return
@@ -295,7 +319,7 @@ def _live(
         else:
             its.close()
             ours.close()
-    own = Rank(root, rank, life, experts, range(fate.num_ranks))
+    own = Rank(where, rank, life, range(fate.num_ranks))
     with contextlib.suppress(PeerLost):
         write_on(own, Star(rank, ends), doom, fate.moment)
     own.checkpoints.close()
