@@ -67,7 +67,7 @@ class Spoilt:
             return False
         if self.at is None or self.at < self.header_bytes:
             return True
-        inside = (entry for entry in manifest.pieces if entry.file == self.path)
+        inside = (entry for entry in manifest.entries if entry.file == self.path)
         return any(e.first_byte <= self.at < e.first_byte + e.size_bytes for e in inside)
 
 

@@ -79,6 +79,7 @@ def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
     the newest complete one may be being written now, and is left alone.
     """
     from pacekeeper.core.errors import DataError, HostError
+    from pacekeeper.core.manifest import MANIFEST_FILE
     from pacekeeper.trainer.checkpoint_catalog import complete_ids
     from pacekeeper.trainer.checkpoint_files import open_storage
     from pacekeeper.trainer.checkpoint_retention import removable, sweep
@@ -96,13 +97,15 @@ def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
             f"{path}: {error.strerror or error}", remedy="may this user delete there?"
         ) from None
     whole = [one.name for one in found.whole]
+    ended = [f"{one.name}/{MANIFEST_FILE}" for one in found.manifests if one not in found.whole]
+    files = [*ended, *found.files]  # it is a checkpoint no more, though others live from it
     if as_json:
-        click.echo(json.dumps({"removed": whole, "files": list(found.files), "dry_run": dry_run}))
+        click.echo(json.dumps({"removed": whole, "files": files, "dry_run": dry_run}))
         return
     word = "would go" if dry_run else "gone"
-    for name in (*whole, *found.files):
+    for name in (*whole, *files):
         click.echo(f"{word}: {name}")
-    if not whole and not found.files:
+    if not whole and not files:
         click.echo("nothing is useless")
 
 

@@ -1,5 +1,6 @@
 """How `pacekeeper checkpoint` shows what it found: tables for people, plain values for programs."""
 
+import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -8,6 +9,7 @@ from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.manifest import Manifest, PieceEntry, block_name, saved_in
 from pacekeeper.core.save_costs import SaveCosts
 
+FILE_WIDTH = 160  # columns where the output is no terminal
 _STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow", "lent": "dim"}
 
 
@@ -62,7 +64,6 @@ def _step_of(entry: PieceEntry) -> int | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """A table of checkpoints, and what is damaged below it."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -82,7 +83,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
             escape(row["path"]),
             style=_STYLES.get(row["state"], ""),
         )
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     console.print(table)
     for row in rows:
         if row["oldest_step"] not in (None, row["step"]):
@@ -103,11 +104,10 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
 
 def show(document: dict[str, Any]) -> None:
     """One checkpoint."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = _console()
     loss = "none yet" if document["last_loss"] is None else f"{document['last_loss']:.4f}"
     console.print(
         f"[bold]{escape(document['job'])}[/]  step {document['step']}  loss {loss}  "
@@ -154,6 +154,14 @@ def show(document: dict[str, Any]) -> None:
     for file in document["files"]:
         files.add_row(escape(file["name"].removeprefix(own)), f"{file['size_bytes'] / 1e6:,.2f}")
     console.print(files)
+
+
+def _console() -> Any:
+    """As wide as the terminal; a file has room for whole paths."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    return Console(width=width, highlight=False, soft_wrap=True)
 
 
 def _when(life: int) -> str:
