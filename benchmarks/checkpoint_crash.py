@@ -20,7 +20,7 @@ import random
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,7 +28,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.crash_ranks import BROKE, CONFIG, GC_KEEPS, Fate, Rank, Where, run_trial
+from benchmarks.crash_ranks import (
+    BROKE,
+    CONFIG,
+    DOOMED_IN,
+    GC_KEEPS,
+    Fate,
+    Rank,
+    Where,
+    run_trial,
+)
 from benchmarks.object_store import object_store
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest
@@ -160,7 +169,8 @@ class Bench:
 
     def run(self, life: int, kind: str, draw: random.Random, longest_s: float) -> str:
         """The trial's processes, from their start to their ends."""
-        fate = Fate.drawn(draw, "any" if kind in ("full", *DAMAGES) else kind, longest_s)
+        moments = {"full": "any"} | dict.fromkeys(DAMAGES, "save")
+        fate = Fate.drawn(draw, moments.get(kind, kind), longest_s)
         if kind != "full":
             return run_trial(self.where, life, fate)
         left = draw.randrange(1, MOST_LEFT_BYTES)
@@ -208,13 +218,12 @@ class Bench:
         self.tally.spoilt.append(Spoilt(path=name, at=flipped, header_bytes=header))
 
 
-def run(bench: Bench, num_trials: int, seed: int, longest_s: float = LONGEST_S) -> Tally:
-    """All trials, one after the other, each from where the last one ended."""
+def run(bench: Bench, kinds: Sequence[str], seed: int, longest_s: float = LONGEST_S) -> Tally:
+    """A trial of each of these kinds, one after the other, each from where the last one ended."""
     torch.set_num_threads(1)  # what is forked must not need the parent's threads
     draw, tally = random.Random(seed), bench.tally
     found = Found()
-    for trial in range(1, num_trials + 1):
-        kind = draw.choice(KINDS)
+    for trial, kind in enumerate(kinds, 1):
         if (kind in ("gc", "restore") and not found.whole) or (kind == "full" and bench.is_remote):
             kind = "any"
         tally.trials[kind] += 1
@@ -223,7 +232,7 @@ def run(bench: Bench, num_trials: int, seed: int, longest_s: float = LONGEST_S) 
             tally.wrong.append(f"trial {trial} ({kind}): {said}")
         elif said:
             tally.killed_in[f"{kind}: {said}"] += 1
-        elif kind in ("save", "retention", "restore", "gc"):
+        elif kind in DOOMED_IN:
             tally.num_outlived += 1
         before, found = found, bench.look(trial)
         keep = GC_KEEPS if kind == "gc" else CONFIG.checkpoints_kept
@@ -272,7 +281,8 @@ def main() -> None:
             disk = stack.enter_context(small_disk(folder))
         where = Where(root=root, experts=options.experts, window_steps=options.window_steps)
         bench = Bench(where=where, disk=disk)
-        tally = run(bench, options.trials, options.seed, options.longest_s)
+        kinds = random.Random(options.seed).choices(KINDS, k=options.trials)
+        tally = run(bench, kinds, options.seed, options.longest_s)
     full = "tmpfs" if disk else "limit on the size of files" if options.store == "disk" else "none"
     report(tally, options, full)
     raise SystemExit(bool(tally.wrong))

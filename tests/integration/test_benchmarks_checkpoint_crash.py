@@ -7,18 +7,17 @@ from benchmarks import checkpoint_crash
 from benchmarks.checkpoint_crash import Bench
 from benchmarks.crash_ranks import Where
 
-from pacekeeper.trainer import checkpoint_retention, checkpoint_saver
+from pacekeeper.trainer import checkpoint_saver
 from pacekeeper.trainer.checkpoint_saver import Saver, Snapshot
 
 
 @pytest.mark.parametrize(("experts", "window_steps"), [(0, 1), (1, 1), (0, 3)])
-def test_kills_and_broken_files_cost_what_was_being_written_only(
+def test_kills_cost_what_was_being_written_only(
     tmp_path: Path, experts: int, window_steps: int
 ) -> None:
     where = Where(root=str(tmp_path), experts=experts, window_steps=window_steps)
-    tally = checkpoint_crash.run(Bench(where=where), 4, seed=3)
+    tally = checkpoint_crash.run(Bench(where=where), ["retention", "torn"], seed=3)
     assert tally.wrong == []
-    assert sum(tally.trials.values()) == 4
     assert tally.num_verified > 0 and tally.killed_in
 
 
@@ -35,13 +34,4 @@ def test_a_manifest_before_its_files_would_be_told(
     write = checkpoint_saver.Saver._write
     monkeypatch.setattr(checkpoint_saver.Saver, "_write", hasty)
     bench = Bench(where=Where(root=str(tmp_path)))
-    assert checkpoint_crash.run(bench, 2, seed=0, longest_s=1.0).wrong  # on a busy host, too
-
-
-def test_files_that_go_before_the_manifests_that_name_them_would_be_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (checkpoint_retention, checkpoint_saver):
-        monkeypatch.setattr(module, "files_of", lambda manifest: frozenset())
-    bench = Bench(where=Where(root=str(tmp_path), experts=1))
-    assert checkpoint_crash.run(bench, 3, seed=1, longest_s=1.0).wrong
+    assert checkpoint_crash.run(bench, ["retention"], seed=0).wrong
