@@ -69,14 +69,20 @@ def test_who_lost_an_expert_replays_and_who_loses_one_more_meanwhile_begins_it_a
             torch.testing.assert_close(found[block][name], tensor, rtol=1e-9, atol=1e-12)
 
 
-def test_where_all_hosts_stand_a_death_costs_no_step_unless_blocks_are_frozen(
+def test_where_every_block_has_a_holder_a_death_costs_no_step_unless_some_are_frozen(
     tmp_path: Path,
 ) -> None:
     config = replace(CONFIG, checkpoint_dir=str(tmp_path / "kept"))
     pairs = even_layout(
-        ranks=range(3), num_layers=2, num_experts=4, replicas=2, num_virtual_shards=2, generation=2
+        ranks=range(5), num_layers=2, num_experts=4, replicas=2, num_virtual_shards=2, generation=2
     )
     ranks = ThreadRanks(config=config, layout=pairs, directory=tmp_path)
     ranks.train(4)
-    assert not ranks.die({2}).restore and ranks.step == 4
+    assert not ranks.die({4}, hosts=2).restore and ranks.step == 4
+    hosts = {host.rank for host in ranks.layout.experts[0][0]}
+    assert ranks.die(hosts, hosts=2).restore and is_replaying(ranks) == {True}
+    first, last = sorted(ranks.ranks)
+    assert all({h.rank for h in on} == {first, last} for on in ranks.layout.experts[0])
+    again = ranks.die({last})
+    assert again.restore and is_replaying(ranks) == {True}, "what is held is not whole"
     ranks.close()
