@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.agent import ring_directory
+from pacekeeper.agent.command_words import merged, own_words
 from pacekeeper.agent.job_files import (
     Job,
     ReadRing,
@@ -180,6 +181,13 @@ class Intake:
         if known is not None and known.life == life and sane:
             self._tell(known, lambda old: replace(old, dead_ranks=old.dead_ranks | sane))
 
+    def tell_suspects(self, job: str, ranks: frozenset[int], life: int = 0) -> None:
+        """Tell the ranks of this life here who stands on nodes with a finding: these only."""
+        known = self._jobs.get(job)
+        sane = frozenset(rank for rank in ranks if 0 <= rank < ring.MAX_RANKS)
+        if known is not None and known.life == life:
+            self._tell(known, lambda old: replace(old, suspect_ranks=sane))
+
     def ask_probe(self, job: str, number: int, life: int = 0) -> None:
         """Tell the ranks of this life here that all of them shall run a probe."""
         known = self._jobs.get(job)
@@ -191,7 +199,7 @@ class Intake:
         job.told = change(job.told)
         for reader in job.rings.values():
             if reader.attachment.life == job.life:
-                reader.write_command(change(_own_words(reader.said, job.life)))
+                reader.write_command(change(own_words(reader.said, job.life)))
 
     def _look_at_job(self, name: str, now_s: float) -> tuple[Reading, ...]:
         """What is new, by life, the earliest first: nearly always there is one."""
@@ -287,7 +295,7 @@ class Intake:
         job.read.pop(ring.SUPERVISOR_RING, None)  # the job goes on: its next words are waited for
         job.rings[file_name] = reader
         if reader.attachment.life == job.life:
-            reader.write_command(_merged(reader.said, job.told))
+            reader.write_command(merged(reader.said, job.told))
         return reader, rest
 
     def _drain(self, reader: RingReader) -> list[Record]:
@@ -379,17 +387,3 @@ def _is_later(one: Attachment, replaced: Attachment) -> bool:
     if one.life and replaced.life:
         return one.life > replaced.life
     return (one.life, one.pid) != (replaced.life, replaced.pid)
-
-
-def _own_words(said: ring.CommandSlot, life: int) -> ring.CommandSlot:
-    """What a ring of this life says already; words that were meant for another one are dropped."""
-    is_meant = said.life in (0, life)
-    return replace(said, life=life) if is_meant else ring.CommandSlot(life=life)
-
-
-def _merged(own: ring.CommandSlot, told: ring.CommandSlot) -> ring.CommandSlot:
-    """What a ring just opened must say: its own words, and what was told since."""
-    own = _own_words(own, told.life)
-    newest = told if told.plan_generation else own
-    dead = own.dead_ranks | told.dead_ranks
-    return replace(newest, dead_ranks=dead, probe=max(own.probe, told.probe))

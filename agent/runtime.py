@@ -260,6 +260,9 @@ class Agent:
             case "notify_deaths":
                 notice = message.notify_deaths
                 self.intake.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
+            case "tell_suspects":
+                told = message.tell_suspects
+                self.intake.tell_suspects(told.job, frozenset(told.ranks), told.life)
             case "ask_probe":
                 asked = message.ask_probe
                 self.intake.ask_probe(asked.job, asked.number, asked.life)

@@ -96,6 +96,16 @@ class NotifyDeaths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TellSuspects:
+    """Tell the agents of `nodes` which ranks stand on nodes with an open finding (these only)."""
+
+    job: str
+    nodes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskProbe:
     """Tell the agents of `nodes` to ask all ranks for a probe; repeated until it is answered."""
 
@@ -198,6 +208,7 @@ Command = (
     | OfferPlan
     | NotifyDeaths
     | AskProbe
+    | TellSuspects
     | SaveIncident
     | SaveLayout
     | SaveDecision

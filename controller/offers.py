@@ -13,8 +13,10 @@ from pacekeeper.controller.events import (
     SaveDecision,
     SaveJob,
     Say,
+    TellSuspects,
 )
 from pacekeeper.controller.state import JobState
+from pacekeeper.controller.suspects import suspects
 from pacekeeper.core.findings import Decision
 from pacekeeper.core.layout import Layout
 
@@ -52,7 +54,9 @@ def told(name: str, decision: Decision) -> Say:
 
 
 def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
-    """On a tick: offers and deaths until they are observed; an offer that is over is given up."""
+    """On a tick: offers and deaths until they are observed, suspects as long as the job lives; an
+    offer that is over is given up.
+    """
     over = _why_over(job, now_s)
     if job.desired is not None and over:
         given_up = Say(text=f"job={job.name} plan={job.desired.generation} given up: {over}")
@@ -66,6 +70,11 @@ def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     if set(job.dead) & runs and job.living:
         notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
         commands.append(notice)
+    suspect = suspects(job)
+    if suspect or job.was_suspected:  # once it was, also that nobody is any more
+        told = TellSuspects(job=job.name, nodes=job.nodes, ranks=suspect, life=job.life)
+        commands.append(told)
+        job = replace(job, was_suspected=True)
     return (replace(job, said_s=now_s) if commands else job), commands
 
 

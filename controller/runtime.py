@@ -41,6 +41,7 @@ from pacekeeper.controller.events import (
     SaveProposal,
     Say,
     StepSummary,
+    TellSuspects,
     Tick,
 )
 from pacekeeper.controller.metrics import ControllerMetrics
@@ -299,6 +300,9 @@ class Controller:
             case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, life=life):
                 notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
                 self._send(nodes, "deaths", job, control_pb2.AttachResponse(notify_deaths=notice))
+            case TellSuspects(job=job, nodes=nodes, ranks=ranks, life=life):
+                told = control_pb2.TellSuspects(job=job, ranks=list(ranks), life=life)
+                self._send(nodes, "suspects", job, control_pb2.AttachResponse(tell_suspects=told))
             case AskProbe(job=job, nodes=nodes, number=number, life=life):
                 asked = control_pb2.AskProbe(job=job, number=number, life=life)
                 self._send(nodes, "probe", job, control_pb2.AttachResponse(ask_probe=asked))

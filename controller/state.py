@@ -184,6 +184,7 @@ class JobState:
     desired_for: frozenset[int] = frozenset()  # ranks that were slow when it was decided on
     offered_s: float = 0.0  # when the offer was first made
     said_s: float = 0.0  # when offers and deaths were last said
+    was_suspected: bool = False  # some of its ranks were, and all were told
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
     unkept: Mapping[Rung, Refusal] = field(default_factory=dict)  # the same of plans undone
     promise: Promise | None = None  # of the layout in force, until it is judged

@@ -39,15 +39,16 @@ def in_turn(number: int, num_saved: int, experts: Sequence[int]) -> frozenset[Bl
 def by_need(need: Sequence[Sequence[float]], num_saved: int, number: int) -> frozenset[Block]:
     """Of each layer the `num_saved` experts with the greatest need, need[layer][expert].
 
-    Where needs are equal, those whose turn is next come first: equal experts take turns. Raises
-    ValueError for a `num_saved` below 1.
+    Where needs are equal, those whose turn is next (`in_turn`) come first: equal experts take
+    turns. Raises ValueError for a `num_saved` below 1.
     """
     if num_saved < 1:
         raise ValueError(f"of each layer at least one expert is saved, got {num_saved}")
+    moe = [(layer, needs) for layer, needs in enumerate(need) if needs]
     return frozenset(
         Block(BlockKind.EXPERT, layer, expert)
-        for layer, needs in enumerate(need)
-        for expert in _greatest(needs, num_saved, number * num_saved)
+        for place, (layer, needs) in enumerate(moe)
+        for expert in _greatest(needs, num_saved, (number + place) * num_saved)
     )
 
 

@@ -1,7 +1,8 @@
 """The bytes of one rank's ring file: header, command slot, record slots. Pure: bytes in, bytes out.
 
     0     header          magic, version, slot size and count, pid, JSON attachment
-    4096  command slot    plan generation + checksum, probe, bitmap of dead ranks, agent heartbeat
+    4096  command slot    plan generation + checksum, probe, suspect ranks, bitmap of dead ranks,
+                          agent heartbeat
     8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
 
 Record slot: sequence (u64, index + 1, written last; 0 while being written), Adler-32 over sequence
@@ -30,12 +31,15 @@ COMMAND_OFFSET = 4096
 SLOTS_OFFSET = 8192
 FILE_BYTES = SLOTS_OFFSET + SLOT_BYTES * SLOT_COUNT
 MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
+MAX_SUSPECTS = 64  # where more are, all are: there is no order in that
 
 T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
 _SLOT = struct.Struct(f"<QI{PAYLOAD_BYTES}s")  # sequence, checksum, payload
 SLOT_REST = struct.Struct(f"<I{PAYLOAD_BYTES}s")  # all but the sequence
-_COMMAND = struct.Struct(f"<QI4xQQQQ32s{MAX_RANKS // 8}s")
+_COMMAND = struct.Struct(f"<QI4xQQQQ32s{2 * MAX_SUSPECTS}s{MAX_RANKS // 8}s")
+_SUSPECTS = struct.Struct(f"<{MAX_SUSPECTS}H")
+_NOBODY = 0xFFFF
 HEARTBEAT = struct.Struct("<d")
 HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
 COMMAND_BYTES = _COMMAND.size
@@ -144,8 +148,9 @@ class CommandSlot:
 
     `plan_generation` 0 means: no plan. The plan itself is the file `plan_file_name(generation)`
     beside the ring; `plan_sha256` is the digest of its bytes. `probe` is the number of the newest
-    probe that is asked for (0: none); numbers ascend. All of it is meant for one `life` of the job;
-    0 is any.
+    probe that is asked for (0: none); numbers ascend. `suspect_ranks`: those on nodes with an open
+    finding, the lowest MAX_SUSPECTS at most. All of it is meant for one `life` of the job; 0 is
+    any.
     """
 
     plan_generation: int = 0
@@ -154,14 +159,15 @@ class CommandSlot:
     dead_ranks: frozenset[int] = frozenset()
     life: int = 0
     probe: int = 0
+    suspect_ranks: frozenset[int] = frozenset()
 
 
 def encode_command(sequence: int, command: CommandSlot) -> bytes:
     """The command slot's bytes; `sequence` grows with every write and is stored last."""
     bitmap = _to_bitmap(command.dead_ranks)
     numbers = (command.plan_generation, command.base_generation, command.life, command.probe)
-    crc = _command_crc(sequence, *numbers, command.plan_sha256, bitmap)
-    return _COMMAND.pack(sequence, crc, *numbers, command.plan_sha256, bitmap)
+    parts = (command.plan_sha256, _to_list(command.suspect_ranks), bitmap)
+    return _COMMAND.pack(sequence, _command_crc(sequence, *numbers, *parts), *numbers, *parts)
 
 
 def decode_command(area: bytes) -> tuple[int, CommandSlot]:
@@ -172,10 +178,10 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
     """
     if len(area) < _COMMAND.size:
         raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
-    sequence, crc, plan, base, life, probe, digest, bitmap = _COMMAND.unpack_from(area)
+    sequence, crc, plan, base, life, probe, digest, suspects, bitmap = _COMMAND.unpack_from(area)
     if sequence == 0:
         return 0, CommandSlot()
-    if crc != _command_crc(sequence, plan, base, life, probe, digest, bitmap):
+    if crc != _command_crc(sequence, plan, base, life, probe, digest, suspects, bitmap):
         raise TornError("the command slot is being written")
     command = CommandSlot(
         plan_generation=plan,
@@ -184,15 +190,21 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
         dead_ranks=frozenset(_from_bitmap(bitmap)),
         life=life,
         probe=probe,
+        suspect_ranks=frozenset(_SUSPECTS.unpack(suspects)) - {_NOBODY},
     )
     return sequence, command
 
 
-def _command_crc(
-    sequence: int, plan: int, base: int, life: int, probe: int, digest: bytes, bitmap: bytes
-) -> int:
+def _command_crc(sequence: int, plan: int, base: int, life: int, probe: int, *parts: bytes) -> int:
     numbers = struct.pack("<QQQQQ", sequence, plan, base, life, probe)
-    return zlib.crc32(numbers + digest + bitmap)
+    return zlib.crc32(numbers + b"".join(parts))
+
+
+def _to_list(ranks: Iterable[int]) -> bytes:
+    lowest = sorted(ranks)[:MAX_SUSPECTS]
+    if not all(0 <= rank < MAX_RANKS for rank in lowest):
+        raise ValueError(f"suspects {lowest} are beyond the {MAX_RANKS} ranks of a job")
+    return _SUSPECTS.pack(*lowest, *[_NOBODY] * (MAX_SUSPECTS - len(lowest)))
 
 
 def _to_bitmap(ranks: Iterable[int]) -> bytes:

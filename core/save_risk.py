@@ -9,6 +9,8 @@ has x_e ~ sqrt(w_e * h_e), at most 1 (research 4.8). Round-robin is x_e = K / N.
 from collections.abc import Collection, Mapping, Sequence
 from math import inf, prod, sqrt
 
+ALARM = 2.0**50  # above any need: tokens times checkpoints
+
 
 def loss_probability(
     hosts: Collection[int], probability: Mapping[int, float], *, everybody: float = 0.0
@@ -89,3 +91,24 @@ def need(risk: float, unsaved_tokens: float, age: int) -> float:
     linearly). Where w and h stay, this saves each with a frequency near sqrt(w * h).
     """
     return risk * unsaved_tokens * (age + 1)
+
+
+def alarm(hosts: Collection[int], suspects: Collection[int]) -> float:
+    """What comes before all needs (add it): 0.0 unless all hosts of the expert are suspect; the
+    fewer there are, the greater it is (research 4.8). Raises ValueError for an expert without host.
+    """
+    if not hosts:
+        raise ValueError("an expert without host is lost already")
+    return ALARM / len(hosts) if set(hosts) <= set(suspects) else 0.0
+
+
+def order_bound(weights: Sequence[Sequence[float]], num_saved: float) -> tuple[float, float]:
+    """Over all layers, weights[layer][expert]: the least that any order loses, in tokens per
+    checkpoint, and how many times that taking turns loses (1.0 where neither loses anything).
+    """
+    moe = [layer for layer in weights if layer]
+    least = sum(least_loss(layer, num_saved) for layer in moe)
+    turns = sum(expected_loss(layer, [num_saved / len(layer)] * len(layer)) for layer in moe)
+    if turns == 0.0:
+        return least, 1.0
+    return least, turns / least if least > 0.0 else inf

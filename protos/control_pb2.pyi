@@ -77,16 +77,28 @@ class AskProbe(_message.Message):
     life: int
     def __init__(self, job: _Optional[str] = ..., number: _Optional[int] = ..., life: _Optional[int] = ...) -> None: ...
 
+class TellSuspects(_message.Message):
+    __slots__ = ("job", "ranks", "life")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    LIFE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    life: int
+    def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
+
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "ask_probe")
+    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "ask_probe", "tell_suspects")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     OFFER_PLAN_FIELD_NUMBER: _ClassVar[int]
     NOTIFY_DEATHS_FIELD_NUMBER: _ClassVar[int]
     ASK_PROBE_FIELD_NUMBER: _ClassVar[int]
+    TELL_SUSPECTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledge: Acknowledge
     offer_plan: OfferPlan
     notify_deaths: NotifyDeaths
     ask_probe: AskProbe
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., ask_probe: _Optional[_Union[AskProbe, _Mapping]] = ...) -> None: ...
+    tell_suspects: TellSuspects
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., ask_probe: _Optional[_Union[AskProbe, _Mapping]] = ..., tell_suspects: _Optional[_Union[TellSuspects, _Mapping]] = ...) -> None: ...

@@ -5,7 +5,7 @@ All ranks save and skip alike: what they could see differently travels in a vote
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import isnan
@@ -89,8 +89,13 @@ class Checkpoints(GoingBack):
         """Is a checkpoint of this rank still being written?"""
         return self._saver is not None and self._saver.is_storing
 
-    def word(self, step: int, layout: Layout) -> list[float]:
-        """What this rank adds to its vote on the step that makes `step` of them; see `hear`."""
+    def word(
+        self, step: int, layout: Layout, suspects: Collection[int] = frozenset()
+    ) -> list[float]:
+        """What this rank adds to its vote on the step that makes `step` of them; see `hear`.
+
+        `suspects`: ranks on nodes with a finding, as far as it was told.
+        """
         if self._saver is None:
             return []
         failed = self._saver.has_failed
@@ -99,7 +104,9 @@ class Checkpoints(GoingBack):
             return self.windows.word(layout, step, has_failed=failed, budget_bytes=budget_bytes)
         if self.period.is_chosen:
             return self.period.word(self.pace.costs(time.monotonic()))
-        return self.partial.word(layout, has_failed=failed) if self.period.is_due(step) else []
+        if not self.period.is_due(step):
+            return []
+        return self.partial.word(layout, has_failed=failed, suspects=suspects)
 
     def hear(self, words: Sequence[Sequence[float]]) -> None:
         """The words of all, the lowest rank's first; empty where nothing is due."""
@@ -237,7 +244,8 @@ class Checkpoints(GoingBack):
         self, layout: Layout, step: int, older: Mapping[Block, int], num_lost: int
     ) -> None:
         is_speaker = self.rank == layout.ranks[0]
-        say_lost(older, step, num_lost, self.partial, self.note, is_speaker=is_speaker)
+        order = self.partial.order_bound(layout, step)
+        say_lost(older, step, num_lost, order, self.partial, self.note, is_speaker=is_speaker)
 
     def _own_of(self, layout: Layout, choice: Choice) -> tuple[list[Piece], frozenset[int]]:
         """The pieces that this rank writes, and the ranks that write any."""

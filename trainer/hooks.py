@@ -311,6 +311,10 @@ class Hooks:
         """The ranks of the job that the fleet knows to be dead."""
         return self.ring.command().dead_ranks
 
+    def suspect_ranks(self) -> frozenset[int]:
+        """The ranks that stand on nodes with an open finding, as far as this one was told."""
+        return self.ring.command().suspect_ranks
+
     def set_generation(self, generation: int) -> None:
         """Later records carry `generation`, and only plans above it are offered."""
         self.generation = generation

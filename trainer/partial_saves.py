@@ -3,22 +3,23 @@
 Ranks may know different things: one came late, one's disk refused. So each says a few numbers in
 the vote before a checkpoint, and what all heard decides: a partial one is written only on top of
 one that all know to be complete. How many experts are saved, and the need of each, are the greatest
-that any rank says: who came late, or does not run a layer, knows of less.
+that any rank says: who came late, or does not run a layer, knows of less. Before all needs come
+experts that only suspect ranks hold.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.expert_turns import Order, by_need, in_turn
+from pacekeeper.core.expert_turns import Order, by_need
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.lost_tokens import next_num_saved
 from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
-from pacekeeper.core.save_risk import loss_probability, need
+from pacekeeper.core.save_risk import alarm, loss_probability, need, order_bound
 from pacekeeper.trainer.token_books import TokenBooks
 
 # How likely a rank is lost until the next save: only the ratios matter. One that the layout takes
-# for slow was found so: half of what fails is slow before.
+# for slow was found so, as one that is suspect: half of what fails is slow before.
 HEALTHY, SUSPECT, EVERYBODY = 0.01, 0.5, 0.001
 _NOBODY = CheckpointId(life=0, generation=0, step=0)
 Words = Sequence[Sequence[float]]
@@ -42,6 +43,7 @@ class PartialSaves:
         self._begun: CheckpointId | None = None
         self._writers: frozenset[int] = frozenset()
         self._heard: Words = ()
+        self._suspects: frozenset[int] = frozenset()
         self._forget_saves()
 
     @property
@@ -62,16 +64,18 @@ class PartialSaves:
         """The share of the whole run's tokens that is lost; see `TokenBooks`."""
         return self.books.plt_of_run(step)
 
-    def word(self, layout: Layout, *, has_failed: bool) -> list[float]:
+    def word(
+        self, layout: Layout, *, has_failed: bool, suspects: Collection[int] = frozenset()
+    ) -> list[float]:
         """What this rank says before a checkpoint, as long as everybody's; `has_failed`: its part
-        of the one before was not written.
+        of the one before was not written; `suspects`: ranks on nodes with a finding.
         """
+        self._suspects = frozenset(suspects)
         if not self.is_on:
             return []
         begun = self._begun or _NOBODY
         is_sure = self._begun is not None and not has_failed and self._writers <= set(layout.ranks)
-        needs = [] if self._config.expert_order == Order.TURN else self._needs(layout)
-        flat = [x for layer in needs for x in layer]
+        flat = [x for layer in self._needs(layout) for x in layer]
         return [is_sure, begun.life, begun.generation, begun.step, self.num_saved, *flat]
 
     def hear(self, words: Words) -> None:
@@ -86,13 +90,9 @@ class PartialSaves:
             return Choice(base=None, pieces=frozenset(pieces))
         base = CheckpointId(life=int(first[1]), generation=int(first[2]), step=int(first[3]))
         self.num_saved = max(int(word[4]) for word in words)  # who came late knows of no loss
-        experts = [len(on) for on in layout.experts]
-        if self._config.expert_order == Order.TURN:
-            chosen = in_turn(number, self.num_saved, experts)
-        else:
-            greatest = iter([max(column) for column in zip(*words, strict=True)][5:])
-            needs = [[next(greatest) for _ in range(count)] for count in experts]
-            chosen = by_need(needs, self.num_saved, number)
+        greatest = iter([max(column) for column in zip(*words, strict=True)][5:])
+        needs = [[next(greatest) for _ in on] for on in layout.experts]
+        chosen = by_need(needs, self.num_saved, number)
         return Choice(base=base, pieces=frozenset(p for p in pieces if self._is_written(p, chosen)))
 
     def begun(self, one: CheckpointId, writers: frozenset[int], pieces: Collection[Piece]) -> None:
@@ -164,24 +164,47 @@ class PartialSaves:
     def _is_written(self, piece: Piece, chosen: Collection[Block]) -> bool:
         return piece.block in chosen or not self._is_left_out(piece)
 
+    def order_bound(self, layout: Layout, step: int) -> tuple[float, float]:
+        """Of the tokens that each expert had per checkpoint up to `step`: the least that any order
+        is likely to lose per checkpoint, and how many times that taking turns does. Where nothing
+        is left out: nothing, and once.
+        """
+        num_saved = self.num_saved if self.is_on else self._config.num_experts
+        saves = max(1.0, step / max(1, self._config.checkpoint_period_steps))
+        weights = [
+            [risk * routed / saves for risk, routed in zip(risks, counts, strict=True)]
+            for risks, counts in zip(self._risks(layout), self.books.routed, strict=True)
+        ]
+        return order_bound(weights, num_saved)
+
     def _needs(self, layout: Layout) -> list[list[float]]:
         """By layer and expert: how urgent it is to save it."""
+        return [
+            [
+                alarm([host.rank for host in on], self._suspects) + self._need(risk, unsaved, age)
+                for on, risk, unsaved, age in zip(hosts, risks, tokens, ages, strict=True)
+            ]
+            for hosts, risks, tokens, ages in zip(
+                layout.experts, self._risks(layout), self.books.unsaved(), self._age, strict=True
+            )
+        ]
+
+    def _need(self, risk: float, unsaved: int, age: int) -> float:
+        match self._config.expert_order:
+            case Order.TURN:
+                return 0.0
+            case Order.LOAD:
+                return float(unsaved)
+            case _:
+                return need(risk, unsaved, age)
+
+    def _risks(self, layout: Layout) -> list[list[float]]:
+        """By layer and expert: how likely all its copies are lost before the next checkpoint."""
         chance = {
-            rank: SUSPECT if speed < 1.0 else HEALTHY
+            rank: SUSPECT if speed < 1.0 or rank in self._suspects else HEALTHY
             for rank, speed in layout.speed_by_rank.items()
         }
         return [
-            [
-                float(unsaved)
-                if self._config.expert_order == Order.LOAD
-                else need(
-                    loss_probability([h.rank for h in on], chance, everybody=EVERYBODY),
-                    unsaved,
-                    age,
-                )
-                for on, unsaved, age in zip(hosts, tokens, ages, strict=True)
-            ]
-            for hosts, tokens, ages in zip(
-                layout.experts, self.books.unsaved(), self._age, strict=True
-            )
+            [loss_probability([h.rank for h in on], chance, everybody=EVERYBODY) for on in hosts]
+            for hosts in layout.experts
         ]

@@ -316,10 +316,13 @@ class Rank:
             is_copying=self.checkpoints.snapshots.is_copying,
             is_awaited=self.lobby is not None and bool(self.lobby.candidates(self.spec.node_of)),
         )
-        word = [] if self.pending_layout else self.checkpoints.word(self.step + 1, self.layout)
+        word = [] if self.pending_layout else self._checkpoint_word()
         votes = self.fabric.exchange(mine.encode() + word).tolist()
         self.checkpoints.hear([vote[len(mine.encode()) :] for vote in votes])
         return Ballot(votes=tuple(Vote.decode(values) for values in votes))
+
+    def _checkpoint_word(self) -> list[float]:
+        return self.checkpoints.word(self.step + 1, self.layout, self.hooks.suspect_ranks())
 
     def _gradients_are_finite(self) -> bool:
         total = sum(float(p.grad.sum()) for p in self.model.parameters() if p.grad is not None)

@@ -26,6 +26,7 @@ from pacekeeper.controller.events import (
     SaveProposal,
     Say,
     StepSummary,
+    TellSuspects,
 )
 from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
 from pacekeeper.core.layout import Layout
@@ -131,6 +132,8 @@ def told(command: Command) -> str:
             )
         case NotifyDeaths(nodes=nodes, ranks=ranks):
             return f"notify   {', '.join(nodes)}: dead are {list(ranks)}"
+        case TellSuspects(nodes=nodes, ranks=ranks):
+            return f"notify   {', '.join(nodes)}: suspect are {list(ranks)}"
         case Failed(what=what, error=error):
             return f"failed   {what}: {error!r}"
         case StepSummary() | AskDecision():

@@ -87,3 +87,10 @@ def test_to_save_none_is_refused() -> None:
         in_turn(0, 0, [2])
     with pytest.raises(ValueError, match="at least one"):
         by_need([[1.0]], 0, 0)
+
+
+@given(models, st.integers(1, 10), st.integers(0, 99))
+def test_where_nobody_needs_it_more_experts_are_saved_in_turn(
+    experts: list[int], k: int, number: int
+) -> None:
+    assert by_need([[0.0] * count for count in experts], k, number) == in_turn(number, k, experts)

@@ -145,6 +145,7 @@ commands = st.builds(
     base_generation=u64,
     plan_sha256=st.binary(min_size=32, max_size=32),
     dead_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=40),
+    suspect_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=ring.MAX_SUSPECTS),
     life=u64,
     probe=u64,
 )
@@ -278,3 +279,8 @@ def test_a_copy_of_another_record_is_not_believed() -> None:
     later = encode_slot(5 + ring.SLOT_COUNT, RankExitRecord(rank=0, pid=1, exit_code=0, signal=9))
     with pytest.raises(ring.CorruptError):
         ring.decode_slot(5, 6, later, 6)
+
+
+def test_of_more_suspects_than_there_is_room_for_the_lowest_are_told() -> None:
+    told = ring.encode_command(1, ring.CommandSlot(suspect_ranks=frozenset(range(100))))
+    assert ring.decode_command(told)[1].suspect_ranks == frozenset(range(ring.MAX_SUSPECTS))

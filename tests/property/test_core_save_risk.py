@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from pacekeeper.core.expert_turns import by_need
 from pacekeeper.core.lost_tokens import mean_age
 from pacekeeper.core.save_risk import (
+    alarm,
     expected_loss,
     frequencies,
     least_loss,
     loss_probability,
     need,
+    order_bound,
     round_robin_ratio,
 )
 
@@ -104,3 +106,23 @@ def test_a_sole_holder_that_is_suspect_comes_before_all_others() -> None:
     needs = [need(twice, 900.0, 9), need(sole, 10.0, 1)]
     (first,) = by_need([needs], 1, 0)
     assert first.index == 1
+
+
+@given(st.sets(st.integers(0, 5), min_size=1), st.sets(st.integers(0, 5)))
+def test_an_alarm_is_of_experts_that_only_suspects_hold_and_loudest_of_the_fewest(
+    hosts: set[int], suspects: set[int]
+) -> None:
+    loud = alarm(hosts, suspects)
+    assert (loud > 0.0) == (hosts <= suspects)
+    if loud:
+        assert loud > need(1.0, 1e9, 1000), "it comes before any need"
+        assert alarm(sorted(hosts)[:1], suspects) == loud * len(hosts)
+
+
+def test_a_bound_of_all_layers_is_the_sum_of_theirs() -> None:
+    layers = [[3.0, 0.0, 1.0, 1.0], [], [2.0, 2.0, 2.0, 2.0]]
+    least, ratio = order_bound(layers, 1)
+    assert least == pytest.approx(least_loss(layers[0], 1) + least_loss(layers[2], 1))
+    turns = expected_loss(layers[0], [0.25] * 4) + expected_loss(layers[2], [0.25] * 4)
+    assert ratio == pytest.approx(turns / least) and ratio > 1.0
+    assert order_bound([[0.0, 0.0], []], 1) == (0.0, 1.0)

@@ -105,7 +105,7 @@ def test_what_is_no_ring_of_ours_is_reported_and_left_alone(intake: Intake, tmp_
     (tmp_path / "job" / "rank-00001.ring").write_bytes(b"garbage")
     (tmp_path / "job" / "rank-00002.ring").write_bytes(bytes(ring.FILE_BYTES))
     newer = bytearray(ring.encode_header(attachment(3)).ljust(ring.FILE_BYTES, b"\0"))
-    newer[8] = 9
+    newer[8] = ring.VERSION + 1
     (tmp_path / "job" / "rank-00003.ring").write_bytes(newer)
     Ring.create(tmp_path, attachment(0)).write(step(0))
     (reading,) = intake.look(0.0)

@@ -109,6 +109,7 @@ def test_what_is_lost_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCapt
     other.go_back()
     (said,) = notes
     assert (said["event"], said["lost_tokens"], said["oldest_step"]) == ("lossy", wanted, 1)
+    assert said["turns_ratio"] >= 1.0 and 0.0 < said["least_loss_tokens"] < wanted  # type: ignore[operator]
     assert said["plt"] == pytest.approx(wanted / (sum(now[3]) * FOUR.steps / 4))
     assert (
         f"restored with loss: 3 experts are as at earlier steps, back to 1; {wanted}" in caplog.text
@@ -306,3 +307,28 @@ def test_a_rank_that_came_late_does_not_take_back_how_many_experts_are_saved() -
     choice = partial.choose(layout, 5, [Piece(block) for block in layout.blocks()])
     assert partial.num_saved == 2
     assert sum(piece.block.kind is BlockKind.EXPERT for piece in choice.pieces) == 2
+
+
+@pytest.mark.parametrize("order", ["turn", "load", "risk"])
+def test_what_only_suspects_hold_is_saved_first_whatever_the_order(order: str) -> None:
+    """Rank 3 alone holds an expert with few tokens; one rank was told of the finding, the others
+    were not yet.
+    """
+    layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1)
+    partial = PartialSaves(replace(FOUR, expert_order=order))
+    partial.count({0: [900, 900, 900, 100]})
+    partial._begun = CheckpointId(life=1, generation=1, step=1)
+    calm = partial.word(layout, has_failed=False)
+    (sole,) = layout.experts_on(3, 0)
+    for number in range(4):
+        partial.hear([calm, partial.word(layout, has_failed=False, suspects={3}), calm])
+        choice = partial.choose(layout, number, [Piece(block) for block in layout.blocks()])
+        experts = {p.block.index for p in choice.pieces if p.block.kind is BlockKind.EXPERT}
+        assert experts == {sole}, number
+
+
+def test_where_no_expert_is_left_out_no_order_loses_anything() -> None:
+    layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1)
+    partial = PartialSaves(replace(FOUR, experts_per_checkpoint=0, checkpoint_period_steps=0))
+    partial.count({0: [9, 9, 9, 1]})
+    assert partial.order_bound(layout, 10) == (0.0, 1.0)

@@ -10,6 +10,7 @@ from pacekeeper.controller.events import (
     NotifyDeaths,
     OfferPlan,
     SaveIncident,
+    TellSuspects,
 )
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.config import PolicyConfig
@@ -134,6 +135,24 @@ class TestOffers:
             driver.report(*step(driver.job.step + 1, generation=2, slow=2, slowdown=4.0))
             assert driver.job.step <= first + 20, "nobody looks again"
         assert driver.job.step == first + 20
+
+
+class TestSuspects:
+    def test_all_nodes_are_told_who_stands_beside_a_slow_rank_and_when_nobody_does(self) -> None:
+        driver = with_plan()
+        driver.tick(1.1)
+        (told,) = driver.all_said(TellSuspects)
+        assert (told.nodes, told.ranks) == (("node-0", "node-1"), (2, 3)), "rank 2 is slow"
+        driver.report(exited(3))
+        driver.tick(1.1)  # the plan is given up
+        driver.tick(1.1)
+        assert [told.ranks for told in driver.all_said(TellSuspects)] == [(2,)], "the living"
+
+    def test_a_death_makes_nobody_suspect(self) -> None:
+        driver = started()
+        driver.report(exited(1))
+        driver.tick(1.1)
+        assert not driver.all_said(TellSuspects)
 
 
 class TestDeaths:
