@@ -5,6 +5,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -93,8 +94,26 @@ def public_names(tree: ast.Module) -> Iterator[str]:
             yield name
 
 
+def documents() -> list[Path]:
+    """All text that is no Python, as paths below the root."""
+    found = [
+        path.relative_to(ROOT)
+        for folder in (ROOT, *(ROOT / name for name in ("docs", "docs/adr", "deploy", "examples")))
+        for path in sorted(folder.glob("*"))
+        if path.suffix in (".md", ".toml", ".yml", ".yaml", ".service", ".sh", ".json")
+    ]
+    assert len(found) > 50, "they are where they were"
+    return found
+
+
 def words(name: str) -> list[str]:
     return [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+@pytest.mark.parametrize("path", documents())
+def test_no_side_of_a_merge_is_left_in_a_document(path: Path) -> None:
+    lines = (ROOT / path).read_text().splitlines()
+    assert not [line for line in lines if line.startswith(("<<<<<<<", ">>>>>>>"))]
 
 
 @pytest.mark.parametrize("path", modules())
