@@ -204,7 +204,9 @@ class Judge:
         """Copies are equal bit by bit, and those of the undisturbed run; lost experts."""
         wanted = self.reference.state
         seen: dict[str, torch.Tensor] = {}
-        for rank in survivors:
+        # Where state was lost for good and all were started again, the dead live, too.
+        ended = [r for r in self.course.fleet.ranks if ending_path(self.directory, r).exists()]
+        for rank in sorted({*survivors, *ended}):
             if not ending_path(self.directory, rank).exists():
                 self._complain(f"rank {rank} left no state")
                 continue
