@@ -264,7 +264,7 @@ def _follow(
         if job.asked and now_s - job.asked_s > DECIDE_WITHIN_S:
             commands.append(Say(text=f"job={name} no decision for {DECIDE_WITHIN_S:.0f} s"))
             job = replace(job, asked=0)
-        job, said = probing.follow(job, now_s, now_s + state.unix_offset_s)
+        job, said = probing.follow(job, now_s, unix_s)
         commands += said
         job, said = proposals.follow(job, config.policy, unix_s)
         commands += said

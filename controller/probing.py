@@ -39,7 +39,7 @@ def ask(
     assert layout is not None, "a decision is made on a layout"
     ranks = layout.ranks
     job = replace(job, decided_on=None)  # it is decided again when this is settled
-    if not all(job.ranks[rank].attachment.can_probe for rank in ranks):
+    if not _can_all(job, ranks):
         return _settled(job, UNSUPPORTED)
     job, question = _put(job, ranks, now_s, unix_s)
     who = ", ".join(map(str, decision.unconfirmed))
@@ -70,9 +70,10 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     """On a tick: say it again, or give it up; ask on account of slow ranks that stand by."""
     question = job.probe
     if question is None:
-        if job.layout is None or not is_due(job, _slow(job), now_s):
+        layout = job.layout
+        if layout is None or not is_due(job, _slow(job), now_s) or not _can_all(job, layout.ranks):
             return job, []
-        job, question = _put(job, job.layout.ranks, now_s, unix_s)
+        job, question = _put(job, layout.ranks, now_s, unix_s)
         return replace(job, stood_by_asked_s=now_s), [_asked(job, question)]
     is_same_group = job.layout is not None and job.layout.ranks == question.ranks
     if not is_same_group or set(question.ranks) - set(job.living):
@@ -87,6 +88,11 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     if now_s - question.said_s < REPEAT_S:
         return job, []
     return replace(job, probe=replace(question, said_s=now_s)), [_asked(job, question)]
+
+
+def _can_all(job: JobState, ranks: Iterable[int]) -> bool:
+    """Are all of them known, with a trainer that can run a probe?"""
+    return all(rank in job.ranks and job.ranks[rank].attachment.can_probe for rank in ranks)
 
 
 def _put(

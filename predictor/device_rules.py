@@ -33,36 +33,19 @@ LESS_ACTIVE = 1.25  # times: who works on kernels and waits for nobody is busier
 
 def temperature(symptoms: Symptoms) -> Look:
     """Heat alone slows nothing: never more than suspected."""
-    subject = "temperature"
-    own = symptoms.device
-    mine = None if own is None else _hottest(own)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([_hottest(peer) for peer in symptoms.alike])
-    among = Beside(told=len(theirs), shared=sum(t > mine - HOTTER_CELSIUS for t in theirs))
-    if among.is_refuted or (not theirs and mine < HOT_CELSIUS):
-        return Look(subject=subject)
-    against = f"its peers had {median(theirs):.0f}" if theirs else "no peer to compare with"
-    words = f"{mine:.0f} degrees Celsius, {against}"
-    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
-    return Look(subject=subject, causes=(cause,))
+    return _heat(symptoms, "temperature", _hottest, hot=HOT_CELSIUS, own="", theirs="its peers had")
 
 
 def memory_temperature(symptoms: Symptoms) -> Look:
     """Hot memory slows its clock; like heat, never more than suspected."""
-    subject = "memory temperature"
-    own = symptoms.device
-    mine = None if own is None else _hottest_memory(own)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([_hottest_memory(peer) for peer in symptoms.alike])
-    among = Beside(told=len(theirs), shared=sum(t > mine - HOTTER_CELSIUS for t in theirs))
-    if among.is_refuted or (not theirs and mine < HOT_MEMORY_CELSIUS):
-        return Look(subject=subject)
-    against = f"its peers' {median(theirs):.0f}" if theirs else "no peer to compare with"
-    words = f"its memory has {mine:.0f} degrees Celsius, {against}"
-    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
-    return Look(subject=subject, causes=(cause,))
+    return _heat(
+        symptoms,
+        "memory temperature",
+        _hottest_memory,
+        hot=HOT_MEMORY_CELSIUS,
+        own="its memory has ",
+        theirs="its peers'",
+    )
 
 
 def margin(symptoms: Symptoms) -> Look:
@@ -189,6 +172,29 @@ def activity(symptoms: Symptoms) -> Look:
         return Look(subject=subject)
     words = f"its multiprocessors worked {mine:.0%} of the time, its peers' {median(theirs):.0%}"
     cause = Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words)
+    return Look(subject=subject, causes=(cause,))
+
+
+def _heat(
+    symptoms: Symptoms,
+    subject: str,
+    degrees_of: Callable[[DeviceWindow], float | None],
+    *,
+    hot: float,
+    own: str,
+    theirs: str,
+) -> Look:
+    """Hotter than the peers or, without any, `hot`; `own` and `theirs`: how the reason begins."""
+    mine = None if symptoms.device is None else degrees_of(symptoms.device)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    peers = told([degrees_of(peer) for peer in symptoms.alike])
+    among = Beside(told=len(peers), shared=sum(t > mine - HOTTER_CELSIUS for t in peers))
+    if among.is_refuted or (not peers and mine < hot):
+        return Look(subject=subject)
+    against = f"{theirs} {median(peers):.0f}" if peers else "no peer to compare with"
+    words = f"{own}{mine:.0f} degrees Celsius, {against}"
+    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
     return Look(subject=subject, causes=(cause,))
 
 
