@@ -18,7 +18,7 @@ from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.agent.window import Reading, SampleNews, batch, deaths_in, split
 from pacekeeper.core import node_verdict
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.security_config import TlsConfig, plain_caller, plain_listener

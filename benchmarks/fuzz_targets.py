@@ -15,8 +15,9 @@ from pacekeeper.controller.server import report_in
 from pacekeeper.controller.state import State
 from pacekeeper.controller.tokens import decode_tokens
 from pacekeeper.core import manifest_codec, record_codec, ring, tensor_file
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.config import ControllerConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError, VersionError
 from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.core.toml_reader import read_config

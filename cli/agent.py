@@ -8,7 +8,7 @@ import sys
 import click
 
 from pacekeeper.cli.settings import settings
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.agent_config import AgentConfig
 
 
 @click.command()

@@ -18,7 +18,8 @@ from pathlib import Path
 import click
 
 from pacekeeper.core import ring
-from pacekeeper.core.config import GRPC_PORT, METRICS_PORT, AgentConfig
+from pacekeeper.core.agent_config import METRICS_PORT, AgentConfig
+from pacekeeper.core.config import GRPC_PORT
 from pacekeeper.core.errors import ExitCode, VersionError
 
 SLOW_LOOKUP_S = 1.0

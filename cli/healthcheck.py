@@ -16,7 +16,7 @@ import click
 
 from pacekeeper.cli.settings import settings
 from pacekeeper.core import node_verdict
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.node_verdict import Fitness, Verdict
 
 EXIT_CODES = {Fitness.FIT: 0, Fitness.UNFIT: 1, Fitness.UNKNOWN: 2}

@@ -8,7 +8,8 @@ import click
 from click.core import ParameterSource
 
 from pacekeeper.cli.settings import needs_torch, settings
-from pacekeeper.core.config import AgentConfig, TrainConfig
+from pacekeeper.core.agent_config import AgentConfig
+from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 _TOLD_BY_THE_JOB = (

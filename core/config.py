@@ -1,98 +1,21 @@
-"""All settings of agent, controller and trainer, frozen; each comment gives unit and trade-off.
+"""All settings of controller and trainer, frozen; each comment gives unit and trade-off.
 
-One TOML file, one table per part (`[agent]`, `[controller]`, `[detector]`, `[policy]`, `[train]`);
-those of security are in `core/security_config.py`.
+One TOML file, one table per part (`[controller]`, `[detector]`, `[policy]`, `[train]`); those of
+the agent are in `core/agent_config.py`, of security in `core/security_config.py`.
 `core/toml_reader.py` reads it and says which file, which key and what was expected.
 """
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.config_checks import address, at_least, at_most, one_of, positive
 from pacekeeper.core.expert_turns import Order
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
-from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
+from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
 
-GRPC_PORT = 7443  # all three below 32768: an ephemeral port could be taken by any client
-METRICS_PORT = 9464
+GRPC_PORT = 7443  # below 32768, as all ports of ours: an ephemeral one any client could take
 LONGEST_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow
 SHORTEST_DOCUMENT_TOKENS = 16  # of the trainer's text; a row must have room for one
-
-
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        if not getattr(owner, name) > 0:
-            raise ValueError(f"{name}: expected a value above 0, got {getattr(owner, name)}")
-
-
-def _at_least(owner: object, floor: float, *names: str) -> None:
-    for name in names:
-        if not getattr(owner, name) >= floor:
-            raise ValueError(f"{name}: expected at least {floor}, got {getattr(owner, name)}")
-
-
-def _one_of(owner: object, name: str, *values: str) -> None:
-    if getattr(owner, name) not in values:
-        expected = ", ".join(repr(str(value)) for value in values)
-        raise ValueError(f"{name}: expected one of {expected}, got {getattr(owner, name)!r}")
-
-
-def _at_most(owner: object, ceiling: float, *names: str) -> None:
-    for name in names:
-        if not getattr(owner, name) <= ceiling:
-            raise ValueError(f"{name}: expected at most {ceiling:g}, got {getattr(owner, name)}")
-
-
-def _address(owner: object, *names: str, first_port: int = 1) -> None:
-    for name in names:
-        try:
-            host_and_port(getattr(owner, name), first_port=first_port)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentConfig:
-    """The daemon of one node."""
-
-    # Directory on tmpfs, one sub-directory per job; ranks and agent must both be able to write it.
-    ring_dir: str = "/dev/shm/pacekeeper"
-    # Name under which this node appears; empty: the host name.
-    node: str = ""
-    # host:port of the controller.
-    controller: str = f"127.0.0.1:{GRPC_PORT}"
-    # File with the bearer token to show it; empty: none, the certificate tells the node.
-    token_file: str = ""
-    # Whether to attach to a controller, and to serve metrics, beyond loopback without encryption.
-    insecure: bool = False
-    # host:port of the Prometheus endpoint; empty: none.
-    metrics_listen: str = f"127.0.0.1:{METRICS_PORT}"
-    # Seconds between two looks into the rings. Raising it saves CPU and delays findings.
-    poll_interval_s: float = 0.1
-    # Seconds between two readings of every device (NVML) and of the kernel (load, pressure).
-    sample_interval_s: float = 1.0
-    # Batches kept while the controller is away; the oldest are dropped and counted beyond it.
-    spool_batches: int = 4096
-    # Seconds without an acknowledgement before the stream is opened anew.
-    ack_timeout_s: float = 15.0
-    # Longest back-off between two attempts to connect (full jitter).
-    reconnect_max_s: float = 10.0
-    # Directory for trace files of everything read, for `pacekeeper replay`; empty: none.
-    record_dir: str = ""
-    # A trace file ends at this size.
-    record_max_bytes: int = 1 << 30
-    tls: TlsConfig = field(default_factory=TlsConfig)
-
-    def __post_init__(self) -> None:
-        _positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")
-        _at_least(self, 1, "spool_batches", "record_max_bytes")
-        if not self.ring_dir:
-            raise ValueError("ring_dir: expected a directory, got ''")
-        _address(self, "controller")
-        if self.metrics_listen:
-            _address(self, "metrics_listen", first_port=0)
-        if self.node and not is_node_name(self.node):
-            raise ValueError(f"node: expected {NODE_NAME_RULE}, got {self.node!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,11 +61,11 @@ class DetectorConfig:
     canary_period_steps: int = 200
 
     def __post_init__(self) -> None:
-        _at_least(self, 4, "warmup_steps")
-        _at_least(self, 0, "skip_steps", "canary_period_steps")
-        _at_least(self, 1, "min_steps", "recover_steps", "measure_steps", "see_within_steps")
-        _positive(self, "sigma_floor", "false_alarms_per_job_day", "noisy_sigma", "min_sigmas")
-        _at_least(self, 1.0, "min_slowdown", "recover_slowdown")
+        at_least(self, 4, "warmup_steps")
+        at_least(self, 0, "skip_steps", "canary_period_steps")
+        at_least(self, 1, "min_steps", "recover_steps", "measure_steps", "see_within_steps")
+        positive(self, "sigma_floor", "false_alarms_per_job_day", "noisy_sigma", "min_sigmas")
+        at_least(self, 1.0, "min_slowdown", "recover_slowdown")
         if self.recover_slowdown > self.min_slowdown:
             raise ValueError("recover_slowdown: expected at most min_slowdown (hysteresis)")
         if self.blind_slowdown <= self.min_slowdown:
@@ -199,16 +122,16 @@ class PolicyConfig:
     load_ema: float = 0.1
 
     def __post_init__(self) -> None:
-        _one_of(self, "mode", "act", "observe", "approve")
-        _one_of(self, "approve", "moves", "all")
-        _at_least(
+        one_of(self, "mode", "act", "observe", "approve")
+        one_of(self, "approve", "moves", "all")
+        at_least(
             self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s", "restart_s"
         )
-        _at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
-        _at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
-        _at_least(self, 0, "memory_bytes")
-        _positive(self, "load_ema", "max_acted_ratio", "approve_within_s")
-        _at_most(self, LONGEST_WAIT_S, "approve_within_s")
+        at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
+        at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
+        at_least(self, 0, "memory_bytes")
+        positive(self, "load_ema", "max_acted_ratio", "approve_within_s")
+        at_most(self, LONGEST_WAIT_S, "approve_within_s")
         if not 0.0 <= self.failure_probability <= 1.0:
             raise ValueError(
                 f"failure_probability: expected 0 to 1, got {self.failure_probability}"
@@ -240,10 +163,10 @@ class ControllerConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
 
     def __post_init__(self) -> None:
-        _positive(self, "tick_interval_s", "blind_after_s")
+        positive(self, "tick_interval_s", "blind_after_s")
         if not self.store:
             raise ValueError("store: expected a file, got ''")
-        _address(self, "listen", *(["metrics_listen"] if self.metrics_listen else []), first_port=0)
+        address(self, "listen", *(["metrics_listen"] if self.metrics_listen else []), first_port=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,7 +256,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not is_job_name(self.job):
             raise ValueError(f"job: expected {JOB_NAME_RULE}, got {self.job!r}")
-        _at_least(
+        at_least(
             self,
             1,
             "steps",
@@ -348,18 +271,18 @@ class TrainConfig:
             "num_stages",
             "tensor_size",
         )
-        _at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
-        _at_least(self, 0, "max_restarts", "experts_per_checkpoint", "lost_tokens_limit")
-        _at_least(self, 0, "checkpoint_window_steps", "snapshot_period_steps")
-        _at_least(self, min(1, self.experts_per_checkpoint), "checkpoint_period_steps")
-        _at_least(self, 2, "checkpoints_kept")
-        _at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
-        _positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
-        _at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
+        at_least(self, 0, "slots_per_rank", "warmup_steps", "seed", "replica_check_period_steps")
+        at_least(self, 0, "max_restarts", "experts_per_checkpoint", "lost_tokens_limit")
+        at_least(self, 0, "checkpoint_window_steps", "snapshot_period_steps")
+        at_least(self, min(1, self.experts_per_checkpoint), "checkpoint_period_steps")
+        at_least(self, 2, "checkpoints_kept")
+        at_least(self, SHORTEST_DOCUMENT_TOKENS, "row_tokens")
+        positive(self, "learning_rate", "emulated_step_s", "tick_s", "peer_timeout_s")
+        at_least(self, 0.0, "emulated_jitter", "weight_decay", "balance_loss")
         # A step of AdamW moves every weight by about the learning rate.
-        _at_most(self, 1.0, "learning_rate", "emulated_jitter")
-        _at_most(self, 1.0 / self.learning_rate, "weight_decay")  # beyond, signs change
-        _at_most(self, LONGEST_WAIT_S, "emulated_step_s", "tick_s", "peer_timeout_s")
+        at_most(self, 1.0, "learning_rate", "emulated_jitter")
+        at_most(self, 1.0 / self.learning_rate, "weight_decay")  # beyond, signs change
+        at_most(self, LONGEST_WAIT_S, "emulated_step_s", "tick_s", "peer_timeout_s")
         if self.experts_per_token > self.num_experts:
             raise ValueError(
                 f"experts_per_token: expected at most num_experts = {self.num_experts}, "
@@ -387,8 +310,8 @@ class TrainConfig:
             raise ValueError(
                 f"clock: expected 'auto', 'device', 'cpu' or 'emulated', got {self.clock!r}"
             )
-        _one_of(self, "expert_order", *Order)
-        _one_of(self, "partial_state", "both", "weights", "moments")
+        one_of(self, "expert_order", *Order)
+        one_of(self, "partial_state", "both", "weights", "moments")
         if self.dtype not in ("float32", "float64"):
             raise ValueError(f"dtype: expected 'float32' or 'float64', got {self.dtype!r}")
         name = self.resume.rpartition("/")[2]

@@ -5,8 +5,9 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from math import inf, isfinite
 from typing import Any, TypeVar
 
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.config import ControllerConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError
 
 T = TypeVar("T")

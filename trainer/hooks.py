@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
 from pacekeeper.core.record_codec import (
     pack_expert_load,

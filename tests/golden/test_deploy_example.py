@@ -12,8 +12,9 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.config import ControllerConfig, TrainConfig
 from pacekeeper.core.toml_reader import read_config
 from support.tree import ROOT
 

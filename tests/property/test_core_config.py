@@ -8,14 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import (
-    AgentConfig,
-    ControllerConfig,
-    DetectorConfig,
-    PolicyConfig,
-    TrainConfig,
-)
+from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.toml_reader import override, read_config

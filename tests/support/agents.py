@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from pacekeeper.agent.runtime import Agent
-from pacekeeper.core.config import AgentConfig
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.records import Record, StepRecord
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import Attachment

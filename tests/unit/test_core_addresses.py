@@ -3,7 +3,8 @@
 import pytest
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.config import AgentConfig, ControllerConfig
+from pacekeeper.core.agent_config import AgentConfig
+from pacekeeper.core.config import ControllerConfig
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pytest
 from pacekeeper.agent.runtime import Agent
 from pacekeeper.controller.entrance import refuse_open
 from pacekeeper.core.addresses import is_loopback
+from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import AgentConfig, ControllerConfig
+from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig, open_listener
 from pacekeeper.core.toml_reader import read_config

@@ -2,7 +2,8 @@
 
 import pytest
 
-from pacekeeper.core.config import AgentConfig, ControllerConfig, TrainConfig
+from pacekeeper.core.agent_config import AgentConfig
+from pacekeeper.core.config import ControllerConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError, ExitCode
 from pacekeeper.core.toml_reader import override, read_config
 
