@@ -25,7 +25,7 @@ from rich.table import Table
 from torch import Tensor
 
 from pacekeeper.core.block_writers import cut, writers
-from pacekeeper.core.expert_turns import in_turn
+from pacekeeper.core.expert_turns import by_need
 from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
 from pacekeeper.core.lost_tokens import longest_gap
 from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
@@ -133,8 +133,8 @@ class Job:
 
     def save(self, number: int) -> tuple[int, int]:
         """Checkpoint `number`, the first one full: bytes of its files, and of the busiest rank."""
-        experts = [len(on) for on in self.layout.experts]
-        chosen = in_turn(number, self.num_saved, experts)
+        equal = [[0.0] * len(on) for on in self.layout.experts]
+        chosen = by_need(equal, self.num_saved, number)
         pieces = [
             Piece(block, kind)
             for block in self.layout.blocks()

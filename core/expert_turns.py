@@ -18,29 +18,14 @@ class Order(StrEnum):
     RISK = "risk"  # most tokens likely to be lost: core/save_risk.py
 
 
-def in_turn(number: int, num_saved: int, experts: Sequence[int]) -> frozenset[Block]:
-    """The experts of checkpoint `number` (0, 1, ..): `num_saved` of each layer, all in turn.
-
-    experts: how many each layer has, 0 for a dense one. The turn is shifted by one checkpoint from
-    one MoE layer to the next, so that ranks which hold different experts share the work. Of N in a
-    layer, each stands in at least one of any ceil(N / K) checkpoints in a row. Raises ValueError
-    for a `num_saved` below 1.
-    """
-    if num_saved < 1:
-        raise ValueError(f"of each layer at least one expert is saved, got {num_saved}")
-    moe = [(layer, count) for layer, count in enumerate(experts) if count]
-    return frozenset(
-        Block(BlockKind.EXPERT, layer, ((number + place) * num_saved + i) % count)
-        for place, (layer, count) in enumerate(moe)
-        for i in range(min(num_saved, count))
-    )
-
-
 def by_need(need: Sequence[Sequence[float]], num_saved: int, number: int) -> frozenset[Block]:
     """Of each layer the `num_saved` experts with the greatest need, need[layer][expert].
 
-    Where needs are equal, those whose turn is next (`in_turn`) come first: equal experts take
-    turns. Raises ValueError for a `num_saved` below 1.
+    Where needs are equal, those whose turn is next at checkpoint `number` (0, 1, ..) come first, so
+    equal experts take turns: of N in a layer, each stands in at least one of any ceil(N / K)
+    checkpoints in a row. The turn is shifted by one checkpoint from one MoE layer to the next, so
+    that ranks which hold different experts share the work. Raises ValueError for a `num_saved`
+    below 1.
     """
     if num_saved < 1:
         raise ValueError(f"of each layer at least one expert is saved, got {num_saved}")

@@ -99,13 +99,6 @@ def plan_window(costs: Mapping[Block, Cost], budget_bytes: float) -> Window:
     return Window(turns=tuple(turns))
 
 
-def steps_lost(window_steps: int) -> float:
-    """Steps done again after a failure, in the mean: the newest whole window's, all but the first,
-    and those since, half of a window.
-    """
-    return (window_steps - 1) + window_steps / 2
-
-
 def best_interval_s(save_s: float, mtbf_s: float) -> float:
     """Time between two full checkpoints that hold training for `save_s` each: sqrt(2 * C * M)
     (Young 1974; Daly 2006, first order). Raises ValueError for times not above 0.
@@ -113,12 +106,3 @@ def best_interval_s(save_s: float, mtbf_s: float) -> float:
     if save_s <= 0.0 or mtbf_s <= 0.0:
         raise ValueError(f"expected times above 0, got {save_s} and {mtbf_s}")
     return sqrt(2.0 * save_s * mtbf_s)
-
-
-def effective_time_ratio(*, held_ratio: float, lost_s: float, mtbf_s: float) -> float:
-    """The share of time that trains: 1 / (1 + held) * 1 / (1 + lost / MTBF) (MoEvement, section 2).
-
-    held_ratio: time that saving holds training, per time of training; lost_s: restart and steps
-    done again, per failure.
-    """
-    return 1.0 / (1.0 + held_ratio) / (1.0 + lost_s / mtbf_s)

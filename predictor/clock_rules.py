@@ -4,7 +4,7 @@ A counter of time has no gaps, where the mask of clock events is one moment of e
 asked first, and what it says is not said again from the mask unless that is surer.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -19,6 +19,7 @@ from pacekeeper.predictor.symptoms import (
     Symptoms,
     beside,
     is_surer,
+    looked_at,
     told,
 )
 
@@ -107,18 +108,21 @@ def sm_clock(symptoms: Symptoms) -> Look:
 
 def clock_setting(symptoms: Symptoms) -> Look:
     """An application clock that is set lower than the peers' is a setting, and lasts."""
-    subject = "application clock"
-    own = symptoms.device
-    mine = None if own is None else _set_clock(own)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([_set_clock(peer) for peer in symptoms.alike])
-    among = Beside(told=len(theirs), shared=sum(t < mine * CLOCK_APART for t in theirs))
-    if not theirs or among.is_refuted:
-        return Look(subject=subject)
-    words = f"its application clock is set to {mine:.0f} MHz, its peers' to {median(theirs):.0f}"
-    cause = Cause(kind=CauseKind.CLOCKS, sure=Tier.PROBABLE, words=words)
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: float, theirs: Sequence[float], _: Beside) -> Sequence[Cause]:
+        if not theirs:
+            return ()
+        words = f"its application clock is set to {mine:.0f} MHz, "
+        words += f"its peers' to {median(theirs):.0f}"
+        return (Cause(kind=CauseKind.CLOCKS, sure=Tier.PROBABLE, words=words),)
+
+    return looked_at(
+        symptoms,
+        "application clock",
+        _set_clock,
+        is_alike=lambda peers, mine: peers < mine * CLOCK_APART,
+        causes=causes,
+    )
 
 
 def _held(symptoms: Symptoms) -> dict[str, Cause]:

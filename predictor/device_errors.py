@@ -3,7 +3,8 @@
 Like `device_rules.py`: the worst since the onset, and only where healthy peers do not show it too.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 
 from pacekeeper.core.findings import Tier
@@ -15,7 +16,9 @@ from pacekeeper.predictor.symptoms import (
     Look,
     Symptoms,
     beside,
+    counted,
     grown,
+    looked_at,
     told,
 )
 from pacekeeper.predictor.xids import meaning
@@ -43,20 +46,23 @@ def lost(symptoms: Symptoms) -> Look:
 
 def xids(symptoms: Symptoms) -> Look:
     """Errors that the driver reported since the onset, each told once."""
-    subject = "Xids"
-    own = symptoms.device
-    codes = None if own is None else _new_xids(own)
-    if codes is None:
-        return Look(subject=subject, is_told=False)
-    among = beside(symptoms.alike, lambda peer: None if (n := _new_xids(peer)) is None else bool(n))
-    if not codes or among.is_refuted:
-        return Look(subject=subject)
-    causes = []
-    for code in dict.fromkeys(codes):
-        known = meaning(code)
-        words = f"the driver reported Xid {code}, {known.words} ({among.words})"
-        causes.append(Cause(kind=known.kind, sure=among.sure(known.most), words=words))
-    return Look(subject=subject, causes=tuple(causes))
+
+    def causes(
+        codes: tuple[int, ...], _: Sequence[tuple[int, ...]], among: Beside
+    ) -> Sequence[Cause]:
+        known = {code: meaning(code) for code in codes}
+        return [
+            _cause(
+                xid.kind,
+                among.sure(xid.most),
+                f"the driver reported Xid {code}, {xid.words} ({among.words})",
+            )
+            for code, xid in known.items()
+        ]
+
+    return looked_at(
+        symptoms, "Xids", _new_xids, is_alike=lambda peers, _: bool(peers), causes=causes
+    )
 
 
 def nvlink(symptoms: Symptoms) -> Look:
@@ -90,15 +96,15 @@ def nvlink_errors(symptoms: Symptoms) -> Look:
         "nvlink_replays": "NVLink replays",
         "nvlink_recoveries": "NVLink recoveries",
     }
-    return _growing(symptoms, "NVLink errors", fields, CauseKind.NVLINK, Tier.SUSPECTED)
+    return _counted(symptoms, "NVLink errors", fields, CauseKind.NVLINK, Tier.SUSPECTED)
 
 
 def pcie_errors(symptoms: Symptoms) -> Look:
     """Errors that the link corrected slow it; those it did not are worse."""
     corrected = {"pcie_errors": "corrected PCIe errors", "pcie_recoveries": "PCIe recoveries"}
-    soft = _growing(symptoms, "PCIe errors", corrected, CauseKind.PCIE, Tier.SUSPECTED)
+    soft = _counted(symptoms, "PCIe errors", corrected, CauseKind.PCIE, Tier.SUSPECTED)
     fatal = {"pcie_fatal_errors": "uncorrected PCIe errors"}
-    hard = _growing(symptoms, "PCIe errors", fatal, CauseKind.PCIE, Tier.PROBABLE)
+    hard = _counted(symptoms, "PCIe errors", fatal, CauseKind.PCIE, Tier.PROBABLE)
     return Look(
         subject="PCIe errors",
         is_told=soft.is_told or hard.is_told,
@@ -109,7 +115,7 @@ def pcie_errors(symptoms: Symptoms) -> Look:
 def ecc_corrected(symptoms: Symptoms) -> Look:
     """Memory that is corrected all the time is about to fail."""
     fields = {"ecc_corrected": "corrected ECC errors"}
-    return _growing(symptoms, "corrected ECC", fields, CauseKind.MEMORY_ERRORS, Tier.SUSPECTED)
+    return _counted(symptoms, "corrected ECC", fields, CauseKind.MEMORY_ERRORS, Tier.SUSPECTED)
 
 
 def rows(symptoms: Symptoms) -> Look:
@@ -174,44 +180,30 @@ def _flagged(
     words: Callable[[str], str],
 ) -> Look:
     """A cause where the device shows it and most of its peers do not."""
-    own = symptoms.device
-    mine = None if own is None else question(own)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    among = beside(symptoms.alike, question)
-    if not mine or among.is_refuted:
-        return Look(subject=subject)
-    cause = _cause(kind, among.sure(most), words(among.words))
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: bool, _: Sequence[bool], among: Beside) -> Sequence[Cause]:
+        return (_cause(kind, among.sure(most), words(among.words)),) if mine else ()
+
+    return looked_at(symptoms, subject, question, is_alike=lambda peers, _: peers, causes=causes)
 
 
-def _growing(
+def _counted(
     symptoms: Symptoms, subject: str, fields: Mapping[str, str], kind: CauseKind, most: Tier
 ) -> Look:
     """A cause for each counter that grew since the onset."""
-    own = symptoms.device
-    is_told, causes = False, []
-    for field, name in fields.items():
-        mine = None if own is None else _growth(own, field)
-        if mine is None:
-            continue
-        is_told = True
-        among = beside(symptoms.alike, _has_grown(field))
-        if mine > 0 and not among.is_refuted:
-            causes.append(_cause(kind, among.sure(most), f"{mine} new {name} ({among.words})"))
-    return Look(subject=subject, is_told=is_told, causes=tuple(causes))
+    looks = [
+        counted(symptoms, subject, what, partial(_growth, field=field), kind, most)
+        for field, what in fields.items()
+    ]
+    return Look(
+        subject=subject,
+        is_told=any(look.is_told for look in looks),
+        causes=tuple(cause for look in looks for cause in look.causes),
+    )
 
 
 def _cause(kind: CauseKind, sure: Tier, words: str) -> Cause:
     return Cause(kind=kind, sure=sure, words=words)
-
-
-def _has_grown(field: str) -> _Question:
-    def has_grown(peer: DeviceWindow) -> bool | None:
-        grown = _growth(peer, field)
-        return None if grown is None else grown > 0
-
-    return has_grown
 
 
 def _growth(window: DeviceWindow, field: str) -> int | None:

@@ -5,7 +5,7 @@ not show it too. Every rule takes the worst sample since the onset, of the devic
 alike: one more sample of a device never makes its rule less sure.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 from pacekeeper.core.findings import Tier
@@ -18,7 +18,9 @@ from pacekeeper.predictor.symptoms import (
     Look,
     Symptoms,
     beside,
+    counted,
     grown,
+    looked_at,
     told,
 )
 
@@ -50,18 +52,20 @@ def memory_temperature(symptoms: Symptoms) -> Look:
 
 def margin(symptoms: Symptoms) -> Look:
     """The device's own measure of heat: degrees until its clocks go down."""
-    subject = "temperature margin"
-    own = symptoms.device
-    mine = None if own is None else _margin(own)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([_margin(peer) for peer in symptoms.alike])
-    among = beside(theirs, lambda degrees: degrees <= NEAR_CELSIUS)
-    if mine > NEAR_CELSIUS or among.is_refuted:
-        return Look(subject=subject)
-    words = f"{mine:.0f} degrees below the temperature at which it slows down ({among.words})"
-    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: float, _: Sequence[float], among: Beside) -> Sequence[Cause]:
+        if mine > NEAR_CELSIUS:
+            return ()
+        words = f"{mine:.0f} degrees below the temperature at which it slows down ({among.words})"
+        return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(
+        symptoms,
+        "temperature margin",
+        _margin,
+        is_alike=lambda peers, _: peers <= NEAR_CELSIUS,
+        causes=causes,
+    )
 
 
 def power(symptoms: Symptoms) -> Look:
@@ -115,13 +119,13 @@ def pcie_link(symptoms: Symptoms) -> Look:
 
 def pcie_replays(symptoms: Symptoms) -> Look:
     """Packets sent again since the onset; a few are common in health."""
-    return _growing(symptoms, "pcie_replays", "PCIe replays", CauseKind.PCIE, Tier.SUSPECTED)
+    return _counted(symptoms, "pcie_replays", "PCIe replays", CauseKind.PCIE, Tier.SUSPECTED)
 
 
 def ecc(symptoms: Symptoms) -> Look:
     """Uncorrected memory errors since the onset."""
     kind = CauseKind.MEMORY_ERRORS
-    return _growing(symptoms, "ecc_uncorrected", "uncorrected ECC errors", kind, Tier.PROBABLE)
+    return _counted(symptoms, "ecc_uncorrected", "uncorrected ECC errors", kind, Tier.PROBABLE)
 
 
 def foreign_processes(symptoms: Symptoms) -> Look:
@@ -130,49 +134,53 @@ def foreign_processes(symptoms: Symptoms) -> Look:
     NVML gives numbers of the host's namespace: where no rank of the job is among them, the numbers
     can not be compared and say nothing.
     """
-    subject = "processes on the device"
-    own = symptoms.device
-    strangers = None if own is None else _strangers(own)
-    if strangers is None:
-        return Look(subject=subject, is_told=False)
-    among = _asked(symptoms, lambda peer: None if (s := _strangers(peer)) is None else bool(s))
-    if not strangers or among.is_refuted:
-        return Look(subject=subject)
-    pids = ", ".join(map(str, sorted(strangers)))
-    words = f"processes that are no ranks of the job use the device: {pids} ({among.words})"
-    cause = Cause(kind=CauseKind.FOREIGN_PROCESS, sure=among.sure(Tier.PROBABLE), words=words)
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: frozenset[int], _: Sequence[frozenset[int]], among: Beside) -> Sequence[Cause]:
+        if not mine:
+            return ()
+        pids = ", ".join(map(str, sorted(mine)))
+        words = f"processes that are no ranks of the job use the device: {pids} ({among.words})"
+        sure = among.sure(Tier.PROBABLE)
+        return (Cause(kind=CauseKind.FOREIGN_PROCESS, sure=sure, words=words),)
+
+    return looked_at(
+        symptoms,
+        "processes on the device",
+        _strangers,
+        is_alike=lambda peers, _: bool(peers),
+        causes=causes,
+    )
 
 
 def idleness(symptoms: Symptoms) -> Look:
     """A device that idles while its peers work waits for its node: a hint, not a proof."""
-    subject = "idling"
-    own = symptoms.device
-    is_idle = None if own is None else _is_idle(own)
-    if is_idle is None:
-        return Look(subject=subject, is_told=False)
-    among = _asked(symptoms, _is_idle)
-    if not is_idle or not among.told or among.is_refuted:
-        return Look(subject=subject)
-    words = f"the device idles in between: its node feeds it too slowly ({among.words})"
-    cause = Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words)
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: bool, _: Sequence[bool], among: Beside) -> Sequence[Cause]:
+        if not mine or not among.told:
+            return ()
+        words = f"the device idles in between: its node feeds it too slowly ({among.words})"
+        return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(symptoms, "idling", _is_idle, is_alike=lambda peers, _: peers, causes=causes)
 
 
 def activity(symptoms: Symptoms) -> Look:
     """Multiprocessors that work less than the peers' wait for their node: a hint, as idling is."""
-    subject = "activity"
-    own = symptoms.device
-    mine = None if own is None else _activity(own)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    theirs = told([_activity(peer) for peer in symptoms.alike])
-    among = Beside(told=len(theirs), shared=sum(t < mine * LESS_ACTIVE for t in theirs))
-    if not theirs or among.is_refuted:
-        return Look(subject=subject)
-    words = f"its multiprocessors worked {mine:.0%} of the time, its peers' {median(theirs):.0%}"
-    cause = Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words)
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: float, theirs: Sequence[float], _: Beside) -> Sequence[Cause]:
+        if not theirs:
+            return ()
+        words = f"its multiprocessors worked {mine:.0%} of the time, "
+        words += f"its peers' {median(theirs):.0%}"
+        return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(
+        symptoms,
+        "activity",
+        _activity,
+        is_alike=lambda peers, mine: peers < mine * LESS_ACTIVE,
+        causes=causes,
+    )
 
 
 def _heat(
@@ -185,29 +193,25 @@ def _heat(
     theirs: str,
 ) -> Look:
     """Hotter than the peers or, without any, `hot`; `own` and `theirs`: how the reason begins."""
-    mine = None if symptoms.device is None else degrees_of(symptoms.device)
-    if mine is None:
-        return Look(subject=subject, is_told=False)
-    peers = told([degrees_of(peer) for peer in symptoms.alike])
-    among = Beside(told=len(peers), shared=sum(t > mine - HOTTER_CELSIUS for t in peers))
-    if among.is_refuted or (not peers and mine < hot):
-        return Look(subject=subject)
-    against = f"{theirs} {median(peers):.0f}" if peers else "no peer to compare with"
-    words = f"{own}{mine:.0f} degrees Celsius, {against}"
-    cause = Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words)
-    return Look(subject=subject, causes=(cause,))
+
+    def causes(mine: float, peers: Sequence[float], _: Beside) -> Sequence[Cause]:
+        if not peers and mine < hot:
+            return ()
+        against = f"{theirs} {median(peers):.0f}" if peers else "no peer to compare with"
+        words = f"{own}{mine:.0f} degrees Celsius, {against}"
+        return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(
+        symptoms,
+        subject,
+        degrees_of,
+        is_alike=lambda peers, mine: peers > mine - HOTTER_CELSIUS,
+        causes=causes,
+    )
 
 
-def _growing(symptoms: Symptoms, field: str, name: str, kind: CauseKind, most: Tier) -> Look:
-    own = symptoms.device
-    mine = None if own is None else _growth(own, field)
-    if mine is None:
-        return Look(subject=name, is_told=False)
-    among = _asked(symptoms, lambda peer: None if (g := _growth(peer, field)) is None else g > 0)
-    if mine <= 0 or among.is_refuted:
-        return Look(subject=name)
-    words = f"{mine} new {name} ({among.words})"
-    return Look(subject=name, causes=(Cause(kind=kind, sure=among.sure(most), words=words),))
+def _counted(symptoms: Symptoms, field: str, what: str, kind: CauseKind, most: Tier) -> Look:
+    return counted(symptoms, what, what, lambda window: _growth(window, field), kind, most)
 
 
 def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> Beside:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pacekeeper.predictor.levels import block_means, without_spikes
-from pacekeeper.predictor.trace import StepTable, Trace
+from pacekeeper.predictor.trace import Trace
 from pacekeeper.predictor.workload import Array, Positions
 
 WORK_PASSES = 20  # of the reweighted fit
+KNOWN_SHARE = 0.5  # of the steps: fewer that tell their tokens do not stand for the run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,9 +60,12 @@ def clocked(trace: Trace) -> Clocked | None:
     )
 
 
-def is_work_known(table: StepTable) -> bool:
-    """Whether every step tells its tokens."""
-    return bool(table.tokens.size and np.isfinite(table.tokens).all())
+def with_tokens(run: Clocked) -> Clocked | None:
+    """The steps that tell their tokens; None where they are fewer than half of them."""
+    told = np.isfinite(run.tokens)
+    if told.mean() < KNOWN_SHARE:
+        return None
+    return Clocked(**{name: getattr(run, name)[told] for name in Clocked.__slots__})
 
 
 def unknown(run: Clocked, resolution_s: float) -> Pace:
@@ -98,11 +102,12 @@ def from_schedule(run: Clocked, schedule: Positions, resolution_s: float) -> Pac
 def from_work(run: Clocked, resolution_s: float) -> Pace:
     """By the tokens and squared lengths of each step: c0 + a tokens + b sum(len^2).
 
+    All steps tell their tokens (`with_tokens`); lengths count where all steps tell them, too.
     Least absolute relative error by reweighting: a fault that holds for less than half of the steps
     is not learnt.
     """
-    known = np.where(np.isfinite(run.sum_len_squared), run.sum_len_squared, 0.0)
-    features = np.stack([np.ones(run.step.size), run.tokens, known], axis=1)
+    columns = [np.ones(run.step.size), run.tokens, run.sum_len_squared]
+    features = np.stack([one for one in columns if np.isfinite(one).all()], axis=1)
     features = features / np.maximum(np.abs(features).max(axis=0), 1e-300)
     relative = features / run.raw_s[:, None]
     weight = np.ones(run.step.size)

@@ -73,9 +73,11 @@ def measured(
         known_by = Knowledge.REPLICATES
         pace = job_expected.from_replicates(run, others, trace.resolution_s, size)
         notes.extend(_from_the_start(run, others, size))
-    elif job_expected.is_work_known(table):
+    elif (told := job_expected.with_tokens(run)) is not None:
         known_by = Knowledge.WORK
-        pace = job_expected.from_work(run, trace.resolution_s)
+        pace = job_expected.from_work(told, trace.resolution_s)
+        if told.step.size < run.step.size:
+            notes.append(f"{run.step.size - told.step.size} steps tell no tokens: left out")
     elif schedule is not None:
         known_by = Knowledge.SCHEDULE
         classes = np.asarray(schedule)[run.rows]

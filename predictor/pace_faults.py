@@ -107,7 +107,8 @@ def _paces(trace: Trace, table: ComputeTable, steps: Positions, slow: Collection
 
 
 def _expected(paces: _Paces) -> tuple[Array, bool]:
-    """What the work of each step should take [steps], up to a factor; is the work told?"""
+    """What the work of each step should take [steps], up to a factor, NaN where a step does not
+    tell it; is the work told at all?"""
     tokens, squares = (column_medians(work, axis=1) for work in (paces.tokens, paces.squares))
     table = StepTable(
         step=np.arange(len(paces.steps)),
@@ -116,10 +117,11 @@ def _expected(paces: _Paces) -> tuple[Array, bool]:
         sum_len_squared=squares,
     )
     run = job_expected.clocked(Trace(name="", source="", workers=(), steps=table))
-    expected = np.ones(len(paces.steps))
-    if run is None or not job_expected.is_work_known(table):
-        return expected, False
-    expected[run.step] = job_expected.from_work(run, 0.0).expected_s
+    told = run and job_expected.with_tokens(run)
+    if told is None:
+        return np.ones(len(paces.steps)), False
+    expected = np.full(len(paces.steps), np.nan)
+    expected[told.step] = job_expected.from_work(told, 0.0).expected_s
     return expected, True
 
 

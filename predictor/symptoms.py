@@ -175,6 +175,47 @@ def beside(peers: Sequence[T], shares: Callable[[T], bool | None]) -> Beside:
     return Beside(told=len(answers), shared=sum(answers))
 
 
+def looked_at(
+    symptoms: Symptoms,
+    subject: str,
+    reading: Callable[[DeviceWindow], T | None],
+    *,
+    is_alike: Callable[[T, T], bool],
+    causes: Callable[[T, Sequence[T], Beside], Sequence[Cause]],
+) -> Look:
+    """What one reading of the device says beside its peers'; `reading` says None where not told.
+
+    is_alike(a peer's, its own): the peer, which is not slow, shows it too. `causes` is asked, with
+    its own, the peers' and how many of them share it, unless they refute it.
+    """
+    own = None if symptoms.device is None else reading(symptoms.device)
+    if own is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([reading(peer) for peer in symptoms.alike])
+    among = beside(theirs, lambda one: is_alike(one, own))
+    found = () if among.is_refuted else tuple(causes(own, theirs, among))
+    return Look(subject=subject, causes=found)
+
+
+def counted(
+    symptoms: Symptoms,
+    subject: str,
+    what: str,
+    growth: Callable[[DeviceWindow], int | None],
+    kind: CauseKind,
+    most: Tier,
+) -> Look:
+    """What a counter of the device grew by since the onset, of which peers show none."""
+
+    def causes(mine: int, _: Sequence[int], among: Beside) -> Sequence[Cause]:
+        if mine <= 0:
+            return ()
+        words = f"{mine} new {what} ({among.words})"
+        return (Cause(kind=kind, sure=among.sure(most), words=words),)
+
+    return looked_at(symptoms, subject, growth, is_alike=lambda peers, _: peers > 0, causes=causes)
+
+
 def lower(tier: Tier) -> Tier:
     """The next tier below; the lowest stays."""
     return Tier.PROBABLE if tier is Tier.CONFIRMED else Tier.SUSPECTED

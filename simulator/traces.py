@@ -112,10 +112,14 @@ def _is_long_log(path: Path) -> bool:
 
 def _files(path: Path) -> list[Path]:
     try:
-        if not path.is_dir():
-            if not path.exists():
-                raise DataError(f"{path}: no such file or directory")
+        if not path.exists():
+            raise DataError(f"{path}: no such file or directory")
+        if path.is_file():
             return [path]
+        if not path.is_dir():  # a pipe is read once, a device without end
+            raise DataError(
+                f"{path}: neither a file nor a directory", remedy="write it to a file first"
+            )
         found = sorted(p for p in path.iterdir() if p.is_file() and not p.name.startswith("."))
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}") from None

@@ -1,6 +1,7 @@
 """`pacekeeper replay` as people and programs call it, on files made here."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,13 @@ def test_the_report_is_one_page_with_its_picture(tmp_path: Path) -> None:
     text = page.read_text()
     assert "data:image/png;base64," in text
     assert "compute" in text and "http" not in text.split("</head>")[1]
+
+
+def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = pacekeeper("replay", str(tmp_path / "pipe"))
+    assert done.returncode == ExitCode.DATA
+    assert "neither a file nor a directory; write it to a file first" in done.stderr
 
 
 @pytest.mark.parametrize(

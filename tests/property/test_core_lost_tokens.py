@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.expert_turns import in_turn
+from pacekeeper.core.expert_turns import by_need
+from pacekeeper.core.layout import Block
 from pacekeeper.core.lost_tokens import (
     PLT_LIMIT,
     longest_gap,
@@ -16,6 +17,10 @@ from pacekeeper.core.lost_tokens import (
     planned_plt,
     plt,
 )
+
+
+def in_turn(number: int, num_saved: int, experts: list[int]) -> frozenset[Block]:
+    return by_need([[0.0] * count for count in experts], num_saved, number)
 
 
 class Run:

@@ -11,9 +11,7 @@ from pacekeeper.core.replay_window import (
     Cost,
     Window,
     best_interval_s,
-    effective_time_ratio,
     plan_window,
-    steps_lost,
 )
 
 
@@ -131,10 +129,3 @@ def test_no_other_interval_costs_less(save_s: float, mtbf_s: float) -> None:
     best = best_interval_s(save_s, mtbf_s)
     assume(best > 0)
     assert all(cost(best) <= cost(best * other) for other in (0.5, 0.9, 1.1, 2.0))
-
-
-def test_ten_minutes_between_failures_leave_95_percent_with_a_short_window() -> None:
-    """MoEvement's setting (research 3.4): 3 s a step, six steps a window, 5 s to start again."""
-    lost_s = 3.0 * steps_lost(6) + 5.0
-    assert effective_time_ratio(held_ratio=0.0, lost_s=lost_s, mtbf_s=600.0) > 0.95
-    assert steps_lost(1) == 0.5

@@ -19,7 +19,7 @@ from benchmarks.simulate_checkpoints import (
     window_steps,
 )
 
-from pacekeeper.core.replay_window import effective_time_ratio, plan_window
+from pacekeeper.core.replay_window import plan_window
 from pacekeeper.simulator.changes import NodesJoined, NodesLost
 from pacekeeper.simulator.policy_saving import DynamicK
 from pacekeeper.simulator.sim_policy import Use
@@ -64,11 +64,8 @@ def test_windows_cost_what_the_formula_says() -> None:
     # A window and a half is done again, the step under way among it.
     again_s = 1.5 * window_steps()["windows"] * SETTING.step_s
     restart_s = windows.spent_s[Use.RESTARTED] / lost
-    told = effective_time_ratio(
-        held_ratio=HELD,
-        lost_s=restart_s + again_s,
-        mtbf_s=(windows.duration_s - lost * (restart_s + again_s)) / lost,
-    )
+    mtbf_s = (windows.duration_s - lost * (restart_s + again_s)) / lost
+    told = 1.0 / (1.0 + HELD) / (1.0 + (restart_s + again_s) / mtbf_s)  # MoEvement, section 2
     assert windows.samples / windows.fluid_samples == pytest.approx(told, abs=0.005)
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from pacekeeper.predictor.job_blocks import Knowledge, block_size, blocks_of
 from pacekeeper.predictor.job_expected import clocked, unknown
-from pacekeeper.predictor.job_level import MIN_STEPS, job_faults, judge_job
+from pacekeeper.predictor.job_level import MIN_STEPS, job_faults, judge_job, measured
 from pacekeeper.predictor.trace import Trace
 from support.step_times import job, slowed, with_work
 
@@ -172,3 +172,22 @@ def test_a_fault_while_there_is_much_work_is_not_learnt_as_its_price() -> None:
     trace = with_work(job(pace_s), tokens, np.full(1000, np.nan))
     (found,) = job_faults(trace)
     assert found.slowdown == pytest.approx(1.3, rel=0.03)
+
+
+def test_steps_that_tell_no_tokens_are_left_out_and_said() -> None:
+    random = np.random.default_rng(0)
+    tokens = random.uniform(1000, 3000, 1000)
+    trace = job(slowed(0.02 + 1e-5 * tokens, 600, 1000, 1.3))
+    untold = random.random(1000) < 0.2
+    squares = np.where(random.random(1000) < 0.5, 1e9, np.nan)  # half of them: not counted
+    verdict = judge_job(with_work(trace, np.where(untold, np.nan, tokens), squares))
+    assert verdict.notes[0] == f"{untold.sum()} steps tell no tokens: left out"
+    (found,) = verdict.troubles
+    assert abs(found.first_step - 600) <= 10
+    assert found.slowdown == pytest.approx(1.3, rel=0.02)
+
+
+def test_the_few_steps_that_tell_their_tokens_do_not_stand_for_the_run() -> None:
+    tokens = np.where(np.arange(1000) < 400, 1000.0, np.nan)
+    basis = measured(with_work(job(FLAT_S), tokens, np.full(1000, np.nan)))
+    assert basis is not None and basis.known_by is Knowledge.NOTHING

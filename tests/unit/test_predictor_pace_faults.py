@@ -72,6 +72,14 @@ def test_work_that_is_not_told_makes_it_a_note() -> None:
     assert "8 of 8 ranks together computed x1.299" in note and "not told: not judged" in note
 
 
+def test_a_step_that_does_not_tell_its_work_does_not_hide_the_others() -> None:
+    trace = since(job(), 1.3)
+    table = table_of(trace)
+    tokens = np.where(table.step == FIRST_STEP + 5, np.nan, table.tokens)
+    (trouble,) = pace_faults(replace(trace, compute=replace(table, tokens=tokens))).troubles
+    assert trouble.first_step == FIRST_STEP + ONSET
+
+
 def test_a_stage_is_judged_beside_the_others() -> None:
     trace = job(num_stages=3, tells_work=False)
     (trouble,) = pace_faults(since(trace, 1.2, stage=1)).troubles
