@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pacekeeper.cli.options import asks_controller
+from pacekeeper.cli.ordering import order_line
 from pacekeeper.cli.proposal_print import proposal_lines
 from pacekeeper.core.client_config import ClientConfig
 
@@ -87,6 +88,8 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             console.print(f"{escape(job.watch)}: {escape(job.watch_reason)}{_canary(job)}")
         if job.last_decision:
             console.print(f"[dim]{escape(job.last_decision)}[/]")
+        for order in job.orders:
+            console.print(f"[bold magenta]{escape(order_line(order))}[/]")
         if job.HasField("proposal"):
             for line in proposal_lines(job.proposal):
                 console.print(f"[bold yellow]{escape(line)}[/]")
@@ -141,7 +144,7 @@ def _rank_table(job: Any) -> Any:
         table.add_row(
             str(rank.rank),
             escape(rank.node),
-            escape(rank.state),
+            escape(rank.state) + (" cordoned" if rank.is_cordoned else ""),
             f"x{rank.slowdown:.2f}" if is_measured else "measuring",
             f"{rank.observed_s * 1e3:.0f}" if rank.HasField("observed_s") else "",
             f"{rank.expected_s * 1e3:.0f}" if rank.HasField("expected_s") else "",
@@ -171,7 +174,8 @@ def _node_table(nodes: list[Any]) -> Any:
         remarks = [] if node.nvml == "ok" else [node.nvml]
         table.add_row(
             escape(node.name),
-            "attached" if node.is_connected else "away",
+            ("attached" if node.is_connected else "away")
+            + (" cordoned" if node.HasField("cordon") else ""),
             escape(node.product_version),
             str(node.num_devices),
             escape(", ".join(node.jobs)),

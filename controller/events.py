@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pacekeeper.controller.policy_view import View
 from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.orders import Order, OrderKind
 from pacekeeper.core.proposals import Proposal
 from pacekeeper.core.reports import NodeReport
 
@@ -59,7 +60,20 @@ class ProposalAnswered:
     reason: str = ""
 
 
-Event = NodeAttached | NodeDetached | NodeReported | Tick | DecisionMade | ProposalAnswered
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderGiven:
+    """A person gives an order, or takes it back (`is_on` False)."""
+
+    kind: OrderKind
+    subject: str
+    is_on: bool
+    said_by: str
+    reason: str = ""
+
+
+Event = (
+    NodeAttached | NodeDetached | NodeReported | Tick | DecisionMade | ProposalAnswered | OrderGiven
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +162,21 @@ class SaveProposal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOrder:
+    """Store an order: it outlives the controller."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropOrder:
+    """The order was taken back."""
+
+    kind: OrderKind
+    subject: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
     """What must outlive the controller changed: store the job's `JobRecord`."""
 
@@ -213,6 +242,8 @@ Command = (
     | SaveLayout
     | SaveDecision
     | SaveProposal
+    | SaveOrder
+    | DropOrder
     | SaveJob
     | ForgetJob
     | ForgetLayouts

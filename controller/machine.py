@@ -8,7 +8,16 @@ reports say), `causes.py` (why a rank is slow), `policy.py` (what to do).
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import causes, endings, inbox, offers, probing, proposals, watch
+from pacekeeper.controller import (
+    causes,
+    endings,
+    inbox,
+    offers,
+    orders,
+    probing,
+    proposals,
+    watch,
+)
 from pacekeeper.controller.containment import contained
 from pacekeeper.controller.events import (
     AskDecision,
@@ -18,6 +27,7 @@ from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
     NodeReported,
+    OrderGiven,
     ProposalAnswered,
     Say,
     Tick,
@@ -28,6 +38,7 @@ from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind, Incident, Rung, Watch
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Proposal
 from pacekeeper.core.reports import JobReport
 from pacekeeper.predictor.detector_state import restore
@@ -55,6 +66,9 @@ def advance(
             return _take_decision(state, event, config, now_s)
         case ProposalAnswered():
             return _take_answer(state, event, config, now_s)
+        case OrderGiven():
+            state, said = orders.give(state, event, now_s + state.unix_offset_s)
+            return state, tuple(said)
 
 
 def restored(
@@ -65,10 +79,11 @@ def restored(
     unix_offset_s: float,
     waiting: Sequence[Proposal] = (),
     next_proposal_id: int = 1,
+    standing: Sequence[Order] = (),
 ) -> State:
     """The state a stored past gives: open findings are remembered, all else is measured anew.
 
-    `waiting`: the open proposals, one of a job at most.
+    `waiting`: the open proposals, one of a job at most; `standing`: the orders of people.
     """
     states = {}
     proposed = {proposal.job: proposal for proposal in waiting}
@@ -106,6 +121,7 @@ def restored(
         next_incident_id=next_incident_id,
         next_proposal_id=next_proposal_id,
         unix_offset_s=unix_offset_s,
+        orders=tuple(standing),
     )
 
 
@@ -280,7 +296,11 @@ def _act(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     """Ask for a decision on one job, where it can be acted on and nothing is under way."""
-    job = state.jobs[name]
+    job = orders.seen(state, state.jobs[name])
+    if job is not state.jobs[name]:
+        state = _with_job(state, job)
+    if orders.why_no_plans(state, name):
+        return state, ()
     is_young = job.step - job.layout_step < config.policy.min_steps_between_plans
     is_settled = is_young or _basis(job) == job.decided_on
     if job.asked or (is_settled and job.approved is None):
@@ -310,12 +330,15 @@ def _take_decision(
         return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
     before = job.last_decision
     job = replace(job, last_decision=decision)
+    if job.home is None and decision.rung is Rung.LEAVE_OUT and job.cordoned:
+        job = replace(job, home=job.layout)  # to come back to, once nobody is cordoned
     if job.approved is not None:
         job, said = proposals.take(job, decision, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
     job, commands = proposals.follow(job, config.policy, unix_s)
     is_news = before is None or before.rung is not decision.rung
-    if decision.rung is Rung.NOTHING or config.policy.mode == "observe":
+    is_told_only = config.policy.mode == "observe" or bool(orders.why_dry(state))
+    if decision.rung is Rung.NOTHING or is_told_only:
         job, said = proposals.withdraw(job, decision.reason)
         said += [offers.told(name, decision)] if is_news else []
     elif decision.unconfirmed:
@@ -360,14 +383,15 @@ def _basis(job: JobState) -> Hashable:
     slow = tuple(sorted(job.evidence.slow.items()))
     is_calm = not slow and job.home is None and not job.is_makeshift
     steps = job.step // CALM_PERIOD_STEPS if is_calm else job.step
-    return steps, job.newest_generation, slow, is_calm
+    return steps, job.newest_generation, slow, is_calm, job.cordoned
 
 
 def _grounds(job: JobState) -> Hashable:
     """What a decision takes for granted: the layout, the number of the next one, who is slow."""
     assert job.layout is not None, "actionable"
     slow = tuple(sorted(job.evidence.slow.items()))
-    return job.layout.generation, job.newest_generation, slow, job.home is None, job.is_makeshift
+    is_bound = job.home is None, job.is_makeshift, job.cordoned
+    return job.layout.generation, job.newest_generation, slow, is_bound
 
 
 def _with_job(state: State, job: JobState) -> State:

@@ -9,13 +9,14 @@ none does, replicas move for safety: experts on too few nodes, or where survivor
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from pacekeeper.controller import cordoning
 from pacekeeper.controller.policy_price import Price, Pricing
 from pacekeeper.controller.policy_search import Search
 from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.repartition import Candidate
 from pacekeeper.controller.spread_floor import SpreadFloor, exposed, num_narrow
 from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import COSTLY, Decision, Rung
+from pacekeeper.core.findings import COSTLY, Considered, Decision, Rung
 from pacekeeper.core.layout import Layout
 
 WORTH_SAYING = 0.001  # of a step: below it no layout is called better
@@ -52,12 +53,17 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     )
     if view.approved is not None:
         return _priced_again(view, now, view.approved)
-    decision = _fastest(view, now, search := Search(view, config, pricing, floor))
+    search = Search(view, config, pricing, floor)
+    decision, kept = _without_cordoned(view, now)
+    if decision is None:
+        decision = _fastest(view, now, search)
     # Other shares alone would make the layout ours, and leave replicas where survivors put them.
     is_hasty = view.by_survivors and decision.rung not in COSTLY
     if is_hasty or (decision.layout is None and now.num_narrow):
         decision = _safer(view, now, search, decision.layout or view.layout) or decision
-    more = exposed(decision.layout or view.layout, floor) + _refused(view, decision.rung)
+    more = exposed(decision.layout or view.layout, floor) + _refused(view, decision.rung) + kept
+    if decision.layout is not None and decision.rung not in (Rung.RETURN_HOME, Rung.ROLL_BACK):
+        decision = replace(decision, layout=cordoning.marked(decision.layout, view))
     return replace(decision, reason=decision.reason + more)
 
 
@@ -84,6 +90,25 @@ class _Now:
         )
 
 
+def _without_cordoned(view: View, now: _Now) -> tuple[Decision | None, str]:
+    """The plan that leaves cordoned ranks out, or none, and why they keep their work."""
+    ranks = cordoning.leaving(view)
+    if not ranks:
+        return None, ""
+    who = f"ranks {list(ranks)} are cordoned"
+    layout, why = cordoning.left_out(view, now.config)
+    if layout is not None and _is_held(view, Rung.LEAVE_OUT, layout):
+        layout, why = None, "such plans wait"
+    if layout is None:
+        return None, f"; {who} and keep their work: {why}"
+    price = now.pricing.price(layout)
+    reason = (
+        f"{who}: without them a step goes from {now.pricing.current_s * 1e3:.0f} to "
+        f"{price.step_s * 1e3:.0f} ms"
+    )
+    return now.plan(Rung.LEAVE_OUT, layout, reason, price), ""
+
+
 def _fastest(view: View, now: _Now, search: Search) -> Decision:
     """One of the ways back, or the plan that gains most."""
     back = _gone_home(view, now) or _rolled_back(view, now)
@@ -97,10 +122,16 @@ def _fastest(view: View, now: _Now, search: Search) -> Decision:
         if view.steps_since_plan < config.settle_steps:
             return _nothing("nobody is slow; the present layout is young")
         min_gain = config.rebalance_min_gain
-    current_s = now.pricing.current_s
+    return _best_of(view, now, search, min_gain)
+
+
+def _best_of(view: View, now: _Now, search: Search, min_gain: float) -> Decision:
+    """Of all rungs the plan that gains most over the horizon, if it gains enough."""
+    config, current_s = now.config, now.pricing.current_s
     best = _nothing("no layout is better")
     best_value_s = 0.0
     shares_value_s = 0.0
+    priced: list[_Priced] = []
     is_proposed = config.mode == "approve" and config.approve == "moves"
     for candidate in search.candidates():
         rung, layout = candidate.rung, candidate.layout
@@ -118,25 +149,56 @@ def _fastest(view: View, now: _Now, search: Search) -> Decision:
         step_s = best.planned_step_s if best.layout is not None else current_s
         margin_s = WORTH_MORE * step_s * config.horizon_steps * bool(to_beat_s)
         waits = _why_wait(view, now, candidate, gain_s=gain_s, cost_s=cost_s)
+        one = _Priced(
+            layout=layout,
+            told=Considered(
+                rung=rung,
+                planned_step_s=price.step_s,
+                cost_s=cost_s,
+                moved_bytes=now.pricing.moved(layout).total_bytes,
+                why_not="",
+            ),
+        )
         if value_s <= to_beat_s + margin_s or waits is not None:
+            figures = (
+                f"gains {gain_s * config.horizon_steps:.1f} s in {config.horizon_steps} steps and "
+                f"costs {cost_s:.1f} s"
+            )
+            is_beaten = waits is None and value_s > 0.0
+            held = "; what is cheaper brings as much" if is_beaten else waits or ""
+            priced.append(one.passed("plans of its kind wait" if waits == "" else figures + held))
             if best.layout is None and gain_s > WORTH_SAYING * current_s and waits != "":
-                best = _nothing(
-                    f"a better layout gains {gain_s * config.horizon_steps:.1f} s in "
-                    f"{config.horizon_steps} steps and costs {cost_s:.1f} s{waits or ''}"
-                )
+                best = _nothing(f"a better layout {figures}{waits or ''}")
             continue
         if gain_s < min_gain * current_s:
+            less = f"gains {gain_s / current_s:.1%}, less than {min_gain:.0%} of a step"
+            priced.append(one.passed(less))
             if best.layout is None:
-                best = _nothing(
-                    f"the best layout gains {gain_s / current_s:.1%}, less than {min_gain:.0%} of "
-                    "a step"
-                )
+                best = _nothing(f"the best layout {less}")
             continue
         best_value_s = value_s
+        priced.append(one)
         best = now.plan(rung, layout, _reason(view, now, rung, price) + candidate.proof, price)
         if rung in COSTLY:
             best = replace(best, unconfirmed=tuple(sorted(view.unread & set(view.slow))))
-    return best
+    return replace(best, considered=tuple(one.beside(best.layout) for one in priced))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Priced:
+    """A candidate with its price; `told` says what spoke against it so far."""
+
+    layout: Layout
+    told: Considered
+
+    def passed(self, why: str) -> "_Priced":
+        """It is not taken."""
+        return replace(self, told=replace(self.told, why_not=why))
+
+    def beside(self, chosen: Layout | None) -> Considered:
+        """For people, once it is known which one was taken."""
+        is_beaten = not self.told.why_not and self.layout is not chosen
+        return replace(self.told, why_not="another gains more") if is_beaten else self.told
 
 
 def _why_wait(
@@ -150,6 +212,8 @@ def _why_wait(
     rung, layout = candidate.rung, candidate.layout
     if _is_held(view, rung, layout):
         return ""
+    if more := cordoning.adds_work(view, layout):
+        return f", and gives ranks {list(more)} more work, which are cordoned"
     if layout.stages == view.layout.stages:
         return None
     limit = now.config.max_moved_bytes
@@ -172,12 +236,16 @@ def _priced_again(view: View, now: _Now, approved: Decision) -> Decision:
         if back is None or back.layout != layout:
             return _nothing("priced again, the way back is none any more, or does not pay")
         return replace(back, reason=f"approved: {back.reason}")
+    if cordoning.adds_work(view, layout):
+        return _nothing("it would give work to ranks that are cordoned by now")
     price, cost_s = now.pricing.price(layout), now.pricing.cost_s(layout)
     current_s, num_steps = now.pricing.current_s, now.config.horizon_steps
     gain_s = current_s - price.step_s
     is_gain = gain_s >= now.config.min_gain * current_s and gain_s * num_steps > cost_s
     # What is moved for safety need not gain, only not cost much.
     is_safer = view.by_survivors or num_narrow(layout, now.floor) < now.num_narrow
+    if set(cordoning.leaving(view)) <= set(layout.standing_by) and cordoning.leaving(view):
+        is_gain = True  # it need not gain
     if not is_gain and not (is_safer and gain_s >= -now.config.min_gain * current_s):
         return _nothing(
             f"priced again it gains {gain_s * num_steps:.1f} s in {num_steps} steps and costs "
@@ -194,6 +262,8 @@ def _gone_home(view: View, now: _Now) -> Decision | None:
     """Priced like any plan, but not for its gain: the layout in force was meant to be undone."""
     home = None if view.slow else view.home
     if home is None or not _is_elsewhere(view.layout, home):
+        return None
+    if view.cordoned & set(home.working):
         return None
     if _is_held(view, Rung.RETURN_HOME, home):
         return None
@@ -216,7 +286,7 @@ def _rolled_back(view: View, now: _Now) -> Decision | None:
     if promise.slow.keys() != view.slow.keys() or promise.base.ranks != view.layout.ranks:
         return None
     layout = replace(promise.base, generation=view.next_generation)
-    if _is_held(view, Rung.ROLL_BACK, layout):
+    if _is_held(view, Rung.ROLL_BACK, layout) or view.cordoned & set(layout.working):
         return None
     gain_s = view.step_s - promise.before_s
     cost_s = now.pricing.cost_s(layout)
@@ -242,7 +312,7 @@ def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | 
     if plan is None:
         return None
     layout = search.made(plan.experts, shared.batch_shares)
-    if _is_held(view, Rung.MOVE_REPLICAS, layout):
+    if _is_held(view, Rung.MOVE_REPLICAS, layout) or cordoning.adds_work(view, layout):
         return None
     left = num_narrow(layout, now.floor)
     saved_s = (plan.loss_now - plan.loss) * config.restart_s

@@ -39,6 +39,7 @@ class View:
     `work`: by rank, needed of stages and tensor groups only; empty: not measured yet.
     `moves`: how earlier plans went; `promise`: of the present one, where it is open or broken.
     `approved`: what a person has approved: no other plan is looked for.
+    `cordoned`: ranks that are to have no work, by a person's order.
     """
 
     layout: Layout
@@ -65,6 +66,7 @@ class View:
     moves: Mapping[int, Move] = field(default_factory=dict)
     promise: Promise | None = None
     approved: Decision | None = None
+    cordoned: frozenset[int] = frozenset()
 
     @property
     def is_partitioned(self) -> bool:

@@ -26,6 +26,7 @@ from pacekeeper.controller.events import (
     AskDecision,
     AskProbe,
     Command,
+    DropOrder,
     Event,
     Failed,
     ForgetJob,
@@ -38,12 +39,14 @@ from pacekeeper.controller.events import (
     SaveIncident,
     SaveJob,
     SaveLayout,
+    SaveOrder,
     SaveProposal,
     Say,
     StepSummary,
     TellSuspects,
     Tick,
 )
+from pacekeeper.controller.history import History
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.operator_service import Operator
 from pacekeeper.controller.planner import Planner
@@ -71,7 +74,15 @@ DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
 MAX_TOLD = 256  # failures remembered, so that each is told once
 _STORED = (
-    SaveIncident | SaveLayout | SaveDecision | SaveProposal | SaveJob | ForgetJob | ForgetLayouts
+    SaveIncident
+    | SaveLayout
+    | SaveDecision
+    | SaveProposal
+    | SaveJob
+    | SaveOrder
+    | DropOrder
+    | ForgetJob
+    | ForgetLayouts
 )
 _log = logging.getLogger(__name__)
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
@@ -106,6 +117,7 @@ class Controller:
             next_incident_id=next_id,
             waiting=waiting,
             next_proposal_id=next_proposal_id,
+            standing=self.store.orders(),
             unix_offset_s=time.time() - time.monotonic(),
         )
         if jobs:
@@ -120,7 +132,10 @@ class Controller:
             foreign=self.entrance.gate.foreign,
             reports=Limit(per_s=limits.reports_per_s, at_once=limits.reports_at_once),
         )
-        self.status = Status(state=lambda: self.state, past_layout=self.store.layout)
+        self.history = History(store=self.store)
+        self.status = Status(
+            state=lambda: self.state, past_layout=self.store.layout, history=self.history
+        )
         self.operator = Operator(state=lambda: self.state, put=self._put)
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self._health = health.aio.HealthServicer()
@@ -132,6 +147,7 @@ class Controller:
         """Until SIGTERM or SIGINT. Raises HostError where a port is taken, or the store breaks."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
+            stack.callback(self.history.write)
             stack.callback(self.entrance.close)
             stack.callback(self.planner.close)
             stop = asyncio.Event()
@@ -202,6 +218,7 @@ class Controller:
             await asyncio.sleep(self.config.tick_interval_s)
             await self._put(Tick())
             self.metrics.update(self.state)
+            self.history.look(self.state)
             self.entrance.look(time.monotonic())
 
     async def _consume(self) -> None:
@@ -228,6 +245,8 @@ class Controller:
         self.state = state
         for command in commands:
             self._obey(command)
+        for command in commands:
+            self.history.heard(command)
         if isinstance(event, NodeReported):
             self.metrics.reports.inc()
         self.metrics.advance.observe(time.monotonic() - began_s)
@@ -285,6 +304,10 @@ class Controller:
                 self.store.save_decision(job, step, decision)
             case SaveProposal(proposal=proposal):
                 self.store.save_proposal(proposal)
+            case SaveOrder(order=order):
+                self.store.kept.save_order(order)
+            case DropOrder(kind=kind, subject=subject):
+                self.store.kept.drop_order(kind, subject)
             case SaveJob(job=job):
                 self.store.save_job(machine.job_record(state, job))
             case ForgetJob(job=job):
@@ -322,7 +345,7 @@ class Controller:
                 self.entrance.note_plan(job, about, decision.reason)
             case SaveLayout() | SaveDecision() | SaveProposal() | SaveJob():
                 pass  # stored already
-            case ForgetJob() | ForgetLayouts():
+            case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():
                 pass  # so are these
 
     def _send(

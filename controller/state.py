@@ -9,6 +9,7 @@ from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth
@@ -191,6 +192,7 @@ class JobState:
     proposals: tuple[Proposal, ...] = ()  # for people, newest last; only that one may be open
     moves: Mapping[int, Move] = field(default_factory=dict)  # of the newest plans, by generation
     home: Layout | None = None
+    cordoned: frozenset[int] = frozenset()  # ranks that are to have no work: see orders.py
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
     offered: Mapping[int, str] = field(default_factory=dict)
     first_behind: int = 0  # a hint like that of StepDraft: who does not run a known layout yet
@@ -318,6 +320,7 @@ class State:
     next_incident_id: int = 1
     next_proposal_id: int = 1
     num_asked: int = 0  # decisions asked for, of all jobs
+    orders: tuple[Order, ...] = ()  # of people, that stand
     unix_offset_s: float = 0.0
 
 

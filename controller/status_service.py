@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
+from pacekeeper.controller.course_views import explanation_view, pace_view
 from pacekeeper.controller.events import StepSummary
+from pacekeeper.controller.history import History
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.controller.views import (
     incident_view,
     job_view,
     node_view,
+    order_view,
     proposal_view,
     step_view,
 )
@@ -36,10 +39,13 @@ Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 @dataclass(kw_only=True)
 class Status(status_pb2_grpc.StatusServiceServicer):
-    """The servicer. `state` gives the newest state, `past_layout` a stored layout."""
+    """The servicer. `state` gives the newest state, `past_layout` a stored layout, `history` what
+    was kept of incidents and jobs.
+    """
 
     state: Callable[[], State]
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
+    history: History | None = None
     _step_watchers: Watchers[StepSummary] = field(default_factory=dict)
     _incident_watchers: Watchers[Incident] = field(default_factory=dict)
 
@@ -143,6 +149,28 @@ class Status(status_pb2_grpc.StatusServiceServicer):
         return status_pb2.GetLayoutResponse(
             generation=layout.generation, layout_json=encode_layout(layout), reason=reason
         )
+
+    async def GetExplanation(self, request: Any, context: Context) -> Any:
+        """All that is kept of an incident."""
+        assert self.history is not None, "a controller that serves keeps one"
+        found = self.history.explain(self.state(), request.incident_id)
+        if found is None:
+            what = f"no incident {request.incident_id}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{what}; see `pacekeeper incidents`")
+        assert found is not None, "abort raises"
+        view = explanation_view(self.state(), found)
+        return status_pb2.GetExplanationResponse(explanation=view)
+
+    async def GetPace(self, request: Any, context: Context) -> Any:
+        """How fast a job went."""
+        assert self.history is not None, "a controller that serves keeps one"
+        job = await self._job(request.job, context)
+        return status_pb2.GetPaceResponse(pace=pace_view(self.history.pace(job.name)))
+
+    async def ListOrders(self, request: Any, context: Context) -> Any:
+        """What people have ordered and not taken back."""
+        orders = [order_view(order) for order in self.state().orders]
+        return status_pb2.ListOrdersResponse(orders=orders)
 
     async def _job(self, name: str, context: Context) -> JobState:
         jobs = self.state().jobs

@@ -15,15 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller import kept_rows
+from pacekeeper.controller.kept_rows import Kept
 from pacekeeper.controller.proposal_rows import proposal_of, proposal_row
 from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
 from pacekeeper.core.errors import HostError, VersionError
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -62,6 +65,7 @@ class Store:
         self._connection = connection
         self._path = path
         self._lock = lock
+        self.kept = Kept(connection)
 
     @classmethod
     def open(cls, path: Path) -> "Store":
@@ -174,6 +178,20 @@ class Store:
                 decision.moved_bytes,
             ),
         )
+
+    def incident(self, incident_id: int) -> Incident | None:
+        """One of any job, also of those that are over."""
+        row = self._connection.execute(
+            "SELECT * FROM incidents WHERE incident_id = ?", (incident_id,)
+        ).fetchone()
+        return None if row is None else _incident(row)
+
+    def orders(self) -> tuple[Order, ...]:
+        """Orders of people that stand. Raises HostError for a damaged store."""
+        try:
+            return self.kept.orders()
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise self._damaged(error) from None
 
     def save_proposal(self, proposal: Proposal) -> None:
         """Insert or replace a proposal."""
@@ -291,7 +309,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         if application != APPLICATION_ID:
             connection.executescript(
-                f"BEGIN; {_TABLES} PRAGMA user_version = {SCHEMA_VERSION};"
+                f"BEGIN; {_TABLES} {kept_rows.TABLES} PRAGMA user_version = {SCHEMA_VERSION};"
                 f"PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
             )
         connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run

@@ -50,6 +50,7 @@ def view_of(job: JobState, now_s: float) -> View:
         moves=job.moves,
         promise=job.promise,
         approved=None if job.approved is None else job.approved.decision,
+        cordoned=job.cordoned,
     )
     return _with_work(view, job) if view.is_partitioned else view
 

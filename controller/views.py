@@ -2,11 +2,13 @@
 
 import math
 
+from pacekeeper.controller import orders
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.orders import Order, OrderKind
 from pacekeeper.core.proposals import Proposal
 from pacekeeper.predictor.canary import Outcome
 from pacekeeper.protos import status_pb2
@@ -39,9 +41,11 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         canary=canary_view(job.canaries.last),
         proposal=None if job.open_proposal is None else proposal_view(job.open_proposal),
         checkpoints=_saves_view(job.saves),
+        orders=[order_view(order) for order in orders.of_job(state, job)],
     )
     shares = {} if layout is None else dict(layout.batch_shares)
     replicas = {} if layout is None else replicas_by_rank(layout)
+    cordoned = orders.seen(state, job).cordoned
     for number in sorted({*job.ranks, *job.remembered, *job.unattached}):
         rank, stored = job.ranks.get(number), job.remembered.get(number)
         if rank is None:
@@ -62,6 +66,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
                 state=rank_state(rank.life, is_silent=is_silent),
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),
+                is_cordoned=number in cordoned,
             )
         )
     return message
@@ -117,6 +122,7 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         for job in state.jobs.values()
         if any(r.node == node.name and r.life is RankLife.ALIVE for r in job.ranks.values())
     ]
+    cordon = orders.found(state, OrderKind.CORDON_NODE, node.name)
     return status_pb2.Node(
         name=node.name,
         is_connected=node.is_connected,
@@ -129,6 +135,7 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         batches_dropped=node.health.batches_dropped,
         unreadable=list(node.health.unreadable),
         last_report_unix_s=node.last_report_s + state.unix_offset_s,
+        cordon=None if cordon is None else order_view(cordon),
     )
 
 
@@ -183,6 +190,17 @@ def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
     )
 
 
+def order_view(order: Order) -> status_pb2.Order:
+    """An order that stands."""
+    return status_pb2.Order(
+        kind=order.kind,
+        subject=order.subject,
+        said_by=order.said_by,
+        reason=order.reason,
+        since_unix_s=order.since_unix_s,
+    )
+
+
 def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
     """One complete step."""
     unknown = [math.nan] * len(summary.ranks)
@@ -201,7 +219,13 @@ def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
 
 
 def _rank_view(
-    number: int, rank: RankState, *, state: str, batch_share: float, replicas: int
+    number: int,
+    rank: RankState,
+    *,
+    state: str,
+    batch_share: float,
+    replicas: int,
+    is_cordoned: bool,
 ) -> status_pb2.Rank:
     return status_pb2.Rank(
         rank=number,
@@ -214,4 +238,5 @@ def _rank_view(
         batch_share=batch_share,
         num_expert_replicas=replicas,
         device_uuid=rank.attachment.device_uuid,
+        is_cordoned=is_cordoned,
     )

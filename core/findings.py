@@ -116,10 +116,24 @@ COSTLY = (Rung.MOVE_REPLICAS, Rung.TENSOR_SHARDS, Rung.MOVE_LAYERS, Rung.LEAVE_O
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """A layout that was priced before a decision. `why_not`: what spoke against it; empty: it is
+    the one that was decided on.
+    """
+
+    rung: Rung
+    planned_step_s: float
+    cost_s: float
+    moved_bytes: int
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """A new layout or none, always with the reason and the prices it rests on (seconds).
 
     `unconfirmed`: ranks whose slowness a probe must be asked about before this may be done.
+    `considered`: the layouts that were priced; empty where none was, or where nobody kept them.
     """
 
     rung: Rung
@@ -131,3 +145,4 @@ class Decision:
     cost_s: float = 0.0
     moved_bytes: int = 0
     unconfirmed: tuple[int, ...] = ()
+    considered: tuple[Considered, ...] = ()

@@ -45,6 +45,11 @@ class OperatorServiceStub(object):
                 request_serializer=pacekeeper_dot_v1_dot_operator__pb2.DenyProposalRequest.SerializeToString,
                 response_deserializer=pacekeeper_dot_v1_dot_operator__pb2.DenyProposalResponse.FromString,
                 _registered_method=True)
+        self.GiveOrder = channel.unary_unary(
+                '/pacekeeper.v1.OperatorService/GiveOrder',
+                request_serializer=pacekeeper_dot_v1_dot_operator__pb2.GiveOrderRequest.SerializeToString,
+                response_deserializer=pacekeeper_dot_v1_dot_operator__pb2.GiveOrderResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -66,6 +71,14 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GiveOrder(self, request, context):
+        """Give an order, or take it back; it outlives the controller. NOT_FOUND for a node, rank or job
+        that is not known, or an order to take back that was not given.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +91,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.DenyProposal,
                     request_deserializer=pacekeeper_dot_v1_dot_operator__pb2.DenyProposalRequest.FromString,
                     response_serializer=pacekeeper_dot_v1_dot_operator__pb2.DenyProposalResponse.SerializeToString,
+            ),
+            'GiveOrder': grpc.unary_unary_rpc_method_handler(
+                    servicer.GiveOrder,
+                    request_deserializer=pacekeeper_dot_v1_dot_operator__pb2.GiveOrderRequest.FromString,
+                    response_serializer=pacekeeper_dot_v1_dot_operator__pb2.GiveOrderResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +152,33 @@ class OperatorService(object):
             '/pacekeeper.v1.OperatorService/DenyProposal',
             pacekeeper_dot_v1_dot_operator__pb2.DenyProposalRequest.SerializeToString,
             pacekeeper_dot_v1_dot_operator__pb2.DenyProposalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GiveOrder(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pacekeeper.v1.OperatorService/GiveOrder',
+            pacekeeper_dot_v1_dot_operator__pb2.GiveOrderRequest.SerializeToString,
+            pacekeeper_dot_v1_dot_operator__pb2.GiveOrderResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Job(_message.Message):
-    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal", "checkpoints")
+    __slots__ = ("name", "watch", "generation", "desired_generation", "step", "step_s", "tokens_per_s", "loss", "ranks", "open_incidents", "clock", "last_decision", "watch_reason", "blind_cause", "detectable_slowdown", "detectable_steps", "advice", "canary", "proposal", "checkpoints", "orders")
     NAME_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Job(_message.Message):
     CANARY_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
     name: str
     watch: str
     generation: int
@@ -48,7 +49,22 @@ class Job(_message.Message):
     canary: Canary
     proposal: Proposal
     checkpoints: Checkpoints
-    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., checkpoints: _Optional[_Union[Checkpoints, _Mapping]] = ...) -> None: ...
+    orders: _containers.RepeatedCompositeFieldContainer[Order]
+    def __init__(self, name: _Optional[str] = ..., watch: _Optional[str] = ..., generation: _Optional[int] = ..., desired_generation: _Optional[int] = ..., step: _Optional[int] = ..., step_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., loss: _Optional[float] = ..., ranks: _Optional[_Iterable[_Union[Rank, _Mapping]]] = ..., open_incidents: _Optional[int] = ..., clock: _Optional[str] = ..., last_decision: _Optional[str] = ..., watch_reason: _Optional[str] = ..., blind_cause: _Optional[str] = ..., detectable_slowdown: _Optional[float] = ..., detectable_steps: _Optional[int] = ..., advice: _Optional[_Iterable[str]] = ..., canary: _Optional[_Union[Canary, _Mapping]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., checkpoints: _Optional[_Union[Checkpoints, _Mapping]] = ..., orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("kind", "subject", "said_by", "reason", "since_unix_s")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SAID_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    subject: str
+    said_by: str
+    reason: str
+    since_unix_s: float
+    def __init__(self, kind: _Optional[str] = ..., subject: _Optional[str] = ..., said_by: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ...) -> None: ...
 
 class Checkpoints(_message.Message):
     __slots__ = ("step", "duration_s", "trouble", "reason", "since_step", "missed")
@@ -81,7 +97,7 @@ class Canary(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., slowdown: _Optional[float] = ..., is_found: bool = ..., num_steps: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("rank", "node", "state", "slowdown", "observed_s", "expected_s", "suspicion", "batch_share", "num_expert_replicas", "device_uuid")
+    __slots__ = ("rank", "node", "state", "slowdown", "observed_s", "expected_s", "suspicion", "batch_share", "num_expert_replicas", "device_uuid", "is_cordoned")
     RANK_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +108,7 @@ class Rank(_message.Message):
     BATCH_SHARE_FIELD_NUMBER: _ClassVar[int]
     NUM_EXPERT_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    IS_CORDONED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     node: str
     state: str
@@ -102,10 +119,11 @@ class Rank(_message.Message):
     batch_share: float
     num_expert_replicas: int
     device_uuid: str
-    def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., state: _Optional[str] = ..., slowdown: _Optional[float] = ..., observed_s: _Optional[float] = ..., expected_s: _Optional[float] = ..., suspicion: _Optional[float] = ..., batch_share: _Optional[float] = ..., num_expert_replicas: _Optional[int] = ..., device_uuid: _Optional[str] = ...) -> None: ...
+    is_cordoned: bool
+    def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., state: _Optional[str] = ..., slowdown: _Optional[float] = ..., observed_s: _Optional[float] = ..., expected_s: _Optional[float] = ..., suspicion: _Optional[float] = ..., batch_share: _Optional[float] = ..., num_expert_replicas: _Optional[int] = ..., device_uuid: _Optional[str] = ..., is_cordoned: bool = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s")
+    __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s", "cordon")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +135,7 @@ class Node(_message.Message):
     BATCHES_DROPPED_FIELD_NUMBER: _ClassVar[int]
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     LAST_REPORT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CORDON_FIELD_NUMBER: _ClassVar[int]
     name: str
     is_connected: bool
     product_version: str
@@ -128,7 +147,8 @@ class Node(_message.Message):
     batches_dropped: int
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     last_report_unix_s: float
-    def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ...) -> None: ...
+    cordon: Order
+    def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ..., cordon: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
 
 class Incident(_message.Message):
     __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe")
@@ -321,3 +341,171 @@ class GetLayoutResponse(_message.Message):
     layout_json: bytes
     reason: str
     def __init__(self, generation: _Optional[int] = ..., layout_json: _Optional[bytes] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetExplanationRequest(_message.Message):
+    __slots__ = ("incident_id",)
+    INCIDENT_ID_FIELD_NUMBER: _ClassVar[int]
+    incident_id: int
+    def __init__(self, incident_id: _Optional[int] = ...) -> None: ...
+
+class GetExplanationResponse(_message.Message):
+    __slots__ = ("explanation",)
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    explanation: Explanation
+    def __init__(self, explanation: _Optional[_Union[Explanation, _Mapping]] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("incident", "measured", "phases", "gain_ratio", "plans", "notes", "course")
+    INCIDENT_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    GAIN_RATIO_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
+    NOTES_FIELD_NUMBER: _ClassVar[int]
+    COURSE_FIELD_NUMBER: _ClassVar[int]
+    incident: Incident
+    measured: Measured
+    phases: _containers.RepeatedCompositeFieldContainer[Phase]
+    gain_ratio: float
+    plans: _containers.RepeatedCompositeFieldContainer[PlanNote]
+    notes: _containers.RepeatedCompositeFieldContainer[Note]
+    course: Course
+    def __init__(self, incident: _Optional[_Union[Incident, _Mapping]] = ..., measured: _Optional[_Union[Measured, _Mapping]] = ..., phases: _Optional[_Iterable[_Union[Phase, _Mapping]]] = ..., gain_ratio: _Optional[float] = ..., plans: _Optional[_Iterable[_Union[PlanNote, _Mapping]]] = ..., notes: _Optional[_Iterable[_Union[Note, _Mapping]]] = ..., course: _Optional[_Union[Course, _Mapping]] = ...) -> None: ...
+
+class Measured(_message.Message):
+    __slots__ = ("slowdown", "low", "high", "num_values")
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    LOW_FIELD_NUMBER: _ClassVar[int]
+    HIGH_FIELD_NUMBER: _ClassVar[int]
+    NUM_VALUES_FIELD_NUMBER: _ClassVar[int]
+    slowdown: float
+    low: float
+    high: float
+    num_values: int
+    def __init__(self, slowdown: _Optional[float] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., num_values: _Optional[int] = ...) -> None: ...
+
+class Phase(_message.Message):
+    __slots__ = ("when", "generation", "first_step", "num_steps", "step_s", "slowdown")
+    WHEN_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    when: str
+    generation: int
+    first_step: int
+    num_steps: int
+    step_s: float
+    slowdown: float
+    def __init__(self, when: _Optional[str] = ..., generation: _Optional[int] = ..., first_step: _Optional[int] = ..., num_steps: _Optional[int] = ..., step_s: _Optional[float] = ..., slowdown: _Optional[float] = ...) -> None: ...
+
+class PlanNote(_message.Message):
+    __slots__ = ("step", "unix_s", "rung", "reason", "generation", "current_step_s", "planned_step_s", "fluid_step_s", "cost_s", "moved_bytes", "considered")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CURRENT_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    FLUID_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CONSIDERED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    unix_s: float
+    rung: str
+    reason: str
+    generation: int
+    current_step_s: float
+    planned_step_s: float
+    fluid_step_s: float
+    cost_s: float
+    moved_bytes: int
+    considered: _containers.RepeatedCompositeFieldContainer[ConsideredPlan]
+    def __init__(self, step: _Optional[int] = ..., unix_s: _Optional[float] = ..., rung: _Optional[str] = ..., reason: _Optional[str] = ..., generation: _Optional[int] = ..., current_step_s: _Optional[float] = ..., planned_step_s: _Optional[float] = ..., fluid_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., considered: _Optional[_Iterable[_Union[ConsideredPlan, _Mapping]]] = ...) -> None: ...
+
+class ConsideredPlan(_message.Message):
+    __slots__ = ("rung", "planned_step_s", "cost_s", "moved_bytes", "why_not")
+    RUNG_FIELD_NUMBER: _ClassVar[int]
+    PLANNED_STEP_S_FIELD_NUMBER: _ClassVar[int]
+    COST_S_FIELD_NUMBER: _ClassVar[int]
+    MOVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
+    rung: str
+    planned_step_s: float
+    cost_s: float
+    moved_bytes: int
+    why_not: str
+    def __init__(self, rung: _Optional[str] = ..., planned_step_s: _Optional[float] = ..., cost_s: _Optional[float] = ..., moved_bytes: _Optional[int] = ..., why_not: _Optional[str] = ...) -> None: ...
+
+class Note(_message.Message):
+    __slots__ = ("step", "unix_s", "text")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    unix_s: float
+    text: str
+    def __init__(self, step: _Optional[int] = ..., unix_s: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+
+class Course(_message.Message):
+    __slots__ = ("step", "unix_s", "num_steps", "generation", "step_s", "observed_s", "expected_s", "peers_slowdown")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    OBSERVED_S_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_S_FIELD_NUMBER: _ClassVar[int]
+    PEERS_SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    unix_s: _containers.RepeatedScalarFieldContainer[float]
+    num_steps: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    step_s: _containers.RepeatedScalarFieldContainer[float]
+    observed_s: _containers.RepeatedScalarFieldContainer[float]
+    expected_s: _containers.RepeatedScalarFieldContainer[float]
+    peers_slowdown: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[_Iterable[int]] = ..., unix_s: _Optional[_Iterable[float]] = ..., num_steps: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., step_s: _Optional[_Iterable[float]] = ..., observed_s: _Optional[_Iterable[float]] = ..., expected_s: _Optional[_Iterable[float]] = ..., peers_slowdown: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class ListOrdersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListOrdersResponse(_message.Message):
+    __slots__ = ("orders",)
+    ORDERS_FIELD_NUMBER: _ClassVar[int]
+    orders: _containers.RepeatedCompositeFieldContainer[Order]
+    def __init__(self, orders: _Optional[_Iterable[_Union[Order, _Mapping]]] = ...) -> None: ...
+
+class GetPaceRequest(_message.Message):
+    __slots__ = ("job",)
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class GetPaceResponse(_message.Message):
+    __slots__ = ("pace",)
+    PACE_FIELD_NUMBER: _ClassVar[int]
+    pace: Pace
+    def __init__(self, pace: _Optional[_Union[Pace, _Mapping]] = ...) -> None: ...
+
+class Pace(_message.Message):
+    __slots__ = ("step", "unix_s", "num_steps", "generation", "step_s", "tokens_per_s", "slowest")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    SLOWEST_FIELD_NUMBER: _ClassVar[int]
+    step: _containers.RepeatedScalarFieldContainer[int]
+    unix_s: _containers.RepeatedScalarFieldContainer[float]
+    num_steps: _containers.RepeatedScalarFieldContainer[int]
+    generation: _containers.RepeatedScalarFieldContainer[int]
+    step_s: _containers.RepeatedScalarFieldContainer[float]
+    tokens_per_s: _containers.RepeatedScalarFieldContainer[float]
+    slowest: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, step: _Optional[_Iterable[int]] = ..., unix_s: _Optional[_Iterable[float]] = ..., num_steps: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., step_s: _Optional[_Iterable[float]] = ..., tokens_per_s: _Optional[_Iterable[float]] = ..., slowest: _Optional[_Iterable[float]] = ...) -> None: ...

@@ -75,6 +75,21 @@ class StatusServiceStub(object):
                 request_serializer=pacekeeper_dot_v1_dot_status__pb2.GetLayoutRequest.SerializeToString,
                 response_deserializer=pacekeeper_dot_v1_dot_status__pb2.GetLayoutResponse.FromString,
                 _registered_method=True)
+        self.GetExplanation = channel.unary_unary(
+                '/pacekeeper.v1.StatusService/GetExplanation',
+                request_serializer=pacekeeper_dot_v1_dot_status__pb2.GetExplanationRequest.SerializeToString,
+                response_deserializer=pacekeeper_dot_v1_dot_status__pb2.GetExplanationResponse.FromString,
+                _registered_method=True)
+        self.ListOrders = channel.unary_unary(
+                '/pacekeeper.v1.StatusService/ListOrders',
+                request_serializer=pacekeeper_dot_v1_dot_status__pb2.ListOrdersRequest.SerializeToString,
+                response_deserializer=pacekeeper_dot_v1_dot_status__pb2.ListOrdersResponse.FromString,
+                _registered_method=True)
+        self.GetPace = channel.unary_unary(
+                '/pacekeeper.v1.StatusService/GetPace',
+                request_serializer=pacekeeper_dot_v1_dot_status__pb2.GetPaceRequest.SerializeToString,
+                response_deserializer=pacekeeper_dot_v1_dot_status__pb2.GetPaceResponse.FromString,
+                _registered_method=True)
 
 
 class StatusServiceServicer(object):
@@ -134,6 +149,28 @@ class StatusServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetExplanation(self, request, context):
+        """All that is kept of an incident, also of one of a job that is over. NOT_FOUND for a number that
+        nobody knows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListOrders(self, request, context):
+        """What people have ordered and not taken back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPace(self, request, context):
+        """How fast a job went. NOT_FOUND for a job that is not known.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_StatusServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -176,6 +213,21 @@ def add_StatusServiceServicer_to_server(servicer, server):
                     servicer.GetLayout,
                     request_deserializer=pacekeeper_dot_v1_dot_status__pb2.GetLayoutRequest.FromString,
                     response_serializer=pacekeeper_dot_v1_dot_status__pb2.GetLayoutResponse.SerializeToString,
+            ),
+            'GetExplanation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetExplanation,
+                    request_deserializer=pacekeeper_dot_v1_dot_status__pb2.GetExplanationRequest.FromString,
+                    response_serializer=pacekeeper_dot_v1_dot_status__pb2.GetExplanationResponse.SerializeToString,
+            ),
+            'ListOrders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListOrders,
+                    request_deserializer=pacekeeper_dot_v1_dot_status__pb2.ListOrdersRequest.FromString,
+                    response_serializer=pacekeeper_dot_v1_dot_status__pb2.ListOrdersResponse.SerializeToString,
+            ),
+            'GetPace': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPace,
+                    request_deserializer=pacekeeper_dot_v1_dot_status__pb2.GetPaceRequest.FromString,
+                    response_serializer=pacekeeper_dot_v1_dot_status__pb2.GetPaceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -394,6 +446,87 @@ class StatusService(object):
             '/pacekeeper.v1.StatusService/GetLayout',
             pacekeeper_dot_v1_dot_status__pb2.GetLayoutRequest.SerializeToString,
             pacekeeper_dot_v1_dot_status__pb2.GetLayoutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetExplanation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pacekeeper.v1.StatusService/GetExplanation',
+            pacekeeper_dot_v1_dot_status__pb2.GetExplanationRequest.SerializeToString,
+            pacekeeper_dot_v1_dot_status__pb2.GetExplanationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListOrders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pacekeeper.v1.StatusService/ListOrders',
+            pacekeeper_dot_v1_dot_status__pb2.ListOrdersRequest.SerializeToString,
+            pacekeeper_dot_v1_dot_status__pb2.ListOrdersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pacekeeper.v1.StatusService/GetPace',
+            pacekeeper_dot_v1_dot_status__pb2.GetPaceRequest.SerializeToString,
+            pacekeeper_dot_v1_dot_status__pb2.GetPaceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -14,6 +14,7 @@ from pacekeeper.controller.events import (
     AskDecision,
     AskProbe,
     Command,
+    DropOrder,
     Failed,
     ForgetJob,
     ForgetLayouts,
@@ -23,6 +24,7 @@ from pacekeeper.controller.events import (
     SaveIncident,
     SaveJob,
     SaveLayout,
+    SaveOrder,
     SaveProposal,
     Say,
     StepSummary,
@@ -105,6 +107,10 @@ def told(command: Command) -> str:
             return f"say      {text}"
         case AskProbe(number=number):
             return f"probe    {number}"
+        case SaveOrder(order=order):
+            return f"store    order {order.kind} {order.subject}"
+        case DropOrder(kind=kind, subject=subject):
+            return f"store    order {kind} {subject} dropped"
         case SaveJob():
             return "store    job"
         case ForgetJob():

@@ -63,8 +63,11 @@ SHELLS = {
     "controller": {
         "__init__",
         "audit",
+        "course_views",
         "entrance",
         "gate",
+        "history",
+        "kept_rows",
         "metrics",
         "operator_service",
         "planner",

@@ -7,9 +7,10 @@ from typing import Any
 import grpc
 import pytest
 
+from pacekeeper.controller.desk import MOST_CHARACTERS
 from pacekeeper.controller.events import Event, ProposalAnswered
 from pacekeeper.controller.machine import advance
-from pacekeeper.controller.operator_service import MOST_CHARACTERS, Operator
+from pacekeeper.controller.operator_service import Operator
 from pacekeeper.controller.views import job_view
 from pacekeeper.protos import operator_pb2
 from support.proposed import STANDS_S, asking
@@ -41,17 +42,23 @@ class Desk:
 
     def call(self, name: str, request: Any, put: Callable[..., Any] | None = None) -> Any:
         service = Operator(state=lambda: self.driver.state, put=put or self.put)
-        return asyncio.run(getattr(service, name)(request, Caller())).proposal
+        return asyncio.run(getattr(service, name)(request, Caller()))
 
     def approve(self, number: int = 1, said_by: str = "ada") -> Any:
         request = operator_pb2.ApproveProposalRequest(proposal_id=number, said_by=said_by)
-        return self.call("ApproveProposal", request)
+        return self.call("ApproveProposal", request).proposal
 
     def deny(self, number: int = 1, reason: str = "", said_by: str = "ada") -> Any:
         request = operator_pb2.DenyProposalRequest(
             proposal_id=number, said_by=said_by, reason=reason
         )
-        return self.call("DenyProposal", request)
+        return self.call("DenyProposal", request).proposal
+
+    def order(self, kind: str, subject: str, *, is_on: bool = True, reason: str = "") -> Any:
+        request = operator_pb2.GiveOrderRequest(
+            kind=kind, subject=subject, is_on=is_on, said_by="ada", reason=reason
+        )
+        return self.call("GiveOrder", request).order
 
 
 def test_who_approves_and_from_where_is_kept_and_the_plan_is_priced_again() -> None:
@@ -121,4 +128,43 @@ def test_an_answer_that_is_lost_on_the_way_is_no_success() -> None:
     request = operator_pb2.ApproveProposalRequest(proposal_id=1, said_by="ada")
     with pytest.raises(Refused) as caught:
         Desk().call("ApproveProposal", request, nowhere)
+    assert caught.value.args[0] is grpc.StatusCode.INTERNAL
+
+
+def test_an_order_stands_until_it_is_taken_back() -> None:
+    desk = Desk()
+    given = desk.order("ORDER_KIND_CORDON_NODE", "node-1", reason="fan\nbroken")
+    assert (given.kind, given.subject, given.said_by) == ("cordon_node", "node-1", "ada (open)")
+    assert given.reason == "fan broken"
+    again = desk.order("ORDER_KIND_CORDON_NODE", "node-1", reason="other")
+    assert again == given, "the first one stands"
+    back = desk.order("ORDER_KIND_CORDON_NODE", "node-1", is_on=False)
+    assert back == given and not desk.driver.state.orders
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "is_on", "code"),
+    [
+        ("ORDER_KIND_PAUSE", "nope", True, grpc.StatusCode.NOT_FOUND),
+        ("ORDER_KIND_PAUSE", "moe", False, grpc.StatusCode.NOT_FOUND),
+        ("ORDER_KIND_UNSPECIFIED", "", True, grpc.StatusCode.INVALID_ARGUMENT),
+    ],
+)
+def test_an_order_of_nothing_is_refused(
+    kind: str, subject: str, is_on: bool, code: grpc.StatusCode
+) -> None:
+    desk = Desk()
+    with pytest.raises(Refused) as caught:
+        desk.order(kind, subject, is_on=is_on)
+    assert caught.value.args[0] is code
+    assert not desk.driver.state.orders
+
+
+def test_an_order_that_is_lost_on_the_way_is_no_success() -> None:
+    async def nowhere(event: Event) -> None:
+        return None
+
+    request = operator_pb2.GiveOrderRequest(kind="ORDER_KIND_PAUSE", subject="moe", is_on=True)
+    with pytest.raises(Refused) as caught:
+        Desk().call("GiveOrder", request, nowhere)
     assert caught.value.args[0] is grpc.StatusCode.INTERNAL

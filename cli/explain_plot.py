@@ -1,0 +1,66 @@
+"""An explanation as a picture: what the rank took against what it should, and the job's step."""
+
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.core.errors import HostError, PacekeeperError
+
+
+def write_plot(path: Path, explanation: Any) -> None:
+    """A PNG. Raises HostError where it can not be written, PacekeeperError without any step."""
+    if not explanation.course.step:
+        raise PacekeeperError(
+            f"nothing was kept of the steps around incident {explanation.incident.incident_id}"
+        )
+    figure = _drawn(explanation)
+    try:
+        figure.savefig(path, dpi=130, format="png")
+    except OSError as error:
+        raise HostError(f"plot {path}: {error.strerror}", remedy="name another file") from None
+
+
+def _drawn(explanation: Any) -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    incident, course = explanation.incident, explanation.course
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    steps = list(course.step)
+    above.plot(steps, [1e3 * v for v in course.observed_s], color="#c0392b", label="observed")
+    above.plot(steps, [1e3 * v for v in course.expected_s], color="#2471a3", label="expected")
+    above.set_ylabel("compute, ms" if incident.HasField("rank") else "median compute, ms")
+    below.plot(steps, [1e3 * v for v in course.step_s], color="#444444", label="step")
+    below.set_ylabel("step, ms")
+    below.set_xlabel("step")
+    for axis in (above, below):
+        axis.set_ylim(bottom=0.0)
+        axis.margins(x=0.0)
+        axis.axvspan(
+            incident.onset_step,
+            incident.closed_step if incident.HasField("closed_step") else steps[-1],
+            color="#c0392b",
+            alpha=0.08,
+            lw=0,
+        )
+        axis.axvline(incident.found_step, color="#c0392b", ls=":", lw=1, label="found")
+        for at in _changes(course):
+            axis.axvline(at, color="#1e8449", ls="--", lw=1)
+        axis.spines[["top", "right"]].set_visible(False)
+    above.legend(loc="upper left", frameon=False, ncols=3)
+    who = f" of rank {incident.rank}" if incident.HasField("rank") else ""
+    where = f" on {incident.node}" if incident.node else ""
+    figure.suptitle(
+        f"Incident {incident.incident_id}: {incident.kind}{who}{where} in {incident.job}"
+        " (dashed: another layout)",
+        fontsize=11,
+    )
+    return figure
+
+
+def _changes(course: Any) -> list[int]:
+    """Steps at which another layout was in force."""
+    pairs = zip(course.generation, course.generation[1:], course.step[1:], strict=False)
+    return [step for before, now, step in pairs if now != before]

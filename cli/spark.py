@@ -1,0 +1,31 @@
+"""A line of bars: values as eighths of a character's height, the mean of what shares a place."""
+
+import math
+from collections.abc import Sequence
+
+BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+GAP = " "  # nothing was measured
+
+
+def spark(values: Sequence[float], *, width: int) -> str:
+    """At most `width` characters, the lowest value the lowest bar; empty: no value is known."""
+    if not any(map(math.isfinite, values)):
+        return ""
+    count = min(width, len(values))
+    places = [
+        values[i * len(values) // count : (i + 1) * len(values) // count] for i in range(count)
+    ]
+    means = [_mean(place) for place in places]
+    known = [mean for mean in means if mean is not None]
+    low, spread = min(known), max(known) - min(known)
+    return "".join(GAP if mean is None else _bar(mean - low, spread) for mean in means)
+
+
+def _bar(above: float, spread: float) -> str:
+    at = 0 if spread <= 0.0 else int(above / spread * len(BARS))
+    return BARS[min(at, len(BARS) - 1)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else None

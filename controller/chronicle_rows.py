@@ -1,0 +1,112 @@
+"""Courses and paces as bytes of the store, and back: compressed JSON. Pure."""
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, fields
+from math import isfinite, nan
+from typing import Any
+
+from pacekeeper.controller.chronicle import Course, CourseRow, Note, PaceRow, PlanNote
+from pacekeeper.core.findings import Considered, Rung
+
+FORMAT = 1
+MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
+
+
+def encode_course(course: Course) -> bytes:
+    """All of it."""
+    return _packed(
+        {
+            "format": FORMAT,
+            "incident_id": course.incident_id,
+            "job": course.job,
+            "rank": course.rank,
+            "left_steps": course.left_steps,
+            "rows": _plain_rows(course.rows),
+            "plans": [asdict(note) for note in course.plans],
+            "notes": [[note.step, note.unix_s, note.text] for note in course.notes],
+        }
+    )
+
+
+def decode_course(data: bytes) -> Course:
+    """Raises ValueError for what is no course."""
+    document = _unpacked(data)
+    try:
+        return Course(
+            incident_id=int(document["incident_id"]),
+            job=str(document["job"]),
+            rank=document["rank"],
+            left_steps=document["left_steps"],
+            rows=[_course_row(row) for row in document["rows"]],
+            plans=[_plan(plain) for plain in document["plans"]],
+            notes=[
+                Note(step=int(step), unix_s=float(unix_s), text=str(text))
+                for step, unix_s, text in document["notes"]
+            ],
+        )
+    except (TypeError, KeyError, IndexError, OverflowError) as error:
+        raise ValueError(f"no course of an incident: {error!r:.200}") from None
+
+
+def encode_pace(rows: Sequence[PaceRow]) -> bytes:
+    """All of it."""
+    return _packed({"format": FORMAT, "rows": _plain_rows(rows)})
+
+
+def decode_pace(data: bytes) -> list[PaceRow]:
+    """Raises ValueError for what is no pace."""
+    document = _unpacked(data)
+    try:
+        return [_pace_row(row) for row in document["rows"]]
+    except (TypeError, KeyError, IndexError, OverflowError) as error:
+        raise ValueError(f"no pace of a job: {error!r:.200}") from None
+
+
+def _plain_rows(rows: Sequence[CourseRow] | Sequence[PaceRow]) -> list[list[float | None]]:
+    return [[value if isfinite(value) else None for value in astuple(row)] for row in rows]
+
+
+def _course_row(plain: Any) -> CourseRow:
+    return CourseRow(**_values(plain, CourseRow))
+
+
+def _pace_row(plain: Any) -> PaceRow:
+    return PaceRow(**_values(plain, PaceRow))
+
+
+def _values(plain: Any, kind: type[CourseRow] | type[PaceRow]) -> dict[str, Any]:
+    names = [field.name for field in fields(kind)]
+    if len(plain) != len(names):
+        raise TypeError(f"a row of {len(plain)} values")
+    values: dict[str, Any] = {}
+    for name, value in zip(names, plain, strict=True):
+        is_whole = name in ("step", "num_steps", "generation")
+        values[name] = int(value) if is_whole else nan if value is None else float(value)
+    return values
+
+
+def _plan(plain: Any) -> PlanNote:
+    considered = tuple(
+        Considered(**{**one, "rung": Rung(one["rung"])}) for one in plain["considered"]
+    )
+    return PlanNote(**{**plain, "rung": Rung(plain["rung"]), "considered": considered})
+
+
+def _packed(document: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(document, allow_nan=False).encode(), 6)
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        unpacker = zlib.decompressobj()
+        text = unpacker.decompress(data, MOST_BYTES)
+        if not unpacker.eof or unpacker.unused_data:
+            raise ValueError("it is cut, too large, or something follows it")
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r:.20}, not {FORMAT}")
+    except (zlib.error, RecursionError, UnicodeDecodeError, TypeError, KeyError) as error:
+        raise ValueError(f"not what was stored: {error!r:.200}") from None
+    return document

@@ -1,0 +1,253 @@
+"""What is kept of incidents and jobs: enough to explain them, and never more than its bounds."""
+
+from math import isnan
+
+import pytest
+
+from pacekeeper.controller.chronicle import (
+    AFTER_STEPS,
+    MOST_NOTES,
+    MOST_PACE_ROWS,
+    MOST_PLANS,
+    MOST_ROWS,
+    RECENT_STEPS,
+    Chronicle,
+    Course,
+)
+from pacekeeper.controller.chronicle_rows import (
+    decode_course,
+    decode_pace,
+    encode_course,
+    encode_pace,
+)
+from pacekeeper.controller.events import StepSummary
+from pacekeeper.core.findings import (
+    Considered,
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    Rung,
+    Tier,
+)
+from support.machine_driver import FIRST as EVEN
+
+
+def summary(step: int, *, slow: float = 1.0, generation: int = 1, job: str = "moe") -> StepSummary:
+    """Four ranks of 100 ms; rank 2 takes `slow` times as long."""
+    return StepSummary(
+        job=job,
+        step=step,
+        generation=generation,
+        tokens=1000,
+        duration_s=0.1 * slow,
+        loss=None,
+        ranks=(0, 1, 2, 3),
+        observed_s=(0.1, 0.1, 0.1 * slow, 0.1),
+        expected_s=(0.1, 0.1, 0.1, 0.1),
+        slowdown=(1.0, 1.0, slow, 1.0),
+        watch="healthy",
+    )
+
+
+def incident(
+    *, rank: int | None = 2, actions: tuple[str, ...] = (), closed: bool = False
+) -> Incident:
+    finding = Finding(
+        kind=FindingKind.DEVICE,
+        tier=Tier.PROBABLE,
+        rank=rank,
+        slowdown=1.6,
+        onset_step=10,
+        step=12,
+        reason="slow",
+    )
+    return Incident(
+        incident_id=7,
+        job="moe",
+        finding=finding,
+        opened_unix_s=12.0,
+        closed_unix_s=30.0 if closed else None,
+        closed_step=30 if closed else None,
+        actions=actions,
+    )
+
+
+def found(*, steps: int = 13, rank: int | None = 2) -> Chronicle:
+    """Rank 2 is slow from step 10 on, found at the newest."""
+    chronicle = Chronicle()
+    for step in range(steps):
+        chronicle.stepped(summary(step, slow=1.6 if step >= 10 else 1.0), float(step))
+    chronicle.told(incident(rank=rank), float(steps))
+    return chronicle
+
+
+def test_a_course_begins_before_the_onset_with_the_times_of_its_rank_and_its_peers() -> None:
+    course = found().courses[7]
+    assert [row.step for row in course.rows] == list(range(13))
+    before, after = course.rows[9], course.rows[10]
+    assert before.observed_s == pytest.approx(0.1) and after.observed_s == pytest.approx(0.16)
+    assert after.expected_s == pytest.approx(0.1) and after.peers_slowdown == pytest.approx(1.0)
+    assert after.step_s == pytest.approx(0.16) and (after.generation, after.num_steps) == (1, 1)
+
+
+def test_what_is_nobodys_shows_the_median_of_all() -> None:
+    assert found(rank=None).courses[7].rows[12].observed_s == pytest.approx(0.1)
+
+
+def test_a_rank_that_tells_nothing_is_not_known_and_not_zero() -> None:
+    row = found(rank=9).courses[7].rows[0]
+    assert isnan(row.observed_s) and isnan(row.expected_s) and row.peers_slowdown == 1.0
+
+
+def test_a_course_goes_on_for_some_steps_after_the_end_and_is_then_let_go() -> None:
+    chronicle = found()
+    chronicle.told(incident(closed=True), 30.0)
+    for step in range(31, 31 + AFTER_STEPS):
+        assert 7 in chronicle.courses
+        chronicle.stepped(summary(step), float(step))
+    chronicle.stored([7], ["moe"])
+    assert not chronicle.courses and not chronicle.changed
+
+
+def test_one_that_is_stored_and_open_goes_on() -> None:
+    chronicle = found()
+    chronicle.stored([7], ["moe"])
+    assert not chronicle.changed and not chronicle.changed_jobs
+    chronicle.stepped(summary(13), 13.0)
+    assert chronicle.changed == {7} and chronicle.courses[7].rows[-1].step == 13
+
+
+def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
+    chronicle = found()
+    for step in range(13, 5000):
+        chronicle.stepped(summary(step, slow=1.6), float(step))
+    for rows, most in (
+        (chronicle.courses[7].rows, MOST_ROWS),
+        (chronicle.pace("moe"), MOST_PACE_ROWS),
+    ):
+        assert len(rows) == most
+        assert sum(row.num_steps for row in rows) == 5000
+        ends = [row.step + row.num_steps for row in rows]
+        assert [row.step for row in rows[1:]] == ends[:-1]
+    course = chronicle.courses[7]
+    assert [row.num_steps for row in course.rows[:20]] == [1] * 20, "the onset stays as it was"
+    assert course.rows[-1].observed_s == pytest.approx(0.16)
+    assert max(row.num_steps for row in chronicle.pace("moe")) <= 16 < 5000 / MOST_PACE_ROWS * 2
+
+
+def test_two_layouts_are_merged_last() -> None:
+    chronicle = Chronicle()
+    for step in range(3 * MOST_PACE_ROWS):
+        chronicle.stepped(summary(step, generation=1 + step // 700), float(step))
+    cuts = {row.step for row in chronicle.pace("moe") if row.step in (700, 1400)}
+    assert cuts == {700, 1400}
+
+
+def test_the_newest_steps_with_all_ranks_are_bounded() -> None:
+    chronicle = Chronicle()
+    for step in range(RECENT_STEPS + 30):
+        chronicle.stepped(summary(step), float(step))
+    chronicle.told(incident(), 100.0)
+    assert chronicle.courses[7].rows[0].step == 30
+
+
+def test_actions_are_noted_once_with_the_step_and_time_they_came() -> None:
+    chronicle = found()
+    chronicle.told(incident(actions=("proposal 1",)), 20.0)
+    chronicle.stepped(summary(13), 21.0)
+    chronicle.told(incident(actions=("proposal 1", "generation 2")), 22.0)
+    notes = chronicle.courses[7].notes
+    assert [(n.step, n.unix_s, n.text) for n in notes] == [
+        (12, 20.0, "proposal 1"),
+        (13, 22.0, "generation 2"),
+    ]
+
+
+def test_decisions_are_kept_with_what_was_passed_over_and_no_plan_again_is_said_once() -> None:
+    chronicle = found()
+    nothing = Decision(rung=Rung.NOTHING, layout=None, reason="too little")
+    chronicle.decided("moe", nothing, 14.0)
+    chronicle.decided("moe", nothing, 15.0)
+    considered = Considered(
+        rung=Rung.MOVE_REPLICAS, planned_step_s=0.1, cost_s=2.0, moved_bytes=5, why_not="dear"
+    )
+    plan = Decision(rung=Rung.BATCH_SHARES, layout=EVEN, reason="faster", considered=(considered,))
+    chronicle.decided("moe", plan, 16.0)
+    chronicle.decided("other", plan, 17.0)
+    first, second = chronicle.courses[7].plans
+    assert (first.unix_s, first.generation, first.reason) == (15.0, None, "too little")
+    assert second.generation == EVEN.generation and second.considered == (considered,)
+
+
+def test_plans_and_notes_are_bounded_and_the_first_stays() -> None:
+    course = found().courses[7]
+    chronicle = Chronicle(courses={7: course})
+    for i in range(100):
+        plan = Decision(rung=Rung.BATCH_SHARES, layout=EVEN, reason=str(i))
+        chronicle.decided("moe", plan, float(i))
+        chronicle.told(incident(actions=(f"note {i}",)), float(i))
+    assert len(course.plans) == MOST_PLANS and len(course.notes) == MOST_NOTES
+    assert (course.plans[0].reason, course.plans[-1].reason) == ("0", "99")
+    assert (course.notes[0].text, course.notes[-1].text) == ("note 0", "note 99")
+
+
+def test_what_was_stored_before_a_restart_goes_on() -> None:
+    before = found()
+    course = decode_course(encode_course(before.courses[7]))
+    pace = decode_pace(encode_pace(before.pace("moe")))
+    after = Chronicle(past_course=lambda number: course, past_pace=lambda job: pace)
+    after.stepped(summary(13, slow=1.6), 13.0)
+    after.told(incident(actions=("plan",)), 14.0)
+    after.stepped(summary(14, slow=1.6), 15.0)
+    assert [row.step for row in after.courses[7].rows] == [*range(13), 14]
+    assert [row.step for row in after.pace("moe")] == list(range(15))
+
+
+def test_jobs_that_are_over_are_let_go_once_they_are_stored() -> None:
+    chronicle = found()
+    chronicle.forget([])
+    assert chronicle.courses, "not stored yet"
+    chronicle.stored([7], ["moe"])
+    chronicle.forget([])
+    assert not chronicle.courses
+    assert not chronicle.pace("moe")
+
+
+def test_a_course_survives_the_store_as_it_is() -> None:
+    chronicle = found(rank=9)  # some values are not known
+    chronicle.told(incident(rank=9, actions=("a",)), 3.0)
+    nothing = Decision(rung=Rung.NOTHING, layout=None, reason="no")
+    chronicle.decided("moe", nothing, 4.0)
+    course = chronicle.courses[7]
+    again = decode_course(encode_course(course))
+    assert repr(again) == repr(course), "NaN is equal to nothing, but reads alike"
+
+
+@pytest.mark.parametrize("data", [b"", b"x", encode_pace([])[:-3], encode_pace([]) + b"x" * 3])
+def test_what_is_damaged_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_pace(data)
+    with pytest.raises(ValueError):
+        decode_course(data)
+
+
+def test_a_pace_is_no_course() -> None:
+    with pytest.raises(ValueError, match="no course"):
+        decode_course(encode_pace([]))
+
+
+def test_a_step_of_no_time_has_no_rate() -> None:
+    chronicle = Chronicle()
+    one = summary(0, slow=0.0)
+    chronicle.stepped(one, 0.0)
+    (row,) = chronicle.pace("moe")
+    assert isnan(row.tokens_per_s) and row.slowest == 1.0
+    assert decode_pace(encode_pace([row]))[0].slowest == 1.0
+
+
+def test_courses_of_jobs_do_not_mix() -> None:
+    chronicle = found()
+    chronicle.stepped(summary(99, job="other"), 1.0)
+    assert isinstance(chronicle.courses[7], Course)
+    assert [row.step for row in chronicle.courses[7].rows] == list(range(13))
