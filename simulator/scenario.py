@@ -29,9 +29,22 @@ from pacekeeper.simulator.sim_policy import Job, Policy, PolicyOf
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 TABLES = ("scenario", "failures", "job", "routing", "policies")
-SOURCES = ("spot", "faults", "drawn")
-KINDS = ("none", "checkpoint", "checkpoint_fast", "lazarus", "pacekeeper")
 ARRIVALS = ("regular", "random")
+# Keys that mean something, by source or kind: any other one would be a wish that nobody hears.
+KEYS_OF_SOURCE = {
+    "spot": ("file", "start_s", "duration_s", "time_unit_s", "max_nodes"),
+    "faults": ("file", "num_nodes", "start_s", "duration_s", "slow_speed", "max_nodes"),
+    "drawn": ("num_nodes", "kinds", "every_s", "mended_after_s", "mended_late_s", "arrivals",
+              "slow_speed", "duration_s", "max_nodes"),
+}  # fmt: skip
+KEYS_OF_KIND = {
+    "none": ("group_size",),
+    "checkpoint": ("group_size", "checkpoint_steps"),
+    "checkpoint_fast": ("group_size", "checkpoint_steps"),
+    "lazarus": ("checkpoint_steps", "review_steps"),
+    "pacekeeper": ("checkpoint_steps", "review_steps", "failure_probability"),
+}
+SOURCES, KINDS = tuple(KEYS_OF_SOURCE), tuple(KEYS_OF_KIND)
 # What is more would be played for days, or not fit into memory.
 MOST_FAULTS = 100_000
 MOST_HOSTS = 20_000_000  # layers x experts x nodes
@@ -74,7 +87,10 @@ class Failures:
         if self.kinds and not set(self.kinds.split("+")) <= known:
             raise ValueError(f"kinds: expected {' or '.join(sorted(known))}, or several joined by "
                              f"'+', got {self.kinds!r}")  # fmt: skip
-        is_slow = FaultKind.SLOW in self.kinds.split("+") or self.slow_speed > 0.0
+        has_slow = FaultKind.SLOW in self.kinds.split("+")
+        if self.kinds and self.slow_speed and not has_slow:
+            raise ValueError(f"slow_speed: expected kinds with 'slow', got {self.kinds!r}")
+        is_slow = has_slow or self.slow_speed > 0.0
         if is_slow and not 0.0 < self.slow_speed < 1.0:
             raise ValueError(f"slow_speed: expected above 0 and below 1, got {self.slow_speed}")
         if self.arrivals not in ARRIVALS:
@@ -187,6 +203,9 @@ def read_scenario(path: Path) -> Scenario:
         raise ConfigError(f"{where}: no policy", remedy="expected at least one [policies.NAME]")
     read = _pipelined if "partition" in tables["job"] else _data_parallel
     job, routing, policies = read(path, tables, failures)
+    _check_used(
+        tables["failures"], "source", failures.source, KEYS_OF_SOURCE, where=f"{where}: [failures]"
+    )
     recorded = _recorded(failures, path)
     if recorded is not None and isinstance(job, JobModel):
         _check_size(job, max((number for _, number in recorded.num_there()), default=0), where)
@@ -229,6 +248,8 @@ def _data_parallel(path: Path, tables: Mapping[str, dict[str, Any]], failures: F
         routing = read_routing(
             path.parent / asked.file, num_experts=job.num_experts, num_layers=job.num_layers
         ).thinned(asked.every_steps)
+    elif "every_steps" in tables["routing"]:
+        raise ConfigError(f"{where}: [routing] every_steps: expected a file of recorded loads, too")
     else:
         routing = even_routing(job.num_layers, job.num_experts)
     policies = {
@@ -282,6 +303,24 @@ def _check_turns(
             )
 
 
+def _check_used(
+    values: Mapping[str, Any],
+    by: str,
+    value: str,
+    known: Mapping[str, tuple[str, ...]],
+    *,
+    where: str,
+) -> None:
+    """Has every key a meaning beside this value of the key `by`?"""
+    for key in values:
+        if key != by and key not in known[value]:
+            others = " or ".join(repr(other) for other, keys in known.items() if key in keys)
+            raise ConfigError(
+                f"{where} {key}: says nothing with {by} = {value!r}",
+                remedy=f"leave it out; it belongs to {by} = {others}",
+            )
+
+
 def _check_path(file: str) -> None:
     if "\0" in file:
         raise ValueError(f"file: expected a path, got {file!r}")
@@ -326,6 +365,7 @@ def _policy(name: str, values: Any, job: JobModel, where: str) -> Policy:
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table, got {values!r}")
     table = read_table(PolicyTable, values, where=where)
+    _check_used(values, "kind", table.kind, KEYS_OF_KIND, where=where)
     if table.group_size and table.group_size * job.slots_per_node < job.num_experts:
         raise ConfigError(
             f"{where} group_size: {table.group_size} nodes of {job.slots_per_node} slots can not "

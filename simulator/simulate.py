@@ -45,8 +45,9 @@ class Told:
 class Outcome:
     """What became of the job. `spent_s` adds up to `duration_s`; samples and steps are those that
     counted in the end. `fluid_samples`: had all nodes that are there, at the speeds they have,
-    trained at full pace all the time. `needless_restarts`: those in spite of a living copy of every
-    expert. `points`: (time, samples that counted then).
+    trained at full pace all the time. `restarts`: begun after a loss, from what was saved, however
+    long the job waited for nodes before; `needless_restarts`: those in spite of a living copy of
+    every expert. `points`: (time, samples that counted then).
     """
 
     policy: str
@@ -320,7 +321,7 @@ class _Run(Generic[W]):
         self.memory, self.saving = answer.memory, answer.saving
         self._tell(cause, answer)
         if answer.is_rolled_back and not self.is_fresh:
-            self._roll_back()
+            self._roll_back(is_begun=answer.layout is not None)
         if answer.layout is None:
             self.layout = None
         else:
@@ -333,10 +334,11 @@ class _Run(Generic[W]):
         waits = [w for w in (self.policy.review_steps, answer.again_after_steps) if w is not None]
         self.due_step = ledger.steps + max(1, min(waits)) if waits else None
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, *, is_begun: bool) -> None:
+        """Not begun: what was not saved is lost, and too few nodes are there to start again."""
         held, self.layout = self.layout, None
         self.ledger.roll_back()
-        self.restarts += 1
+        self.restarts += is_begun
         is_whole = held is not None and self.job.is_alive(held, self.nodes)
         self.needless += is_whole and self.job.has_room(len(self.nodes))
 

@@ -87,6 +87,14 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
         ("group_size = 2", "", "[policies.old] group_size: expected at least 1"),
         ("group_size = 2", "group_size = 1", "[policies.old] group_size: 1 nodes of 2 slots"),
         ("checkpoint_steps = 20", "steps = 20", "[policies.old] steps: unknown key"),
+        (
+            "group_size = 2",
+            "group_size = 2\nreview_steps = 9",
+            "[policies.old] review_steps: says nothing with kind = 'checkpoint'; leave it out; it "
+            "belongs to kind = 'lazarus' or 'pacekeeper'",
+        ),
+        ('kind = "checkpoint"', 'kind = "lazarus"', "[policies.old] group_size: says nothing"),
+        ("[job]", "[routing]\nevery_steps = 9\n[job]", "[routing] every_steps: expected a file"),
         ("[job]", '[routing]\nfile = "none.npz"\n[job]', "none.npz"),
         ("[job]", "[job", "not valid TOML"),
     ],

@@ -112,4 +112,4 @@ class Walk:
         self.spent[Use.TRAINED] -= self.step_s * len(self.unsaved)
         self.samples -= sum(self.unsaved)
         self.unsaved, self.layout = [], set()
-        self.restarts += 1
+        self.restarts += bool(self.nodes)
