@@ -55,6 +55,9 @@ class RingReader:
     def records(self, counts: Counts) -> list[Record]:
         """What is new; never more than MAX_RECORDS_PER_LOOK."""
         found: list[Record] = []
+        if self._is_quiet():
+            self._stuck_at = -1
+            return found
         while len(found) < MAX_RECORDS_PER_LOOK:
             try:
                 record = self._decode(self.index)
@@ -95,6 +98,15 @@ class RingReader:
             found += self.records(counts)
             num_idle = num_idle + 1 if self.index == before else 0
         return found
+
+    def _is_quiet(self) -> bool:
+        """Has nothing been written since the last look? Most looks end here, for little."""
+        if self._sequence_at(self.index - 1) == self.index + ring.SLOT_COUNT:
+            return False  # the writer came round
+        return all(
+            self._sequence_at(index) <= index
+            for index in range(self.index, self.index + LATER_SLOTS_ASKED + 1)
+        )
 
     def _is_misfit_still(self) -> bool:
         """Did the look before this one find the same record not to fit?"""

@@ -28,6 +28,7 @@ from pacekeeper.protos import control_pb2, secure, telemetry_pb2, wire
 IDLE_REPORT_S = 1.0  # a quiet node still reports, so that silence means something
 FLUSH_S = 1.0
 SHOW_S = 1.0  # between two updates of what Prometheus may ask for
+IDLE_POLL_S = 0.5  # where no job runs there is nothing to read but a new job's name
 MAX_TOLD_FILES = 16  # unreadable files named in one report
 _log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Agent:
         self._sent_samples = SampleNews()
         self._recorded_samples = SampleNews()
         self._shown_s = -SHOW_S
-        self._verdict: node_verdict.Verdict | None = None
+        self._verdict: node_verdict.Verdict | None = None  # as it was written last
         self._no_verdict = ""  # why it can not be written
         self._sequence = 0
         self._reported_s = 0.0
@@ -119,7 +120,8 @@ class Agent:
     async def _look_forever(self) -> None:
         while True:
             self._look()
-            await asyncio.sleep(self.config.poll_interval_s)
+            poll_s = self.config.poll_interval_s
+            await asyncio.sleep(poll_s if self.intake.num_rings else max(poll_s, IDLE_POLL_S))
 
     def _look(self) -> None:
         began_s = time.monotonic()
@@ -234,14 +236,16 @@ class Agent:
     def _keep_verdict(self, now_s: float) -> None:
         """What `pacekeeper healthcheck` reads: whether this node's devices are fit for work."""
         devices, nvml = self.sampler.latest(now_s)
-        node = self.uplink.node
-        self._verdict = node_verdict.judge(
-            self._verdict, devices, nvml=nvml, node=node, now_unix_s=time.time()
+        verdict = node_verdict.judge(
+            self._verdict, devices, nvml=nvml, node=self.uplink.node, now_unix_s=time.time()
         )
+        if not node_verdict.is_news(self._verdict, verdict):
+            return
         target = Path(self.config.ring_dir) / node_verdict.FILE_NAME
         said = ""
         try:
-            write_whole(target, node_verdict.encode(self._verdict))
+            write_whole(target, node_verdict.encode(verdict))
+            self._verdict = verdict
         except OSError as error:
             said = error.strerror or str(error)
         if said and said != self._no_verdict:

@@ -13,7 +13,8 @@ from typing import Any
 from pacekeeper.core.topology import DeviceSample
 
 FILE_NAME = ".verdict.json"  # in the ring directory; no job has a name like this
-STALE_S = 30.0  # an agent writes each second
+STALE_S = 30.0
+REPEAT_S = 5.0  # an agent says the same again as often, another verdict at once
 MAX_LINE = 80  # characters: node-problem-detector cuts what is longer
 CONDITION = "PacekeeperUnfit"  # of a Kubernetes node
 _NUMBERS = ("since_unix_s", "written_unix_s")
@@ -62,6 +63,14 @@ def judge(
         since_unix_s=before.since_unix_s if before is not None and is_same else now_unix_s,
         written_unix_s=now_unix_s,
     )
+
+
+def is_news(before: Verdict | None, verdict: Verdict) -> bool:
+    """Is it to be written? A clock that was set back makes the old one's time worthless."""
+    if before is None or (before.fitness, before.words) != (verdict.fitness, verdict.words):
+        return True
+    age_s = verdict.written_unix_s - before.written_unix_s
+    return not 0.0 <= age_s < REPEAT_S
 
 
 def _judged(devices: Sequence[DeviceSample], nvml: str) -> tuple[Fitness, str, str]:

@@ -1,5 +1,6 @@
 """Who sits where: what a rank says of itself when it attaches, and what is known of devices."""
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -8,6 +9,7 @@ from pacekeeper.core.device_health import DeviceHealth
 MAX_NODE_NAME = 253  # of a host name
 NODE_NAME_RULE = f"1 to {MAX_NODE_NAME} printable characters"
 JOB_NAME_RULE = "1 to 64 of letters, digits, '-', '_' and '.', not beginning with '.'"
+_JOB_NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,64}")
 
 
 class Clock(StrEnum):
@@ -84,8 +86,7 @@ class Attachment:
 
 def is_job_name(name: str) -> bool:
     """True where `name` may name a directory: it becomes one below the ring directory."""
-    allowed = all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)
-    return allowed and 1 <= len(name) <= 64 and not name.startswith(".")
+    return _JOB_NAME.fullmatch(name) is not None
 
 
 def is_node_name(name: str) -> bool:

@@ -317,6 +317,11 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
 
 
 _LISTS = {"processes": "pids", "xids": "codes"}  # unset and empty are two answers
+# The fields that a message has under the same names: to ask for them at each sample would cost.
+_SAME_NAMES = {
+    kind: tuple(field.name for field in fields(kind) if field.name not in ("sampled_s", "health"))
+    for kind in (DeviceSample, DeviceHealth, HostSample)
+}
 
 
 def _device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
@@ -349,10 +354,9 @@ def _host_from_message(message: telemetry_pb2.HostSample) -> HostSample:
 
 def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> None:
     """What was told of a sample; what was not stays unset."""
-    for field in fields(sample):
-        name = field.name
+    for name in _SAME_NAMES[type(sample)]:
         value = getattr(sample, name)
-        if value is None or name in ("sampled_s", "health"):
+        if value is None:
             continue
         if name in _LISTS:
             part = getattr(message, name)

@@ -7,11 +7,13 @@ import pytest
 
 from pacekeeper.core.node_verdict import (
     MAX_LINE,
+    REPEAT_S,
     STALE_S,
     Fitness,
     Verdict,
     decode,
     encode,
+    is_news,
     judge,
     of_now,
 )
@@ -112,3 +114,14 @@ def test_a_line_is_as_long_as_its_readers_take() -> None:
     verdict = said(*node_of(*({"is_lost": True},) * 60))
     assert len(verdict.line) == MAX_LINE and verdict.line.startswith("unfit: devices 0, 1")
     assert said(*node_of({})).line == "fit: 1 devices answer"
+
+
+def test_the_same_verdict_is_said_again_only_now_and_then() -> None:
+    fit = said(*node_of({}, {}))
+    lost = said(*node_of({}, {"is_lost": True}), before=fit)
+    assert is_news(None, fit)
+    assert is_news(fit, lost)
+    assert not is_news(fit, replace(fit, written_unix_s=100.0 + REPEAT_S / 2))
+    assert is_news(fit, replace(fit, written_unix_s=100.0 + REPEAT_S))
+    assert is_news(fit, replace(fit, written_unix_s=99.0)), "the clock was set back"
+    assert REPEAT_S < STALE_S / 2, "who reads must not call a living agent silent"
