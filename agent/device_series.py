@@ -1,16 +1,14 @@
-"""What Prometheus is told of devices and of the node's clock, made when it asks. Base units.
+"""What Prometheus is told of devices and of the node's clock, made when it asks. Base units. Pure.
 
 What a device does not tell, or no more, has no series; a lost one has the series that says so.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
+from pacekeeper.core.exposition import Family, Page
 from pacekeeper.core.topology import DeviceSample, HostSample
 
-_LABELS = ("device_uuid", "device_index")
+_LABELS = ("UUID", "device_index")  # spelled as DCGM's exporter does, to be joined with its series
 # Series -> (its help, the field of the sample or of its health, its unit in base units).
 _GAUGES: Mapping[str, tuple[str, str, float]] = {
     "temperature_celsius": ("Temperature of the GPU.", "temperature_celsius", 1.0),
@@ -36,16 +34,15 @@ _COUNTERS: Mapping[str, tuple[str, str, float]] = {
     "pcie_errors": ("PCIe errors that the link corrected.", "pcie_errors", 1.0),
     "nvlink_errors": ("Damaged or lost NVLink packets.", "nvlink_errors", 1.0),
     "nvlink_recoveries": ("NVLinks that had to be trained anew.", "nvlink_recoveries", 1.0),
-    "ecc_uncorrected": (
-        "Uncorrected memory errors.",
-        "ecc_uncorrected",
-        1.0,
-    ),
+    "ecc_uncorrected": ("Uncorrected memory errors.", "ecc_uncorrected", 1.0),
     "ecc_corrected": ("Corrected memory errors.", "ecc_corrected", 1.0),
     "rows_remapped": ("Memory rows replaced over the GPU's life.", "rows_remapped", 1.0),
     "xids": ("Xids that the driver reported while it was listened to.", "num_xids", 1.0),
 }
-_HELD = ("power_cap", "board_limit", "reliability", "sync_boost", "sw_thermal", "hw_thermal")
+_HELD = (
+    *("power_cap", "board_limit", "reliability", "sync_boost", "sw_thermal", "hw_thermal"),
+    "power_brake",
+)
 _CLOCK: Mapping[str, tuple[str, str]] = {
     "clock_offset_seconds": ("What the kernel still has to correct.", "clock_offset_s"),
     "clock_error_seconds": ("The kernel's bound of the wall clock's error.", "clock_error_s"),
@@ -53,53 +50,46 @@ _CLOCK: Mapping[str, tuple[str, str]] = {
 }
 
 
-class DeviceSeries(Collector):
+def _family(name: str, text: str, *labels: str, kind: str = "gauge") -> Family:
+    return Family(f"pacekeeper_{name}", text, *labels, kind=kind)
+
+
+_INFO = _family("device_info", "1 for what a device is.", *_LABELS, "name", "parent_UUID")
+_LOST = _family("device_lost", "1: it answers no more.", *_LABELS)
+_TOLD = tuple(
+    (_family(f"device_{name}", text, *_LABELS), field, unit)
+    for name, (text, field, unit) in _GAUGES.items()
+) + tuple(
+    (_family(f"device_{name}_total", text, *_LABELS, kind="counter"), field, unit)
+    for name, (text, field, unit) in _COUNTERS.items()
+)
+_CLOCKS_HELD = _family(
+    "device_clocks_held_seconds_total",
+    "Time in which clocks were held down, by reason.",
+    *_LABELS,
+    "reason",
+    kind="counter",
+)
+_WALL = tuple((_family(f"agent_{name}", text), field) for name, (text, field) in _CLOCK.items())
+
+
+def write(page: Page, devices: tuple[DeviceSample, ...], host: HostSample | None) -> None:
     """The newest samples, as series."""
-
-    def __init__(self) -> None:
-        self.devices: tuple[DeviceSample, ...] = ()
-        self.host: HostSample | None = None
-
-    def collect(self) -> Iterator[Metric]:
-        lost = GaugeMetricFamily("pacekeeper_device_lost", "1: it answers no more.", None, _LABELS)
-        for sample in self.devices:
-            lost.add_metric(_names(sample), float(sample.is_lost))
-        yield lost
-        for name, (text, field, unit) in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"pacekeeper_device_{name}", text, None, _LABELS)
-            for sample in self.devices:
-                if (value := _value(sample, field)) is not None:
-                    gauge.add_metric(_names(sample), value * unit)
-            yield gauge
-        for name, (text, field, unit) in _COUNTERS.items():
-            counter = CounterMetricFamily(f"pacekeeper_device_{name}", text, None, _LABELS)
-            for sample in self.devices:
-                if (value := _value(sample, field)) is not None:
-                    counter.add_metric(_names(sample), value * unit)
-            yield counter
-        yield self._held()
-        for name, (text, field) in _CLOCK.items():
-            value = getattr(self.host, field, None)
+    for sample in devices:
+        named = sample.device_uuid, str(sample.device_index)
+        page.add(_INFO, 1, *named, sample.name, sample.parent_uuid)
+        page.add(_LOST, sample.is_lost, *named)
+        for family, field, unit in _TOLD:
+            if (value := _value(sample, field)) is not None:
+                page.add(family, value * unit, *named)
+        for reason in _HELD:
+            value = getattr(sample, f"{reason}_held_s")
             if value is not None:
-                yield GaugeMetricFamily(f"pacekeeper_agent_{name}", text, float(value))
-
-    def _held(self) -> Metric:
-        family = CounterMetricFamily(
-            "pacekeeper_device_clocks_held_seconds",
-            "Time in which clocks were held down, by reason.",
-            None,
-            (*_LABELS, "reason"),
-        )
-        for sample in self.devices:
-            for reason in (*_HELD, "power_brake"):
-                value = getattr(sample, f"{reason}_held_s")
-                if value is not None:
-                    family.add_metric((*_names(sample), reason), value)
-        return family
-
-
-def _names(sample: DeviceSample) -> tuple[str, str]:
-    return sample.device_uuid, str(sample.device_index)
+                page.add(_CLOCKS_HELD, value, *named, reason)
+    for family, field in _WALL:
+        value = getattr(host, field, None)
+        if value is not None:
+            page.add(family, value)
 
 
 def _value(sample: DeviceSample, field: str) -> float | None:

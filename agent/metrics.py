@@ -1,13 +1,14 @@
 """What the agent tells Prometheus: itself, and this node's GPUs. Base units, its own registry."""
 
-from wsgiref.simple_server import WSGIServer
+from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, start_http_server
-
-from pacekeeper.agent.device_series import DeviceSeries
+from pacekeeper.agent import device_series
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.errors import listen_error
+from pacekeeper.core.exposition import Page
+from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.reports import AgentHealth
+from pacekeeper.core.topology import DeviceSample, HostSample
+from pacekeeper.protos.metrics_server import MetricsServer
 
 _COUNTERS = {
     "records_read": "Records read from rings.",
@@ -34,7 +35,9 @@ _TOTALS = {
 class AgentMetrics:
     """All series of one agent."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str = "") -> None:
+        self.devices: tuple[DeviceSample, ...] = ()
+        self.host: HostSample | None = None
         self.registry = CollectorRegistry()
         self._counters = {
             name: Counter(f"pacekeeper_agent_{name}_total", text, registry=self.registry)
@@ -54,22 +57,23 @@ class AgentMetrics:
             "Duration of one look into all rings.",
             registry=self.registry,
         )
-        self.series = DeviceSeries()
-        self.registry.register(self.series)
+        info = Gauge("pacekeeper_agent_info", "1: its node.", ["node"], registry=self.registry)
+        info.labels(node).set(1)
 
-    def serve(self, listen: str) -> WSGIServer:
+    def page(self) -> bytes:
+        """What a scrape is answered now; called by any thread."""
+        page = Page()
+        device_series.write(page, self.devices, self.host)
+        return generate_latest(self.registry) + page.text().encode()
+
+    def serve(self, listen: str, config: MetricsConfig | None = None) -> MetricsServer:
         """Answer /metrics on host:port (port 0: any free one).
 
         Raises HostError where that address can not be had, ValueError where it is none.
         """
         host, port = host_and_port(listen, first_port=0)
-        try:
-            server, _ = start_http_server(port, addr=host, registry=self.registry)
-        except OSError as error:
-            raise listen_error(
-                listen, error, option="--metrics-listen", rival="another agent"
-            ) from None
-        return server
+        config = config or MetricsConfig()
+        return MetricsServer(host, port, render=self.page, config=config, rival="another agent")
 
     def update(self, health: AgentHealth, **gauges: float) -> None:
         """Take over the agent's own counters, and gauges by their names."""

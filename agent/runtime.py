@@ -20,8 +20,9 @@ from pacekeeper.agent.window import Reading, SampleNews, batch, deaths_in, split
 from pacekeeper.core import node_verdict
 from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.metrics_config import open_metrics
 from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.security_config import TlsConfig, plain_caller, plain_listener
+from pacekeeper.core.security_config import plain_caller
 from pacekeeper.core.topology import DeviceSample
 from pacekeeper.protos import control_pb2, secure, telemetry_pb2, wire
 
@@ -43,7 +44,7 @@ class Agent:
         self.config = config
         self.intake = Intake(directory=Path(config.ring_dir))
         self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
-        self.metrics = AgentMetrics()
+        self.metrics = AgentMetrics(config.node or socket.gethostname())
         self.sampler = Sampler(config.sample_interval_s)
         self.host = Host(interval_s=config.sample_interval_s)
         self.uplink = Uplink(
@@ -83,7 +84,7 @@ class Agent:
                 max_bytes=self.config.record_max_bytes,
             )
         listen = self.config.metrics_listen
-        server = self.metrics.serve(listen) if listen else None
+        server = self.metrics.serve(listen, self.config.metrics) if listen else None
         if server is not None:
             _log.info("metrics=%s:%d", server.server_address[0], server.server_port)
         self.sampler.start()
@@ -113,8 +114,7 @@ class Agent:
             if self.recording is not None:
                 self.recording.close()
             if server is not None:
-                server.shutdown()
-                server.server_close()
+                server.close()
         _log.info("stopped waiting=%d", len(self.spool))
 
     async def _look_forever(self) -> None:
@@ -230,8 +230,8 @@ class Agent:
             spent_s=self.sampler.spent_s,
             waiting_s=self.sampler.waiting_s(now_s),
         )
-        self.metrics.series.devices = self.sampler.latest(now_s)[0]
-        self.metrics.series.host = self.host.latest(now_s)
+        self.metrics.devices = self.sampler.latest(now_s)[0]
+        self.metrics.host = self.host.latest(now_s)
 
     def _keep_verdict(self, now_s: float) -> None:
         """What `pacekeeper healthcheck` reads: whether this node's devices are fit for work."""
@@ -286,7 +286,7 @@ def _refuse_plain(config: AgentConfig) -> None:
     """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
     whys = [plain_caller(config.controller, config.tls)]
     if config.metrics_listen:
-        whys.append(plain_listener("--metrics-listen", config.metrics_listen, TlsConfig()))
+        whys.append(open_metrics(config.metrics_listen, config.metrics))
     for why in filter(None, whys):
         if why == whys[0] and config.token_file:
             raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")

@@ -1,7 +1,7 @@
 """A private authority: one key, and short-lived certificates with an identity in their names.
 
 P-256 throughout. A node's, a viewer's or an operator's certificate is for callers only, a
-controller's for answering only: none of them can stand in for the other.
+controller's and a metrics endpoint's for answering only: none can stand in for the other.
 """
 
 import ipaddress
@@ -37,6 +37,10 @@ class Kind(StrEnum):
     OPERATOR = "operator"
     VIEWER = "viewer"
     CONTROLLER = "controller"
+    METRICS = "metrics"
+
+
+ANSWERING = (Kind.CONTROLLER, Kind.METRICS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,15 +101,16 @@ def issue(
     """
     if not is_node_name(name) or not name.isascii() or any(c in name for c in " /?#%"):
         raise ConfigError(f"{name!r}: expected a name of letters, digits, '-', '.' or '_'")
-    if bool(hosts) != (kind is Kind.CONTROLLER):
+    if bool(hosts) != (kind in ANSWERING):
         raise ConfigError(
-            "--host names where a controller is reached: needed there, and only there"
+            "--host names where a controller or a metrics endpoint is reached: needed there, and "
+            "only there"
         )
     names: list[x509.GeneralName] = [
         x509.UniformResourceIdentifier(f"{_SCHEME}{domain}/{kind}/{name}")
     ]
     names += [_host(host) for host in hosts]
-    return _sign(directory, names, kind is Kind.CONTROLLER, name, days, now, out)
+    return _sign(directory, names, kind in ANSWERING, name, days, now, out)
 
 
 def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:

@@ -58,14 +58,14 @@ def init(directory: Path, name: str, days: int | None) -> None:
 @command.command("issue")
 @_DIRECTORY
 @_DAYS
-@click.option("--host", "hosts", multiple=True, help="DNS name or IP of a controller; repeatable.")
+@click.option("--host", "hosts", multiple=True, help="DNS name or IP of who answers; repeatable.")
 @click.option("--trust-domain", default=TRUST_DOMAIN, show_default=True)
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     help="Path without ending [default: KIND-NAME in the authority's directory].",
 )
-@click.argument("kind", type=click.Choice(["node", "operator", "viewer", "controller"]))
+@click.argument("kind", type=click.Choice(["node", "operator", "viewer", "controller", "metrics"]))
 @click.argument("name")
 def issue(
     directory: Path,

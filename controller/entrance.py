@@ -14,7 +14,8 @@ from pacekeeper.controller.state import State
 from pacekeeper.controller.token_file import TokenFile
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.security_config import TlsConfig, open_listener, plain_listener
+from pacekeeper.core.metrics_config import open_metrics
+from pacekeeper.core.security_config import open_listener
 from pacekeeper.protos import secure, wire
 
 _log = logging.getLogger(__name__)
@@ -29,8 +30,8 @@ def refuse_open(config: ControllerConfig) -> None:
     if config.tls.ca and not config.tls.cert:
         raise ConfigError("[tls] ca: a controller that asks for certificates needs one of its own")
     whys = [open_listener("--listen", config.listen, config.tls, config.access.tokens)]
-    if config.metrics_listen:  # always in the clear, for everybody
-        whys.append(plain_listener("--metrics-listen", config.metrics_listen, TlsConfig()))
+    if config.metrics_listen:
+        whys.append(open_metrics(config.metrics_listen, config.metrics))
     for why in filter(None, whys):
         if not config.insecure:
             raise ConfigError(why, remedy=_REMEDY)

@@ -155,9 +155,8 @@ class Controller:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, stop.set)
             if self._metrics_address is not None:
-                metrics = self.metrics.serve(*self._metrics_address)
-                stack.callback(metrics.server_close)
-                stack.callback(metrics.shutdown)
+                metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
+                stack.callback(metrics.close)
                 _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
             server, port = await self._serve()
             tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
@@ -340,10 +339,12 @@ class Controller:
                 _log.info("%s", text)
             case Failed(what=what, error=error):
                 self._count_failure(what, error)
-            case SaveDecision(job=job, decision=decision) if decision.layout is not None:
-                about = f"generation={decision.layout.generation} rung={decision.rung}"
-                self.entrance.note_plan(job, about, decision.reason)
-            case SaveLayout() | SaveDecision() | SaveProposal() | SaveJob():
+            case SaveDecision(job=job, decision=decision):
+                self.metrics.count_decision(decision)
+                if decision.layout is not None:
+                    about = f"generation={decision.layout.generation} rung={decision.rung}"
+                    self.entrance.note_plan(job, about, decision.reason)
+            case SaveLayout() | SaveProposal() | SaveJob():
                 pass  # stored already
             case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():
                 pass  # so are these

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pacekeeper.core.config import GRPC_PORT
 from pacekeeper.core.config_checks import address, at_least, positive
+from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.core.topology import NODE_NAME_RULE, is_node_name
 
@@ -41,6 +42,7 @@ class AgentConfig:
     # A trace file ends at this size.
     record_max_bytes: int = 1 << 30
     tls: TlsConfig = field(default_factory=TlsConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         positive(self, "poll_interval_s", "sample_interval_s", "ack_timeout_s", "reconnect_max_s")

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pacekeeper.core.config_checks import address, at_least, at_most, one_of, positive
 from pacekeeper.core.expert_turns import Order
 from pacekeeper.core.manifest import CheckpointId
+from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
 
@@ -161,6 +162,7 @@ class ControllerConfig:
     tls: TlsConfig = field(default_factory=TlsConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         positive(self, "tick_interval_s", "blind_after_s")

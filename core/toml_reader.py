@@ -20,6 +20,8 @@ _TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, the
     ("policy", ControllerConfig, "policy"),
     ("access", ControllerConfig, "access"),
     ("limits", ControllerConfig, "limits"),
+    ("metrics", AgentConfig, "metrics"),
+    ("metrics", ControllerConfig, "metrics"),
     ("tls", AgentConfig, "tls"),
     ("tls", ClientConfig, "tls"),
     ("tls", ControllerConfig, "tls"),

@@ -113,13 +113,31 @@ class _ServerFiles:
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=root)
 
     def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_stamp(path) for path in (self._tls.cert, self._tls.key, self._tls.ca))
+        return tuple(file_stamp(path) for path in (self._tls.cert, self._tls.key, self._tls.ca))
 
 
 def _client_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
     root = _read(tls.ca, MAX_PEM_BYTES) if tls.ca else None
     cert, key = _pair(tls) if tls.cert else (None, None)
     return grpc.ssl_channel_credentials(root, key, cert)
+
+
+def server_context(tls: TlsConfig) -> ssl.SSLContext:
+    """The same for servers that are not gRPC's: with a `ca` all callers need a certificate of it.
+
+    Raises as `check_client`.
+    """
+    _pair(tls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password="")
+        if tls.ca:
+            context.load_verify_locations(cadata=_read(tls.ca, MAX_PEM_BYTES).decode("ascii"))
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{tls.ca or tls.cert}: {error}", remedy="it must be PEM") from None
+    return context
 
 
 def _pair(tls: TlsConfig) -> tuple[bytes, bytes]:
@@ -152,7 +170,8 @@ def _read(path: str, max_bytes: int, forbidden: int = 0) -> bytes:
         raise HostError(f"{path}: {error.strerror}") from None
 
 
-def _stamp(path: str) -> tuple[int, int, int] | None:
+def file_stamp(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file does; None where it is not there."""
     if not path:
         return None
     try:

@@ -58,6 +58,7 @@ def parts() -> dict[str, object]:
         "policy": controller.policy,
         "access": controller.access,
         "limits": controller.limits,
+        "metrics": controller.metrics,
         "tls": controller.tls,
         "train": TrainConfig(),
     }

@@ -168,8 +168,8 @@ def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None
             'pacekeeper_incidents_open{kind="death"} 0.0',
             "pacekeeper_jobs 1.0",
             "pacekeeper_nodes_connected 0.0",
-            'pacekeeper_job_generation{job="train"} 2.0',
-            'pacekeeper_job_step{job="train"} 2.0',
+            'pacekeeper_job_generation{job_name="train"} 2.0',
+            'pacekeeper_job_step{job_name="train"} 2.0',
         }
 
         def lines() -> set[str]:

@@ -49,7 +49,7 @@ SHELLS = {
         "host",
         "intake",
         "job_files",
-        *("device_series", "metrics", "network"),
+        *("metrics", "network"),
         *("nvml", "nvml_activity", "nvml_device", "nvml_events", "nvml_parts"),
         "recording",
         "ring_directory",

@@ -4,14 +4,13 @@ import socket
 import urllib.request
 
 import pytest
-from prometheus_client import generate_latest
 
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import DeviceSample
 
-NAMED = 'device_index="0",device_uuid="GPU-1"'
+NAMED = 'UUID="GPU-1",device_index="0"'
 SAMPLE = DeviceSample(
     device_index=0,
     device_uuid="GPU-1",
@@ -24,14 +23,14 @@ SAMPLE = DeviceSample(
 
 
 def scrape(metrics: AgentMetrics) -> dict[str, float]:
-    lines = generate_latest(metrics.registry).decode().splitlines()
+    lines = metrics.page().decode().splitlines()
     pairs = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
     return {name: float(value) for name, value in pairs}
 
 
 def test_devices_are_shown_in_base_units() -> None:
     metrics = AgentMetrics()
-    metrics.series.devices = (SAMPLE,)
+    metrics.devices = (SAMPLE,)
     metrics.update(AgentHealth(num_devices=1))
     seen = scrape(metrics)
     assert seen[f"pacekeeper_device_sm_clock_hertz{{{NAMED}}}"] == 1.5e9
@@ -43,15 +42,16 @@ def test_devices_are_shown_in_base_units() -> None:
 
 def test_a_device_that_tells_no_more_has_no_series_any_more() -> None:
     metrics = AgentMetrics()
-    metrics.series.devices = (SAMPLE,)
+    metrics.devices = (SAMPLE,)
     assert len([name for name in scrape(metrics) if "GPU-1" in name]) > 2
     silent = DeviceSample(device_index=0, device_uuid="GPU-1", sampled_s=1.0, power_watts=300.0)
-    metrics.series.devices = (silent,)
+    metrics.devices = (silent,)
     assert [name for name in scrape(metrics) if "GPU-1" in name] == [
+        f'pacekeeper_device_info{{{NAMED},name="",parent_UUID=""}}',
         f"pacekeeper_device_lost{{{NAMED}}}",
         f"pacekeeper_device_power_watts{{{NAMED}}}",
     ]
-    metrics.series.devices = ()
+    metrics.devices = ()
     assert not [name for name in scrape(metrics) if "GPU-1" in name]
 
 
@@ -83,5 +83,4 @@ def test_a_port_in_use_says_so_and_a_free_one_answers() -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/metrics") as answer:
             assert b"pacekeeper_agent_connected 0.0" in answer.read()
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()

@@ -5,13 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.metrics import SHOWN_RANKS, ControllerMetrics, slowest_ranks
+from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.controller.state_series import SHOWN_RANKS, slowest_ranks
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.findings import Blindness, Finding, FindingKind, Incident, Tier, Watch
 from pacekeeper.core.topology import Attachment
 from pacekeeper.predictor.sight import Sight
 from support.controllers import first_layout
+from support.scrapes import samples, value
 
 
 def incident(number: int, kind: FindingKind = FindingKind.DEVICE) -> Incident:
@@ -30,10 +32,6 @@ def ranks(slowdowns: list[float | None]) -> dict[int, RankState]:
         )
         for number, slowdown in enumerate(slowdowns)
     }
-
-
-def value(metrics: ControllerMetrics, name: str, **labels: str) -> float | None:
-    return metrics.registry.get_sample_value(f"pacekeeper_{name}", labels)
 
 
 def test_a_state_becomes_gauges() -> None:
@@ -55,25 +53,25 @@ def test_a_state_becomes_gauges() -> None:
     assert value(metrics, "nodes_connected") == 1
     assert value(metrics, "incidents_open", kind="device") == 1
     assert value(metrics, "incidents_open", kind="death") == 0
-    assert value(metrics, "job_step", job="train") == 9
-    assert value(metrics, "job_tokens_per_second", job="train") == 5000.0
-    assert value(metrics, "job_generation", job="train") == 1
-    assert value(metrics, "job_info", job="train", watch="degraded") == 1
+    assert value(metrics, "job_step", job_name="train") == 9
+    assert value(metrics, "job_tokens_per_second", job_name="train") == 5000.0
+    assert value(metrics, "job_generation", job_name="train") == 1
+    assert value(metrics, "job_info", job_name="train", watch="degraded") == 1
     metrics.update(State(jobs={"train": replace(job, watch=Watch.HEALTHY)}))
-    assert value(metrics, "job_info", job="train", watch="degraded") is None
-    assert value(metrics, "job_info", job="train", watch="healthy") == 1
+    assert value(metrics, "job_info", job_name="train", watch="degraded") is None
+    assert value(metrics, "job_info", job_name="train", watch="healthy") == 1
 
 
 def test_a_watch_tells_what_it_could_see_and_why_it_could_not() -> None:
     metrics = ControllerMetrics()
     job = JobState(name="train", blind=Blindness.NOISE, sight=Sight(slowdown=2.5, steps=10))
     metrics.update(State(jobs={"train": job}))
-    assert value(metrics, "job_blind", job="train", cause="noise") == 1
-    assert value(metrics, "job_detectable_slowdown", job="train") == 2.5
-    assert value(metrics, "job_detectable_steps", job="train") == 10
+    assert value(metrics, "job_blind", job_name="train", cause="noise") == 1
+    assert value(metrics, "job_detectable_slowdown_ratio", job_name="train") == 2.5
+    assert value(metrics, "job_detectable_steps", job_name="train") == 10
     metrics.update(State(jobs={"train": replace(job, blind=None, sight=None)}))
-    assert value(metrics, "job_blind", job="train", cause="noise") is None
-    assert value(metrics, "job_detectable_slowdown", job="train") is None
+    assert value(metrics, "job_blind", job_name="train", cause="noise") is None
+    assert value(metrics, "job_detectable_slowdown_ratio", job_name="train") is None
 
 
 def test_an_incident_counts_once_however_often_it_is_saved() -> None:
@@ -102,9 +100,9 @@ def test_ranks_that_are_well_unknown_or_dead_are_not_shown() -> None:
 def test_a_rank_that_recovered_leaves_no_series_behind() -> None:
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": JobState(name="train", ranks=ranks([1.5]))}))
-    assert value(metrics, "rank_slowdown", job="train", rank="0") == 1.5
+    assert value(metrics, "rank_slowdown_ratio", job_name="train", rank="0") == 1.5
     metrics.update(State(jobs={"train": JobState(name="train", ranks=ranks([1.0]))}))
-    assert value(metrics, "rank_slowdown", job="train", rank="0") is None
+    assert value(metrics, "rank_slowdown_ratio", job_name="train", rank="0") is None
 
 
 def test_it_answers_http_and_says_when_it_can_not() -> None:
@@ -117,16 +115,14 @@ def test_it_answers_http_and_says_when_it_can_not() -> None:
         with pytest.raises(HostError, match=f"{server.server_port}.*--metrics-listen"):
             metrics.serve("127.0.0.1", server.server_port)
     finally:
-        server.shutdown()
-        server.server_close()
+        server.close()
 
 
 def test_a_store_that_refuses_is_said_with_its_reason_until_it_takes_writes_again() -> None:
     metrics = ControllerMetrics()
 
     def refusing() -> list[dict[str, str]]:
-        (family,) = [f for f in metrics.registry.collect() if f.name == "pacekeeper_store_refusing"]
-        return [sample.labels for sample in family.samples]
+        return [labels for name, labels, _ in samples(metrics) if name.endswith("store_refusing")]
 
     assert refusing() == []
     metrics.say_store("database or disk is full")
@@ -140,8 +136,6 @@ def test_a_store_that_refuses_is_said_with_its_reason_until_it_takes_writes_agai
 def test_a_forgotten_job_leaves_no_series_behind() -> None:
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"gone": JobState(name="gone")}))
-    assert any("gone" in s.labels.values() for f in metrics.registry.collect() for s in f.samples)
+    assert any("gone" in labels.values() for _, labels, _ in samples(metrics))
     metrics.update(State())
-    assert not any(
-        "gone" in s.labels.values() for f in metrics.registry.collect() for s in f.samples
-    )
+    assert not any("gone" in labels.values() for _, labels, _ in samples(metrics))

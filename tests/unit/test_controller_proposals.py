@@ -37,6 +37,7 @@ from support.machine_driver import (
     train,
 )
 from support.proposed import STANDS_S, asking, opened, train_until_proposed
+from support.scrapes import value
 
 
 def ended(driver: Driver, proposal: Proposal) -> Proposal:
@@ -340,7 +341,7 @@ def test_one_that_waits_is_a_gauge() -> None:
 
     def shown(driver: Driver) -> float | None:
         metrics.update(driver.state)
-        return metrics.registry.get_sample_value("pacekeeper_job_proposals_waiting", {"job": JOB})
+        return value(metrics, "job_proposals_waiting", job_name=JOB)
 
     driver = asking()
     assert shown(driver) == 1

@@ -15,6 +15,7 @@ from pacekeeper.core.records import SAVE_OUTCOMES, CheckpointRecord
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.checkpoint_saver import Outcome
+from support.scrapes import value
 
 
 def told(outcome: str, step: int, rank: int = 0, **values: Any) -> CheckpointRecord:
@@ -120,12 +121,12 @@ def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
 def test_programs_are_told_in_series_that_end_with_the_trouble() -> None:
     metrics = ControllerMetrics()
 
-    def value(name: str, **labels: str) -> float | None:
-        return metrics.registry.get_sample_value(f"pacekeeper_job_checkpoint_{name}", labels)
+    def told(name: str, **labels: str) -> float | None:
+        return value(metrics, f"job_checkpoint_{name}", job_name="train", **labels)
 
     metrics.update(State(jobs={"train": JobState(name="train", saves=LATE)}))
-    assert value("step", job="train") == 300 and value("seconds", job="train") == 1.25
-    assert value("trouble", job="train", cause="late") == 1
+    assert told("step") == 300 and told("seconds") == 1.25
+    assert told("trouble", cause="late") == 1
     metrics.update(State(jobs={"train": JobState(name="train", saves=Saves(complete=(1, 600)))}))
-    assert value("step", job="train") == 600
-    assert value("trouble", job="train", cause="late") is None
+    assert told("step") == 600
+    assert told("trouble", cause="late") is None

@@ -10,6 +10,7 @@ from pacekeeper.core.findings import Blindness, Watch
 from pacekeeper.core.records import MicroBatchRecord, StepRecord
 from pacekeeper.predictor import evidence
 from support.machine_driver import QUICK, WARM, Driver, started, step, train
+from support.scrapes import value
 
 QUIET = ControllerConfig(detector=DetectorConfig(warmup_steps=8, canary_period_steps=0))
 
@@ -136,11 +137,11 @@ def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.Monk
     assert not driver.job.incidents
     metrics = ControllerMetrics()
     metrics.update(driver.state)
-    found = metrics.registry.get_sample_value("pacekeeper_canary_found", {"job": driver.job.name})
+    found = value(metrics, "canary_found", job_name=driver.job.name)
     assert found == 0.0
     monkeypatch.undo()
     train(driver, WARM + 15, WARM + 30)
     assert state_of(driver) == (Watch.HEALTHY, None)
     metrics.update(driver.state)
-    found = metrics.registry.get_sample_value("pacekeeper_canary_found", {"job": driver.job.name})
+    found = value(metrics, "canary_found", job_name=driver.job.name)
     assert found == 1.0

@@ -11,6 +11,7 @@ from pacekeeper.core.findings import Blindness, Finding, FindingKind, Tier, Watc
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.live_job import LEAST_STEPS, LOOK_STEPS
 from support.machine_driver import JOB, QUICK, Driver, attachment, step
+from support.scrapes import value
 
 RANKS = range(4)
 FAULT, LASTED = 300, 150
@@ -80,8 +81,7 @@ def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
     assert (summary.watch, summary.tokens, summary.ranks) == (Watch.JOB_LEVEL, 4000, ())
     metrics = ControllerMetrics()
     metrics.update(job.driver.state)
-    labels = {"job": JOB, "watch": "job_level"}
-    assert metrics.registry.get_sample_value("pacekeeper_job_info", labels) == 1.0
+    assert value(metrics, "job_info", job_name=JOB, watch="job_level") == 1.0
 
 
 @pytest.mark.parametrize("seed", range(3))

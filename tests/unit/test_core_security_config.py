@@ -57,7 +57,7 @@ def test_it_is_done_all_the_same_where_it_was_told_to() -> None:
     refuse_open(ControllerConfig(listen="0.0.0.0:1", metrics_listen="0.0.0.0:2", insecure=True))
 
 
-def test_metrics_are_in_the_clear_whatever_certificate_there_is() -> None:
+def test_metrics_have_a_certificate_of_their_own_or_none() -> None:
     with pytest.raises(ConfigError, match=r"--metrics-listen 0\.0\.0\.0:2 is beyond loopback"):
         refuse_open(ControllerConfig(tls=MUTUAL, metrics_listen="0.0.0.0:2"))
 

@@ -1,62 +1,288 @@
-"""The alert rules ask for series, labels and values that the controller really tells."""
+"""Alerts ask for what is really told, fire when they should and only then, and have a page each."""
 
 import re
+import shutil
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from pacekeeper.agent import device_series
+from pacekeeper.agent.metrics import AgentMetrics
+from pacekeeper.controller import rank_series, state_series
 from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.saves import FAILED, LATE
+from pacekeeper.core.exposition import Family
 from pacekeeper.core.findings import Blindness, FindingKind
+from support.alert_rules import Case, alerts, groups, judged
 from support.tree import ROOT
 
-SELECTOR = re.compile(r"(pacekeeper_\w+)(?:\{(.*?)\})?")
-MATCHER = re.compile(r'(\w+)\s*(?:=~|!~|!=|=)\s*"(.*?)"')
+SELECTOR = re.compile(r"\b(pacekeeper_\w+)(?:\{(.*?)\})?")
+MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"(.*?)"')
 VALUES: dict[str, set[str]] = {
-    "cause": set(map(str, Blindness)),
+    "cause": {*map(str, Blindness), LATE, FAILED},
     "kind": set(map(str, FindingKind)),
 }
-
-
-def rules() -> dict[str, dict[str, str]]:
-    """Of each alert its expr, for, severity, summary and description."""
-    text = (ROOT / "deploy" / "pacekeeper.alerts.yml").read_text()
-    name, *blocks = re.split(r"^ +- alert: *", text, flags=re.MULTILINE)
-    fields = (re.findall(r"^ +(\w+): (.+)$", block, flags=re.MULTILINE) for block in blocks)
-    assert name.startswith("#")
-    return {
-        block.split("\n")[0]: dict(own) for block, own in zip(blocks, fields, strict=True)
-    }  # fmt: skip
+TARGET = {"instance"}  # labels that Prometheus gives by itself
+needs_promtool = pytest.mark.skipif(
+    not shutil.which("promtool"), reason="needs promtool (Debian: prometheus)"
+)
 
 
 def labels_of_series() -> Mapping[str, set[str]]:
-    """Labels by the name of each series that a controller has."""
-    told = ControllerMetrics().registry._collector_to_names
-    return {
-        name: set(getattr(collector, "_labelnames", ()))
-        for collector, names in told.items()
-        for name in names
-    }
+    """Labels by the name of each series that a controller or an agent has."""
+    families = [
+        value
+        for module in (state_series, rank_series, device_series)
+        for known in vars(module).values()
+        for value in (known if isinstance(known, tuple) else (known,))
+        for value in (value if isinstance(value, tuple) else (value,))
+        if isinstance(value, Family)
+    ]
+    told = {family.name: set(family.labels) for family in families}
+    for registry in (ControllerMetrics().registry, AgentMetrics().registry):
+        for collector, names in registry._collector_to_names.items():
+            told |= {name: set(getattr(collector, "_labelnames", ())) for name in names}
+    return told
 
 
-@pytest.mark.parametrize("name", rules())
-def test_a_rule_asks_for_what_there_is(name: str) -> None:
-    told, rule = labels_of_series(), rules()[name]
+@pytest.mark.parametrize("rule", [r for g in groups() for r in g["rules"]], ids=str)
+def test_a_rule_asks_for_what_there_is(rule: dict[str, str]) -> None:
+    told = labels_of_series()
     selectors = SELECTOR.findall(rule["expr"])
     assert selectors
-    known: set[str] = set()
     for series, matchers in selectors:
         assert series in told, f"no such series: {series}"
-        known |= told[series]
-        for label, values in MATCHER.findall(matchers):
+        for label, how, values in MATCHER.findall(matchers):
             assert label in told[series]
-            assert set(values.split("|")) <= VALUES[label]
-    shown = re.findall(r"\$labels\.(\w+)", rule["summary"] + rule["description"])
-    assert set(shown) <= known
-    assert rule["severity"] in ("warning", "critical")
+            assert how in ("=", "!=", "=~")
+            known = VALUES.get(label, set())
+            if how == "=~":
+                assert all(any(re.fullmatch(v, k) for k in known) for v in values.split("|"))
+            else:
+                assert values in known | {""}
+
+
+@pytest.mark.parametrize(("name", "rule"), alerts().items())
+def test_an_alert_shows_labels_that_it_has_and_leads_to_its_page(
+    name: str, rule: dict[str, dict[str, str]]
+) -> None:
+    told = labels_of_series()
+    known = {label for s, _ in SELECTOR.findall(str(rule["expr"])) for label in told[s]} | TARGET
+    assert set(re.findall(r"\$labels\.(\w+)", str(rule["annotations"]))) <= known
+    assert rule["labels"]["severity"] in ("info", "warning", "critical")
+    assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+    page = ROOT / rule["annotations"]["runbook_url"]
+    assert page.stem == name
+    held = f"after {rule['for']}" if "for" in rule else "at once"
+    assert page.read_text().startswith(f"# {name}\n\n*{rule['labels']['severity']}, {held}*\n")
+
+
+def test_every_page_has_its_alert_and_names_only_such() -> None:
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "runbooks").glob("*.md")}
+    assert set(pages) == set(alerts())
+    assert {n for text in pages.values() for n in re.findall(r"Pacekeeper\w+", text)} <= set(pages)
 
 
 def test_whatever_makes_a_job_blind_is_an_alert() -> None:
-    asked = " ".join(rule["expr"] for rule in rules().values())
+    asked = " ".join(rule["expr"] for rule in alerts().values())
     assert 'pacekeeper_job_blind{cause="canary"}' in asked
     assert 'pacekeeper_job_blind{cause!="canary"}' in asked
     assert "pacekeeper_canary_found == 0" in asked
+
+
+def once(name: str, **labels: str) -> str:
+    """One series by its name and labels."""
+    pairs = ", ".join(f'{label}="{value}"' for label, value in labels.items())
+    return f"pacekeeper_{name}{{{pairs}}}"
+
+
+ON, OFF = "1x99", "0x99"  # all the time
+NODE = once("agent_info", instance="a:1", node="n7")
+GPU = {"instance": "a:1", "UUID": "GPU-1", "device_index": "3"}
+FOUND = {"incident": "5", "rank": "3", "node": "n7", "UUID": "GPU-1"}
+
+
+def incident(name: str, **labels: str) -> str:
+    return once(name, job_name="j", **{"kind": "device", **FOUND, **labels})
+
+
+def counter(name: str, **labels: str) -> Case:
+    """Of a count that should not go up: it does once, or it stands since long ago."""
+    series = once(name, **labels)
+    return Case(fires={series: "0x30 1x99"}, quiet={series: "0x5 3x99"}, labels=labels)
+
+
+CASES = {
+    "PacekeeperAbsent": Case(fires={once("reports_total"): ON}, quiet={once("jobs"): "0x99"}),
+    "PacekeeperCanaryMissed": Case(
+        fires={once("canary_found", job_name="j"): OFF},
+        quiet={once("canary_found", job_name="j"): ON},
+        labels={"job_name": "j"},
+    ),
+    "PacekeeperCanaryOverdue": Case(
+        fires={
+            once("job_blind", job_name="j", cause="canary"): ON,
+            once("canary_found", job_name="other"): OFF,
+        },
+        quiet={
+            once("job_blind", job_name="j", cause="canary"): ON,
+            once("canary_found", job_name="j"): OFF,
+        },
+        labels={"job_name": "j", "cause": "canary"},
+    ),
+    "PacekeeperBlind": Case(
+        fires={once("job_blind", job_name="j", cause="noise"): ON},
+        quiet={
+            once("job_blind", job_name="j", cause="canary"): ON,
+            once("job_blind", job_name="k", cause="no_records"): "1x8 stale _x26 1x99",
+        },
+        labels={"job_name": "j", "cause": "noise"},
+    ),
+    "PacekeeperAgentAway": Case(
+        fires={once("node_away", node="n7"): ON},
+        quiet={once("node_away", node="n7"): "1x30 stale"},
+        labels={"node": "n7"},
+    ),
+    "PacekeeperAgentUnattached": Case(
+        fires={once("agent_connected", instance="a:1"): OFF, NODE: ON},
+        quiet={once("agent_connected", instance="a:1"): ON, NODE: ON},
+        labels={"instance": "a:1", "node": "n7"},
+    ),
+    "PacekeeperRecordsLost": Case(
+        fires={
+            once("agent_records_lost_total", instance="a:1"): OFF,
+            once("agent_batches_dropped_total", instance="a:1"): "0x30 2x99",
+        },
+        quiet={
+            once("agent_records_lost_total", instance="a:1"): "9x99",
+            once("agent_batches_dropped_total", instance="a:1"): "0x3 2x99",
+        },
+        labels={"instance": "a:1"},
+    ),
+    "PacekeeperRankSlow": Case(
+        fires={incident("incident_slowdown_ratio"): "1.6x99"},
+        quiet={
+            incident("incident_slowdown_ratio", kind="expert_imbalance"): "1.6x99",
+            incident("incident_slowdown_ratio", rank="", node="", UUID=""): "1.6x99",
+        },
+        labels={"job_name": "j", "kind": "device", **FOUND},
+        shown="1.60",
+    ),
+    "PacekeeperJobSlow": Case(
+        fires={once("incident_slowdown_ratio", job_name="j", incident="5", kind="host"): "1.5x99"},
+        quiet={incident("incident_slowdown_ratio", kind="host"): "1.5x99"},
+        labels={"job_name": "j", "incident": "5", "kind": "host"},
+        shown="1.50",
+    ),
+    "PacekeeperRankDied": Case(
+        fires={once("incidents_total", kind="death"): "0x30 2x99"},
+        quiet={
+            once("incidents_total", kind="death"): "0x5 2x99",
+            once("incidents_total", kind="device"): "0x30 2x99",
+        },
+        labels={"kind": "death"},
+    ),
+    "PacekeeperRecoveryStalled": Case(
+        fires={incident("incident_opened_timestamp_seconds", kind="death"): "9x99"},
+        quiet={
+            incident("incident_opened_timestamp_seconds", kind="death"): "9x5 stale",
+            incident("incident_opened_timestamp_seconds", incident="6"): "9x99",
+        },
+        labels={"job_name": "j", "kind": "death", **FOUND},
+    ),
+    "PacekeeperPlanStuck": Case(
+        fires={once("job_plan_offered_timestamp_seconds", job_name="j"): "600x99"},
+        quiet={once("job_plan_offered_timestamp_seconds", job_name="j"): "1000x99"},
+        labels={"job_name": "j"},
+    ),
+    "PacekeeperPlansRefused": Case(
+        fires={once("plans_refused_total"): "0x10 1x5 3x99"},
+        quiet={once("plans_refused_total"): "3x10 4x99"},
+    ),
+    "PacekeeperProposalWaits": Case(
+        fires={once("job_proposals_waiting", job_name="j"): ON},
+        quiet={once("job_proposals_waiting", job_name="j"): OFF},
+        labels={"job_name": "j"},
+    ),
+    "PacekeeperCheckpointsMissed": Case(
+        fires={once("job_checkpoint_trouble", job_name="j", cause="late"): ON},
+        quiet={once("job_checkpoint_trouble", job_name="j", cause="late"): "1x15 stale"},
+        labels={"job_name": "j", "cause": "late"},
+    ),
+    "PacekeeperThroughputFell": Case(
+        fires={once("job_tokens_per_second", job_name="j"): "100x120 60x60"},
+        quiet={
+            once("job_tokens_per_second", job_name="j"): "100x120 80x60",
+            once("job_tokens_per_second", job_name="k"): "100x160 60x20",  # for five minutes only
+        },
+        labels={"job_name": "j"},
+        at="85m",
+    ),
+    "PacekeeperWorkUneven": Case(
+        fires={once("incidents_open", kind="expert_imbalance"): ON},
+        quiet={once("incidents_open", kind="device"): ON},
+        labels={"kind": "expert_imbalance"},
+        at="40m",
+    ),
+    "PacekeeperDeviceLost": Case(
+        fires={once("device_lost", **GPU): ON, NODE: ON},
+        quiet={once("device_lost", **GPU): OFF, NODE: ON},
+        labels={**GPU, "node": "n7"},
+    ),
+    "PacekeeperDeviceNeedsReset": Case(
+        fires={
+            once("device_recovery_action", **GPU): OFF,
+            once("device_remap_pending", **GPU): ON,
+            NODE: ON,
+        },
+        quiet={
+            once("device_recovery_action", **GPU): OFF,
+            once("device_remap_pending", **GPU): OFF,
+            NODE: ON,
+        },
+        labels={**GPU, "node": "n7"},
+    ),
+    "PacekeeperDriverHangs": Case(
+        fires={once("agent_nvml_waiting_seconds", instance="a:1"): "0+30x99", NODE: ON},
+        quiet={once("agent_nvml_waiting_seconds", instance="a:1"): "9x99", NODE: ON},
+        labels={"instance": "a:1", "node": "n7"},
+    ),
+    "PacekeeperClockUnsynchronised": Case(
+        fires={once("agent_clock_synchronised", instance="a:1"): OFF, NODE: ON},
+        quiet={once("agent_clock_synchronised", instance="a:1"): "1x40 0x99", NODE: ON},
+        labels={"instance": "a:1", "node": "n7"},
+        at="40m",
+    ),
+    "PacekeeperStoreRefuses": Case(
+        fires={once("store_refusing", reason="full"): ON},
+        quiet={once("store_refusing", reason="full"): "1x30 stale"},
+        labels={"reason": "full"},
+    ),
+    "PacekeeperEventsDropped": counter("advance_failures_total"),
+    "PacekeeperReportsRejected": counter("reports_rejected_total"),
+    "PacekeeperCallersRefused": Case(
+        fires={once("refusals_total"): "0+2x99"}, quiet={once("refusals_total"): "0+0.5x99"}
+    ),
+    "PacekeeperAuditFails": counter("audit_failures_total"),
+    "PacekeeperControllerBusy": Case(
+        fires={once("advance_seconds_sum"): "0+28x99"},
+        quiet={once("advance_seconds_sum"): "0+20x99"},
+    ),
+}
+
+
+@needs_promtool
+def test_each_alert_fires_on_its_fault_and_not_on_what_is_near_it(tmp_path: Path) -> None:
+    assert set(CASES) == set(alerts())
+    assert judged(CASES, tmp_path) == ""
+
+
+@needs_promtool
+@pytest.mark.parametrize("part", ["fires", "quiet"])
+def test_promtool_would_see_a_case_that_is_wrong(part: str, tmp_path: Path) -> None:
+    case = CASES["PacekeeperStoreRefuses"]
+    other = case.quiet if part == "fires" else case.fires
+    series = {"fires": case.fires, "quiet": case.quiet, part: other}
+    wrong = Case(fires=series["fires"], quiet=series["quiet"], labels=case.labels)
+    assert "PacekeeperStoreRefuses" in judged({"PacekeeperStoreRefuses": wrong}, tmp_path)

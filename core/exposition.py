@@ -1,0 +1,76 @@
+"""The text that Prometheus reads (exposition format 0.0.4), with the text before each value kept.
+
+Series of a fleet differ from one scrape to the next in their values only: names and labels are
+escaped and joined once.
+"""
+
+from math import isfinite
+
+MOST_PREFIXES = 1 << 16  # of one family: beyond, labels change too often to be worth keeping
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class Family:
+    """One metric: all series of one name. `labels`: their names, in the order of values."""
+
+    def __init__(self, name: str, text: str, *labels: str, kind: str = "gauge") -> None:
+        assert (kind == "counter") == name.endswith("_total"), name
+        self.name, self.labels = name, labels
+        self.head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        self._prefixes: dict[tuple[str, ...], str] = {}
+
+    def prefix(self, values: tuple[str, ...]) -> str:
+        """Name and labels as they stand before a value."""
+        prefix = self._prefixes.get(values)
+        if prefix is None:
+            prefix = self._joined(values)
+            if len(self._prefixes) >= MOST_PREFIXES:
+                self._prefixes.clear()
+            self._prefixes[values] = prefix
+        return prefix
+
+    def line(self, value: float, *values: str) -> str:
+        """One series with its value; `values` of its labels."""
+        return f"{self.prefix(values)}{_number(value)}\n"
+
+    def line_once(self, value: float, *values: str) -> str:
+        """The same for who keeps the line: nothing is remembered here."""
+        return f"{self._joined(values)}{_number(value)}\n"
+
+    def _joined(self, values: tuple[str, ...]) -> str:
+        assert len(values) == len(self.labels), (self.name, values)
+        if not values:
+            return f"{self.name} "
+        pairs = zip(self.labels, values, strict=True)
+        inside = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in pairs)
+        return f"{self.name}{{{inside}}} "
+
+
+class Page:
+    """What one scrape is answered. Each family stands in one piece, as the format wants it."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[str]] = {}
+
+    def add(self, family: Family, value: float, *values: str) -> None:
+        """One series more."""
+        self.add_line(family, family.line(value, *values))
+
+    def add_line(self, family: Family, line: str) -> None:
+        """The same of a line that is made already."""
+        self.lines_of(family).append(line)
+
+    def lines_of(self, family: Family) -> list[str]:
+        """The lines of this family so far; a family without lines is told by its head alone."""
+        return self._lines.setdefault(family.name, [family.head])
+
+    def text(self) -> str:
+        """All of it."""
+        return "".join(line for lines in self._lines.values() for line in lines)
+
+
+def _number(value: float) -> str:
+    if isfinite(value):
+        return repr(float(value))
+    return "NaN" if value != value else ("+Inf" if value > 0 else "-Inf")
