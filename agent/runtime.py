@@ -50,6 +50,7 @@ class Agent:
         self.uplink = Uplink(
             address=config.controller,
             node=config.node or socket.gethostname(),
+            rack=config.rack,
             life=uuid.uuid4().hex,
             spool=self.spool,
             ack_timeout_s=config.ack_timeout_s,

@@ -42,6 +42,7 @@ class Uplink:
     reconnect_max_s: float
     on_command: Callable[[control_pb2.AttachResponse], None]
     greeting: Callable[[int], telemetry_pb2.NodeReport]
+    rack: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     token_file: str = ""
     is_connected: bool = False
@@ -147,6 +148,7 @@ class Uplink:
                         product_version=version("pacekeeper"),
                         node=self.node,
                         agent_life=self.life,
+                        rack=self.rack,
                     )
                 )
             )

@@ -18,6 +18,11 @@ from pacekeeper.core.agent_config import AgentConfig
 @click.option("--controller", help="HOST:PORT of the controller.")
 @click.option("--ring-dir", help="Where this node's ranks write their rings.")
 @click.option("--node", help="This node's name (default: the host name).")
+@click.option(
+    "--rack",
+    envvar="PACEKEEPER_RACK",
+    help="What this node fails together with (or the environment's PACEKEEPER_RACK).",
+)
 @click.option("--record", "record_dir", help="Keep trace files for `replay` in this directory.")
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
 @click.option("--insecure", is_flag=True, default=None, help="Go beyond loopback in the clear.")
@@ -26,6 +31,7 @@ def command(
     controller: str | None,
     ring_dir: str | None,
     node: str | None,
+    rack: str | None,
     record_dir: str | None,
     metrics_listen: str | None,
     insecure: bool | None,
@@ -40,6 +46,7 @@ def command(
         controller=controller,
         ring_dir=ring_dir,
         node=node,
+        rack=rack,
         record_dir=record_dir,
         metrics_listen=metrics_listen,
         insecure=insecure,

@@ -167,7 +167,7 @@ def _node_table(nodes: list[Any]) -> Any:
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
-    for name in ("node", "agent", "version", "GPUs", "jobs", "lost", "corrupt", "dropped"):
+    for name in ("node", "agent", "rack", "version", "GPUs", "jobs", "lost", "corrupt", "dropped"):
         table.add_column(name, no_wrap=True)
     table.add_column("remarks")
     for node in nodes:
@@ -176,6 +176,7 @@ def _node_table(nodes: list[Any]) -> Any:
             escape(node.name),
             ("attached" if node.is_connected else "away")
             + (" cordoned" if node.HasField("cordon") else ""),
+            escape(node.rack) or "-",
             escape(node.product_version),
             str(node.num_devices),
             escape(", ".join(node.jobs)),

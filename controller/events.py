@@ -12,11 +12,12 @@ from pacekeeper.core.reports import NodeReport
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeAttached:
-    """An agent opened its stream."""
+    """An agent opened its stream. `rack`: what its node stands in; empty: not told."""
 
     node: str
     product_version: str
     agent_life: str
+    rack: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

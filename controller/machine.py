@@ -177,6 +177,7 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
         name=event.node,
         agent_life=event.agent_life,
         product_version=event.product_version,
+        rack=event.rack,
         last_report_s=now_s,
     )
     if known is not None:
@@ -308,7 +309,7 @@ def _act(
     if not _is_actionable(job) or proposals.is_waited_for(job):
         return state, ()
     number = state.num_asked + 1
-    question = AskDecision(job=name, asked=number, view=view_of(job, now_s))
+    question = AskDecision(job=name, asked=number, view=view_of(job, now_s, state.nodes))
     job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
     return replace(_with_job(state, job), num_asked=number), (question,)
 

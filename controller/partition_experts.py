@@ -5,8 +5,8 @@ partition says which ranks share which layers' experts. So both are planned in t
 unevenness stays.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isclose
 
 from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices
@@ -25,7 +25,8 @@ SETTLED = 1e-3  # of unevenness, relative
 class ExpertWishes:
     """loads [layers][experts] in rows, no experts for a dense layer; slots of each rank and layer.
 
-    present [layers][experts]: the ranks that hold each now; None: nobody does.
+    present [layers][experts]: the ranks that hold each now; None: nobody does. `rack_of`: the rack
+    of each node; empty: not known.
     """
 
     loads: tuple[tuple[float, ...], ...]
@@ -33,6 +34,8 @@ class ExpertWishes:
     floors: Floors
     prices: Prices
     failure_probability: float = 0.01
+    rack_of: Mapping[int, int] = field(default_factory=dict)
+    rack_failure_probability: float = 0.0
     present: tuple[tuple[tuple[int, ...], ...], ...] | None = None
 
 
@@ -129,7 +132,16 @@ def _reached(floors: Floors, cluster: Cluster, num_experts: int) -> Floors:
     room = sum(min(slots, num_experts) for slots in cluster.slots) // num_experts
     hosts = max(1, min(floors.hosts, cluster.num_ranks, room))
     nodes = min(floors.nodes, len(set(cluster.nodes)), hosts)
-    return replace(floors, ranks=hosts, nodes=nodes, racks=min(floors.racks, nodes))
+    racks = min(floors.racks, _width(cluster.racks, cluster, num_experts), nodes)
+    return replace(floors, ranks=hosts, nodes=nodes, racks=racks)
+
+
+def _width(labels: Sequence[int], cluster: Cluster, num_experts: int) -> int:
+    """In how many of these domains every expert can stand, by their slots."""
+    slots: dict[int, int] = {}
+    for label, number in zip(labels, cluster.slots, strict=True):
+        slots[label] = slots.get(label, 0) + number
+    return max(1, sum(min(number, num_experts) for number in slots.values()) // num_experts)
 
 
 def _hosts(
@@ -148,12 +160,15 @@ def _hosts(
             for layer in layers
         ]
     nodes = tuple(device.node for device in devices)
+    racks = tuple(wishes.rack_of[node] for node in nodes) if wishes.rack_of else nodes
+    rack_failure = wishes.rack_failure_probability if wishes.rack_of else 0.0
     cluster = Cluster(
         speeds=tuple(device.speed for device in devices),
         slots=(wishes.slots_per_rank,) * len(devices),
         failure_probability=(wishes.failure_probability,) * len(devices),
         nodes=nodes,
-        racks=nodes,
+        racks=racks,
+        rack_failure=dict.fromkeys(racks, rack_failure) if rack_failure else {},
     )
     return plan_experts(
         [[share * rows for rows in wishes.loads[layer]] for layer in layers],

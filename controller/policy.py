@@ -3,7 +3,8 @@
 A ladder of actions, cheapest first: token shares over expert replicas, batch shares, other
 replicas; where there are stages or tensor groups also other runs of shards, other layers, a rank
 left out. Each rung is priced; the plan with the best gain over the horizon wins, if it pays. Where
-none does, replicas move for safety: experts on too few nodes, or where survivors left them.
+none does, replicas move for safety: experts on too few nodes or in too few racks, or where
+survivors left them.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pacekeeper.controller.policy_price import Price, Pricing
 from pacekeeper.controller.policy_search import Search
 from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.repartition import Candidate
-from pacekeeper.controller.spread_floor import SpreadFloor, exposed, num_narrow
+from pacekeeper.controller.spread_floor import SpreadFloor, exposed, floor_of, num_narrow, untold
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import COSTLY, Considered, Decision, Rung
 from pacekeeper.core.layout import Layout
@@ -34,8 +35,8 @@ WHAT: Mapping[Rung, str] = {
 def decide(view: View, config: PolicyConfig) -> Decision:
     """A plan with its reason and prices, or nothing with the reason.
 
-    No plan takes an expert to fewer nodes than `min_nodes`, or than it is on; who stands on fewer
-    after it is said.
+    No plan takes an expert to fewer nodes than `min_nodes`, or than it is on, nor so with racks;
+    who stands on fewer after it is said.
     """
     num_ranks = len(view.layout.ranks)
     if len(view.slow) > config.max_acted_ratio * num_ranks:
@@ -47,7 +48,7 @@ def decide(view: View, config: PolicyConfig) -> Decision:
         pricing = Pricing(view, config)
     except ValueError as error:
         return _nothing(f"no layout can be priced beside the present one: {error}")
-    floor = SpreadFloor(least=config.min_nodes, domain_of=view.node_of)
+    floor = floor_of(view, config)
     now = _Now(
         config=config, pricing=pricing, floor=floor, num_narrow=num_narrow(view.layout, floor)
     )
@@ -61,7 +62,8 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     is_hasty = view.by_survivors and decision.rung not in COSTLY
     if is_hasty or (decision.layout is None and now.num_narrow):
         decision = _safer(view, now, search, decision.layout or view.layout) or decision
-    more = exposed(decision.layout or view.layout, floor) + _refused(view, decision.rung) + kept
+    left = exposed(decision.layout or view.layout, floor)
+    more = left + untold(view, config) + _refused(view, decision.rung) + kept
     if decision.layout is not None and decision.rung not in (Rung.RETURN_HOME, Rung.ROLL_BACK):
         decision = replace(decision, layout=cordoning.marked(decision.layout, view))
     return replace(decision, reason=decision.reason + more)
@@ -220,7 +222,7 @@ def _why_wait(
     if limit and now.pricing.moved(layout).total_bytes > limit:
         return ", and moves more than max_moved_bytes"
     if num_narrow(layout, now.floor) > now.num_narrow:
-        return ", and takes experts to fewer nodes"
+        return f", and takes experts to fewer than {now.floor.text}"
     if view.slow_steps is not None and gain_s * view.slow_steps < cost_s:
         lost_s = max(0.0, gain_s * view.slow_steps)
         return f"; the fault has cost {lost_s:.1f} s so far: it may pass"
@@ -288,6 +290,8 @@ def _rolled_back(view: View, now: _Now) -> Decision | None:
     layout = replace(promise.base, generation=view.next_generation)
     if _is_held(view, Rung.ROLL_BACK, layout) or view.cordoned & set(layout.working):
         return None
+    if num_narrow(layout, now.floor) > now.num_narrow:
+        return None
     gain_s = view.step_s - promise.before_s
     cost_s = now.pricing.cost_s(layout)
     if gain_s < config.min_gain * view.step_s or gain_s * config.horizon_steps <= cost_s:
@@ -305,8 +309,8 @@ def _rolled_back(view: View, now: _Now) -> Decision | None:
 def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | None:
     """Other replicas for safety: they need not gain time, only not cost much.
 
-    Where experts stand on too few nodes; and after a death, if what is less likely lost until the
-    next plan is worth the copies. Batch shares are those of `shared`.
+    Where experts stand on too few nodes or racks; and after a death, if what is less likely lost
+    until the next plan is worth the copies. Batch shares are those of `shared`.
     """
     config, pricing, plan = now.config, now.pricing, search.replicas
     if plan is None:
@@ -322,7 +326,7 @@ def _safer(view: View, now: _Now, search: Search, shared: Layout) -> Decision | 
     if is_slower or not (left < now.num_narrow or (left == now.num_narrow and is_worth)):
         return None
     why = (
-        f"experts on fewer than {config.min_nodes} nodes: {now.num_narrow} before, {left} after"
+        f"experts on fewer than {now.floor.text}: {now.num_narrow} before, {left} after"
         if left < now.num_narrow
         else "survivors put experts where room was: one is lost until the next plan, likelihood "
         f"{plan.loss_now:.2g}, {plan.loss:.2g} after this one"

@@ -60,6 +60,7 @@ class Search:
                 move_s=view.shape.expert_bytes * costs.total_s_per_byte,
                 restart_s=config.restart_s,
                 failure_probability=config.failure_probability,
+                rack_failure_probability=config.rack_failure_probability,
                 max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
             ),
         )
@@ -94,7 +95,7 @@ class Search:
                 )
             )
         if problem is not None:
-            found += repartitions(view, problem, self._config, hosts, self.slow_speeds)
+            found += repartitions(view, problem, self._config, hosts, self.slow_speeds, self._floor)
         return found
 
     def made(self, experts: Experts, batch_shares: tuple[tuple[int, float], ...]) -> Layout:

@@ -27,7 +27,8 @@ class RankTime:
 class View:
     """What a decision rests on. `slow`: open findings, rank -> slowdown; `slow_links`: of links.
 
-    `node_of`: where each rank sits; one that is not named is alone on its node.
+    `node_of`: where each rank sits; one that is not named is alone on its node. `rack_of`: the rack
+    of each rank whose node has told it.
     `home`: the layout before the first open finding, None where there is nothing to go back to.
     `step_s`: the measured step under `layout`, 0 where unknown. `steps_since_plan`: steps under it.
     `unread`: slow ranks of which no probe has been read; `refuted`: those whose probe was not slow.
@@ -54,6 +55,7 @@ class View:
     num_load_steps: int
     next_generation: int
     node_of: DomainOf = field(default_factory=dict)
+    rack_of: DomainOf = field(default_factory=dict)
     unread: frozenset[int] = frozenset()
     refuted: frozenset[int] = frozenset()
     is_probing: bool = False

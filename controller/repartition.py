@@ -15,9 +15,11 @@ from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_rules import check_partition
 from pacekeeper.controller.partition_steps import with_other_shards
 from pacekeeper.controller.policy_view import View
+from pacekeeper.controller.spread_floor import SpreadFloor
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
 from pacekeeper.core.layout import ExpertHosts, Layout
+from pacekeeper.core.spread import numbered
 
 SHOWN = 3  # groups named in a reason
 
@@ -40,10 +42,11 @@ def repartitions(
     config: PolicyConfig,
     hosts: Sequence[Experts],
     speeds: Speeds,
+    floor: SpreadFloor,
 ) -> list[Candidate]:
     """One candidate for each rung that there is, cheapest first; shards with each of these hosts.
 
-    `speeds`: what the layouts say of slow ranks.
+    `speeds`: what the layouts say of slow ranks; `floor`: on what experts are to be spread.
     """
     found = []
     shards = with_other_shards(problem.now, problem)
@@ -51,7 +54,7 @@ def repartitions(
         for experts in hosts:
             layout = _layout(view, shards, experts, speeds)
             found.append(_named(Rung.TENSOR_SHARDS, layout, view.layout))
-    wishes = _wishes(view, config, problem)
+    wishes = _wishes(view, config, problem, floor)
     whole = _joint(replace(problem, is_whole=True), wishes)
     if whole is not None and _places(whole.plan.partition) != _places(problem.now):
         found.append(_of_joint(Rung.MOVE_LAYERS, whole, view, speeds))
@@ -121,17 +124,21 @@ def _joint(problem: Problem, wishes: ExpertWishes) -> JointPlan | None:
         return None  # no partition that is allowed, or no room for its experts
 
 
-def _wishes(view: View, config: PolicyConfig, problem: Problem) -> ExpertWishes:
+def _wishes(view: View, config: PolicyConfig, problem: Problem, floor: SpreadFloor) -> ExpertWishes:
     """As for replicas on fixed stages (`replica_plan.py`)."""
     expert_s = sum(time.expert_s for time in view.work.values())
     whole = sum(device.speed for device in problem.devices)
+    rack = numbered(floor.rack_of, view.layout.ranks) if floor.rack_of else {}
+    racks = min(floor.least_racks, max(1, len(set(rack.values()))))
     return ExpertWishes(
         loads=tuple(
             tuple(loads) if experts else ()
             for loads, experts in zip(view.workload.loads, view.layout.experts, strict=True)
         ),
         slots_per_rank=max(1, view.shape.slots_per_rank),
-        floors=Floors(ranks=config.min_hosts, nodes=config.min_nodes, is_strict=False),
+        floors=Floors(
+            ranks=config.min_hosts, nodes=max(floor.least, racks), racks=racks, is_strict=False
+        ),
         prices=Prices(
             step_s=expert_s / whole,
             num_steps=config.horizon_steps,
@@ -139,6 +146,8 @@ def _wishes(view: View, config: PolicyConfig, problem: Problem) -> ExpertWishes:
             move_s=view.shape.expert_bytes / problem.links.between_bytes_per_s,
         ),
         failure_probability=config.failure_probability,
+        rack_of={device.node: rack[device.rank] for device in problem.devices} if rack else {},
+        rack_failure_probability=config.rack_failure_probability,
         present=tuple(
             tuple(tuple(host.rank for host in on) for on in experts)
             for experts in view.layout.experts

@@ -14,10 +14,10 @@ from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices
 from pacekeeper.controller.expert_plan import ExpertPlan, NoPlacement, plan_experts
 from pacekeeper.controller.expert_proof import loss_of
 from pacekeeper.controller.shares import Split
-from pacekeeper.controller.spread_floor import SpreadFloor
+from pacekeeper.controller.spread_floor import SpreadFloor, fatal
 from pacekeeper.controller.survival import kill_sets, survival
 from pacekeeper.core.layout import ExpertHosts, Host, Layout
-from pacekeeper.core.spread import numbered
+from pacekeeper.core.spread import DomainOf, domains, numbered
 
 MAX_LOSSES = 3  # said in words
 
@@ -26,12 +26,13 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes as
-    `spread` says; one with fewer keeps what it has, where no other placement is better.
+    """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes and racks
+    as `spread` says; one with fewer keeps what it has, where no other placement is better.
 
     `row_s`: seconds of a step that a row more on a layer's fullest rank costs, `replica_s` those
     that a replica costs its rank; `move_s` for a copy, `max_copies` of them;
-    `failure_probability` of each rank until the next plan.
+    `failure_probability` of each rank until the next plan, `rack_failure_probability` of each whole
+    rack, where racks are known.
     """
 
     slots_per_rank: int
@@ -43,6 +44,7 @@ class Wishes:
     move_s: float
     restart_s: float
     failure_probability: float
+    rack_failure_probability: float = 0.0
     max_copies: int | None = None
 
 
@@ -73,6 +75,9 @@ def plan_replicas(
     """
     experts = [split.hosts for split in splits]
     node = numbered(wishes.spread.domain_of, layout.ranks)
+    rack_of = wishes.spread.rack_of
+    rack = numbered(rack_of, layout.ranks) if rack_of else node
+    rack_failure = wishes.rack_failure_probability if rack_of else 0.0
     parts: list[tuple[tuple[int, ...], ExpertPlan]] = []
     losses, losses_now, num_copied = 0.0, 0.0, 0
     for ranks, layers in _alike_layers(layout):
@@ -83,7 +88,8 @@ def plan_replicas(
             slots=(max(1, wishes.slots_per_rank),) * len(ranks),
             failure_probability=(wishes.failure_probability,) * len(ranks),
             nodes=tuple(node[rank] for rank in ranks),
-            racks=tuple(node[rank] for rank in ranks),
+            racks=tuple(rack[rank] for rank in ranks),
+            rack_failure={rack[rank]: rack_failure for rank in ranks} if rack_failure else {},
         )
         loss_now = loss_of(_flags(present, len(ranks)), cluster)
         losses_now += loss_now
@@ -97,26 +103,25 @@ def plan_replicas(
         for layer, planned in zip(layers, plan.hosts, strict=True):
             hosts = tuple(tuple(Host(ranks[h.rank], h.share) for h in on) for on in planned)
             if _ranks(hosts) != _ranks(layout.experts[layer]):
-                experts[layer] = _with_left(hosts, layout.experts[layer], node, wishes)
+                experts[layer] = _with_left(hosts, layout.experts[layer], wishes)
     if num_copied == 0:
         return None
     return ReplicaPlan(
         experts=tuple(experts),
         loss=min(1.0, losses),
         loss_now=min(1.0, losses_now),
-        proof=_in_words(parts, len(set(node.values())), num_copied),
+        proof=_in_words(parts, len(set(node.values())), num_copied) + _of_racks(experts, rack_of),
     )
 
 
 def _with_left(
     planned: tuple[ExpertHosts, ...],
     present: tuple[ExpertHosts, ...],
-    node: Mapping[int, int],
     wishes: Wishes,
 ) -> tuple[ExpertHosts, ...]:
     """Replicas that are there stay, without a share, where a slot is free: no copies back home.
 
-    Not those of an expert that stands on too few nodes: more hosts would ask for more of them.
+    Not those of an expert in too few domains: more hosts would ask for more of them.
     """
     held: dict[int, int] = {}
     for on in planned:
@@ -126,7 +131,9 @@ def _with_left(
     for now, then in zip(planned, present, strict=True):
         kept = {host.rank for host in now}
         left = [host.rank for host in then if host.rank not in kept]
-        if not left or len({node[rank] for rank in kept}) < wishes.spread.least:
+        if not left or any(
+            len(domains(domain_of, kept)) < least for least, domain_of in wishes.spread.levels
+        ):
             result.append(now)
             continue
         stays = []
@@ -145,8 +152,8 @@ def _planned(
     wishes: Wishes,
     num_copied: int,
 ) -> ExpertPlan | None:
-    num_nodes = len(set(cluster.nodes))
-    nodes = min(wishes.spread.least, num_nodes)
+    racks = min(wishes.spread.least_racks, len(set(cluster.racks)))
+    nodes = max(racks, min(wishes.spread.least, len(set(cluster.nodes))))
     rows = sum(map(sum, loads)) / sum(cluster.speeds)
     left = None if wishes.max_copies is None else wishes.max_copies - num_copied
     try:
@@ -156,6 +163,7 @@ def _planned(
             floors=Floors(
                 ranks=min(max(wishes.min_hosts, nodes), cluster.num_ranks),
                 nodes=nodes,
+                racks=racks,
                 is_strict=False,
             ),
             prices=Prices(
@@ -195,6 +203,15 @@ def _flags(present: list[list[list[int]]], num_ranks: int) -> Flags:
         for expert, on in enumerate(experts):
             flags[layer, expert, on] = True
     return flags
+
+
+def _of_racks(experts: Sequence[Sequence[ExpertHosts]], rack_of: DomainOf) -> str:
+    """What the loss of one whole rack takes, in words."""
+    if not rack_of:
+        return ""
+    lost = len(fatal(experts, rack_of))
+    number = len(set(rack_of.values()))
+    return f"; {lost or 'none'} of {number} racks would take an expert along"
 
 
 def _in_words(

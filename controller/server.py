@@ -150,6 +150,7 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
                     node=hello.node,
                     product_version=hello.product_version,
                     agent_life=hello.agent_life,
+                    rack=hello.rack,
                 )
             )
             yield control_pb2.AttachResponse(
@@ -219,6 +220,10 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
         if not is_node_name(theirs.node):
             await self._refuse(
                 context, grpc.StatusCode.INVALID_ARGUMENT, f"node name: expected {NODE_NAME_RULE}"
+            )
+        if theirs.rack and not is_node_name(theirs.rack):
+            await self._refuse(
+                context, grpc.StatusCode.INVALID_ARGUMENT, f"rack name: expected {NODE_NAME_RULE}"
             )
         if why := self.may_attach(theirs.node, context.peer()):
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)

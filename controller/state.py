@@ -299,11 +299,15 @@ class JobState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeState:
-    """One node's agent. `devices` (by uuid) and `host`: the last minute, oldest sample first."""
+    """One node's agent. `devices` (by uuid) and `host`: the last minute, oldest sample first.
+
+    `rack`: what it stands in, empty where it has not told.
+    """
 
     name: str
     agent_life: str
     product_version: str = ""
+    rack: str = ""
     is_connected: bool = True
     health: AgentHealth = field(default_factory=AgentHealth)
     devices: Mapping[str, tuple[DeviceSample, ...]] = field(default_factory=dict)

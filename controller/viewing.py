@@ -1,19 +1,20 @@
 """From a job's state to what a decision on it rests on. Pure."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pacekeeper.controller import probing
 from pacekeeper.controller.policy_view import RankTime, View
 from pacekeeper.controller.promises import measured_step_s, steps_since_onset
 from pacekeeper.controller.roles import peers
-from pacekeeper.controller.state import JobState
+from pacekeeper.controller.state import JobState, NodeState
 from pacekeeper.predictor.detector_state import microbatches_per_step
 from pacekeeper.predictor.forecast import Workload, work_parts
 
 LEAST_DENSE = 0.05  # of a rank's time: loads are means, so the experts' part is one, too
 
 
-def view_of(job: JobState, now_s: float) -> View:
+def view_of(job: JobState, now_s: float, nodes: Mapping[str, NodeState]) -> View:
     """Of a job that runs a known layout and whose ranks have told of their model and loads."""
     layout, shape = job.layout, job.shape
     assert layout is not None and shape is not None, "actionable"
@@ -45,6 +46,7 @@ def view_of(job: JobState, now_s: float) -> View:
         num_load_steps=job.num_load_steps,
         next_generation=job.newest_generation + 1,
         node_of={rank: job.ranks[rank].node for rank in layout.ranks},
+        rack_of=_racks(job, layout.ranks, nodes),
         slow_steps=steps_since_onset(job),
         slow_links=job.links.slow,
         moves=job.moves,
@@ -53,6 +55,12 @@ def view_of(job: JobState, now_s: float) -> View:
         cordoned=job.cordoned,
     )
     return _with_work(view, job) if view.is_partitioned else view
+
+
+def _racks(job: JobState, ranks: Iterable[int], nodes: Mapping[str, NodeState]) -> dict[int, str]:
+    """Of the ranks whose node has told its rack."""
+    of_node = {name: node.rack for name, node in nodes.items() if node.rack}
+    return {rank: of_node[on] for rank in ranks if (on := job.ranks[rank].node) in of_node}
 
 
 def _with_work(view: View, job: JobState) -> View:

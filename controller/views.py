@@ -127,6 +127,7 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         name=node.name,
         is_connected=node.is_connected,
         product_version=node.product_version,
+        rack=node.rack,
         nvml=node.health.nvml,
         num_devices=node.health.num_devices,
         jobs=sorted(jobs),

@@ -19,6 +19,9 @@ class AgentConfig:
     ring_dir: str = "/dev/shm/pacekeeper"
     # Name under which this node appears; empty: the host name.
     node: str = ""
+    # Name of the rack it stands in, the same for all nodes that one switch or feed takes along.
+    # Empty: not told, and plans for its jobs count nodes only.
+    rack: str = ""
     # host:port of the controller.
     controller: str = f"127.0.0.1:{GRPC_PORT}"
     # File with the bearer token to show it; empty: none, the certificate tells the node.
@@ -54,3 +57,5 @@ class AgentConfig:
             address(self, "metrics_listen", first_port=0)
         if self.node and not is_node_name(self.node):
             raise ValueError(f"node: expected {NODE_NAME_RULE}, got {self.node!r}")
+        if self.rack and not is_node_name(self.rack):
+            raise ValueError(f"rack: expected {NODE_NAME_RULE}, got {self.rack!r}")

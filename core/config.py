@@ -105,10 +105,15 @@ class PolicyConfig:
     min_hosts: int = 2
     # Fewest nodes these stand on, where an expert has so many hosts and the job so many nodes.
     min_nodes: int = 2
+    # The same of racks, where all nodes of the job have told theirs (`rack` of [agent]).
+    min_racks: int = 2
     # Likelihood that a rank fails before the next plan, and seconds that a restart costs where an
     # expert is lost with it: what a safer placement is worth.
     failure_probability: float = 0.01
     restart_s: float = 600.0
+    # Likelihood that a rack fails with all its nodes before the next plan; 0: not known, then only
+    # `min_racks` speaks for racks.
+    rack_failure_probability: float = 0.0
     # Most bytes of state that one plan may move; 0: as many as pay.
     max_moved_bytes: int = 0
     # Bytes that a rank has for weights, master weights and moments, where layers and shards move;
@@ -128,15 +133,14 @@ class PolicyConfig:
         at_least(
             self, 0.0, "min_gain", "rebalance_min_gain", "move_s_per_byte", "plan_s", "restart_s"
         )
-        at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes")
+        at_least(self, 1, "horizon_steps", "min_hosts", "min_nodes", "min_racks")
         at_least(self, 0, "min_steps_between_plans", "settle_steps", "max_moved_bytes")
         at_least(self, 0, "memory_bytes")
         positive(self, "load_ema", "max_acted_ratio", "approve_within_s")
         at_most(self, LONGEST_WAIT_S, "approve_within_s")
-        if not 0.0 <= self.failure_probability <= 1.0:
-            raise ValueError(
-                f"failure_probability: expected 0 to 1, got {self.failure_probability}"
-            )
+        for name in ("failure_probability", "rack_failure_probability"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"{name}: expected 0 to 1, got {getattr(self, name)}")
         if self.load_ema > 1.0:
             raise ValueError(f"load_ema: expected at most 1, got {self.load_ema}")
 

@@ -8,16 +8,18 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "product_version", "node", "agent_life")
+    __slots__ = ("protocol_version", "product_version", "node", "agent_life", "rack")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     AGENT_LIFE_FIELD_NUMBER: _ClassVar[int]
+    RACK_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     product_version: str
     node: str
     agent_life: str
-    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ...) -> None: ...
+    rack: str
+    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ..., rack: _Optional[str] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "report")

@@ -264,7 +264,7 @@ def test_a_writer_killed_at_any_moment_leaves_only_whole_records(tmp_path: Path)
 def test_a_new_agent_reads_what_is_still_in_the_rings(tmp_path: Path) -> None:
     async def body(controller: PaperController, node: Node) -> None:
         writer = node.ring()
-        await node.start()
+        await node.start(rack="rack-7")
         write_steps(writer, range(2000))
         await until(lambda: 1999 in controller.steps, "the newest step")
         await node.kill()
@@ -277,5 +277,6 @@ def test_a_new_agent_reads_what_is_still_in_the_rings(tmp_path: Path) -> None:
         attached = [a for r in controller.reports for job in r.jobs for a in job.attached]
         assert {a.pid for a in attached} == {os.getpid()}
         assert len({hello.agent_life for hello in controller.hellos}) == 2
+        assert [hello.rack for hello in controller.hellos] == ["rack-7", ""]
 
     play(tmp_path, body)

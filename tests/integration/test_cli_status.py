@@ -69,6 +69,7 @@ def test_a_program_gets_jobs_ranks_and_nodes(controller: ControllerProcess) -> N
     assert sum(rank["batch_share"] for rank in job["ranks"]) == pytest.approx(1.0)
     (node,) = answer["nodes"]
     assert (node["name"], node["is_connected"], node["jobs"]) == (HELLO.node, True, ["a", "b"])
+    assert node["rack"] == HELLO.rack
 
 
 def test_what_is_unknown_is_null_for_a_program(controller: ControllerProcess) -> None:
@@ -102,7 +103,7 @@ def test_people_get_tables_that_are_whole_where_the_output_is_a_file(
     assert row[3].startswith("x1.")
     assert any(line.split()[:3] == ["3", HELLO.node, "dead"] for line in lines)
     assert any("measuring" in line for line in lines), "job b"
-    assert any(line.split()[:2] == [HELLO.node, "attached"] for line in lines)
+    assert any(line.split()[:3] == [HELLO.node, "attached", HELLO.rack] for line in lines)
     assert "..." not in done.stdout and "\N{HORIZONTAL ELLIPSIS}" not in done.stdout
 
 

@@ -32,10 +32,10 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerP
 
 
 def hello(
-    node: str, *, life: str = "first", protocol: int = wire.PROTOCOL_VERSION
+    node: str, *, life: str = "first", protocol: int = wire.PROTOCOL_VERSION, rack: str = ""
 ) -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=protocol, product_version="9.9", node=node, agent_life=life
+        protocol_version=protocol, product_version="9.9", node=node, agent_life=life, rack=rack
     )
 
 
@@ -73,6 +73,7 @@ def test_another_protocol_version_is_told_both_versions_and_what_to_do(
         (control_pb2.AttachRequest(hello=hello("")), "node name"),
         (control_pb2.AttachRequest(hello=hello("a\x1b[2Jb")), "printable"),
         (control_pb2.AttachRequest(hello=hello("x" * 254)), "1 to 253"),
+        (control_pb2.AttachRequest(hello=hello("x", rack="a\nb")), "rack name"),
     ],
 )
 def test_who_does_not_say_who_he_is_is_refused(

@@ -1,4 +1,6 @@
-"""A floor on distinct nodes: no plan goes below it, what can be mended is, and the rest is said."""
+"""A floor on distinct nodes and racks: no plan goes below it, what can be mended is, and the rest
+is said.
+"""
 
 from dataclasses import replace
 
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.policy_view import View
 from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow
-from pacekeeper.controller.state import Refusal
+from pacekeeper.controller.state import Promise, Refusal
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
 from pacekeeper.core.layout import Host, Layout, even_layout
@@ -75,6 +77,37 @@ def test_no_decision_goes_below_the_floor_and_what_is_left_is_said(
     assert ("all ranks are on one node" in decision.reason) == (len(set(node_of.values())) == 1)
 
 
+@settings(max_examples=150)
+@given(
+    hosted(),
+    skewed,
+    st.lists(st.sampled_from("RST"), min_size=4, max_size=4),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_no_decision_takes_an_expert_to_fewer_racks(
+    case: SpreadCase, loads: list[float], racks: list[str], min_racks: int, is_slow: bool
+) -> None:
+    layout, node_of, slots = case
+    rack_of = {rank: dict(zip("abcd", racks, strict=True))[node_of[rank]] for rank in node_of}
+    view = view_of(layout, node_of, slots, slow={0: 2.0} if is_slow else {}, rack_of=rack_of)
+    view = replace(
+        view, workload=replace(view.workload, loads=(tuple(loads[: len(layout.experts[0])]),))
+    )
+    config = replace(CONFIG, min_racks=min_racks, rack_failure_probability=0.01)
+    decision = decide(view, config)
+    after = decision.layout or layout
+    for domain_of, least in ((node_of, config.min_nodes), (rack_of, min_racks)):
+        before, now = on_nodes(layout, domain_of)[0], on_nodes(after, domain_of)[0]
+        assert all(b >= min(a, least) for a, b in zip(before, now, strict=True))
+    floor = SpreadFloor(
+        least=config.min_nodes, domain_of=node_of, least_racks=min_racks, rack_of=rack_of
+    )
+    left = num_narrow(after, floor)
+    assert left <= num_narrow(layout, floor) or decision.layout is None
+    assert (f"experts on fewer than {floor.text}: {left} (" in decision.reason) == (left > 0)
+
+
 PAIRS = {0: "a", 1: "a", 2: "b", 3: "b"}
 SPREAD = even_layout(
     ranks=range(4), num_layers=1, num_experts=8, replicas=2, generation=5, domain_of=PAIRS
@@ -133,3 +166,46 @@ def test_a_mending_that_would_slow_the_step_is_not_offered_but_said() -> None:
     even = replace(view, layout=replace(layout, batch_shares=three.batch_shares), slow={})
     swapped = decide(even, CONFIG).layout
     assert swapped is not None and on_nodes(swapped, node_of) == [[2, 1]]
+
+
+ALONE = {0: "a", 1: "b", 2: "c", 3: "d"}
+RACKS = {0: "R", 1: "R", 2: "S", 3: "S"}
+
+
+def test_experts_within_one_rack_are_brought_to_two() -> None:
+    view = view_of(narrowed(SPREAD), ALONE, 4, rack_of=RACKS)
+    decision = decide(view, CONFIG)
+    assert decision.rung is Rung.MOVE_REPLICAS and decision.layout is not None
+    assert on_nodes(decision.layout, RACKS) == [[2] * 8]
+    assert "experts on fewer than 2 nodes or 2 racks: 8 before, 0 after" in decision.reason
+    assert "none of 2 racks would take an expert along" in decision.reason
+
+
+def test_racks_are_no_reason_where_they_are_not_wished_for_or_not_known_of_all() -> None:
+    view = view_of(narrowed(SPREAD), ALONE, 4, rack_of=RACKS)
+    assert decide(view, replace(CONFIG, min_racks=1)).layout is None
+    assert decide(replace(view, rack_of={}), CONFIG).layout is None
+    assert decide(replace(view, rack_of=dict.fromkeys(range(4), "R")), CONFIG).layout is None
+    partly = decide(replace(view, rack_of={0: "R", 2: "S", 3: "S"}), CONFIG)
+    assert partly.layout is None
+    assert partly.reason.endswith("; racks are not counted: b told none")
+
+
+def test_a_rack_that_may_fail_is_a_reason_by_itself_after_a_death() -> None:
+    survivors = view_of(narrowed(SPREAD), ALONE, 4, rack_of=RACKS, by_survivors=True)
+    careless = replace(CONFIG, min_racks=1, failure_probability=1e-9)
+    assert decide(survivors, careless).moved_bytes == 0
+    decision = decide(survivors, replace(careless, rack_failure_probability=0.01))
+    assert decision.layout is not None
+    assert on_nodes(decision.layout, RACKS) == [[2] * 8]
+
+
+def test_a_plan_that_made_nothing_faster_is_not_undone_where_that_is_less_safe() -> None:
+    base = replace(narrowed(SPREAD), generation=4)
+    promise = Promise(
+        plan=SPREAD, rung=Rung.MOVE_REPLICAS, base=base, before_s=0.1, planned_s=0.09, slow={},
+        measured_s=0.2,
+    )  # fmt: skip
+    view = view_of(SPREAD, PAIRS, 4, promise=promise, step_s=0.2, is_makeshift=True)
+    assert decide(replace(view, node_of={}), CONFIG).rung is Rung.ROLL_BACK
+    assert decide(view, CONFIG).rung is not Rung.ROLL_BACK

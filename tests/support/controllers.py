@@ -40,7 +40,11 @@ SHAPE = ModelShape(
     dense_bytes=1 << 20,
 )
 HELLO = control_pb2.Hello(
-    protocol_version=wire.PROTOCOL_VERSION, product_version="0", node="node-0", agent_life="first"
+    protocol_version=wire.PROTOCOL_VERSION,
+    product_version="0",
+    node="node-0",
+    agent_life="first",
+    rack="rack-7",
 )
 
 

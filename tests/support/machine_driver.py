@@ -113,8 +113,8 @@ class Driver:
             )
         )
 
-    def agent(self, node: str) -> None:
-        self.event(NodeAttached(node=node, product_version="1", agent_life="a"))
+    def agent(self, node: str, *, rack: str = "") -> None:
+        self.event(NodeAttached(node=node, product_version="1", agent_life="a", rack=rack))
 
     def report(
         self,

@@ -5,7 +5,7 @@ loses, repeats and reorders. Facts that agents keep until they are acknowledged 
 worst; measurements in a lost report are gone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
 
@@ -32,21 +32,20 @@ from pacekeeper.core.apportion import apportion
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
+from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.records import (
     MicroBatchRecord,
-    PlanAppliedRecord,
     RankExitRecord,
     Record,
-    StepRecord,
 )
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.shrink import Floor, shrink
 from pacekeeper.core.topology import Attachment, ModelShape
 from support.paper_work import (
     ROW_TOKENS,
+    applied,
     attachment,
-    counted_loads,
+    end_of_step,
     facts_of,
     held_part,
     hot_loads,
@@ -56,7 +55,6 @@ from support.paper_work import (
 
 JOB = "paper"
 NODES = {"node-0": (0, 1), "node-1": (2, 3)}
-NODE_OF = {rank: node for node, ranks in NODES.items() for rank in ranks}
 SHAPE = ModelShape(
     num_layers=2,
     num_experts=4,
@@ -80,7 +78,8 @@ class PaperCluster:
 
     With several micro-batches a step has as many times the rows, as gradient accumulation does.
     With stages, or tensor groups, ranks say which part of the model's dense work they hold.
-    `can_probe`: they answer a probe, in their speeds.
+    `can_probe`: they answer a probe, in their speeds. `nodes`: the ranks of each; `racks`: of each
+    node that tells its own.
     """
 
     seed: int
@@ -93,6 +92,8 @@ class PaperCluster:
     num_stages: int = 1
     tensor_size: int = 1
     can_probe: bool = False
+    nodes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: NODES)
+    racks: Mapping[str, str] = field(default_factory=dict)
     speeds: dict[int, float] = field(default_factory=dict)
     on_advance: Callable[[Event, float, tuple[Command, ...], State], None] | None = None
     now_s: float = 100.0
@@ -102,12 +103,13 @@ class PaperCluster:
         self.random = np.random.default_rng(self.seed)
         rows = SHAPE.rows_per_step * self.num_microbatches
         self.shape = replace(SHAPE, rows_per_step=rows, num_layers=self.num_layers)
+        self.node_of = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
         self.layout = even_layout(
-            ranks=range(4),
+            ranks=self.node_of,
             num_layers=self.num_layers,
             num_experts=SHAPE.num_experts,
             replicas=2,
-            domain_of=NODE_OF,
+            domain_of=self.node_of,
             num_virtual_shards=1 if self.tensor_size == 1 else 8,
             num_stages=self.num_stages,
             tensor_size=self.tensor_size,
@@ -125,7 +127,7 @@ class PaperCluster:
         self.told_dead: set[int] = set()
         self._probed: dict[str, int] = {}
         self._life = 0
-        self._outbox: dict[str, JobReport] = {node: JobReport(job=JOB) for node in NODES}
+        self._outbox: dict[str, JobReport] = {node: JobReport(job=JOB) for node in self.nodes}
         self._in_flight: list[tuple[float, int, str, JobReport]] = []
         self._decisions: list[tuple[float, DecisionMade]] = []
         self._sent = 0
@@ -143,18 +145,27 @@ class PaperCluster:
             self._follow_plan()
             self._train_step()
 
-    def kill(self, rank: int) -> None:
-        """The rank dies; the survivors regroup by themselves, as the trainer's do."""
-        self.living.remove(rank)
-        gone = RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=9)
-        self._keep(NODE_OF[rank], records=(gone,))
+    def kill(self, *dead: int) -> None:
+        """The ranks die at once; the survivors regroup by themselves, as the trainer's do.
+
+        Raises LostStateError where an expert dies with them.
+        """
+        for rank in dead:
+            self.living.remove(rank)
+            gone = RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=9)
+            self._keep(self.node_of[rank], records=(gone,))
         self.let_pass(0.3)
         previous = self.layout.generation
         newest = max([previous, *(o.layout.generation for o in self.seen_offers.values())])
         self._enter(
-            shrink(self.layout, dead=[rank], generation=newest + 1, floor=Floor(domain_of=NODE_OF))
+            shrink(
+                self.layout,
+                dead=dead,
+                generation=newest + 1,
+                floor=Floor(domain_of=self.node_of),
+            )
         )
-        for node, ranks in NODES.items():
+        for node, ranks in self.nodes.items():
             if set(ranks) & set(self.living):
                 text = encode_layout(self.layout)
                 self._keep(node, layouts=((self.layout.generation, text),))
@@ -186,11 +197,16 @@ class PaperCluster:
         written = tuple(
             (layout.generation, encode_layout(layout))
             for layout in self.applied
-            if layout is self.first_layout or len(layout.ranks) < 4
+            if layout is self.first_layout or len(layout.ranks) < len(self.node_of)
         )
-        for node, ranks in NODES.items():
-            self._advance(NodeAttached(node=node, product_version="0", agent_life="a"))
-            known = [attachment(JOB, r, self.shape, can_probe=self.can_probe) for r in ranks]
+        for node, ranks in self.nodes.items():
+            rack = self.racks.get(node, "")
+            self._advance(NodeAttached(node=node, product_version="0", agent_life="a", rack=rack))
+            world = len(self.node_of)
+            known = [
+                attachment(JOB, r, self.shape, world_size=world, can_probe=self.can_probe)
+                for r in ranks
+            ]
             self._keep(node, attached=tuple(known), layouts=written)
 
     # The job.
@@ -199,7 +215,7 @@ class PaperCluster:
         """Every living node must have seen the same plan, made for the present layout."""
         offers = [
             self.seen_offers.get(node)
-            for node, ranks in NODES.items()
+            for node, ranks in self.nodes.items()
             if set(ranks) & set(self.living)
         ]
         first = offers[0]
@@ -231,9 +247,11 @@ class PaperCluster:
         for micro_batch in range(self.num_microbatches):
             self.let_pass(duration_s / self.num_microbatches)
             for rank, done in work.items():
-                self._keep(NODE_OF[rank], records=(done[micro_batch],))
+                self._keep(self.node_of[rank], records=(done[micro_batch],))
         for rank in self.living:
-            self._keep(NODE_OF[rank], records=self._end(rank, duration_s, loads))
+            rows = self.shape.rows_per_step
+            ended = end_of_step(self.layout, rank, self.step, loads, rows, duration_s)
+            self._keep(self.node_of[rank], records=ended)
         self.step_s.append(duration_s)
         self.step += 1
 
@@ -265,26 +283,12 @@ class PaperCluster:
             tensor_share=part,
         )
 
-    def _end(self, rank: int, duration_s: float, loads: list[list[float]]) -> tuple[Record, ...]:
-        """What a rank says when a step is over: its share of the loads, and that it is."""
-        rows = self.shape.rows_per_step
-        counted = counted_loads(self.layout, rank, self.step, loads, rows)
-        end = StepRecord(
-            rank=rank,
-            step=self.step,
-            generation=self.layout.generation,
-            duration_s=duration_s,
-            tokens=self.shape.rows_per_step * ROW_TOKENS,
-            loss=3.0,
-        )
-        return (*counted, end)
-
     def _probe(self, node: str, number: int) -> None:
         """The ranks of a node run it once."""
         if self._probed.get(node, 0) >= number:
             return
         self._probed[node] = number
-        for rank in set(NODES[node]) & set(self.living):
+        for rank in set(self.nodes[node]) & set(self.living):
             record = probe_record(
                 rank,
                 self.step,
@@ -296,17 +300,8 @@ class PaperCluster:
 
     def _report_applied(self, *, previous: int, is_regroup: bool) -> None:
         for rank in self.living:
-            record = PlanAppliedRecord(
-                rank=rank,
-                step=self.step,
-                generation=self.layout.generation,
-                previous_generation=previous,
-                duration_s=0.01,
-                moved_bytes=0,
-                is_regroup=is_regroup,
-                layout_crc=layout_crc(self.layout),
-            )
-            self._keep(NODE_OF[rank], records=(record,))
+            record = applied(self.layout, rank, self.step, previous, is_regroup=is_regroup)
+            self._keep(self.node_of[rank], records=(record,))
 
     # Agents, network and time.
 

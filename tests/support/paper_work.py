@@ -6,11 +6,14 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout_codec import layout_crc
 from pacekeeper.core.records import (
     ExpertLoadRecord,
     PlanAppliedRecord,
     ProbeRecord,
     RankExitRecord,
+    Record,
+    StepRecord,
 )
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
@@ -69,16 +72,54 @@ def hot_loads(random: np.random.Generator, shape: ModelShape) -> list[list[float
     return loads
 
 
-def attachment(job: str, rank: int, shape: ModelShape, *, can_probe: bool) -> Attachment:
-    """Of one of four ranks."""
+def attachment(
+    job: str, rank: int, shape: ModelShape, *, world_size: int, can_probe: bool
+) -> Attachment:
+    """What a rank says of itself."""
     return Attachment(
         job=job,
         rank=rank,
-        world_size=4,
+        world_size=world_size,
         pid=1000 + rank,
         clock=Clock.EMULATED,
         model=shape,
         can_probe=can_probe,
+    )
+
+
+def end_of_step(
+    layout: Layout,
+    rank: int,
+    step: int,
+    loads: list[list[float]],
+    rows: int,
+    duration_s: float,
+) -> tuple[Record, ...]:
+    """What a rank says when a step is over: its share of the loads, and that it is."""
+    end = StepRecord(
+        rank=rank,
+        step=step,
+        generation=layout.generation,
+        duration_s=duration_s,
+        tokens=rows * ROW_TOKENS,
+        loss=3.0,
+    )
+    return (*counted_loads(layout, rank, step, loads, rows), end)
+
+
+def applied(
+    layout: Layout, rank: int, step: int, previous: int, *, is_regroup: bool
+) -> PlanAppliedRecord:
+    """A rank runs this layout now."""
+    return PlanAppliedRecord(
+        rank=rank,
+        step=step,
+        generation=layout.generation,
+        previous_generation=previous,
+        duration_s=0.01,
+        moved_bytes=0,
+        is_regroup=is_regroup,
+        layout_crc=layout_crc(layout),
     )
 
 

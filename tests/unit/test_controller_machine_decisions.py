@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.events import AskDecision, DecisionMade, OfferPlan, SaveDecision
+from pacekeeper.controller.events import (
+    AskDecision,
+    DecisionMade,
+    NodeDetached,
+    OfferPlan,
+    SaveDecision,
+)
 from pacekeeper.controller.machine import DECIDE_WITHIN_S
+from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.shrink import shrink
@@ -58,6 +65,19 @@ def test_a_decision_is_acted_on_when_it_comes_not_before() -> None:
     assert (offer.layout.generation, offer.base_generation) == (2, 1)
     driver.answer(question)  # said twice
     assert driver.said == ()
+
+
+def test_a_decision_knows_the_racks_that_were_told_last() -> None:
+    driver, question = asking()
+    assert question.view.rack_of == {}
+    driver.agent("node-0", rack="r0")
+    assert view_of(driver.job, 0.0, driver.state.nodes).rack_of == {0: "r0", 1: "r0"}
+    driver.agent("node-1", rack="r1")
+    driver.agent("node-0", rack="r2")
+    told = {0: "r2", 1: "r2", 2: "r1", 3: "r1"}
+    assert view_of(driver.job, 0.0, driver.state.nodes).rack_of == told
+    driver.event(NodeDetached(node="node-1", agent_life="a"))
+    assert view_of(driver.job, 0.0, driver.state.nodes).rack_of == told, "it has not moved"
 
 
 def test_while_one_is_made_steps_are_judged_and_no_other_is_asked_for() -> None:

@@ -65,7 +65,9 @@ def test_a_decision_that_comes_after_the_pause_is_dropped() -> None:
     driver = running()
     driver.is_deciding = False
     train(driver, WARM, WARM + 12, slow=2)
-    question = AskDecision(job=JOB, asked=driver.job.asked, view=view_of(driver.job, driver.now_s))
+    question = AskDecision(
+        job=JOB, asked=driver.job.asked, view=view_of(driver.job, driver.now_s, {})
+    )
     assert driver.job.asked, "one is being made"
     say(driver, OrderKind.PAUSE, JOB)
     driver.answer(question)

@@ -140,7 +140,7 @@ def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> 
     assert promise is not None and promise.before_s == 0.25
     gain_s = decision.current_step_s - decision.planned_step_s
     assert promise.planned_s == pytest.approx(0.25 - gain_s)
-    assert view_of(job, 0.0).step_s == 0.25
+    assert view_of(job, 0.0, {}).step_s == 0.25
     assert promises.made(replace(job, recent_step_s=()), plan) is None, "not measured"
     assert promises.made(job, replace(plan, generation=9)) is None, "not ours"
 
