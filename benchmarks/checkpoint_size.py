@@ -3,8 +3,8 @@
 Each shape is saved once in full and then for a whole round of turns, one expert of each layer at a
 time, by the saver that training uses, every data-parallel rank in turn. State is what MoC-System
 counts: weights of 2 bytes, master weights and two moments of 4 each. Hidden size, vocabulary and
-positions are divided by --scale, which keeps the proportions. Prints a table, last one line of
-JSON.
+positions are divided by --scale, which keeps the proportions. Then what the busiest rank copies at
+once where an exact checkpoint is spread over a window. Prints tables, last one line of JSON.
 
 The busiest rank is compared with Megatron-DeepSpeed (MoC-System, section 4): rank 0 writes all
 dense weights, expert-parallel group 0 all experts; the optimizer's state is split evenly over the
@@ -29,6 +29,7 @@ from pacekeeper.core.expert_turns import by_need
 from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
 from pacekeeper.core.lost_tokens import longest_gap
 from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
+from pacekeeper.core.window_turns import MOST_STEPS, costs_of, turns_in, written
 from pacekeeper.trainer.checkpoint_files import open_storage
 from pacekeeper.trainer.checkpoint_saver import Outcome, Saver, Snapshot
 
@@ -212,6 +213,22 @@ def measure(shape: Shape, layout: Layout, directory: Path) -> Sizes:
     )
 
 
+def window_bytes(shape: Shape, layout: Layout, num_steps: int, *, are_cut: bool) -> list[int]:
+    """What the busiest rank copies after each step of a window; large pieces cut, or whole."""
+    pieces = [Piece(block, kind) for block in layout.blocks() for kind in KINDS]
+    whole = {piece: shape.values(piece.block) * KINDS[piece.kind].itemsize for piece in pieces}
+    rows = {piece: shape.values(piece.block) // shape.hidden for piece in pieces}
+    found = []
+    for at in turns_in(layout, costs_of(whole), num_steps).replay(0):
+        now = written(at, whole)
+        sizes = cut(layout, now, rows) if are_cut else now
+        load = dict.fromkeys(layout.ranks, 0)
+        for piece, rank in writers(layout, sizes).items():
+            load[rank] += sizes[piece]
+        found.append(max(load.values()))
+    return found
+
+
 def baseline_bytes(shape: Shape, layout: Layout, *, is_replicated: bool) -> float:
     """What rank 0 writes of a full checkpoint in Megatron-DeepSpeed; split optimizers evenly."""
     total = 0.0
@@ -257,11 +274,39 @@ def main() -> None:
             result[f"busiest_rank_fraction_zero2_{ranks}_ranks"] = zero
             result[f"busiest_rank_fraction_replicated_{ranks}_ranks"] = replicated
     Console(width=120).print(table)
+    result |= windows(options.scale)
     # The trainer that these checkpoints are of has no ZeRO: all ranks hold all dense state.
     result["busiest_rank_fraction"] = max(
         value for name, value in result.items() if "replicated" in name
     )
     print(json.dumps({name: round(value, 4) for name, value in result.items()}))
+
+
+def windows(scale: int) -> dict[str, float]:
+    """The busiest rank after the busiest step of a window, of its part of a full checkpoint."""
+    table = Table(title=f"windows, hidden size / {scale}: what the busiest rank copies at once")
+    for column in ("shape", "ranks", "experts over", "steps", "of full %", "in whole pieces %"):
+        table.add_column(column, justify="left" if column == "shape" else "right")
+    result: dict[str, float] = {}
+    for base, ranks, over in ((PAPER, 8, 8), (PAPER, 16, 8), (FIRST_PAPER, 16, 8)):
+        shape = base.scaled(scale)
+        layout = shape.layout(ranks, over)
+        (full,) = window_bytes(shape, layout, 1, are_cut=True)
+        for steps in (4, MOST_STEPS):
+            cut_up, whole = (
+                max(window_bytes(shape, layout, steps, are_cut=are_cut)) / full
+                for are_cut in (True, False)
+            )
+            table.add_row(
+                shape.name, str(ranks), str(over), str(steps), f"{100 * cut_up:.1f}",
+                f"{100 * whole:.1f}",
+            )  # fmt: skip
+            name = f"window_{steps}_busiest_fraction"
+            result[name] = max(result.get(name, 0.0), cut_up)
+            name += "_in_whole_pieces"
+            result[name] = max(result.get(name, 0.0), whole)
+    Console(width=120).print(table)
+    return result
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ def ls(path: str, as_json: bool) -> None:
     how far back, and how many tokens going back to it would lose; of a window, how many steps going
     back does again.
     """
-    _print([_row(found, is_read=False) for found in _find(path)], as_json)
+    _print(_rows(_find(path), is_read=False), as_json)
 
 
 @command.command()
@@ -38,10 +38,12 @@ def verify(ctx: click.Context, path: str, as_json: bool) -> None:
     """
     from pacekeeper.core.errors import ExitCode
 
-    rows = [_row(found, is_read=True) for found in _find(path)]
+    found = _find(path)
+    rows = _rows(found, is_read=True)
     _print(rows, as_json)
-    is_named = len(rows) == 1 and rows[0]["path"] == path.rstrip("/")
-    if any(row["state"] == "damaged" or (is_named and row["state"] != "whole") for row in rows):
+    is_named = found[0][1].name == _root(path).rpartition("/")[2]
+    bad = ("damaged", "unreadable")
+    if any(row["state"] in bad or (is_named and row["state"] != "whole") for row in rows):
         ctx.exit(int(ExitCode.DATA))
 
 
@@ -55,7 +57,10 @@ def show(path: str, as_json: bool) -> None:
     from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
 
     found = _find(path)
-    complete = [(s, one) for s, one in found if len(found) == 1 or one in complete_ids(s)]
+    complete = found
+    if len(found) > 1:
+        storages = {id(storage): storage for storage, _ in found}.values()
+        complete = [(storage, one) for storage in storages for one in complete_ids(storage)]
     if not complete:
         raise DataError(f"{path}: no complete checkpoint")
     storage, one = max(complete, key=lambda pair: pair[1])
@@ -78,13 +83,14 @@ def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
     newest is partial, two more, so that a file that breaks does not take all. What is newer than
     the newest complete one may be being written now, and is left alone.
     """
+    from pacekeeper.cli import checkpoint_print
     from pacekeeper.core.errors import DataError, HostError
     from pacekeeper.core.manifest import MANIFEST_FILE
     from pacekeeper.trainer.checkpoint_catalog import complete_ids
     from pacekeeper.trainer.checkpoint_files import open_storage
     from pacekeeper.trainer.checkpoint_retention import removable, sweep
 
-    storage = open_storage(path.rstrip("/"))
+    storage = open_storage(_root(path))
     try:
         newest = next(iter(complete_ids(storage)), None)
         if newest is None:
@@ -104,7 +110,7 @@ def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
         return
     word = "would go" if dry_run else "gone"
     for name in (*whole, *files):
-        click.echo(f"{word}: {name}")
+        click.echo(f"{word}: {checkpoint_print.plain(name)}")
     if not whole and not files:
         click.echo("nothing is useless")
 
@@ -116,19 +122,18 @@ def _find(path: str) -> list[tuple[Any, Any]]:
     from pacekeeper.trainer.checkpoint_catalog import ids
     from pacekeeper.trainer.checkpoint_files import below, open_storage
 
-    path = path.rstrip("/")
-    root, _, name = path.rpartition("/")
+    path = _root(path)
+    root, slash, name = path.rpartition("/")
     named = CheckpointId.of_name(name)
     try:
         if named is not None:
-            storage = open_storage(root or ".")
+            storage = open_storage(root or slash or ".")
             found = [(storage, one) for one in ids(storage) if one == named]
         else:
             top = open_storage(path)
             found = [(top, one) for one in ids(top)]
             for job in top.names("") if not found else ():
-                storage = open_storage(below(path, job))
-                found += [(storage, one) for one in ids(storage)]
+                found += _of_job(open_storage(below(path, job)))
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from None
     if not found:
@@ -136,18 +141,53 @@ def _find(path: str) -> list[tuple[Any, Any]]:
     return found
 
 
-def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
-    """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
-    damaged; rejected by a job that could not read it; lent: gone but for files others live from.
-    """
+def _of_job(storage: Any) -> list[tuple[Any, Any]]:
+    """Those in a directory beside others, of which one may be closed to us (lost+found)."""
+    from pacekeeper.trainer.checkpoint_catalog import ids, why_of
+
+    try:
+        return [(storage, one) for one in ids(storage)]
+    except PermissionError as error:
+        click.echo(f"not looked into: {storage.root!a}: {why_of(error)}", err=True)
+        return []
+
+
+def _root(path: str) -> str:
+    """Without slashes at its end, unless it is nothing else. Raises DataError: it is empty."""
     from pacekeeper.core.errors import DataError
-    from pacekeeper.core.manifest import MANIFEST_FILE, saved_in
-    from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, damages, read_manifest
-    from pacekeeper.trainer.checkpoint_files import below
+
+    if not path:
+        raise DataError("no path was named", remedy="name what --checkpoint-dir named")
+    root = path.rstrip("/")
+    return path if path.endswith("://") or not root else root
+
+
+def _rows(found: list[tuple[Any, Any]], *, is_read: bool) -> list[dict[str, Any]]:
+    """A row for each checkpoint; `is_read`: every byte."""
+    from pacekeeper.trainer.checkpoint_catalog import why_of
     from pacekeeper.trainer.checkpoint_retention import lent_out
 
-    storage, one = found
-    row: dict[str, Any] = {
+    lent: dict[int, dict[Any, int]] = {}  # by storage: reading all its manifests takes a while
+    rows = []
+    for storage, one in found:
+        row = _blank(storage, one)
+        try:
+            row = _row(row, storage, one, is_read=is_read)
+            if row["state"] == "broken off":
+                if id(storage) not in lent:
+                    lent[id(storage)] = lent_out(storage)
+                row["state"] = "lent" if one in lent[id(storage)] else "broken off"
+        except OSError as error:
+            row |= {"state": "unreadable", "damages": [f"{row['path']}: {why_of(error)}"]}
+        rows.append(row)
+    return rows
+
+
+def _blank(storage: Any, one: Any) -> dict[str, Any]:
+    """What its place says of a checkpoint."""
+    from pacekeeper.trainer.checkpoint_files import below
+
+    return {
         "path": below(storage.root, one.name),
         "step": one.step,
         "generation": one.generation,
@@ -161,9 +201,20 @@ def _row(found: tuple[Any, Any], *, is_read: bool) -> dict[str, Any]:
         "lost_tokens": None,
         "damages": [],
     }
+
+
+def _row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[str, Any]:
+    """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
+    damaged; rejected by a job that could not read it; lent: gone but for files others live from;
+    unreadable: storage refuses. Raises OSError for that.
+    """
+    from pacekeeper.core.errors import DataError
+    from pacekeeper.core.manifest import MANIFEST_FILE, saved_in
+    from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, damages, read_manifest
+
     names = storage.names(one.name)
     if MANIFEST_FILE not in names:
-        return row | ({"state": "lent"} if one in lent_out(storage) else {})
+        return row
     try:
         manifest = read_manifest(storage, one)
     except DataError as error:

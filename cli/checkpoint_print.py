@@ -10,7 +10,10 @@ from pacekeeper.core.manifest import Manifest, PieceEntry, block_name, saved_in
 from pacekeeper.core.save_costs import SaveCosts
 
 FILE_WIDTH = 160  # columns where the output is no terminal
-_STYLES = {"damaged": "bold red", "rejected": "red", "broken off": "yellow", "lent": "dim"}
+_STYLES = {
+    "damaged": "bold red", "unreadable": "bold red", "rejected": "red", "broken off": "yellow",
+    "lent": "dim",
+}  # fmt: skip
 
 
 def as_document(manifest: Manifest, root: str) -> dict[str, Any]:
@@ -64,7 +67,6 @@ def _step_of(entry: PieceEntry) -> int | None:
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """A table of checkpoints, and what is damaged below it."""
-    from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, header_style="dim")
@@ -80,7 +82,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
             "" if row["num_blocks"] is None else str(row["num_blocks"]),
             "" if size is None else f"{size / 1e6:,.1f}",
             row["state"],
-            escape(row["path"]),
+            _text(row["path"]),
             style=_STYLES.get(row["state"], ""),
         )
     console = _console()
@@ -99,28 +101,27 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
                 f"steps; going back to it does {row['steps_again']} again and is exact"
             )
         for line in row["damages"]:
-            console.print(f"[bold red]damaged:[/] {escape(line)}")
+            console.print(f"[bold red]{row['state']}:[/] {_text(line)}")
 
 
 def show(document: dict[str, Any]) -> None:
     """One checkpoint."""
-    from rich.markup import escape
     from rich.table import Table
 
     console = _console()
     loss = "none yet" if document["last_loss"] is None else f"{document['last_loss']:.4f}"
     console.print(
-        f"[bold]{escape(document['job'])}[/]  step {document['step']}  loss {loss}  "
+        f"[bold]{_text(document['job'])}[/]  step {document['step']}  loss {loss}  "
         f"generation {document['generation']}  launched {_when(document['life'])} UTC"
     )
-    console.print(escape(document["path"]), style="dim")
+    console.print(_text(document["path"]), style="dim")
     ranks = [rank for rank, _ in document["layout"]["batch_shares"]]
     own = document["path"].rpartition("/")[2] + "/"
     console.print(
-        f"saved by ranks {escape(str(ranks))} in "
+        f"saved by ranks {_text(str(ranks))} in "
         f"{sum(file['name'].startswith(own) for file in document['files'])} files"
     )
-    console.print(", ".join(f"{name} {value}" for name, value in document["identity"].items()))
+    console.print(_text(", ".join(f"{k} {value}" for k, value in document["identity"].items())))
     again = document["steps_again"]
     older = [p for p in document["pieces"] if p["step"] != document["step"]]
     if again:
@@ -152,7 +153,7 @@ def show(document: dict[str, Any]) -> None:
     files.add_column("file")
     files.add_column("MB", justify="right")
     for file in document["files"]:
-        files.add_row(escape(file["name"].removeprefix(own)), f"{file['size_bytes'] / 1e6:,.2f}")
+        files.add_row(_text(file["name"].removeprefix(own)), f"{file['size_bytes'] / 1e6:,.2f}")
     console.print(files)
 
 
@@ -165,5 +166,20 @@ def _console() -> Any:
 
 
 def _when(life: int) -> str:
-    """`life`: Unix milliseconds."""
-    return datetime.fromtimestamp(life / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    """`life`: Unix milliseconds, where a launch made it; anybody may make a directory."""
+    try:
+        return datetime.fromtimestamp(life / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError, OSError):
+        return "?"
+
+
+def plain(found: object) -> str:
+    """Names may hold anything; a terminal gets what it can show, and obeys none of it."""
+    kept = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(found))
+    return "".join(kept)
+
+
+def _text(found: object) -> str:
+    from rich.markup import escape
+
+    return escape(plain(found))

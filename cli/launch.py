@@ -14,7 +14,8 @@ from pacekeeper.core.errors import ConfigError
 
 _TOLD_BY_THE_JOB = (
     "node_rank", "num_nodes", "rendezvous", "steps", "seed", "clock", "checkpoint_dir",
-    "checkpoint_every", "window_steps", "experts_per_checkpoint", "resume", "max_restarts",
+    "checkpoint_period_steps", "checkpoint_window_steps", "snapshot_period_steps",
+    "experts_per_checkpoint", "resume", "max_restarts",
 )  # fmt: skip
 
 
@@ -37,8 +38,24 @@ _TOLD_BY_THE_JOB = (
 @click.option("--steps", type=int)
 @click.option("--seed", type=int)
 @click.option("--checkpoint-dir", help="Seen by all nodes; one directory below it per job.")
-@click.option("--checkpoint-every", type=int, help="Steps between two checkpoints.")
-@click.option("--window-steps", type=int, help="That an exact one is spread over; 0: measured.")
+@click.option(
+    "--checkpoint-every",
+    "checkpoint_period_steps",
+    type=int,
+    help="Steps between two checkpoints; 0: measured.",
+)
+@click.option(
+    "--window-steps",
+    "checkpoint_window_steps",
+    type=int,
+    help="That an exact one is spread over; 0: measured.",
+)
+@click.option(
+    "--snapshot-every",
+    "snapshot_period_steps",
+    type=int,
+    help="Steps between two copies of the state in memory, also on another node; 0: none.",
+)
 @click.option("--experts-per-checkpoint", type=int, help="Of each layer, in turn; 0: all.")
 @click.option("--resume", help="auto, never, or the path of a checkpoint.")
 @click.option("--max-restarts", type=int, help="Of everything, from the newest checkpoint.")
@@ -46,6 +63,7 @@ _TOLD_BY_THE_JOB = (
 @click.pass_context
 def command(
     ctx: click.Context,
+    /,
     config_file: str | None,
     job: str | None,
     node_rank: int,
@@ -56,15 +74,7 @@ def command(
     ring_dir: str | None,
     run_dir: str | None,
     faults_dir: str,
-    steps: int | None,
-    seed: int | None,
-    checkpoint_dir: str | None,
-    checkpoint_every: int | None,
-    window_steps: int | None,
-    experts_per_checkpoint: int | None,
-    resume: str | None,
-    max_restarts: int | None,
-    clock: str | None,
+    **given: int | str | None,
 ) -> None:
     """Start and watch this node's ranks of a training job.
 
@@ -83,20 +93,7 @@ def command(
     if join_at is not None:
         _refuse_what_the_job_tells(ctx)
         ctx.exit(_join(join_at, ranks_per_node, rings, run_dir or "", faults_dir, job or ""))
-    config = settings(
-        TrainConfig,
-        config_file,
-        job=job,
-        steps=steps,
-        seed=seed,
-        clock=clock,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_period_steps=checkpoint_every,
-        checkpoint_window_steps=window_steps,
-        experts_per_checkpoint=experts_per_checkpoint,
-        resume=resume,
-        max_restarts=max_restarts,
-    )
+    config = settings(TrainConfig, config_file, job=job, **given)
     with needs_torch():
         from pacekeeper.trainer.node_spec import NodeSpec
         from pacekeeper.trainer.restarts import supervise_to_the_end
@@ -119,8 +116,8 @@ def command(
 def _refuse_what_the_job_tells(ctx: click.Context) -> None:
     for name in _TOLD_BY_THE_JOB:
         if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = name.replace("_", "-")
-            raise click.UsageError(f"--{option} is the running job's: leave it out with --join")
+            (option,) = (p.opts[0] for p in ctx.command.params if p.name == name)
+            raise click.UsageError(f"{option} is the running job's: leave it out with --join")
 
 
 def _join(

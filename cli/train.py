@@ -9,6 +9,7 @@ from pacekeeper.core.errors import ConfigError
 # What one process alone would have to ignore, and the values that ask for nothing.
 _NEEDS_A_LAUNCHER: dict[str, tuple[object, ...]] = {
     "checkpoint_dir": ("",),
+    "snapshot_period_steps": (0,),
     "resume": ("auto", "never"),
     "max_restarts": (0,),
 }

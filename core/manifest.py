@@ -17,8 +17,9 @@ from pacekeeper.core.lost_tokens import lost
 from pacekeeper.core.save_costs import SaveCosts
 
 MANIFEST_FILE = "manifest.json"
-_NAME = re.compile(r"(\d{13,})-g(\d{4,})-step(\d{8,})")
-_PART = re.compile(r"part-(\d+)\.json")
+_NAME = re.compile(r"(\d{13,16})-g(\d{4,16})-step(\d{8,16})", re.ASCII)
+_MOST = 1 << 53  # in a vote they travel as float64
+_PART = re.compile(r"part-(\d{1,9})\.json", re.ASCII)
 _HEX = re.compile("[0-9a-f]{64}")
 Identity = Mapping[str, int | float | str]
 
@@ -47,6 +48,8 @@ class CheckpointId:
         if found is None:
             return None
         life, generation, step = map(int, found.groups())
+        if max(life, generation, step) > _MOST:
+            return None
         own = cls(life=life, generation=generation, step=step)
         return own if own.name == name else None
 
@@ -152,7 +155,8 @@ class Manifest:
     `identity`: what the run depends on (core/run_identity.py). `layout` as it was: for information.
     `pieces`: of each block in the layout's order, the kinds of all blocks alike, ascending, each
     whole or in all its strips. `window`: of steps that end with the id's; each block's pieces are
-    as after one of these, and `frozen` has its weights as after all earlier ones, by step.
+    as after one of these, and `frozen` has its weights as after all earlier ones, by step, each
+    time whole or in all their strips.
     `costs`: of saving, for the next.
     """
 
@@ -248,11 +252,14 @@ def _check_window(found: Manifest) -> None:
     if not 0 <= found.window.num_updates <= found.num_updates:
         raise ValueError("a window begins with more updates than it ends with")
     first, wanted = found.window.step, list[tuple[Piece, int]]()
+    strips = {(e.piece.whole, e.step): min(e.piece.strips, len(frozen)) for e in found.frozen}
     for block in found.layout.blocks():
         turn = steps[block]
         if turn is None or not first <= turn <= found.id.step:
             raise ValueError(f"{block} is of step {turn}, which is not in the window")
-        wanted += [(Piece(block), step) for step in range(first, turn)]
+        for step in range(first, turn):
+            cut = Piece(block).cut(strips.get((Piece(block), step), 1))
+            wanted += [(strip, step) for strip in cut]
     if frozen != wanted:
         raise ValueError("weights of a step of the window are missing")
 
@@ -357,7 +364,7 @@ def gather_frozen(parts: Iterable[Part], layout: Layout) -> tuple[PieceEntry, ..
     """The weights of a window's earlier steps, from what the ranks have written, in its order."""
     order = {block: i for i, block in enumerate(layout.blocks())}
     frozen = (entry for part in parts for entry in part.frozen)
-    return tuple(sorted(frozen, key=lambda e: (order.get(e.piece.block, -1), e.step or 0)))
+    return tuple(sorted(frozen, key=lambda e: (order.get(e.piece.block, -1), e.step or 0, e.piece)))
 
 
 def _tokens(account: Account, block: Block) -> int:

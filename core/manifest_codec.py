@@ -22,7 +22,8 @@ from pacekeeper.core.manifest import (
 )
 from pacekeeper.core.save_costs import SaveCosts
 
-FORMATS = (2, 3)  # that are read; the last is written. Before 3 there were no windows.
+# That are read; the last is written. Before 3 there were no windows, in 3 these had no strips.
+FORMATS = (2, 3, 4)
 _WRONG = (AttributeError, TypeError, KeyError, IndexError, OverflowError, RecursionError)
 
 
@@ -155,7 +156,7 @@ def _unseal(data: bytes) -> Any:
     except (TypeError, KeyError, ValueError, RecursionError) as error:
         raise ValueError(f"not one of our documents: {error}") from None
     if found not in FORMATS:
-        raise ValueError(f"format {found}, this side reads {' and '.join(map(str, FORMATS))}")
+        raise ValueError(f"format {found}, this side reads {FORMATS[0]} to {FORMATS[-1]}")
     # Byte by byte: JSON has several forms of one number.
     if hashlib.sha256(text.encode()).hexdigest() != digest or sealed(body, found) != data:
         raise ValueError("its checksum is wrong: it is torn or was changed")

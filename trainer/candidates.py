@@ -1,16 +1,18 @@
 """Which checkpoints a rank may go back to, and the same answer for all ranks at the start."""
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import complete_ids
+from pacekeeper.trainer.checkpoint_catalog import complete_ids, is_sound
 from pacekeeper.trainer.checkpoint_files import Storage, below
 from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.storage_waits import answered
 
 MAX_CANDIDATES = 8  # of which the first that all ranks can read is taken
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class Candidates:
         if self.storage is not None:
             try:
                 there = answered(
-                    partial(complete_ids, self.storage),
+                    partial(self._there, self.storage),
                     f"a list of {self.storage.root}",
                     self.patience_s,
                 )
@@ -44,14 +46,29 @@ class Candidates:
                     f"can not look for checkpoints in {self.storage.root}: {error.strerror}",
                     remedy="--resume never begins at step 0",
                 ) from None
-            found = [
-                below(self.storage.root, one.name)
-                for one in there
-                if self.resume == "auto" or one.life >= self.first_life
-            ]
+            found = [below(self.storage.root, one.name) for one in there]
             if len(found) > MAX_CANDIDATES:  # the oldest shares fewest files with the newest
                 found[MAX_CANDIDATES - 1 :] = found[-1:]
         return tuple(found) + ((self.resume,) if self.resume not in ("auto", "never") else ())
+
+    def _there(self, storage: Storage) -> list[CheckpointId]:
+        """Where there are many, what is damaged to the eye takes no place of one that is whole."""
+        found = [
+            one
+            for one in complete_ids(storage)
+            if self.resume == "auto" or one.life >= self.first_life
+        ]
+        if len(found) <= MAX_CANDIDATES:
+            return found
+        sound = [one for one in found if is_sound(storage, one)]
+        if len(sound) < len(found):
+            _log.warning(
+                "%d of %d checkpoints in %s are damaged, or could not be read before",
+                len(found) - len(sound),
+                len(found),
+                storage.root,
+            )
+        return sound or found
 
     def agreed(self, fabric: Collectives) -> tuple[str, ...]:
         """What the lowest rank would resume from; empty: nothing. Raises PeerLost.

@@ -30,6 +30,7 @@ from pacekeeper.trainer.partial_saves import Choice
 from pacekeeper.trainer.refill import Refill, Remembered, steps_of
 from pacekeeper.trainer.replaying import Replay
 from pacekeeper.trainer.save_pace import Period, SavePace
+from pacekeeper.trainer.storage_waits import SAY_AFTER_S
 from pacekeeper.trainer.window_saves import Save, WindowSaves
 
 LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
@@ -80,6 +81,7 @@ class Checkpoints(GoingBack):
         self.replay: Replay | None = None  # steps of a window that are being done again
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
+        self._copied_bytes = 0  # by the last checkpoint, or step of a window
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
         self._rows: dict[Piece, int] = {}
         self._full_of: dict[int, tuple[list[Piece], frozenset[int]]] = {}  # by generation
@@ -88,6 +90,10 @@ class Checkpoints(GoingBack):
     def is_storing(self) -> bool:
         """Is a checkpoint of this rank still being written?"""
         return self._saver is not None and self._saver.is_storing
+
+    def steps_again(self) -> int:
+        """As its windows are now."""
+        return self.windows.steps_again
 
     def word(
         self, step: int, layout: Layout, suspects: Collection[int] = frozenset()
@@ -127,10 +133,18 @@ class Checkpoints(GoingBack):
         news, own = list[News](), (at.layout.generation, at.step)
         self.pace.step_is_over(at.step, time.monotonic())
         if self.windows.is_on and not is_last:
-            updates, sizes = num_updates(self.optimizer), self._all_sizes(at.layout)
-            save = self.windows.next(at.layout, at.step, sizes, updates, is_storing=is_storing)
+            save = self.windows.next(
+                at.layout,
+                at.step,
+                self._all_sizes(at.layout),
+                self._rows,
+                num_updates(self.optimizer),
+                is_storing=is_storing,
+            )
             if save is not None:
                 self._saver.save(self._copied(at, save, is_last=False))
+            elif self.windows.is_waiting and self._is_late(self._saver):
+                news.append(self._skipped(at.step, self._saver))
         elif (self.period.is_due(at.step) or is_last) and self._last != own:
             if is_storing and not is_last:
                 news.append(self._skipped(at.step, self._saver))
@@ -167,14 +181,27 @@ class Checkpoints(GoingBack):
             domain_of=domain_of,
         )
 
+    def settle(self) -> None:
+        """Before the state changes: until the copies of it are there, where some are made beside
+        the training.
+        """
+        waited_s, took_s = self.copies.settle()
+        if took_s:
+            self.pace.settled(self._copied_bytes, took_s, waited_s)
+
     def close(self) -> list[News]:
         """Wait for what is being written; say so where it does not come to an end."""
+        self.settle()
         self.snapshots.wait()
         if self._saver is None:
             return []
         if not self._is_free(LAST_SAVE_S):
             _log.warning("a checkpoint is given up: not written after %.0f s", LAST_SAVE_S)
         return self._counted(self._saver.take_news())
+
+    def _is_late(self, saver: Saver) -> bool:
+        """Of a window that waits: without a pause between them all do, for a while."""
+        return self.config.checkpoint_period_steps > 1 or saver.storing_s >= SAY_AFTER_S
 
     def _skipped(self, step: int, saver: Saver) -> News:
         """Said when it begins: a disk that is stuck would have it said for ever."""
@@ -279,15 +306,19 @@ class Checkpoints(GoingBack):
     def _copied(self, at: Position, save: Save, *, is_last: bool) -> Snapshot:
         """Training waits for this."""
         began_s = time.monotonic()
-        pieces = copy_of_pieces(self.model, self.optimizer, save.pieces)
+        make = partial(copy_of_pieces, self.model, self.optimizer, save.pieces)
+        pieces, arrival = self.copies.make(make)
         size_bytes = sum(t.nbytes for tensors in pieces.values() for t in tensors.values())
         is_first, now_s = save.turn is None or save.turn.is_first, time.monotonic()
-        self.pace.copied(size_bytes, now_s - began_s, is_first=is_first)
+        self._copied_bytes = size_bytes
+        at_once = 0 if self.copies.is_beside else size_bytes
+        self.pace.copied(at_once, now_s - began_s, is_first=is_first)
         self.period.begun(at.step)
         return Snapshot(
             id=save.id,
             layout=at.layout,
             pieces=pieces,
+            arrival=arrival,
             writers=save.writers,
             # At the end others may still be writing what would be swept.
             is_sweeper=is_first and not is_last and self.rank == min(save.writers),

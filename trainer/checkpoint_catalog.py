@@ -41,8 +41,16 @@ def ids(storage: Storage) -> list[CheckpointId]:
 
 
 def complete_ids(storage: Storage) -> list[CheckpointId]:
-    """Of those with a manifest, newest first. Raises OSError."""
-    return [one for one in ids(storage) if MANIFEST_FILE in storage.names(one.name)]
+    """Of those with a manifest, or that may have one, newest first. Raises OSError."""
+    return [one for one in ids(storage) if _may_be_complete(storage, one)]
+
+
+def _may_be_complete(storage: Storage, one: CheckpointId) -> bool:
+    """One that is closed to us must not hide the others: who reads it finds out, and says so."""
+    try:
+        return MANIFEST_FILE in storage.names(one.name)
+    except PermissionError:
+        return True
 
 
 def read_manifest(storage: Storage, one: CheckpointId) -> Manifest:
@@ -55,6 +63,15 @@ def read_manifest(storage: Storage, one: CheckpointId) -> Manifest:
     if manifest.id != one:
         raise DataError(f"{storage.root}/{path} is of {manifest.id.name}")
     return manifest
+
+
+def is_sound(storage: Storage, one: CheckpointId) -> bool:
+    """Is its manifest what it should be, and has no launch said that it could not read the rest?"""
+    try:
+        read_manifest(storage, one)
+        return REJECTED_FILE not in storage.names(one.name)
+    except (DataError, OSError):
+        return False
 
 
 @dataclass(slots=True, kw_only=True)

@@ -90,6 +90,10 @@ class LocalStorage:
             return sorted(os.listdir(Path(self.root, path)))
         except (FileNotFoundError, NotADirectoryError):
             return []
+        except OSError as error:
+            if path and error.errno == errno.ELOOP:  # a link that leads to itself
+                return []
+            raise
 
     def discard(self, path: str) -> None:
         target = Path(self.root, path)
@@ -105,7 +109,10 @@ class LocalStorage:
             if name != MANIFEST_FILE:
                 (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(FileNotFoundError):
-            folder.rmdir()
+            if folder.is_symlink():  # what it led to is empty now
+                folder.unlink()
+            else:
+                folder.rmdir()
 
 
 class RemoteStorage:

@@ -84,21 +84,25 @@ def sweep(
         except OSError as error:
             trouble = error
             stuck.add(one)
-    if stuck:  # what they name must stay, too
-        raise trouble or AssertionError("stuck for a reason")
+    held = frozenset[str]().union(*(_named_by(storage, one) or () for one in stuck))
+    lenders = {saved_in(path) for path in held} | stuck
     for path in found.files:
         try:
-            storage.discard(path)
+            if path not in held:  # what a manifest names that can not go must stay, too
+                storage.discard(path)
         except OSError as error:
             trouble = error
+    gone = []
     for one in found.whole:
         try:
-            storage.remove(one.name)
+            if one not in lenders:
+                storage.remove(one.name)
+                gone.append(one.name)
         except OSError as error:
             trouble = error
     if trouble is not None:
         raise trouble
-    return [one.name for one in found.whole]
+    return gone
 
 
 def _named_by(storage: Storage, one: CheckpointId) -> frozenset[str] | None:
@@ -108,7 +112,7 @@ def _named_by(storage: Storage, one: CheckpointId) -> frozenset[str] | None:
     """
     try:
         manifest = decode_manifest(storage.read(f"{one.name}/{MANIFEST_FILE}"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, ValueError):
         return None
     return files_of(manifest) if manifest.id == one else None
 

@@ -40,6 +40,7 @@ from pacekeeper.trainer.checkpoint_catalog import read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage
 from pacekeeper.trainer.checkpoint_retention import Known, files_of, sweep
 from pacekeeper.trainer.checkpoint_state import DTYPE_NAMES
+from pacekeeper.trainer.host_copies import THERE, Arrival
 
 _NAMED_RANKS = 8  # of those that wrote nothing
 _log = logging.getLogger(__name__)
@@ -85,6 +86,7 @@ class Snapshot:
 
     `writers`: the ranks that write something; `manifest` makes the checkpoint's from files, pieces
     and account, the same on all ranks. `is_sweeper`: this rank removes what older attempts left.
+    `arrival`: of the copies, which may still be on their way from a device.
     `base`: the complete checkpoint that holds what is not written now (None: all is); `is_split`:
     experts get files of their own, which outlive the others. `turn`: it is one step of a window,
     whose writers, all steps together, are `writers`. `costs`: as this rank measured them.
@@ -97,6 +99,7 @@ class Snapshot:
     manifest: Callable[..., Manifest]
     is_sweeper: bool
     account: Account
+    arrival: Arrival = THERE
     base: CheckpointId | None = None
     is_split: bool = False
     turn: Turn | None = None
@@ -175,6 +178,7 @@ class Saver:
     def _store(self, snapshot: Snapshot, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()
+        snapshot.arrival.wait()
         began_s, so_far = time.monotonic(), self._so_far(snapshot)
         if so_far.is_spoilt:
             return  # which was said

@@ -11,6 +11,7 @@ from pacekeeper.core.manifest import Piece, block_name
 from pacekeeper.core.tensor_file import TensorSpec
 from pacekeeper.trainer.block_state import ENDINGS, bank_of, parts_of, shapes_of, whole_of
 from pacekeeper.trainer.checkpoint_catalog import RawTensor
+from pacekeeper.trainer.host_copies import ToHost, at_once
 from pacekeeper.trainer.model import MoETransformer
 
 DTYPE_NAMES = {
@@ -56,18 +57,21 @@ def piece_shapes(model: MoETransformer, piece: Piece) -> dict[str, tuple[int, ..
 
 
 def copy_of_pieces(
-    model: MoETransformer, optimizer: torch.optim.Optimizer, pieces: Sequence[Piece]
+    model: MoETransformer,
+    optimizer: torch.optim.Optimizer,
+    pieces: Sequence[Piece],
+    to_host: ToHost = at_once,
 ) -> dict[Piece, dict[str, Tensor]]:
     """Copies in host memory of pieces of blocks that this rank holds; names ascend.
 
-    Rows of one bank are copied together: training waits for this.
+    Rows of one bank are copied together: training may wait for this.
     """
     alike: dict[tuple[BlockKind, int, str], list[Piece]] = {}
     found: dict[Piece, dict[str, Tensor]] = {}
     for piece in pieces:
         found[piece] = {}
         if piece.strips > 1:
-            found[piece] = _copy_of_strip(model, optimizer, piece)
+            found[piece] = _copy_of_strip(model, optimizer, piece, to_host)
             continue
         alike.setdefault((piece.block.kind, piece.block.layer, piece.kind), []).append(piece)
     for (_, _, kind), own in alike.items():
@@ -76,24 +80,21 @@ def copy_of_pieces(
         are_all = slots == list(range(len(bank.held)))
         for name in sorted(bank.shapes):
             whole = whole_of(optimizer, bank.get_parameter(name), kind)
-            if not are_all:  # indexing copies
-                whole = whole[slots].to("cpu")
-            rows = whole.to("cpu", copy=are_all).contiguous()
+            rows = to_host(whole, None if are_all else slots)
             for piece, row in zip(own, rows.unbind(), strict=True):
                 found[piece][_name_in(piece, name)] = row
     return found
 
 
 def _copy_of_strip(
-    model: MoETransformer, optimizer: torch.optim.Optimizer, piece: Piece
+    model: MoETransformer, optimizer: torch.optim.Optimizer, piece: Piece, to_host: ToHost
 ) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, part in sorted(parts_of(model, piece.block).items()):
         tensor = part.of(whole_of(optimizer, part.parameter, piece.kind))
         rows = piece.rows(len(tensor))
         if rows:
-            strip = tensor[rows.start : rows.stop]
-            found[_name_in(piece, name)] = strip.to("cpu", copy=True).contiguous()
+            found[_name_in(piece, name)] = to_host(tensor[rows.start : rows.stop])
     return found
 
 

@@ -24,6 +24,7 @@ from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
 from pacekeeper.trainer.checkpoint_reading import Lost, NotOursError, Reader, Restored
 from pacekeeper.trainer.checkpoint_saver import Saver
 from pacekeeper.trainer.collectives import Collectives
+from pacekeeper.trainer.host_copies import host_copies
 from pacekeeper.trainer.memory_restore import Memory
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.mover import lost_blocks
@@ -64,7 +65,10 @@ class GoingBack:
         self.optimizer = optimizer
         self.partial = PartialSaves(config)
         self.staged: Restored | None = None  # a commit would put it in force
-        self.snapshots = Snapshots(rank=rank, life=life, model=model, optimizer=optimizer)
+        self.copies = host_copies(next(model.parameters()).device)
+        self.snapshots = Snapshots(
+            rank=rank, life=life, model=model, optimizer=optimizer, copies=self.copies
+        )
         self._saver: Saver | None = None
         self._storage: Storage | None = None
         if config.checkpoint_dir:
@@ -109,8 +113,17 @@ class GoingBack:
             stored = ()
         if not kept:
             return stored
-        newer = [path for path in stored if (of := _id_of(path)) is not None and of > kept[0].id]
+        newer = [path for path in stored if self._is_newer(path, kept[0].id)]
         return (*newer, MEMORY, *stored[len(newer) :])
+
+    def steps_again(self) -> int:
+        """Steps that are done again after going back to a checkpoint of this run, up to its own."""
+        return 0
+
+    def _is_newer(self, path: str, kept: CheckpointId) -> bool:
+        """Is less done again from this checkpoint than from a snapshot?"""
+        of = _id_of(path)
+        return of is not None and of > kept and of.step - self.steps_again() > kept.step
 
     def stage(
         self, paths: Sequence[str], layout: Layout, fabric: Collectives

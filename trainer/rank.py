@@ -275,6 +275,7 @@ class Rank:
         """Do what is pending, or skip it; the ticket is over. A step counts and is reported."""
         assert self.pending is not None, "a commit follows a vote"
         if is_applied:
+            self.checkpoints.settle()
             self.pending()
         else:  # somebody's gradient is not finite: nobody updates, the step still counts
             self.log.write({"event": "skipped", "step": self.step})

@@ -10,6 +10,7 @@ from statistics import median
 from pacekeeper.core.save_costs import SaveCosts
 
 HELD_RATIO = 0.02  # of a step, that the copies after it may hold training
+BESIDE_RATIO = 1.0  # of a step, that they may take where a device makes them beside the next one
 _STEPS = 16  # the newest, of which the middle one counts
 
 
@@ -22,6 +23,8 @@ class SavePace:
         self._began_s, self._ran_s, self._num_restores = now_s, 0.0, 0
         self._copy_s, self._copied_bytes = 0.0, 0  # of the last copy
         self._held_s = 0.0  # by the last checkpoint, all its steps
+        self._waited_s = 0.0  # for the last copies that were made beside a step, at its end
+        self._ratio = HELD_RATIO
 
     def step_is_over(self, step: int, now_s: float) -> None:
         """`step` are committed; only what lies between two in a row is a step's time."""
@@ -34,6 +37,11 @@ class SavePace:
         self._held_s = took_s + (0.0 if is_first else self._held_s)
         if size_bytes and took_s > 0.0:
             self._copy_s, self._copied_bytes = took_s, size_bytes
+
+    def settled(self, size_bytes: int, took_s: float, waited_s: float) -> None:
+        """Copies were made beside a step, which was held at its end as long as was waited."""
+        self._copy_s, self._copied_bytes = took_s, size_bytes
+        self._waited_s, self._ratio = waited_s, BESIDE_RATIO
 
     def went_back(self, told: SaveCosts | None, now_s: float) -> None:
         """To a checkpoint that tells this of the run before it."""
@@ -53,14 +61,14 @@ class SavePace:
         """What may be copied after a step; 0.0: not measured yet."""
         if self.step_s is None or not self._copied_bytes:
             return 0.0
-        return HELD_RATIO * self.step_s * self._copied_bytes / self._copy_s
+        return self._ratio * self.step_s * self._copied_bytes / self._copy_s
 
     def costs(self, now_s: float) -> SaveCosts | None:
         """As far as this rank knows; None: no step was measured yet."""
         if self.step_s is None:
             return None
         return SaveCosts(
-            held_s=self._held_s,
+            held_s=self._held_s + self._waited_s,
             step_s=self.step_s,
             running_s=self._ran_s + now_s - self._began_s,
             num_restores=self._num_restores,

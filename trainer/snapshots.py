@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from pacekeeper.core.spread import DomainOf
 from pacekeeper.trainer.block_state import num_updates
 from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, piece_shapes
 from pacekeeper.trainer.collectives import Collectives, PeerLost
+from pacekeeper.trainer.host_copies import Arrival, HostCopies
 from pacekeeper.trainer.model import MoETransformer
 from pacekeeper.trainer.parcels import CRC_BYTES, seal, travel, unseal
 
@@ -64,6 +66,7 @@ class Snapshots:
     life: int
     model: MoETransformer
     optimizer: torch.optim.Optimizer
+    copies: HostCopies
     note: Callable[[dict[str, object]], None] = lambda _: None
     kept: tuple[Kept, ...] = ()  # complete ones, newest first
     _thread: threading.Thread | None = None
@@ -92,19 +95,22 @@ class Snapshots:
         """
         assert self._thread is None, "one at a time"
         ways = self._ways_of(layout, domain_of)
+        make = partial(copy_of_pieces, self.model, self.optimizer, ways.own)
+        pieces, arrival = self.copies.make(make)
         new = Kept(
             id=CheckpointId(life=self.life, generation=layout.generation, step=step),
             num_updates=num_updates(self.optimizer),
             last_loss=last_loss,
             account=account,
-            pieces=copy_of_pieces(self.model, self.optimizer, ways.own),
+            pieces=pieces,
         )
         if ways.keeper is None:
+            arrival.wait()
             self._keep(new)
             return
         group = fabric.group(fabric.ranks, GROUP)
         self._thread = threading.Thread(
-            target=self._fill, args=(new, ways, group), daemon=True, name="snapshot"
+            target=self._fill, args=(new, arrival, ways, group), daemon=True, name="snapshot"
         )
         self._thread.start()
 
@@ -137,9 +143,10 @@ class Snapshots:
     def _keep(self, one: Kept) -> None:
         self.kept = (one, *self.kept)[:NUM_COMPLETE]
 
-    def _fill(self, new: Kept, ways: _Ways, group: Collectives) -> None:
+    def _fill(self, new: Kept, arrival: Arrival, ways: _Ways, group: Collectives) -> None:
         began_s, whole, size = time.monotonic(), None, 0
         try:
+            arrival.wait()
             theirs = self._swap(new.pieces, ways, group)
             size = sum(t.nbytes for part in theirs.values() for t in part.values())
             whole = replace(new, pieces={**new.pieces, **theirs})

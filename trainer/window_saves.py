@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pacekeeper.core.block_writers import writers
+from pacekeeper.core.block_writers import cut, writers
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.manifest import CheckpointId, Piece, WindowStart
@@ -67,12 +67,18 @@ class WindowSaves:
         self._plan: _Plan | None = None
         self._open: _Open | None = None
         self._heard: Words = ()
-        self._is_waiting = False
+        self._is_said = False
+        self.is_waiting = False  # a window was due after the last step
 
     @property
     def is_on(self) -> bool:
         """Are checkpoints spread over several steps?"""
         return self._config.checkpoint_window_steps != 1
+
+    @property
+    def steps_again(self) -> int:
+        """Of a window as it was planned last, to go back to it."""
+        return 0 if self._plan is None else len(self._plan.window.turns) - 1
 
     def word(
         self, layout: Layout, step: int, *, has_failed: bool, budget_bytes: float
@@ -102,16 +108,19 @@ class WindowSaves:
         layout: Layout,
         step: int,
         sizes: Mapping[Piece, int],
+        num_rows: Mapping[Piece, int],
         num_updates: int,
         *,
         is_storing: bool,
     ) -> Save | None:
         """What is saved now that `step` are committed; the same decision on all ranks.
 
-        sizes: bytes of all pieces; `is_storing`: some rank said in the vote that it still writes.
+        sizes: bytes of all pieces; num_rows: into how many strips each can be cut; `is_storing`:
+        some rank said in the vote that it still writes.
         """
         words, self._heard = self._heard, ()
         before, self._open = self._open, None
+        self.is_waiting = False
         same = {tuple(word[:3]) for word in words}
         if before is not None and len(same) == 1 and words[0][0]:
             return self._turn(before)
@@ -120,7 +129,7 @@ class WindowSaves:
         if step % max(1, self._config.checkpoint_period_steps) or self._waits(step, is_storing):
             return None
         budget = min((word[3] for word in words), default=0.0)
-        plan = self._planned(layout, sizes, budget)
+        plan = self._planned(layout, sizes, num_rows, budget)
         last = step + len(plan.window.turns) - 1
         if last >= self._config.steps:
             return None  # what a run ends with is saved at once
@@ -149,12 +158,18 @@ class WindowSaves:
 
     def _waits(self, step: int, is_storing: bool) -> bool:
         """Said once: with a window at every step it may take many until storage is done."""
-        if is_storing and not self._is_waiting:
+        if is_storing and not self._is_said:
             _log.warning("step=%d the next window waits: the one before is being written", step)
-        self._is_waiting = is_storing
+        self._is_said = self.is_waiting = is_storing
         return is_storing
 
-    def _planned(self, layout: Layout, sizes: Mapping[Piece, int], budget: float) -> _Plan:
+    def _planned(
+        self,
+        layout: Layout,
+        sizes: Mapping[Piece, int],
+        num_rows: Mapping[Piece, int],
+        budget: float,
+    ) -> _Plan:
         costs, known = costs_of(sizes), self._plan
         num_steps = self._config.checkpoint_window_steps or fewest_steps(layout, costs, budget)
         wanted = layout.generation, num_steps
@@ -163,7 +178,7 @@ class WindowSaves:
         window = turns_in(layout, costs, num_steps)
         mine, everybody, busiest = list[tuple[Piece, ...]](), set[int](), list[int]()
         for at in window.replay(0):
-            now = written(at, sizes)
+            now = cut(layout, written(at, sizes), num_rows)
             by = writers(layout, now)
             mine.append(tuple(piece for piece in now if by[piece] == self._rank))
             everybody.update(by.values())

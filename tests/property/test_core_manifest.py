@@ -181,7 +181,7 @@ def test_parts_have_the_number_of_their_rank() -> None:
 
 def test_another_format_is_refused_by_its_number() -> None:
     document = {"format": 1, "sha256": "", "body": {}}
-    with pytest.raises(ValueError, match="format 1, this side reads 2 and 3"):
+    with pytest.raises(ValueError, match="format 1, this side reads 2 to 4"):
         decode_manifest(json.dumps(document).encode())
 
 

@@ -3,7 +3,15 @@
 from pathlib import Path
 
 import pytest
-from benchmarks.checkpoint_size import OPTIMIZER_BYTES, WEIGHT_BYTES, Shape, baseline_bytes, measure
+from benchmarks.checkpoint_size import (
+    FIRST_PAPER,
+    OPTIMIZER_BYTES,
+    WEIGHT_BYTES,
+    Shape,
+    baseline_bytes,
+    measure,
+    window_bytes,
+)
 
 TINY = Shape(name="tiny", layers=2, hidden=256, experts=4, vocabulary=16, positions=16)
 DENSE = 2 * 4 + 8  # in squares of the hidden size: attention of two layers, one dense MLP
@@ -28,3 +36,20 @@ def test_the_baseline_is_rank_0_with_all_dense_weights_and_its_experts() -> None
     assert baseline_bytes(TINY, layout, is_replicated=True) == alone
     shared = (dense + own) * WEIGHT_BYTES + OPTIMIZER_BYTES * (dense / 4 + own / 2)
     assert baseline_bytes(TINY, layout, is_replicated=False) == shared
+
+
+def test_a_window_of_one_step_is_all_at_once_and_longer_ones_copy_less_after_each() -> None:
+    layout = TINY.layout(4, 2)
+    everything = sum(TINY.values(block) for block in layout.blocks())
+    (full,) = window_bytes(TINY, layout, 1, are_cut=True)
+    share = everything * (WEIGHT_BYTES + OPTIMIZER_BYTES) / 4
+    assert share <= full <= share * 1.25
+    of = [max(window_bytes(TINY, layout, steps, are_cut=True)) for steps in (2, 8)]
+    assert full > of[0] > of[1]
+
+
+def test_an_embedding_in_strips_burdens_nobody_alone() -> None:
+    shape = FIRST_PAPER.scaled(8)
+    layout = shape.layout(16, 8)
+    cut_up, whole = (window_bytes(shape, layout, 4, are_cut=are) for are in (True, False))
+    assert max(cut_up) < 0.7 * max(whole)

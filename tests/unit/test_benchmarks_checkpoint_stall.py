@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.checkpoint_stall import MODES, run
+from benchmarks.stall_runs import MODES, run, run_windows
 
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.trainer.checkpoint_catalog import read_manifest
@@ -23,3 +23,11 @@ def test_each_kind_has_its_turn_and_is_really_saved(tmp_path: Path, experts: int
     storage = open_storage(str(tmp_path / config.job))
     newest = CheckpointId(life=1, generation=1, step=rank.step - 1)
     assert bool(read_manifest(storage, newest).older) == bool(experts)
+
+
+def test_windows_are_saved_step_by_step_and_each_becomes_whole(tmp_path: Path) -> None:
+    config = replace(TINY, checkpoint_dir=str(tmp_path), checkpoint_window_steps=3)
+    turns, rank = run_windows(config, 2)
+    assert rank.checkpoints.counts[Outcome.COMPLETE] == 3  # the first is not counted
+    assert [len(turn.held_s) for turn in turns] == [len(turn.next_s) for turn in turns] == [2] * 3
+    assert len(turns[-1].arrive_s) == len(turns[-1].size_bytes) == 2

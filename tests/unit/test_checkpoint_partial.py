@@ -9,7 +9,7 @@ import torch
 
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.layout import Block, BlockKind, even_layout
-from pacekeeper.core.manifest import CheckpointId, Manifest, Piece
+from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece
 from pacekeeper.trainer.block_state import read_block
 from pacekeeper.trainer.checkpoint import Position
 from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
@@ -332,3 +332,29 @@ def test_where_no_expert_is_left_out_no_order_loses_anything() -> None:
     partial = PartialSaves(replace(FOUR, experts_per_checkpoint=0, checkpoint_period_steps=0))
     partial.count({0: [9, 9, 9, 1]})
     assert partial.order_bound(layout, 10) == (0.0, 1.0)
+
+
+def test_a_manifest_that_can_not_go_keeps_its_files_and_holds_up_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone, _ = grown(tmp_path, replace(FOUR, checkpoints_kept=99), 6)
+    storage = open_storage(str(lone.root))
+    stuck, newest = saved(lone, 4), saved(lone, 6)
+    assert stuck.older, "it lives from files of others, too"
+    discard = LocalStorage.discard
+
+    def refused(self: LocalStorage, path: str) -> None:
+        if path == f"{stuck.id.name}/{MANIFEST_FILE}":
+            raise OSError(1, "Operation not permitted")
+        discard(self, path)
+
+    broken = replace(stuck.id, step=2, generation=0)
+    (lone.root / broken.name).mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "discard", refused)
+        with pytest.raises(OSError, match="not permitted"):
+            sweep(storage, newest.id, keep=2)
+    assert list(damages(storage, stuck)) == list(damages(storage, newest)) == []
+    assert broken.name not in lone.names()
+    sweep(storage, newest.id, keep=2)
+    assert list(damages(storage, newest)) == [] and list(damages(storage, stuck)) != []

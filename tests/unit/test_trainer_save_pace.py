@@ -10,7 +10,7 @@ from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.save_costs import SaveCosts, together
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.save_pace import HELD_RATIO, Period, SavePace
+from pacekeeper.trainer.save_pace import BESIDE_RATIO, HELD_RATIO, Period, SavePace
 from support.checkpoints import TINY, Lone
 
 COSTS = SaveCosts(held_s=0.5, step_s=1.0, running_s=200.0, num_restores=2)
@@ -24,6 +24,18 @@ def test_pace_is_what_was_measured_and_nothing_before() -> None:
         pace.step_is_over(step, now_s)  # between 3 and 7 something else was done
     assert pace.step_s == 2.0
     assert pace.budget_bytes == pytest.approx(HELD_RATIO * 2.0 * 1000 / 0.5)
+
+
+def test_what_a_device_copies_beside_a_step_may_take_all_of_it_and_holds_what_is_waited() -> None:
+    pace = SavePace(0.0)
+    for step in (1, 2, 3):
+        pace.step_is_over(step, 2.0 * step)
+    pace.copied(0, 0.125, is_first=True)
+    assert pace.budget_bytes == 0.0, "nobody knows yet how fast it is"
+    pace.settled(1000, 0.5, 0.25)
+    assert pace.budget_bytes == pytest.approx(BESIDE_RATIO * 2.0 * 1000 / 0.5)
+    found = pace.costs(9.0)
+    assert found is not None and found.held_s == 0.375
 
 
 def test_all_steps_of_a_window_hold_training_for_it() -> None:

@@ -13,13 +13,15 @@ from pacekeeper.trainer.checkpoint import Position
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
 from pacekeeper.trainer.checkpoint_retention import sweep
-from pacekeeper.trainer.checkpoint_saver import Outcome
+from pacekeeper.trainer.checkpoint_saver import Outcome, Saver
+from pacekeeper.trainer.storage_waits import SAY_AFTER_S
 from pacekeeper.trainer.window_saves import Save, WindowSaves
 from support.checkpoints import TINY, Lone
 
 THREE = replace(TINY, checkpoint_window_steps=3, steps=100)
 PAIR = even_layout(ranks=[0, 1], num_layers=1, num_experts=2, replicas=2)
 SIZES = {Piece(b, kind): 8 for b in PAIR.blocks() for kind in ("", "exp_avg", "exp_avg_sq")}
+ROWS = dict.fromkeys(SIZES, 4)
 
 
 def grown(directory: Path, steps: int) -> Lone:
@@ -46,7 +48,7 @@ def next_of(
     """What one rank writes after `step`, given what the others say."""
     own = saves.word(layout, step, has_failed=failed, budget_bytes=0.0)
     saves.hear([own, *others])
-    return saves.next(layout, step, SIZES, step, is_storing=False)
+    return saves.next(layout, step, SIZES, ROWS, step, is_storing=False)
 
 
 def test_a_window_counts_with_its_last_step_and_says_what_it_is(tmp_path: Path) -> None:
@@ -94,9 +96,11 @@ def test_a_manifest_of_a_window_lacks_no_weights(tmp_path: Path) -> None:
     manifest = manifest_of(grown(tmp_path, 3), 3)
     assert decode_manifest(encode_manifest(manifest)) == manifest
     assert manifest.window is not None
+    first = manifest.frozen[0]
     for wrong in (
         {"frozen": manifest.frozen[1:]},
         {"frozen": manifest.frozen[::-1]},
+        {"frozen": (replace(first, piece=replace(first.piece, strips=2)), *manifest.frozen[1:])},
         {"window": None},
         {"window": replace(manifest.window, step=2)},
         {"window": replace(manifest.window, num_updates=4)},
@@ -217,7 +221,7 @@ def test_all_ranks_go_on_or_all_begin_another(caplog: pytest.LogCaptureFixture) 
         second = []
         for one in pair:
             one.hear(words)
-            second.append(one.next(PAIR, 2, SIZES, 2, is_storing=False))
+            second.append(one.next(PAIR, 2, SIZES, ROWS, 2, is_storing=False))
         starts = [save.start.step for save in second if save and save.start]
         assert starts == ([2, 2] if failed or stranger else [1, 1])
     assert caplog.text.count("broken off") == 3
@@ -249,13 +253,61 @@ def test_while_storage_is_busy_the_next_window_waits_which_is_said_once(
 ) -> None:
     saves = WindowSaves(THREE, rank=0, life=1)
     for step in (1, 2, 3):
-        assert saves.next(PAIR, step, SIZES, step, is_storing=True) is None
+        assert saves.next(PAIR, step, SIZES, ROWS, step, is_storing=True) is None
     assert caplog.text.count("the next window waits") == 1
-    save = saves.next(PAIR, 4, SIZES, 4, is_storing=False)
+    save = saves.next(PAIR, 4, SIZES, ROWS, 4, is_storing=False)
     assert save is not None and save.turn is not None
     saves.hear([saves.word(PAIR, 5, has_failed=False, budget_bytes=0.0)])
-    going_on = saves.next(PAIR, 5, SIZES, 5, is_storing=True)
+    going_on = saves.next(PAIR, 5, SIZES, ROWS, 5, is_storing=True)
     assert going_on is not None, "its own steps follow each other whatever storage does"
+
+
+def test_large_weights_are_cut_among_their_holders_after_each_step(tmp_path: Path) -> None:
+    """Of what waits for its turn, too: no rank copies much more than another."""
+    sizes = {piece: 1 << 20 for piece in SIZES} | {
+        Piece(Block(BlockKind.HEAD), kind): 8 << 20 for kind in ("", "exp_avg", "exp_avg_sq")
+    }
+    rows = dict.fromkeys(sizes, 64)
+    pair = [WindowSaves(THREE, rank=rank, life=1) for rank in (0, 1)]
+    waiting: set[Piece] = set()
+    for step in (1, 2, 3):
+        saves = []
+        for one in pair:
+            own = one.word(PAIR, step, has_failed=False, budget_bytes=0.0)
+            one.hear([own, own])
+            save = one.next(PAIR, step, sizes, rows, step, is_storing=False)
+            assert save is not None and save.turn is not None
+            saves.append(save)
+            waiting.update(p for p in save.pieces if p.block in save.turn.frozen)
+        copied = [sum(sizes[p.whole] // p.strips for p in save.pieces) for save in saves]
+        assert max(copied) - min(copied) <= max(copied) / 4
+    assert min(p.strips for p in waiting if p.block.kind is BlockKind.HEAD) > 1
+
+
+def test_a_window_that_is_late_is_told_with_the_period_or_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = Lone(tmp_path, replace(THREE, checkpoint_period_steps=2))
+    lone.train(2)
+    assert missed(lone) == [2]
+    lone.train()
+    assert missed(lone) == [], "none is due"
+    lone = Lone(tmp_path, THREE)
+    lone.train()
+    assert missed(lone) == [], "it begins as soon as the one before is written"
+    with monkeypatch.context() as patch:
+        patch.setattr(Saver, "storing_s", SAY_AFTER_S)
+        lone.train()
+        assert missed(lone) == [2]
+
+
+def missed(lone: Lone) -> list[int]:
+    """Steps of checkpoints that did not come about now that another rank still writes."""
+    lone.checkpoints.hear([lone.checkpoints.word(lone.step, lone.layout)])
+    at = Position(layout=lone.layout, step=lone.step, ticket=lone.step, last_loss=1.0)
+    news = lone.checkpoints.save_if_due(at, is_storing=True)
+    assert {one.outcome for one in news} <= {Outcome.SKIPPED}
+    return [one.step for one in news]
 
 
 def test_the_length_follows_what_is_measured_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -265,7 +317,7 @@ def test_the_length_follows_what_is_measured_and_is_said(caplog: pytest.LogCaptu
     assert first is not None and first.turn is None, "all at once, to measure it"
     everything = sum(SIZES.values()) / 2
     saves.hear([[False, 0, 0, everything], [False, 0, 0, everything / 2]])
-    second = saves.next(PAIR, 2, SIZES, 2, is_storing=False)
+    second = saves.next(PAIR, 2, SIZES, ROWS, 2, is_storing=False)
     assert second is not None and second.turn is not None, "the slowest rank counts"
     assert "windows of 1 steps" in caplog.text
     assert "does up to 0 steps again" in caplog.text
