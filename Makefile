@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'pacekeeper needs Python 3.11 or newer; set PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,certs,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,certs,web,top,dev]"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[emulators]" \
 	    || echo "no emulator of an object store can be had here: its tests will skip themselves"
 	touch $@

@@ -1,6 +1,5 @@
 """A command's way to the controller: one channel, deadlines, and errors with a remedy."""
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,9 @@ from pacekeeper.core.errors import (
     PacekeeperError,
     UnreachableError,
 )
+from pacekeeper.protos.plain import as_dict
 
+__all__ = ["as_dict", "ask", "connected", "status_stub"]
 DEADLINE_S = 5.0
 TOKEN_VARIABLE = "PACEKEEPER_TOKEN"
 
@@ -101,35 +102,3 @@ def _token(client: ClientConfig) -> str:
 def ask(call: Callable[..., Any], request: Any) -> Any:
     """One answer within the deadline."""
     return call(request, timeout=DEADLINE_S)
-
-
-def as_dict(message: Any) -> dict[str, Any]:
-    """A message as plain values for JSON: names as in the protos, every field always there.
-
-    What is unset or not a finite number is null; whole numbers stay numbers, also 64-bit ones.
-    """
-    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
-
-
-def _plain(message: Any, field: Any) -> Any:
-    value = getattr(message, field.name)
-    if _is_repeated(field):
-        return [_plain_one(field, item) for item in value]
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    return _plain_one(field, value)
-
-
-def _is_repeated(field: Any) -> bool:
-    """protobuf 7 took `label` away; 5.29 has no `is_repeated` yet."""
-    if hasattr(field, "is_repeated"):
-        return bool(field.is_repeated)
-    return bool(field.label == field.LABEL_REPEATED)
-
-
-def _plain_one(field: Any, value: Any) -> Any:
-    if field.type == field.TYPE_MESSAGE:
-        return as_dict(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

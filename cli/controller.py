@@ -16,12 +16,14 @@ from pacekeeper.core.config import ControllerConfig
 @click.option("--listen", help="HOST:PORT of gRPC (port 0: any free one).")
 @click.option("--store", help="SQLite file.")
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
+@click.option("--web", help="HOST:PORT of the web page; empty: none.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback unprotected.")
 def command(
     config_file: str | None,
     listen: str | None,
     store: str | None,
     metrics_listen: str | None,
+    web: str | None,
     insecure: bool | None,
 ) -> None:
     """Run the central controller: many jobs, one service.
@@ -35,6 +37,7 @@ def command(
         listen=listen,
         store=store,
         metrics_listen=metrics_listen,
+        web=web,
         insecure=insecure,
     )
     logging.basicConfig(

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
@@ -32,6 +33,9 @@ def refuse_open(config: ControllerConfig) -> None:
     whys = [open_listener("--listen", config.listen, config.tls, config.access.tokens)]
     if config.metrics_listen:
         whys.append(open_metrics(config.metrics_listen, config.metrics))
+    if config.web:  # browsers are asked for no certificate
+        tls = replace(config.tls, ca="")
+        whys.append(open_listener("--web", config.web, tls, config.access.tokens))
     for why in filter(None, whys):
         if not config.insecure:
             raise ConfigError(why, remedy=_REMEDY)
@@ -54,6 +58,7 @@ class Entrance:
             on_refused=metrics.refusals.inc,
         )
         tokens = TokenFile(Path(config.access.tokens)) if config.access.tokens else None
+        self.tokens = tokens
         self.gate = Gate(
             asks=bool(config.tls.ca) or tokens is not None,
             config=config.access,

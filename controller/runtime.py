@@ -55,6 +55,7 @@ from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
+from pacekeeper.controller.web_start import web_server
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
@@ -137,6 +138,14 @@ class Controller:
             state=lambda: self.state, past_layout=self.store.layout, history=self.history
         )
         self.operator = Operator(state=lambda: self.state, put=self._put)
+        self.web = web_server(
+            config,
+            state=lambda: self.state,
+            put=self._put,
+            history=self.history,
+            entrance=self.entrance,
+            past_layout=self.store.layout,
+        )
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self._health = health.aio.HealthServicer()
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
@@ -161,6 +170,10 @@ class Controller:
             server, port = await self._serve()
             tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
             stack.push_async_callback(self._drain, server, tasks)
+            if self.web is not None:
+                tasks.append(asyncio.create_task(self.web.serve()))
+                stack.push_async_callback(self.web.close, tasks[-1])
+                _log.info("web=%s", self.web.url)
             with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
                 print(f"listening on {joined(self._address[0], port)}", flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
@@ -219,6 +232,8 @@ class Controller:
             self.metrics.update(self.state)
             self.history.look(self.state)
             self.entrance.look(time.monotonic())
+            if self.web is not None:
+                self.web.look()
 
     async def _consume(self) -> None:
         """The only caller of the machine: no lock needed."""

@@ -155,6 +155,8 @@ class ControllerConfig:
     insecure: bool = False
     # host:port of the Prometheus endpoint; empty: none.
     metrics_listen: str = ""
+    # host:port of the web page; empty: none. Needs pacekeeper[web].
+    web: str = ""
     # SQLite file with jobs, incidents, decisions and layouts.
     store: str = "pacekeeper.sqlite"
     # Seconds between two ticks: policy and blindness are looked at then.
@@ -172,7 +174,8 @@ class ControllerConfig:
         positive(self, "tick_interval_s", "blind_after_s")
         if not self.store:
             raise ValueError("store: expected a file, got ''")
-        address(self, "listen", *(["metrics_listen"] if self.metrics_listen else []), first_port=0)
+        others = [name for name in ("metrics_listen", "web") if getattr(self, name)]
+        address(self, "listen", *others, first_port=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ SHELLS = {
         "store",
         "token_file",
         "views",
+        *("web", "web_data", "web_door", "web_server", "web_start", "web_words"),
     },
 }
 PURE_IN_TRAINER = {

@@ -1,0 +1,106 @@
+// A layout: stages and tensor groups as rows of boxes; experts by their hosts, layer by layer.
+"use strict";
+document.addEventListener("DOMContentLoaded", () => {
+  const place = document.getElementById("layout"), stages = document.getElementById("stages");
+  const slider = document.getElementById("layer"), at = document.getElementById("layer-at");
+  const wanted = document.getElementById("generation"), experts = document.getElementById("experts");
+  let told = null;
+
+  const element = (kind, name, text) => {
+    const made = document.createElement(kind);
+    if (name) made.className = name;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+
+  const drawStages = () => {
+    const { layout, ranks } = told, share = new Map(layout.batch_shares);
+    const most = Math.max(...share.values());
+    stages.replaceChildren(...layout.stages.map((stage, number) => {
+      const row = element("div", "stage"), groups = element("div", "groups");
+      const widest = Math.max(...stage.groups.map((group) => group.length));
+      groups.style.gridTemplateColumns = `repeat(auto-fill, minmax(min(100%, ${66 * widest}px), 1fr))`;
+      row.append(element("div", "name", `stage ${number}: layers ${stage.layers[0]} to ${stage.layers[1] - 1}`), groups);
+      stage.groups.forEach((group, coordinate) => {
+        const box = element("div", "group");
+        const batch = share.get(layout.stages[0].groups[coordinate][0][0]) || 0;
+        for (const [rank, first, end] of group) {
+          const cell = element("div", "rank"), bar = element("i"), known = ranks[rank] || {};
+          cell.style.flex = `${end - first} 1 0`;
+          cell.append(element("b", "", String(rank)), ` ${(100 * batch).toFixed(1)} %`);
+          if (layout.num_virtual_shards > 1) cell.append(element("div", "small", `${end - first} shards`));
+          bar.style.width = `${100 * batch / most}%`;
+          cell.append(bar);
+          if (known.slowdown >= 1.1) cell.classList.add("slow");
+          cell.onmousemove = (event) => pk.tip(`rank ${rank} on ${known.node || "?"}\nshards ${first} to ${end - 1}, ` +
+            `${(100 * batch).toFixed(2)} % of the batch` + (known.slowdown ? `\n\u00d7${known.slowdown.toFixed(2)}` : ""), event);
+          cell.onmouseleave = (event) => pk.tip("", event);
+          box.append(cell);
+        }
+        groups.append(box);
+      });
+      return row;
+    }));
+    if (layout.standing_by) stages.append(element("p", "", `stand by: ranks ${layout.standing_by.join(", ")}`));
+    if (layout.speeds) stages.append(element("p", "small", "taken as slower: " +
+      layout.speeds.map(([rank, speed]) => `rank ${rank} at ${(100 * speed).toFixed(0)} %`).join(", ")));
+  };
+
+  const drawExperts = () => {
+    const layer = Number(slider.value), hosts = told.layout.experts[layer] || [];
+    at.textContent = String(layer);
+    if (!hosts.length) { experts.replaceChildren(element("p", "none", "A dense layer: it has no experts.")); return; }
+    const ranks = [...new Set(hosts.flat().map(([rank]) => rank))].sort((a, b) => a - b);
+    const row = new Map(ranks.map((rank, i) => [rank, i]));
+    const canvas = element("canvas", "map");
+    experts.replaceChildren(canvas);
+    const left = 92, top = 18, width = experts.clientWidth - left - 8;
+    const cw = Math.max(2, Math.min(34, width / hosts.length)), ch = Math.max(4, Math.min(22, 620 / ranks.length));
+    const pen = pk.canvas(canvas, top + ch * ranks.length + 4), fill = pk.colour("accent");
+    const sums = new Map(ranks.map((rank) => [rank, 0]));
+    hosts.forEach((on) => on.forEach(([rank, share]) => sums.set(rank, sums.get(rank) + share)));
+    pen.font = "11px system-ui, sans-serif";
+    pen.fillStyle = pk.colour("soft");
+    pen.textBaseline = "middle";
+    ranks.forEach((rank, i) => { if (ch >= 11 || i % Math.ceil(12 / ch) === 0)
+      pen.fillText(`rank ${rank}  ${(100 * sums.get(rank) / hosts.length).toFixed(1)} %`, 0, top + ch * (i + .5), left - 6); });
+    hosts.forEach((on, expert) => {
+      if (cw >= 16 || expert % Math.ceil(24 / cw) === 0) {
+        pen.globalAlpha = 1;
+        pen.fillStyle = pk.colour("soft");
+        pen.fillText(String(expert), left + cw * expert + cw / 2 - 4, 8);
+      }
+      for (let i = 0; i < ranks.length; i++) {
+        pen.globalAlpha = 1;
+        pen.fillStyle = pk.colour("page");
+        pen.fillRect(left + cw * expert, top + ch * i, cw - 1, ch - 1);
+      }
+      for (const [rank, share] of on) {
+        pen.globalAlpha = .25 + .75 * share;
+        pen.fillStyle = fill;
+        pen.fillRect(left + cw * expert, top + ch * row.get(rank), cw - 1, ch - 1);
+      }
+    });
+    canvas.onmousemove = (event) => {
+      const edge = canvas.getBoundingClientRect();
+      const expert = Math.floor((event.clientX - edge.left - left) / cw), i = Math.floor((event.clientY - edge.top - top) / ch);
+      const host = (hosts[expert] || []).find(([rank]) => row.get(rank) === i);
+      pk.tip(host ? `layer ${layer} expert ${expert} on rank ${host[0]}: ${(100 * host[1]).toFixed(1)} % of its tokens` : "", event);
+    };
+    canvas.onmouseleave = (event) => pk.tip("", event);
+    experts.dataset.drawn = String(hosts.length);
+  };
+
+  const show = (generation) => pk.follow(place.dataset.url + (generation ? `?generation=${generation}` : ""), 0, (answer) => {
+    told = answer;
+    document.getElementById("reason").textContent = `Generation ${told.layout.generation}: ${told.reason}`;
+    wanted.value = told.layout.generation;
+    slider.max = String(told.layout.experts.length - 1);
+    drawStages();
+    drawExperts();
+  });
+  slider.oninput = drawExperts;
+  wanted.onchange = () => show(wanted.value);
+  addEventListener("resize", () => told && drawExperts());
+  show("");
+});

@@ -1,0 +1,85 @@
+"""How values are written on the web page: numbers, times, durations. Functions of values."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_KIND_WORDS = {
+    "cordon_node": "node {} is cordoned",
+    "cordon_rank": "rank {} is cordoned",
+    "pause": "{} is paused",
+    "dry_run": "dry run: plans are made and told, none is offered",
+}
+
+
+def slow(value: float | None) -> str:
+    """A slowdown."""
+    return "" if value is None or not math.isfinite(value) else f"\u00d7{value:.2f}"
+
+
+def ms(value_s: float | None) -> str:
+    """Seconds in milliseconds."""
+    return "" if value_s is None or not math.isfinite(value_s) else f"{value_s * 1e3:,.0f} ms"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio in percent."""
+    return "" if ratio is None or not math.isfinite(ratio) else f"{ratio:.1%}"
+
+
+def clock(unix_s: float | None) -> str:
+    """A moment, of this host's time zone."""
+    return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+
+
+def time_of_day(unix_s: float) -> str:
+    """A moment of a day that is known."""
+    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+
+
+def lasting(spent_s: float) -> str:
+    """In the unit that suits it."""
+    if spent_s < 120.0:
+        return f"{spent_s:.0f} s"
+    return f"{spent_s / 60.0:.0f} min" if spent_s < 7200.0 else f"{spent_s / 3600.0:.1f} h"
+
+
+def size(count_bytes: float) -> str:
+    """Bytes."""
+    return f"{count_bytes / 1e9:,.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:,.1f} MB"
+
+
+def count(value: float) -> str:
+    """A number with its thousands apart."""
+    return f"{value:,.0f}"
+
+
+def words(name: str) -> str:
+    """A name of ours as people write it."""
+    return name.replace("_", " ")
+
+
+def parts(text: str) -> list[str]:
+    """What stands between semicolons."""
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def order(given: Mapping[str, Any]) -> str:
+    """An order that stands."""
+    return _KIND_WORDS.get(given["kind"], "{}").format(given["subject"])
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "slow": slow,
+    "ms": ms,
+    "percent": percent,
+    "clock": clock,
+    "time_of_day": time_of_day,
+    "lasting": lasting,
+    "size": size,
+    "count": count,
+    "words": words,
+    "parts": parts,
+    "order": order,
+}
