@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 LEAST_ROWS = 1e-9  # less is no load
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Cluster:
     """By position of a rank (0 .. n-1): what it is. `nodes` and `racks` are labels.
 
@@ -49,7 +50,7 @@ class Cluster:
     def num_ranks(self) -> int:
         return len(self.speeds)
 
-    @property
+    @cached_property
     def node_failure(self) -> dict[int, float]:
         """How likely each node fails: when any of its ranks does."""
         lives: dict[int, float] = {}
@@ -57,7 +58,7 @@ class Cluster:
             lives[node] = lives.get(node, 1.0) * (1.0 - p)
         return {node: 1.0 - alive for node, alive in lives.items()}
 
-    @property
+    @cached_property
     def rack_of(self) -> dict[int, int]:
         """The rack of each node."""
         return dict(zip(self.nodes, self.racks, strict=True))

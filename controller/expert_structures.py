@@ -56,13 +56,16 @@ def structures(num_experts: int, cluster: Cluster, floors: Floors) -> list[Struc
         everywhere = Structure(num_wide=num_experts, span=1, class_size=0, groups=whole)
         return [everywhere] if _keeps(everywhere, cluster, floors) else []
     result = []
+    circles: dict[int, tuple[tuple[int, ...], ...]] = {}
     for num_wide in range(slots):
         for span in range(1, slots - num_wide + 1):
             size = (slots - num_wide) // span
             num_groups = -(-(num_experts - num_wide) // size)
             if not span < num_groups <= num_ranks:
                 continue
-            groups = circle(cluster, num_groups)
+            if num_groups not in circles:
+                circles[num_groups] = circle(cluster, num_groups)
+            groups = circles[num_groups]
             if not all(groups):
                 continue  # nodes of unequal size
             # Even windows survive most; uneven ones have a larger one, for experts that need it.
@@ -93,7 +96,7 @@ def circle(cluster: Cluster, num_groups: int) -> tuple[tuple[int, ...], ...]:
     ranks_of: dict[int, list[int]] = {}
     for rank, node in enumerate(cluster.nodes):
         ranks_of.setdefault(node, []).append(rank)
-    rack_of = dict(zip(cluster.nodes, cluster.racks, strict=True))
+    rack_of = cluster.rack_of
     speed_of = {n: sum(cluster.speeds[r] for r in ranks) for n, ranks in ranks_of.items()}
     per_node = min(map(len, ranks_of.values()))
     num_blocks = max(1, min(len(ranks_of), -(-num_groups // per_node)))

@@ -13,7 +13,7 @@ from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.records import PlanAppliedRecord, Record
 from pacekeeper.core.topology import ModelShape
-from pacekeeper.core.transfers import transfers
+from pacekeeper.core.transfers import fresh_replicas, transfers
 
 KEPT_MOVES = 16  # the newest: links and hosts change
 
@@ -86,7 +86,7 @@ def take(job: JobState, records: Iterable[Record]) -> JobState:
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
     """What `new` copies, blocks of `old` being where that says."""
     if old.stages == new.stages:
-        copies = Counter(rank for _, _, rank in new.replicas - old.replicas)
+        copies = Counter(fresh_replicas(old, new))
         return Moved(
             total_bytes=copies.total() * shape.expert_bytes,
             busiest_bytes=max(copies.values(), default=0) * shape.expert_bytes,

@@ -115,8 +115,7 @@ class Builder:
         if key not in self._shapes:
             self._shapes[key] = shape_group(
                 range(len(ranks)),
-                self.problem.model,
-                self.problem.links,
+                self.sums,
                 {at: replace(device, rank=at) for at, device in enumerate(devices)},
                 most_share=self._most_share(ranks, num_stages) if is_tight else 1.0,
                 is_whole=self.problem.is_whole,

@@ -1,11 +1,11 @@
 """What layers take on a tensor group, in seconds, as sums that any cut can read off. Pure.
 
 Attention ends with one sum over the group and the MLP with another: each waits for its slowest rank
-by itself. So a group is four numbers, whatever its ranks: one for attention, for the MLP, for what
-every rank does, and for the messages.
+by itself. What every rank does whatever its shards (norms) is done half before one, half before the
+other: who is slow there need not be who is slow at its shards, so each rank's sum is compared.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,22 +17,22 @@ from pacekeeper.controller.partition_problem import Device, LayerCost, Links, Mo
 from pacekeeper.core.layout import ShardRun
 
 Array = npt.NDArray[np.float64]
+Pace = tuple[float, float, float]
 
 SUMS_PER_LAYER = 2  # over the tensor group in a forward pass: after attention, after the MLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCost:
-    """attention, mlp, replicated: forward time over that of one device of speed 1 with all shards.
+    """paces: (attention, MLP, what every rank does) of its ranks, as forward time over that of one
+    device of speed 1 with all shards; distinct ones, without those that nobody ever waits for.
 
     sum_row_s, sum_s: messages of one layer's forward for each row, and beside that; speed: of all
     its ranks; dispatch_bytes_per_s: to other nodes, of all ranks together. shares: the distinct
     (heads, columns, memory) of its ranks.
     """
 
-    attention: float
-    mlp: float
-    replicated: float
+    paces: tuple[Pace, ...]
     sum_row_s: float
     sum_s: float
     speed: float
@@ -101,9 +101,10 @@ def group_cost(
     latency_s = links.inside_latency_s if is_inside else links.between_latency_s
     ring = 2.0 * (size - 1) / size  # of a ring's reduce-scatter and all-gather
     return GroupCost(
-        attention=max(share / device_of[rank].speed for rank, share in heads.items()),
-        mlp=max(share / device_of[rank].speed for rank, share in columns.items()),
-        replicated=max(1.0 / device.speed for device in devices),
+        paces=_waited_for(
+            (heads.get(d.rank, 0.0) / d.speed, columns.get(d.rank, 0.0) / d.speed, 1.0 / d.speed)
+            for d in devices
+        ),
         sum_row_s=SUMS_PER_LAYER * ring * model.boundary_bytes / bandwidth,
         sum_s=SUMS_PER_LAYER * 2.0 * latency_s if size > 1 else 0.0,
         speed=sum(device.speed for device in devices),
@@ -120,6 +121,15 @@ def group_cost(
     )
 
 
+def _waited_for(paces: Iterable[Pace]) -> tuple[Pace, ...]:
+    """Distinct ones, without those that another one is as slow as in everything."""
+    kept: list[Pace] = []
+    for pace in sorted(set(paces), reverse=True):  # who is as slow in everything comes before
+        if not any(slow[1] >= pace[1] and slow[2] >= pace[2] for slow in kept):
+            kept.append(pace)
+    return tuple(kept)
+
+
 def cell_cost(
     cell: Cell, model: ModelCost, links: Links, device_of: Mapping[int, Device]
 ) -> GroupCost:
@@ -128,16 +138,29 @@ def cell_cost(
 
 def forward_row_s(sums: LayerSums, group: GroupCost) -> tuple[Array, Array]:
     """Sums over layers [layers + 1] of one row's forward: compute, and messages."""
-    compute = (
-        group.attention * sums.attention_s
-        + group.mlp * sums.mlp_s
-        + group.replicated * sums.replicated_s
-    )
     messages = (
         group.sum_row_s * np.arange(sums.num_layers + 1.0)
         + sums.dispatch_bytes / group.dispatch_bytes_per_s
     )
-    return compute, messages
+    return halves_s(sums, group), messages
+
+
+def halves_s(sums: LayerSums, group: GroupCost) -> Array:
+    """Sums over layers [layers + 1] of one row's forward: attention and MLP, each until its slowest
+    rank has done its shards and half of what every rank does.
+    """
+    if len(group.paces) == 1 or not sums.replicated_s[-1]:
+        attention, mlp, replicated = (max(of_ranks) for of_ranks in zip(*group.paces, strict=True))
+        linear: Array = (
+            attention * sums.attention_s + mlp * sums.mlp_s + replicated * sums.replicated_s
+        )
+        return linear
+    attention, mlp, replicated = np.array(group.paces).T[:, :, None]  # each [ranks, 1]
+    half_s = 0.5 * replicated * np.diff(sums.replicated_s)
+    slowest_s = (attention * np.diff(sums.attention_s) + half_s).max(axis=0)
+    slowest_s += (mlp * np.diff(sums.mlp_s) + half_s).max(axis=0)
+    result: Array = np.concatenate([[0.0], np.cumsum(slowest_s)])
+    return result
 
 
 def row_s(sums: LayerSums, group: GroupCost) -> Array:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
 
-from pacekeeper.controller.partition_cost import GroupCost, group_cost
-from pacekeeper.controller.partition_problem import Device, Links, ModelCost
+from pacekeeper.controller.partition_cost import GroupCost, LayerSums, group_cost, halves_s
+from pacekeeper.controller.partition_problem import Device
 from pacekeeper.core.layout import ShardRun
 
 SETTLED = 1e-9  # relative: two splits that are closer take as long
@@ -72,8 +72,7 @@ def runs(ranks: Sequence[int], counts: Sequence[int]) -> tuple[ShardRun, ...]:
 
 def shape_group(
     ranks: Sequence[int],
-    model: ModelCost,
-    links: Links,
+    sums: LayerSums,
     device_of: Mapping[int, Device],
     *,
     most_share: float = 1.0,
@@ -92,36 +91,28 @@ def shape_group(
     for size in [len(by_speed)] if is_whole else range(len(by_speed), 0, -1):
         chosen = set(by_speed[:size])
         members = [rank for rank in ranks if rank in chosen]
-        shape = _shape(members, model, links, device_of, most_share, int(is_whole))
+        shape = _shape(members, sums, device_of, most_share, int(is_whole))
         if shape is None:
             break
-        taken_s = layers_s(model, shape.cost)
+        taken_s = layers_s(sums, shape.cost)
         if taken_s < best_s * (1.0 - SETTLED):
             best, best_s = shape, taken_s
     return best
 
 
-def layers_s(model: ModelCost, cost: GroupCost) -> float:
+def layers_s(sums: LayerSums, cost: GroupCost) -> float:
     """Forward of one row through all layers, without experts: what groups are compared by."""
-    attention_s = sum(layer.attention_s for layer in model.layers)
-    mlp_s = sum(layer.mlp_s for layer in model.layers)
-    replicated_s = sum(layer.replicated_s for layer in model.layers)
-    return (
-        cost.attention * attention_s
-        + cost.mlp * mlp_s
-        + cost.replicated * replicated_s
-        + len(model.layers) * (cost.sum_row_s + cost.sum_s)
-    )
+    return float(halves_s(sums, cost)[-1]) + sums.num_layers * (cost.sum_row_s + cost.sum_s)
 
 
 def _shape(
     members: Sequence[int],
-    model: ModelCost,
-    links: Links,
+    sums: LayerSums,
     device_of: Mapping[int, Device],
     most_share: float,
     least: int,
 ) -> GroupShape | None:
+    model = sums.model
     speeds = [device_of[rank].speed for rank in members]
     found = []
     for num_shards in (model.num_attention_shards, model.num_mlp_shards):
@@ -131,5 +122,5 @@ def _shape(
         counts = split_shards(num_shards, speeds, [most] * len(members), least=least)
         found.append(runs(members, counts))
     attention, mlp = found
-    cost = group_cost(attention, mlp, model, links, device_of)
+    cost = group_cost(attention, mlp, model, sums.links, device_of)
     return GroupShape(attention=attention, mlp=mlp, cost=cost)

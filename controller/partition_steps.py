@@ -37,17 +37,12 @@ def with_other_shards(partition: Partition, problem: Problem) -> Partition | Non
 
     None where a group has more ranks than shards. Raises ValueError as `with_other_rows`.
     """
+    sums = layer_sums(problem.model, problem.links)
     shaped = []
     for cells in _cells(partition):
         of_pipeline = []
         for cell in cells:
-            shape = shape_group(
-                cell_ranks(cell),
-                problem.model,
-                problem.links,
-                problem.device_of,
-                is_whole=True,
-            )
+            shape = shape_group(cell_ranks(cell), sums, problem.device_of, is_whole=True)
             if shape is None:
                 return None
             of_pipeline.append(replace(cell, attention=shape.attention, mlp=shape.mlp))

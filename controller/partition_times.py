@@ -16,6 +16,7 @@ from pacekeeper.controller.partition_cost import (
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_sync import cell_sync_s
+from pacekeeper.core.schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -103,11 +104,20 @@ class Clock:
         expert = np.array([cell.expert_s for cell in cells[0]])
         expert *= self.problem.unevenness / speed.sum(axis=0)
         launch = np.array([cell.launch_s for cell in cells[0]])
-        own_s = (compute[:, :, None] * rows[:, None, :]).max(axis=0)
-        own_s += expert[:, None] * rows.sum(axis=0) + launch[:, None]
-        told_s = (told[:, :, None] * rows[:, None, :]).max(axis=0) + sums.max(axis=0)[:, None]
-        half_s = 0.5 * ratio * own_s
-        return own_s + told_s, half_s + told_s, half_s
+        together_s = expert[:, None] * rows.sum(axis=0) + launch[:, None]
+
+        def chunk_s(scale: float, *, has_messages: bool = True) -> Array:
+            """Until the slowest pipeline is there: who computes longest need not tell longest."""
+            own_s = scale * compute[:, :, None] * rows[:, None, :]
+            if has_messages:
+                own_s += told[:, :, None] * rows[:, None, :] + sums[:, :, None]
+            slowest: Array = own_s.max(axis=0) + scale * together_s
+            return slowest
+
+        weight_s = chunk_s(0.5 * ratio, has_messages=False)
+        if self.problem.schedule is Schedule.ZERO_BUBBLE:
+            return chunk_s(1.0), chunk_s(0.5 * ratio), weight_s
+        return chunk_s(1.0), chunk_s(ratio) - weight_s, weight_s  # one chunk: who waits, waits once
 
     def _cell(self, cell: Cell) -> _CellTimes:
         found = self._cells.get(cell)

@@ -7,7 +7,7 @@ the kill sets of all layers are united: layers that share them cost nothing more
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import comb, expm1, log1p, sqrt
+from math import comb, expm1, log1p, prod, sqrt
 
 import numpy as np
 import numpy.typing as npt
@@ -132,7 +132,7 @@ def loss_probability(killers: Sequence[KillSet], probabilities: Mapping[int, flo
 
 def union_bound(killers: Iterable[KillSet], probabilities: Mapping[int, float]) -> float:
     """The expected number of kill sets that fail: at least the probability that any does."""
-    return float(sum(np.prod([probabilities[node] for node in killer]) for killer in killers))
+    return sum(prod(probabilities[node] for node in killer) for killer in killers)
 
 
 class _Budget:
@@ -213,7 +213,7 @@ def _loss(
     log_survived = 0.0
     for part in _parts(killers):
         if len(part) == 1:
-            lost = float(np.prod([probabilities[node] for node in next(iter(part))]))
+            lost = prod(probabilities[node] for node in next(iter(part)))
         else:
             budget.spend(part)
             node = _most_shared(part)

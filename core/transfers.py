@@ -49,3 +49,13 @@ def moves_layers(old: Layout, new: Layout) -> bool:
         not set(new.stage_of(layer).ranks) <= set(old.stage_of(layer).ranks)
         for layer in range(new.num_layers)
     )
+
+
+def fresh_replicas(old: Layout, new: Layout) -> tuple[int, ...]:
+    """The rank of every replica of `new` that `old` lacks, of the same model: what is copied."""
+    fresh: list[int] = []
+    for then, now in zip(old.experts, new.experts, strict=True):
+        for had, has in zip(then, now, strict=True):
+            held = {host.rank for host in had}
+            fresh += [host.rank for host in has if host.rank not in held]
+    return tuple(fresh)

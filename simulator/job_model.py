@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from pacekeeper.controller.even_shares import even_shares
 from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.transfers import fresh_replicas
 
 Array = npt.NDArray[np.float64]
 
@@ -151,7 +152,7 @@ def copied_bytes(old: Layout, new: Layout, job: JobModel) -> int:
     Experts one by one; all other state once for each rank that is new.
     """
     newcomers = set(new.ranks) - set(old.ranks)
-    return len(new.replicas - old.replicas) * job.expert_bytes + len(newcomers) * job.dense_bytes
+    return len(fresh_replicas(old, new)) * job.expert_bytes + len(newcomers) * job.dense_bytes
 
 
 def with_hosts(ranks: Sequence[int], experts: Sequence[Sequence[Mapping[int, float]]]) -> Layout:

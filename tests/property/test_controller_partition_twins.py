@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_cost import Array
+from pacekeeper.controller.partition_cost import Array, group_cost, halves_s, layer_sums
 from pacekeeper.controller.partition_layers import best_cuts
 from pacekeeper.controller.partition_plan import Partition, Pipeline
 from pacekeeper.controller.partition_price import closed_ends, path_ends, price
+from pacekeeper.controller.partition_problem import Device, LayerCost, ModelCost
 from pacekeeper.controller.partition_rules import check_partition
 from pacekeeper.controller.partition_shards import split_shards
 from pacekeeper.controller.partition_times import PipelineTimes
 from pacekeeper.controller.partition_units import micro_batches, share_rows
 from pacekeeper.core.schedule import Schedule
-from support.partitions import even_partition, model_of, problem_of, with_cuts
+from support.partitions import FAST, even_partition, model_of, problem_of, runs_of, with_cuts
 
 speeds = st.floats(0.2, 1.0)
 
@@ -42,6 +43,63 @@ def test_no_other_shards_are_faster(num_shards: int, of_ranks: list[tuple[float,
     assert all(count <= most for count, most in zip(counts, limits, strict=True))
     slowest = max(count / speed for count, speed in zip(counts, pace, strict=True))
     assert slowest == pytest.approx(min(every))
+
+
+times = st.floats(0.0, 3.0)
+
+
+@given(
+    ranks=st.lists(
+        st.tuples(speeds, st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=4
+    ).filter(lambda ranks: sum(heads for _, heads, _ in ranks) and sum(c for *_, c in ranks)),
+    layers=st.lists(st.tuples(st.floats(0.1, 3.0), times, times), min_size=1, max_size=4),
+    ends_s=st.tuples(times, times),
+)
+def test_a_group_waits_for_the_slowest_of_its_ranks_twice_in_each_layer(
+    ranks: list[tuple[float, int, int]],
+    layers: list[tuple[float, float, float]],
+    ends_s: tuple[float, float],
+) -> None:
+    """Rank by rank and layer by layer: shards, with half of what all do before each meeting."""
+    members = [rank for rank, (_, heads, columns) in enumerate(ranks) if heads or columns]
+    heads, columns = [heads for _, heads, _ in ranks], [columns for *_, columns in ranks]
+    model = ModelCost(
+        layers=tuple(
+            LayerCost(
+                attention_s=attention_s,
+                mlp_s=mlp_s,
+                replicated_s=replicated_s,
+                attention_bytes=0.0,
+                mlp_bytes=0.0,
+                activation_bytes=0.0,
+            )
+            for attention_s, mlp_s, replicated_s in layers
+        ),
+        num_attention_shards=sum(heads),
+        num_mlp_shards=sum(columns),
+        boundary_bytes=0.0,
+        embedding_s=ends_s[0],
+        head_s=ends_s[1],
+    )
+    group = group_cost(
+        runs_of(range(len(ranks)), heads),
+        runs_of(range(len(ranks)), columns),
+        model,
+        FAST,
+        {
+            at: Device(rank=at, node=0, memory_bytes=1.0, speed=s)
+            for at, (s, *_) in enumerate(ranks)
+        },
+    )
+    told, taken_s = halves_s(layer_sums(model, FAST), group), 0.0
+    for at, (attention_s, mlp_s, replicated_s) in enumerate(layers):
+        all_mlp_s = mlp_s + (at == 0) * ends_s[0] + (at == len(layers) - 1) * ends_s[1]
+        for counts, cut_s in ((heads, attention_s), (columns, all_mlp_s)):
+            taken_s += max(
+                (cut_s * counts[rank] / sum(counts) + 0.5 * replicated_s) / ranks[rank][0]
+                for rank in members
+            )
+        assert told[at + 1] == pytest.approx(taken_s)
 
 
 @st.composite

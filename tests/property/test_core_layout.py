@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.apportion import apportion
 from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage, even_layout
-from pacekeeper.core.transfers import transfers
+from pacekeeper.core.transfers import fresh_replicas, transfers
 from support.layouts import ModelBlocks, layouts, models, normalised
 
 pairs_of_layouts = models.flatmap(
@@ -40,6 +40,13 @@ def test_a_rank_holds_the_experts_that_name_it(layout: Layout) -> None:
 @given(layouts())
 def test_nothing_moves_to_the_same_layout(layout: Layout) -> None:
     assert transfers(layout, replace(layout, generation=2)) == ()
+
+
+@given(pairs_of_layouts)
+def test_fresh_replicas_are_those_that_only_the_new_layout_has(pair: tuple[Layout, Layout]) -> None:
+    old, new = pair
+    ranks = [rank for _, _, rank in new.replicas - old.replicas]
+    assert sorted(fresh_replicas(old, new)) == sorted(ranks)
 
 
 @given(pairs_of_layouts, st.data())

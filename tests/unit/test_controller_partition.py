@@ -70,6 +70,31 @@ def test_messages_and_gradients_take_their_time() -> None:
     assert message_s(3.0, [slow], two[:2], model, links) == pytest.approx(6e-3)
 
 
+@pytest.mark.parametrize(("schedule", "chunks_s"), [
+    # A row: 2 + 1 s of a rank that computes at half speed, 1 + 2 s of one with half a link.
+    (Schedule.ONE_F_ONE_B, 3.0 + (4.0 + 1.0)),
+    (Schedule.ZERO_BUBBLE, 3.0 + 3.0 + 2.0),
+])  # fmt: skip
+def test_who_shares_experts_waits_for_the_slowest_in_all_it_does(
+    schedule: Schedule, chunks_s: float
+) -> None:
+    """Who computes longest need not be who tells longest: no step has both."""
+    model = model_of(1, attention=1, mlp=1, expert_s=3.0)
+    free = replace(model.layers[0], attention_bytes=0.0, expert_bytes=0.0, dispatch_bytes=1.0)
+    model = replace(model, layers=(free,))
+    links = Links(
+        inside_bytes_per_s=1e15, between_bytes_per_s=1.0, inside_latency_s=0, between_latency_s=0
+    )
+    home = even_partition(
+        model, data=2, stages=1, tensor=1, rows=5, micro_batches=1, shares_experts=True
+    )
+    problem = problem_of(model, home, slow={0: 0.5}, links=links, schedule=schedule)
+    slow, far = problem.devices
+    problem = replace(problem, devices=(slow, replace(far, link_speed=0.5)))
+    experts_s = 10 * 3.0 / 1.5  # a forward pass of all rows, at the speed of both
+    assert price(home, problem).step_s == pytest.approx(5 * chunks_s + 3 * experts_s)
+
+
 def test_pipelines_keep_their_expert_groups() -> None:
     model = model_of(4, attention=8, expert_s=3.0)
     home = even_partition(
