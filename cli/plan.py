@@ -77,10 +77,15 @@ def placement(
     from pacekeeper.controller.expert_cluster import Cluster, Floors
     from pacekeeper.controller.expert_plan import plan_experts
     from pacekeeper.core.errors import ConfigError
+    from pacekeeper.core.ring import MAX_RANKS
 
-    rows = plan_files.read_loads(loads)
-    present = None if current is None else plan_files.read_hosts(current, nodes * devices)
     num_devices = nodes * devices
+    if num_devices > MAX_RANKS:
+        raise ConfigError(f"{num_devices} devices: a job has at most {MAX_RANKS}")
+    if max_copies is not None and current is None:
+        raise ConfigError("--max-copies needs --current: without it every replica is a copy")
+    rows = plan_files.read_loads(loads)
+    present = None if current is None else plan_files.read_hosts(current, num_devices)
     at_node = tuple(device // devices for device in range(num_devices))
     at_rack = tuple(node // racks for node in at_node) if racks else at_node
     if rack_failure and not racks:

@@ -9,15 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_ROWS = 1e-9  # less is no load
+MOST_ROWS = 1e100  # more, and sums of squares are beyond what a float holds
+MOST_APART = 1e9  # speeds, relative to each other: beyond it no split is found any more
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """By position of a rank (0 .. n-1): what it is. `nodes` and `racks` are labels.
 
-    `speeds` > 0; `slots`: experts it can hold of each layer; `failure_probability`: that it fails
-    before the next plan. A node fails when any of its ranks does, and takes all of them along; a
-    rack that `rack_failure` names may also fail as a whole, with that probability.
+    `speeds` > 0, at most MOST_APART from each other; `slots`: experts it can hold of each layer;
+    `failure_probability`: that it fails before the next plan. A node fails when any of its ranks
+    does, and takes all of them along; a rack that `rack_failure` names may also fail as a whole,
+    with that probability.
     Raises ValueError where lengths differ or numbers are none.
     """
 
@@ -33,7 +36,12 @@ class Cluster:
         if not self.speeds or any(len(other) != len(self.speeds) for other in others):
             raise ValueError("one speed, slots, probability, node and rack for each rank")
         if not all(isfinite(speed) and speed > 0.0 for speed in self.speeds):
-            raise ValueError("speeds must be finite and above 0")
+            raise ValueError("speeds must be finite and above 0: leave out who does nothing")
+        if max(self.speeds) > MOST_APART * min(self.speeds):
+            raise ValueError(
+                f"speeds {min(self.speeds):g} and {max(self.speeds):g} are more than"
+                f" {MOST_APART:g} apart: leave out who does next to nothing"
+            )
         if min(self.slots) < 1:
             raise ValueError("every rank needs a slot")
         odds = (*self.failure_probability, *self.rack_failure.values())
@@ -143,5 +151,7 @@ def as_loads(loads: npt.ArrayLike) -> npt.NDArray[np.float64]:
         raise ValueError(f"loads must be layers x experts, got shape {rows.shape}")
     if not np.isfinite(rows).all() or (rows < 0.0).any():
         raise ValueError("loads must be finite and not negative")
+    if rows.max() > MOST_ROWS:
+        raise ValueError(f"loads must be at most {MOST_ROWS:g}, got {rows.max():g}")
     rows[rows < LEAST_ROWS] = 0.0
     return rows

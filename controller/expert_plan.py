@@ -19,6 +19,8 @@ from pacekeeper.controller.expert_keep import moved_near, polished, scratch_s, u
 from pacekeeper.controller.expert_proof import Proof, layer_proofs, prove
 from pacekeeper.core.layout import ExpertHosts, Host
 
+MOST_DRIFT = 100.0  # beyond, a load of today says nothing about that of tomorrow
+
 Flags = npt.NDArray[np.bool_]
 PresentHosts = Sequence[Sequence[Sequence[int]]]
 
@@ -56,6 +58,8 @@ def plan_experts(
     one replica. `max_losses`: survival is proven up to so many lost nodes. Raises ValueError for
     bad input; NoPlacement, which is one, where floors, slots or the limit of copies leave none.
     """
+    if not 0.0 <= drift <= MOST_DRIFT:
+        raise ValueError(f"drift must be 0 to {MOST_DRIFT:g}, got {drift}")
     task = Task(
         loads=as_loads(loads),
         cluster=cluster,

@@ -70,6 +70,8 @@ def test_people_get_a_table_and_a_picture(tmp_path: Path) -> None:
         (["--speeds", "1=fast"], ExitCode.CONFIG, "DEVICE=NUMBER"),
         (["--speeds", "1=0"], ExitCode.CONFIG, "above 0"),
         (["--min-racks", "2"], ExitCode.CONFIG, "floors"),
+        (["--devices", "1000000000"], ExitCode.CONFIG, "at most 16384"),
+        (["--max-copies", "3"], ExitCode.CONFIG, "needs --current"),
         (["--current", "loads.json"], ExitCode.DATA, "no plan"),
         (["--loads", "none.json"], ExitCode.DATA, "No such file"),
         (["--loads", "ragged.json"], ExitCode.DATA, "every layer"),

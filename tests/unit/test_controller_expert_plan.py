@@ -1,6 +1,7 @@
 """The joint plan for experts: the cases that published planners lose, and what it refuses."""
 
 from itertools import combinations
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +163,7 @@ def test_few_experts_are_on_every_rank() -> None:
         ([1.0, 2.0], alike(2, 2), Floors(), "layers x experts"),
         ([[1.0, -2.0]], alike(2, 2), Floors(), "not negative"),
         ([[1.0, float("nan")]], alike(2, 2), Floors(), "finite"),
+        ([[1e308, 1e308]], alike(2, 2), Floors(), r"at most 1e\+100, got 1e\+308"),
         ([[1.0] * 5], alike(2, 2), Floors(), "do not fit"),
         ([[1.0] * 3], alike(2, 2), Floors(nodes=2), "do not fit"),
         ([[1.0]], alike(2, 2), Floors(nodes=3), "do not fit"),
@@ -175,9 +177,22 @@ def test_what_can_not_be_placed_is_said(
         plan_experts(loads, cluster, floors=floors)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("least", [1e-9, 1.0])
+def test_loads_and_speeds_as_far_apart_as_is_allowed_are_planned(least: float) -> None:
+    loads = [[1e100, least, 0.0, 3.0], [least, least, 1.0, 2.0]]
+    plan = plan_experts(loads, alike(3, 2, speeds=(1e9, 1.0, 2.0)), drift=100.0)
+    assert all(isfinite(layer.gap) and layer.gap > -1e-9 for layer in plan.proof.layers)
+    assert all(sum(h.share for h in on) == pytest.approx(1.0) for on in sum(plan.hosts, ()))
+
+
 def test_values_that_are_none_are_refused() -> None:
     with pytest.raises(ValueError, match="above 0"):
         alike(2, 1, speeds=(1.0, 0.0))
+    with pytest.raises(ValueError, match=r"more than 1e\+09 apart"):
+        alike(2, 1, speeds=(1.0, 1e-10))
+    for drift in (-0.1, float("nan"), 1e300):
+        with pytest.raises(ValueError, match="drift must be 0 to 100"):
+            plan_experts([[1.0]], alike(2, 1), drift=drift)
     with pytest.raises(ValueError, match="two racks"):
         Cluster(
             speeds=(1.0, 1.0),

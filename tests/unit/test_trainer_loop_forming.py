@@ -1,0 +1,39 @@
+"""How the loop forms a group: what leaving it must not take along."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.trainer import loop
+from pacekeeper.trainer.agreement import Agreement
+from pacekeeper.trainer.quorum import Group
+from pacekeeper.trainer.stores import Stores, host_store
+from pacekeeper.trainer.wires import open_wires
+
+
+def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is first asked while a group forms outlives the leaving of it."""
+    server, formed = host_store("127.0.0.1", 0), dict[str, Any]()
+    stores = Stores((f"127.0.0.1:{server.port}",))
+    agreement = Agreement(
+        stores=stores, rank=0, node_of={0: 0, 1: 0}, timeout_s=9.0, known_dead=frozenset
+    )
+    group = Group.first(1, (0, 1))
+    rank: Any = SimpleNamespace(
+        spec=SimpleNamespace(rank=0, node_of=agreement.node_of, config=TrainConfig()),
+        group=group,
+        layout=SimpleNamespace(ranks=(0, 1)),
+        join=lambda fabric: None,
+    )
+
+    def fabric(**given: Any) -> None:
+        before = open_wires()
+        stores.read(0, "key")
+        formed.update(given, wires=open_wires() - before)
+
+    monkeypatch.setattr(loop, "Fabric", fabric)
+    loop._join(rank, stores, agreement, group)
+    told = [wire for wire in formed["wires"] if formed["is_strange"](wire)]
+    assert told, "the question was the first to that store"
