@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pacekeeper.core.errors import ConfigError, UnreachableError
+from pacekeeper.trainer.lives import next_life
 from pacekeeper.trainer.stores import Stores, connect_store
 
 RENDEZVOUS_TIMEOUT_S = 60.0
@@ -85,7 +86,7 @@ def meet(
 
     told = json.dumps(dict(terms))
     if node_rank == 0:
-        life = max(time.time_ns() // 1_000_000, after_life + 1)
+        life = next_life(after_life)
         for key, text in ((_LIFE_KEY, str(life)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
             stores.write(0, key, text)
     _check_terms(rendezvous, json.loads(wait_for(_TERMS_KEY)), json.loads(told))

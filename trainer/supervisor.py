@@ -11,23 +11,20 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.records import RankExitRecord
 from pacekeeper.core.ring import SUPERVISOR_RING
 from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.checkpoint_catalog import ids
-from pacekeeper.trainer.checkpoint_files import below, open_storage
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung
 from pacekeeper.trainer.limits import check_startable, node_limits
+from pacekeeper.trainer.lives import newest_life
 from pacekeeper.trainer.loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.patience import Patience
@@ -35,7 +32,6 @@ from pacekeeper.trainer.quorum import FIRST_GROUP, NO_GROUP
 from pacekeeper.trainer.rank import RankSpec
 from pacekeeper.trainer.rank_server import rank_server
 from pacekeeper.trainer.rendezvous import meet
-from pacekeeper.trainer.storage_waits import answered
 from pacekeeper.trainer.stores import (
     DEATHS_KEY,
     FINISHED_KEY,
@@ -93,7 +89,7 @@ def supervise(
             own=f"{host}:{server.port}",
             clock=clock,
             terms=spec.terms,
-            after_life=0 if spec.node_rank else _newest_life(spec.config),
+            after_life=0 if spec.node_rank else newest_life(spec.config),
         )
         if wanted == "auto":  # one clock for all nodes: that of node 0
             clock = choose_clock(met.clock, devices)
@@ -362,20 +358,6 @@ class Supervisor:
         if code < 0:
             return f"signal {signal.Signals(-code).name}" + " (fenced)" * (rank in self.fenced)
         return f"exit code {code}" + " (the others went on without it)" * (code == LEFT_BEHIND)
-
-
-def _newest_life(config: TrainConfig) -> int:
-    """Of a checkpoint of the job; 0 where there is none.
-
-    With a clock that was set back, what this launch saves would be taken for older, and swept.
-    """
-    if not config.checkpoint_dir:
-        return 0
-    with contextlib.suppress(OSError):  # the ranks say so
-        storage = open_storage(below(config.checkpoint_dir, config.job))
-        found = answered(partial(ids, storage), f"a list of {storage.root}", config.peer_timeout_s)
-        return max((one.life for one in found), default=0)
-    return 0
 
 
 def _run(body: Callable[[RankSpec], None], spec: RankSpec) -> None:

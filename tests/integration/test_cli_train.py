@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.manifest import CheckpointId
 from support.commands import pacekeeper
 from support.fleet import SMALL, write_config
 
@@ -29,8 +28,7 @@ def test_it_trains_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("checkpoint_dir", "there"),
-        ("resume", f"there/{CheckpointId(life=1, generation=1, step=4).name}"),
+        ("snapshot_period_steps", 5),
         ("max_restarts", 1),
     ],
 )
@@ -42,3 +40,16 @@ def test_what_one_process_would_have_to_ignore_is_refused(
     assert done.returncode == ExitCode.CONFIG, done.stderr
     (line,) = done.stderr.splitlines()
     assert f"job.toml: [train] {key}: expected" in line and "pacekeeper launch" in line
+
+
+def test_killed_and_called_again_it_goes_on_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    config = write_config(tmp_path / "job.toml", SMALL)
+    line = ["train", "--config", str(config), "--checkpoint-dir", str(tmp_path / "kept")]
+    line += ["--job", "alone", "--checkpoint-every", "2"]
+    first = pacekeeper(*line, "--steps", "4")
+    assert first.returncode == 0 and first.stdout.startswith("step 0 "), first.stderr
+    again = pacekeeper(*line, "--steps", "6")
+    assert again.returncode == 0 and again.stdout.startswith("step 4 "), again.stderr
+    assert "restored from" in again.stderr
+    refused = pacekeeper(*line, "--resume", str(tmp_path / "kept" / "alone"))
+    assert refused.returncode == ExitCode.CONFIG and "path of a checkpoint" in refused.stderr

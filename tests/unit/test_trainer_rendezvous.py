@@ -16,10 +16,10 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.trainer import rendezvous, stores
+from pacekeeper.trainer.lives import newest_life
 from pacekeeper.trainer.node_spec import NodeSpec
 from pacekeeper.trainer.rendezvous import Meeting, Terms, meet
 from pacekeeper.trainer.stores import connect_store, host_store
-from pacekeeper.trainer.supervisor import _newest_life
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """
@@ -136,11 +136,11 @@ def test_a_life_comes_after_all_that_have_saved_whatever_the_clock_says(
 ) -> None:
     """A clock that was set back must not make the newest checkpoint the oldest one."""
     config = TrainConfig(job="a", checkpoint_dir=str(tmp_path))
-    assert _newest_life(config) == _newest_life(TrainConfig(job="a")) == 0
+    assert newest_life(config) == newest_life(TrainConfig(job="a")) == 0
     later = (time.time_ns() // 1_000_000) + 10**9
     for life in (5, later):
         (tmp_path / "a" / CheckpointId(life=life, generation=1, step=4).name).mkdir(parents=True)
-    assert _newest_life(config) == later
+    assert newest_life(config) == later
     with ThreadPoolExecutor(1) as pool:
         second: Future[Meeting] = pool.submit(come, address, 1)
         assert come(address, 0, after_life=later).life == second.result().life == later + 1
