@@ -1,6 +1,7 @@
 """How a controller is entered: who may listen where, with which certificate, behind which gate."""
 
 import logging
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,6 +41,17 @@ def refuse_open(config: ControllerConfig) -> None:
         if not config.insecure:
             raise ConfigError(why, remedy=_REMEDY)
         _log.warning("insecure: %s", why)
+
+
+def why_not(host: str, port: int) -> OSError:
+    """The system's word for why nobody can listen there: gRPC keeps it for itself."""
+    try:
+        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.bind(address)
+    except OSError as error:
+        return error
+    return OSError("gRPC refuses the address")
 
 
 class Entrance:

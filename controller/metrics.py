@@ -23,6 +23,8 @@ _COUNTERS = {
     "refusals": "Calls, streams and connections refused for who made them or how many they were.",
     "audit_failures": "Lines that the audit log did not take.",
     "plans_refused": "Plans that a rank could not follow, or that were undone.",
+    "webhook_sent": "Alerts, and ends of alerts, that the webhook took.",
+    "webhook_lost": "The same that it did not take.",
 }
 
 
@@ -42,6 +44,7 @@ class ControllerMetrics:
         self.refusals = counters["refusals"]
         self.audit_failures = counters["audit_failures"]
         self._plans_refused = counters["plans_refused"]
+        self._webhook = {True: counters["webhook_sent"], False: counters["webhook_lost"]}
         self._plans = Counter(
             "pacekeeper_plans_total", "Plans decided on.", ["rung"], registry=self.registry
         )
@@ -83,6 +86,10 @@ class ControllerMetrics:
             self._plans_refused.inc()
         else:
             self._plans.labels(decision.rung.value).inc()
+
+    def count_webhook(self, is_taken: bool, count: int) -> None:
+        """What the webhook was told; called by its thread, too."""
+        self._webhook[is_taken].inc(count)
 
     def say_store(self, refused: str) -> None:
         """Why the store takes no writes now; empty: it does."""

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import logging
 import signal
-import socket
 import sqlite3
 import threading
 import time
@@ -21,7 +20,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from pacekeeper.controller import machine
-from pacekeeper.controller.entrance import Entrance, refuse_open
+from pacekeeper.controller.entrance import Entrance, refuse_open, why_not
 from pacekeeper.controller.events import (
     AskDecision,
     AskProbe,
@@ -56,6 +55,7 @@ from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
 from pacekeeper.controller.web_start import web_server
+from pacekeeper.controller.webhook import Webhook
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
@@ -147,6 +147,7 @@ class Controller:
             past_layout=self.store.layout,
         )
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
+        self.webhook = Webhook(config, on_end=self.metrics.count_webhook)
         self._health = health.aio.HealthServicer()
         self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
         self._is_over = False  # nothing is taken in any more
@@ -157,8 +158,8 @@ class Controller:
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(self.history.write)
-            stack.callback(self.entrance.close)
-            stack.callback(self.planner.close)
+            for part in (self.entrance, self.planner, self.webhook):
+                stack.callback(part.close)
             stop = asyncio.Event()
             loop = asyncio.get_running_loop()
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -199,7 +200,7 @@ class Controller:
         if port == 0:
             raise listen_error(
                 joined(*self._address),
-                _why_not(*self._address),
+                why_not(*self._address),
                 option="--listen",
                 rival="another controller",
             )
@@ -230,6 +231,7 @@ class Controller:
             await asyncio.sleep(self.config.tick_interval_s)
             await self._put(Tick())
             self.metrics.update(self.state)
+            self.webhook.look(self.state, time.time())
             self.history.look(self.state)
             self.entrance.look(time.monotonic())
             if self.web is not None:
@@ -373,21 +375,9 @@ class Controller:
     def _count_failure(self, what: str, error: Exception) -> None:
         """A bug of ours: with its traceback once; the same one again is only counted."""
         self.metrics.failures.inc()
-        text = f"{what}: {error!r}"
-        if text not in self._failures:
+        if (text := f"{what}: {error!r}") not in self._failures:
             self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}
             _log.error("%s", text, exc_info=error)
-
-
-def _why_not(host: str, port: int) -> OSError:
-    """The system's word for why nobody can listen there: gRPC keeps it for itself."""
-    try:
-        family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)
-    except OSError as error:
-        return error
-    return OSError("gRPC refuses the address")
 
 
 def import_early() -> None:

@@ -13,6 +13,7 @@ from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
+from pacekeeper.core.webhook_config import WebhookConfig
 
 GRPC_PORT = 7443  # below 32768, as all ports of ours: an ephemeral one any client could take
 LONGEST_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow
@@ -169,6 +170,7 @@ class ControllerConfig:
     access: AccessConfig = field(default_factory=AccessConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    webhook: WebhookConfig = field(default_factory=WebhookConfig)
 
     def __post_init__(self) -> None:
         positive(self, "tick_interval_s", "blind_after_s")

@@ -22,6 +22,7 @@ _TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, the
     ("limits", ControllerConfig, "limits"),
     ("metrics", AgentConfig, "metrics"),
     ("metrics", ControllerConfig, "metrics"),
+    ("webhook", ControllerConfig, "webhook"),
     ("tls", AgentConfig, "tls"),
     ("tls", ClientConfig, "tls"),
     ("tls", ControllerConfig, "tls"),

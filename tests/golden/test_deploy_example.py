@@ -59,6 +59,7 @@ def parts() -> dict[str, object]:
         "access": controller.access,
         "limits": controller.limits,
         "metrics": controller.metrics,
+        "webhook": controller.webhook,
         "tls": controller.tls,
         "train": TrainConfig(),
     }

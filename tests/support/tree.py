@@ -78,6 +78,7 @@ SHELLS = {
         "token_file",
         "views",
         *("web", "web_data", "web_door", "web_server", "web_start", "web_words"),
+        "webhook",
     },
 }
 PURE_IN_TRAINER = {

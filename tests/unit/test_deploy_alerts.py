@@ -2,19 +2,16 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent import device_series
-from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.controller import rank_series, state_series
-from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.notices import RULES
 from pacekeeper.controller.saves import FAILED, LATE
-from pacekeeper.core.exposition import Family
-from pacekeeper.core.findings import Blindness, FindingKind
+from pacekeeper.controller.state import RankLife
+from pacekeeper.core.findings import Blindness, FindingKind, Watch
 from support.alert_rules import Case, alerts, groups, judged
+from support.series import labels_of_series
 from support.tree import ROOT
 
 SELECTOR = re.compile(r"\b(pacekeeper_\w+)(?:\{(.*?)\})?")
@@ -22,28 +19,13 @@ MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"(.*?)"')
 VALUES: dict[str, set[str]] = {
     "cause": {*map(str, Blindness), LATE, FAILED},
     "kind": set(map(str, FindingKind)),
+    "life": set(map(str, RankLife)),
+    "watch": set(map(str, Watch)),
 }
 TARGET = {"instance"}  # labels that Prometheus gives by itself
 needs_promtool = pytest.mark.skipif(
     not shutil.which("promtool"), reason="needs promtool (Debian: prometheus)"
 )
-
-
-def labels_of_series() -> Mapping[str, set[str]]:
-    """Labels by the name of each series that a controller or an agent has."""
-    families = [
-        value
-        for module in (state_series, rank_series, device_series)
-        for known in vars(module).values()
-        for value in (known if isinstance(known, tuple) else (known,))
-        for value in (value if isinstance(value, tuple) else (value,))
-        if isinstance(value, Family)
-    ]
-    told = {family.name: set(family.labels) for family in families}
-    for registry in (ControllerMetrics().registry, AgentMetrics().registry):
-        for collector, names in registry._collector_to_names.items():
-            told |= {name: set(getattr(collector, "_labelnames", ())) for name in names}
-    return told
 
 
 @pytest.mark.parametrize("rule", [r for g in groups() for r in g["rules"]], ids=str)
@@ -82,6 +64,14 @@ def test_every_page_has_its_alert_and_names_only_such() -> None:
     pages = {path.stem: path.read_text() for path in (ROOT / "docs" / "runbooks").glob("*.md")}
     assert set(pages) == set(alerts())
     assert {n for text in pages.values() for n in re.findall(r"Pacekeeper\w+", text)} <= set(pages)
+
+
+def test_the_controllers_own_webhook_says_the_same_as_the_rules() -> None:
+    for name, (severity, hold_s) in RULES.items():
+        rule = alerts()[name]
+        held = rule.get("for", "0s")
+        assert hold_s == float(held[:-1]) * {"s": 1, "m": 60}[held[-1]], name
+        assert severity == rule["labels"]["severity"]
 
 
 def test_whatever_makes_a_job_blind_is_an_alert() -> None:
@@ -188,8 +178,23 @@ CASES = {
         quiet={
             incident("incident_opened_timestamp_seconds", kind="death"): "9x5 stale",
             incident("incident_opened_timestamp_seconds", incident="6"): "9x99",
+            once("incident_opened_timestamp_seconds", job_name="over", kind="death"): "9x99",
+            once("job_info", job_name="over", watch="ended"): ON,
         },
         labels={"job_name": "j", "kind": "death", **FOUND},
+    ),
+    "PacekeeperJobDied": Case(
+        fires={
+            once("job_info", job_name="j", watch="ended"): ON,
+            once("job_ranks", job_name="j", life="dead"): "4x99",
+        },
+        quiet={
+            once("job_info", job_name="j", watch="ended"): ON,
+            once("job_ranks", job_name="j", life="dead"): ON,
+            once("job_ranks", job_name="j", life="finished"): "3x99",
+            once("job_info", job_name="k", watch="blind"): ON,
+        },
+        labels={"job_name": "j", "watch": "ended"},
     ),
     "PacekeeperPlanStuck": Case(
         fires={once("job_plan_offered_timestamp_seconds", job_name="j"): "600x99"},
@@ -265,6 +270,7 @@ CASES = {
         fires={once("refusals_total"): "0+2x99"}, quiet={once("refusals_total"): "0+0.5x99"}
     ),
     "PacekeeperAuditFails": counter("audit_failures_total"),
+    "PacekeeperWebhookFails": counter("webhook_lost_total"),
     "PacekeeperControllerBusy": Case(
         fires={once("advance_seconds_sum"): "0+28x99"},
         quiet={once("advance_seconds_sum"): "0+20x99"},

@@ -1,0 +1,33 @@
+"""All series that a controller and an agent have, with their labels: what rules may ask for."""
+
+from collections.abc import Mapping
+
+from pacekeeper.agent import device_series
+from pacekeeper.agent.metrics import AgentMetrics
+from pacekeeper.controller import rank_series, state_series
+from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.core.exposition import Family
+
+
+def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
+    """Labels by name; those of agents too, unless told otherwise."""
+    modules = (state_series, rank_series, *([device_series] if agents else []))
+    told = {
+        family.name: set(family.labels)
+        for module in modules
+        for value in vars(module).values()
+        for family in _families(value)
+    }
+    registries = [ControllerMetrics().registry, *([AgentMetrics().registry] if agents else [])]
+    for registry in registries:
+        for collector, names in registry._collector_to_names.items():
+            labels = set(getattr(collector, "_labelnames", ()))
+            # A counter is registered under its bare name, too, and told under that of its total.
+            told |= {name: labels for name in names if f"{name}_total" not in names}
+    return told
+
+
+def _families(value: object) -> list[Family]:
+    if isinstance(value, tuple):
+        return [family for inner in value for family in _families(inner)]
+    return [value] if isinstance(value, Family) else []

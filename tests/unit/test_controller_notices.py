@@ -1,0 +1,136 @@
+"""What people hear of: once it has stood for long enough, and once more when it is over."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.notices import Key, Standing, Telling, follow
+from pacekeeper.controller.saves import Saves
+from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.core.findings import Blindness, Finding, FindingKind, Incident, Tier, Watch
+from pacekeeper.core.topology import Attachment
+from pacekeeper.predictor.canary import Canaries, Outcome
+
+RANK = RankState(
+    attachment=Attachment(job="j", rank=3, world_size=4, pid=1, device_uuid="GPU-3"), node="n7"
+)
+
+
+def incident(kind: FindingKind = FindingKind.DEVICE, rank: int | None = 3) -> Incident:
+    finding = Finding(
+        kind=kind,
+        tier=Tier.PROBABLE,
+        rank=rank,
+        slowdown=1.6,
+        onset_step=1,
+        step=2,
+        reason="rank 3 is slow",
+        cause="heat",
+    )
+    return Incident(incident_id=5, job="j", finding=finding, opened_unix_s=0.0)
+
+
+def job(**values: object) -> JobState:
+    known = {"name": "j", "ranks": {3: RANK}, "blind": None, "watch": Watch.HEALTHY, **values}
+    return JobState(**known)  # type: ignore[arg-type]
+
+
+class Look:
+    """Looks at states one after the other."""
+
+    def __init__(self, hold_ratio: float = 1.0) -> None:
+        self.standing: dict[Key, Standing] = {}
+        self.hold_ratio = hold_ratio
+
+    def at(self, unix_s: float, state: State) -> tuple[Telling, ...]:
+        standing, told = follow(self.standing, state, unix_s, self.hold_ratio)
+        self.standing = dict(standing)
+        return told
+
+
+def of(known: JobState | None) -> State:
+    return State(jobs={} if known is None else {"j": known})
+
+
+def test_it_is_told_after_its_time_once_and_once_when_it_is_over() -> None:
+    look = Look()
+    state = of(job(incidents=(incident(),)))
+    assert look.at(0.0, state) == ()
+    assert look.at(29.0, state) == ()
+    (told,) = look.at(30.0, state)
+    assert (told.began_unix_s, told.ended_unix_s) == (0.0, None)
+    assert look.at(31.0, state) == ()
+    (over,) = look.at(32.0, of(job()))
+    assert over == Telling(notice=told.notice, began_unix_s=0.0, ended_unix_s=32.0)
+    assert look.at(33.0, of(job())) == () and look.standing == {}
+
+
+def test_what_goes_before_its_time_is_not_told_and_begins_anew() -> None:
+    look = Look()
+    state = of(job(incidents=(incident(),)))
+    look.at(0.0, state)
+    assert look.at(20.0, of(job())) == ()
+    assert look.at(25.0, state) == ()
+    assert look.at(54.0, state) == ()
+    assert len(look.at(55.0, state)) == 1
+
+
+def test_new_words_of_the_same_thing_are_no_news_but_stand_at_its_end() -> None:
+    look = Look(hold_ratio=0.0)
+    (told,) = look.at(0.0, of(job(incidents=(incident(),))))
+    worse = replace(incident(), finding=replace(incident().finding, slowdown=2.0))
+    assert look.at(1.0, of(job(incidents=(worse,)))) == ()
+    (over,) = look.at(2.0, of(job()))
+    assert "x1.60" in told.notice.summary and "x2.00" in over.notice.summary
+
+
+def test_an_incident_says_where_and_why() -> None:
+    (told,) = Look(hold_ratio=0.0).at(0.0, of(job(incidents=(incident(),))))
+    assert told.notice.alert == "PacekeeperRankSlow" and told.notice.severity == "warning"
+    assert told.notice.labels == {
+        "job_name": "j",
+        "incident": "5",
+        "kind": "device",
+        "rank": "3",
+        "node": "n7",
+        "UUID": "GPU-3",
+    }
+    assert told.notice.summary == "Rank 3 of job j on node n7 is x1.60 slow (device)"
+    assert told.notice.description == "rank 3 is slow; heat"
+
+
+AWAY = NodeState(name="n7", agent_life="x", is_connected=False)
+MISSED = Outcome(rank=0, slowdown=1.5, is_found=False, num_steps=10, step=9)
+
+
+@pytest.mark.parametrize(
+    ("state", "alerts"),
+    [
+        (of(job()), []),
+        (of(job(incidents=(incident(FindingKind.HOST, None),))), ["PacekeeperJobSlow"]),
+        (of(job(incidents=(incident(FindingKind.DEATH),))), ["PacekeeperRecoveryStalled"]),
+        (
+            of(job(incidents=(incident(FindingKind.DEATH),), watch=Watch.ENDED)),
+            ["PacekeeperJobDied"],
+        ),
+        (
+            of(job(ranks={3: replace(RANK, life=RankLife.FINISHED)}, watch=Watch.ENDED)),
+            [],
+        ),
+        (of(job(incidents=(incident(FindingKind.EXPERT_IMBALANCE, None),))), []),
+        (of(job(incidents=(replace(incident(), closed_unix_s=1.0),))), []),
+        (of(job(blind=Blindness.NOISE)), ["PacekeeperBlind"]),
+        (
+            of(job(blind=Blindness.CANARY, canaries=Canaries(last=MISSED))),
+            ["PacekeeperCanaryMissed"],
+        ),
+        (of(job(saves=Saves(trouble="late", reason="full"))), ["PacekeeperCheckpointsMissed"]),
+        (State(jobs={"j": job()}, nodes={"n7": AWAY}), ["PacekeeperAgentAway"]),
+        (State(jobs={"j": job()}, nodes={"n8": replace(AWAY, name="n8")}), []),
+    ],
+)
+def test_what_stands_in_a_state_is_told_by_the_name_of_its_rule(
+    state: State, alerts: list[str]
+) -> None:
+    told = Look(hold_ratio=0.0).at(0.0, state)
+    assert [telling.notice.alert for telling in told] == alerts
