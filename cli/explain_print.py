@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from pacekeeper.cli.spark import spark
 
+BAR_WIDTH = 40  # with what stands beside it a line has 80 columns
 _WHEN = {"before": "before it", "during": "while it was open", "after": "after its end"}
 
 
@@ -88,12 +89,15 @@ def _measured(explanation: Any) -> Iterator[str]:
         o / e if e > 0.0 else math.nan
         for o, e in zip(course.observed_s, course.expected_s, strict=True)
     ]
-    for name, values in (
-        ("observed/expected", ratios),
-        ("its peers", list(course.peers_slowdown)),
-        ("step time", list(course.step_s)),
+    peers = list(course.peers_slowdown)
+    known = [value for value in [*ratios, *peers] if math.isfinite(value)]
+    same = (min(known), max(known)) if known else None  # one scale for the rank and its peers
+    for name, values, between in (
+        ("observed/expected", ratios, same),
+        ("its peers", peers, same),
+        ("step time", list(course.step_s), None),
     ):
-        if bars := spark(values, width=56):
+        if bars := spark(values, width=BAR_WIDTH, between=between):
             yield f"  {name:>17} {bars} {_range(values, is_time=name == 'step time')}"
     if course.step:
         yield f"  {'':>17} step {course.step[0]} to {course.step[-1] + course.num_steps[-1] - 1}"

@@ -7,8 +7,13 @@ BARS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 GAP = " "  # nothing was measured
 
 
-def spark(values: Sequence[float], *, width: int) -> str:
-    """At most `width` characters, the lowest value the lowest bar; empty: no value is known."""
+def spark(
+    values: Sequence[float], *, width: int, between: tuple[float, float] | None = None
+) -> str:
+    """At most `width` characters, the lowest value the lowest bar; empty: no value is known.
+
+    `between`: the lowest and the highest bar, where several lines are to be compared.
+    """
     if not any(map(math.isfinite, values)):
         return ""
     count = min(width, len(values))
@@ -17,13 +22,13 @@ def spark(values: Sequence[float], *, width: int) -> str:
     ]
     means = [_mean(place) for place in places]
     known = [mean for mean in means if mean is not None]
-    low, spread = min(known), max(known) - min(known)
-    return "".join(GAP if mean is None else _bar(mean - low, spread) for mean in means)
+    low, high = between or (min(known), max(known))
+    return "".join(GAP if mean is None else _bar(mean - low, high - low) for mean in means)
 
 
 def _bar(above: float, spread: float) -> str:
     at = 0 if spread <= 0.0 else int(above / spread * len(BARS))
-    return BARS[min(at, len(BARS) - 1)]
+    return BARS[max(0, min(at, len(BARS) - 1))]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -101,6 +101,7 @@ class Web:
             "/nodes": self._nodes_page,
             "/part/fleet": self._fleet_part,
             "/part/jobs/{job}": self._job_part,
+            "/part/jobs/{job}/head": self._job_head,
             "/part/incidents": self._incidents_part,
             "/part/nodes": self._nodes_part,
             "/data/fleet": self._fleet_data,
@@ -194,6 +195,9 @@ class Web:
 
     async def _job_page(self, request: Request, visitor: Visitor) -> Response:
         return self._page("job.html", request, visitor, **self._job_values(request))
+
+    async def _job_head(self, request: Request, visitor: Visitor) -> Response:
+        return self._page("job_head.html", request, visitor, **self._job_values(request))
 
     async def _job_part(self, request: Request, visitor: Visitor) -> Response:
         return self._page("job_part.html", request, visitor, **self._job_values(request))

@@ -103,7 +103,7 @@ pk.changes = (generations, xs) => xs.filter((x, i) => i > 0 && generations[i] !=
 
 pk.plot = (place, { height, series, data, isTime, label, spans, marks, fromZero }) => {
   const options = {
-    width: place.clientWidth, height, plugins: [pk.marks(spans, marks)],
+    width: place.clientWidth, height, padding: [8, 26, 0, 0], plugins: [pk.marks(spans, marks)],
     cursor: { points: { size: 7 }, drag: { x: true, y: false } },
     scales: { x: { time: Boolean(isTime) }, y: { range: (u, low, high) => {
       if (low === null) return [0, 1];

@@ -22,7 +22,13 @@ from support.web_scene import Scene, scene  # noqa: E402
 
 HERE = "http://127.0.0.1:8080"
 PAGES = ["/", "/incidents", "/incidents/1", "/nodes", "/jobs/ablation-7", "/jobs/ablation-7/layout"]
-PARTS = ["/part/fleet", "/part/incidents", "/part/nodes", "/part/jobs/pretrain-moe"]
+PARTS = [
+    "/part/fleet",
+    "/part/incidents",
+    "/part/nodes",
+    "/part/jobs/pretrain-moe",
+    "/part/jobs/ablation-7/head",
+]
 DATA = [
     "/data/fleet",
     "/data/jobs/pretrain-moe",
