@@ -31,7 +31,7 @@ from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.policy_saving import DynamicK, PartsSaved, SavingAs
 from pacekeeper.simulator.routing import even_routing
 from pacekeeper.simulator.sim_policy import Costs, Policy, Saving
-from pacekeeper.simulator.sim_summary import Summary, summarised
+from pacekeeper.simulator.sim_summary import Summary, summarised, told_with
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 BAR = 0.95
@@ -302,7 +302,7 @@ def figures(found: Mapping[str, list[Outcome]], setting: Setting) -> dict[str, d
 def _figures(row: Summary) -> dict[str, Any]:
     return {
         "ettr": round(row.fluid, 4),
-        "ettr_95": round(row.fluid_95, 4),
+        "ettr_95": row.fluid_95 and round(row.fluid_95, 4),
         "restarts": round(row.restarts, 1),
         "spent": {str(use): round(part, 4) for use, part in row.spent.items() if part},
     }
@@ -314,7 +314,7 @@ def show(title: str, cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> No
     for head in ("", *names):
         table.add_column(head, justify="right")
     for cell, rows in cells.items():
-        values = (f"{rows[name]['ettr']:.3f}+-{rows[name]['ettr_95']:.3f}" for name in names)
+        values = (told_with(rows[name]["ettr_95"], rows[name]["ettr"], ".3f") for name in names)
         table.add_row(cell, *values)
     Console(width=150).print(table)
 

@@ -46,7 +46,7 @@ from pacekeeper.simulator.read_faults import DAY_S, read_faults
 from pacekeeper.simulator.read_spot import read_spot
 from pacekeeper.simulator.routing import Routing, even_routing
 from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
-from pacekeeper.simulator.sim_summary import Summary, summarised
+from pacekeeper.simulator.sim_summary import Summary, summarised, told_with
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 NUM_SERVERS = 400
@@ -138,9 +138,9 @@ def row_of(row: Summary) -> dict[str, Any]:
     return {
         "samples": round(row.samples),
         "ratio": round(row.ratio, 4),
-        "ratio_95": round(row.ratio_95, 4),
+        "ratio_95": row.ratio_95 and round(row.ratio_95, 4),
         "fluid": round(row.fluid, 4),
-        "fluid_95": round(row.fluid_95, 4),
+        "fluid_95": row.fluid_95 and round(row.fluid_95, 4),
         "restarts": round(row.restarts, 2),
         "needless_restarts": row.needless_restarts,
         "spent": {str(use): round(part, 5) for use, part in row.spent.items()},
@@ -157,8 +157,8 @@ def show(title: str, rows: dict[str, dict[str, Any]], console: Console) -> None:
         table.add_row(
             name,
             f"{row['samples']:,}",
-            f"{row['ratio']:.3f} +- {row['ratio_95']:.3f}",
-            f"{row['fluid']:.1%} +- {row['fluid_95']:.1%}",
+            told_with(row["ratio_95"], row["ratio"], ".3f"),
+            told_with(row["fluid_95"], row["fluid"], ".1%"),
             f"{row['restarts']:.1f}",
             *(f"{row['spent'][use]:.1%}" for use in uses),
         )

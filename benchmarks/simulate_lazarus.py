@@ -30,7 +30,7 @@ from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.read_spot import read_spot
 from pacekeeper.simulator.routing import Routing, read_routing
 from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
-from pacekeeper.simulator.sim_summary import summarised
+from pacekeeper.simulator.sim_summary import summarised, told_with
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 MAX_NODES, SLOTS, SAMPLES, TOKENS, LAYERS = 10, 6, 4, 1024, 12
@@ -184,7 +184,7 @@ def summary(found: dict[str, list[Outcome]], bar: float) -> dict[str, Any]:
     for name, row in rows.items():
         result[name] = {
             "ratio": round(row.ratio, 3),
-            "ratio_95": round(row.ratio_95, 3),
+            "ratio_95": row.ratio_95 and round(row.ratio_95, 3),
             "samples": round(row.samples),
             "restarts": round(row.restarts, 2),
             "needless_restarts": row.needless_restarts,
@@ -210,10 +210,10 @@ def show(title: str, result: dict[str, Any], console: Console) -> None:
         table.add_row(
             name,
             f"{row['samples']:,}",
-            f"{row['ratio']:.2f} +- {row['ratio_95']:.2f}",
+            told_with(row["ratio_95"], row["ratio"], ".2f"),
             f"{row['restarts']:.1f}",
             str(row["needless_restarts"]),
-            *(f"{row['spent'][use.value]:.1%}" for use in Use),
+            *(f"{row['spent'][use.value]:.1%}" for use in uses),
         )
     console.print(table)
 

@@ -21,6 +21,10 @@ def command(scenario: Path, seeds: int | None, report: Path | None, as_json: boo
     from pacekeeper.simulator.sim_summary import summarised
 
     known = read_scenario(scenario)
+    if report is not None:
+        from pacekeeper.cli.simulate_report import check_path
+
+        check_path(report)  # before what takes long
     found = played(known, seeds=seeds)
     rows = summarised(found)
     if report is not None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pacekeeper.simulator.scenario import Scenario
 from pacekeeper.simulator.sim_policy import Use
-from pacekeeper.simulator.sim_summary import Summary
+from pacekeeper.simulator.sim_summary import Summary, told_with
 from pacekeeper.simulator.simulate import Outcome
 
 HEADS = ("policy", "samples/s", "of the first", "of the limit", "restarts", "regrouped", "copied")
@@ -20,9 +20,10 @@ def print_table(
 ) -> None:
     """Rates and restarts; below it, where the time went."""
     console = Console()
-    table = Table(title=escape(title_of(known, found)))
-    for head in HEADS:
-        table.add_column(head, justify="left" if head == "policy" else "right")
+    table = Table(title=escape(title_of(known, found)), padding=0)  # 80 columns hold it
+    table.add_column(HEADS[0], overflow="fold")
+    for head in HEADS[1:]:
+        table.add_column(head, justify="right")
     for row in rows:
         table.add_row(*map(escape, cells_of(row)))
     console.print(table)
@@ -58,13 +59,16 @@ def part_of(part: float) -> str:
 
 
 def cells_of(row: Summary) -> tuple[str, ...]:
-    """In the order of HEADS. Restarts that a living copy made needless are told."""
-    needless = f" ({row.needless_restarts} needless)" if row.needless_restarts else ""
+    """In the order of HEADS, means of all seeds. Restarts that a living copy made needless are
+    told.
+    """
+    of_seed = row.needless_restarts / row.num_seeds
+    needless = f" ({of_seed:.1f} needless)" if row.needless_restarts else ""
     return (
         row.policy,
-        f"{row.samples_per_s:.1f} +- {row.samples_per_s_95:.1f}",
-        f"{row.ratio:.2f} +- {row.ratio_95:.2f}",
-        f"{row.fluid:.1%} +- {row.fluid_95:.1%}",
+        told_with(row.samples_per_s_95, row.samples_per_s, ".1f"),
+        told_with(row.ratio_95, row.ratio, ".2f"),
+        told_with(row.fluid_95, row.fluid, ".1%"),
         f"{row.restarts:.1f}{needless}",
         f"{row.reconfigurations:.1f}",
         f"{row.copied_bytes / 1e9:.0f} GB",

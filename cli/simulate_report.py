@@ -18,6 +18,13 @@ from pacekeeper.simulator.simulate import Outcome
 MAX_ANSWERS = 60  # of a policy, on the page
 
 
+def check_path(path: Path) -> None:
+    """Raises HostError where a page can not be written, as far as can be seen without a try."""
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else f"there is no folder {path.parent}"
+        raise HostError(f"report {path}: {what}", remedy="name another file")
+
+
 def write_report(
     path: Path,
     known: Scenario,
@@ -81,15 +88,16 @@ def _job(job: JobModel | PipelineJob) -> str:
 
 def _with_colour(at: int, cells: Sequence[str]) -> tuple[str, ...]:
     """The policy's name with the colour that it has in the pictures."""
-    name, *rest = map(html.escape, cells)
+    name, *rest = (html.escape(cell) for cell in cells)
+    rest = [cell.replace("+-", "&plusmn;") for cell in rest]
     return f"<i style='background:{colour_of(at)}'></i>{name}", *rest
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are markup already."""
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    """Cells are markup already. Of "numbers" all but the first column are to be compared."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f"<table class='{kind}'><tr>{head}</tr>{body}</table>"
 
 
 def _answers(name: str, outcome: Outcome) -> str:
@@ -105,7 +113,7 @@ def _answers(name: str, outcome: Outcome) -> str:
     ]
     left = len(outcome.told) - MAX_ANSWERS
     more = f"<p>And {left} more: see <code>--json</code>.</p>" if left > 0 else ""
-    table = _table((unit, "cause", "nodes", "reason"), rows)
+    table = _table((unit, "cause", "nodes", "reason"), rows, "words")
     return (
         f"<details><summary>{html.escape(name)}: {len(outcome.told)} answers</summary>"
         f"{table}{more}</details>"
@@ -116,6 +124,8 @@ _PAGE: Any = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 {style}
 td {{ font-variant-numeric: tabular-nums; }}
+.numbers th + th, .numbers td + td {{ text-align: right; padding-left: 1em; }}
+.numbers td + td {{ white-space: nowrap; }}
 i {{ display: inline-block; width: .8em; height: .8em; margin-right: .5em; border-radius: 2px; }}
 details {{ margin: .4em 0; }} summary {{ cursor: pointer; }}
 </style></head><body><h1>{title}</h1><p>{played}</p>{notes}

@@ -15,20 +15,21 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Means over seeds; `_95`: half the width of the 95 % interval of the mean (Student's), 0 for
-    one seed. `ratio`: of the first policy's samples on the same seed; 0 where it has none. `fluid`:
-    of the samples of all nodes that were there, at full pace all the time. `spent`: parts of the
-    time, adding up to 1. `needless_restarts` of all seeds.
+    """Means over seeds; `_95`: half the width of the 95 % interval of the mean (Student's), None
+    of one seed, which does not tell. `ratio`: of the first policy's samples on the same seed; 0
+    where it has none. `fluid`: of the samples of all nodes that were there, at full pace all the
+    time. `spent`: parts of the time, adding up to 1. `needless_restarts` of all seeds.
     """
 
     policy: str
+    num_seeds: int
     samples: float
     samples_per_s: float
-    samples_per_s_95: float
+    samples_per_s_95: float | None
     ratio: float
-    ratio_95: float
+    ratio_95: float | None
     fluid: float
-    fluid_95: float
+    fluid_95: float | None
     restarts: float
     needless_restarts: int
     reconfigurations: float
@@ -40,6 +41,11 @@ def summarised(found: Mapping[str, Sequence[Outcome]]) -> tuple[Summary, ...]:
     """One for each policy, in their order; each with as many outcomes."""
     base = next(iter(found.values()))
     return tuple(_summary(name, outcomes, base) for name, outcomes in found.items())
+
+
+def told_with(half_width: float | None, mean: float, form: str) -> str:
+    """A mean and its interval, if that is known, both in this form."""
+    return f"{mean:{form}}" + ("" if half_width is None else f" +- {half_width:{form}}")
 
 
 def rates(outcome: Outcome, num_windows: int) -> list[tuple[float, float]]:
@@ -71,6 +77,7 @@ def _summary(name: str, outcomes: Sequence[Outcome], base: Sequence[Outcome]) ->
     fluid, fluid_95 = _mean([_part(o.samples, o.fluid_samples) for o in outcomes])
     return Summary(
         policy=name,
+        num_seeds=len(outcomes),
         samples=_mean([o.samples for o in outcomes])[0],
         samples_per_s=rate,
         samples_per_s_95=rate_95,
@@ -90,10 +97,10 @@ def _part(samples: float, whole: float) -> float:
     return samples / whole if whole > 0.0 else 0.0
 
 
-def _mean(values: Sequence[float]) -> tuple[float, float]:
+def _mean(values: Sequence[float]) -> tuple[float, float | None]:
     from scipy.stats import t  # slow to import: not at start-up
 
     if len(values) < 2:
-        return float(values[0]), 0.0
+        return float(values[0]), None
     spread = float(np.std(values, ddof=1)) / len(values) ** 0.5
     return float(np.mean(values)), float(t.ppf(0.975, len(values) - 1)) * spread

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from pacekeeper.cli.simulate import command
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.simulator.scenario import read_scenario
 from support.commands import pacekeeper
@@ -51,6 +53,7 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
     told = pacekeeper("simulate", str(scenario), "--report", str(page))
     assert told.returncode == 0, told.stderr
     assert "where the time went" in told.stdout and "restarting" in told.stdout
+    assert "of the limit" in told.stdout and "regrouped" in told.stdout  # in 80 columns
     text = page.read_text()
     assert text.count("data:image/png;base64,") == 2 and "http" not in text
     done = pacekeeper("simulate", str(scenario), "--json", "--seeds", "1")
@@ -58,6 +61,7 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
     assert document["seeds"] == [0] and document["duration_s"] == 1000.0
     old, ours = document["policies"]
     assert (old["policy"], ours["policy"]) == ("old", "ours")
+    assert old["ratio_95"] is None  # of one seed
     assert old["ratio"] == 1.0 and ours["ratio"] > 1.0
     assert ours["needless_restarts"] == 0 and old["restarts"] >= 1
     for row in (old, ours):
@@ -116,3 +120,15 @@ def test_a_file_that_is_missing_or_no_text_ends_with_one_line(tmp_path: Path) ->
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
     done = pacekeeper("simulate", str(tmp_path / "x.toml"))
     assert done.returncode == ExitCode.CONFIG and "not valid TOML" in done.stderr
+
+
+def test_a_page_that_could_not_be_written_is_said_before_anything_is_played(
+    scenario: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("it is played")
+
+    monkeypatch.setattr("pacekeeper.simulator.scenario.played", never)
+    for page, said in ((scenario.parent, "is a folder"), (Path("no/x.html"), "no folder no")):
+        done = CliRunner().invoke(command, [str(scenario), "--report", str(page)])
+        assert isinstance(done.exception, PacekeeperError) and said in str(done.exception)

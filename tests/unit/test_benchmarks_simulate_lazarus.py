@@ -1,6 +1,7 @@
 """What `benchmarks.simulate_lazarus` makes of outcomes, and of the recorded nodes if there."""
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,11 @@ from benchmarks.simulate_lazarus import (
     LOST_AT_34,
     MAX_NODES,
     share_lost,
+    show,
     summary,
     the_span,
 )
+from rich.console import Console
 
 from pacekeeper.simulator.changes import NodesLost
 from pacekeeper.simulator.job_nodes import capped
@@ -48,6 +51,21 @@ def test_a_bar_is_met_by_ratio_above_lazarus_and_without_needless_restarts() -> 
     needless = {"ours": [replace(OUTCOME, samples=230.0, needless_restarts=1)]}
     assert summary(good | needless, 2.3)["met"] is False
     assert summary(good, 2.3)["ours_over_low"] == pytest.approx(230.0 / 110.0, abs=1e-3)
+
+
+def test_the_table_has_a_head_over_each_use_of_the_time() -> None:
+    rows = summary(told(checkpoint=100.0, checkpoint_low=110.0, lazarus=200.0, ours=230.0), 2.3)
+    file = StringIO()
+    show("x", rows, Console(file=file, width=160))
+    heads, ours = (
+        [
+            cell.strip()
+            for cell in line.strip("\u2503\u2502\n").replace("\u2503", "\u2502").split("\u2502")
+        ]
+        for line in file.getvalue().splitlines()
+        if "policy" in line or "ours" in line
+    )
+    assert heads[-1] == "computing" and ours[-1] == "100.0%"
 
 
 @needs_traces

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.simulator.sim_policy import Use
-from pacekeeper.simulator.sim_summary import rates, summarised
+from pacekeeper.simulator.sim_summary import rates, summarised, told_with
 from pacekeeper.simulator.simulate import Outcome
 
 OUTCOME = Outcome(
@@ -35,6 +35,12 @@ def test_ratios_are_taken_seed_by_seed() -> None:
     assert row.ratio_95 == pytest.approx(12.706 * 0.5, rel=1e-3)
     assert base.samples_per_s == 3.0 and row.samples_per_s_95 == 0.0
     assert base.spent[Use.TRAINED] == 0.8 and sum(base.spent.values()) == pytest.approx(1.0)
+
+
+def test_one_seed_tells_no_interval() -> None:
+    (row,) = summarised({"x": [OUTCOME]})
+    assert row.ratio_95 is row.fluid_95 is row.samples_per_s_95 is None
+    assert (told_with(None, 0.5, ".1%"), told_with(0.25, 0.5, ".2f")) == ("50.0%", "0.50 +- 0.25")
 
 
 def test_a_policy_that_trained_nothing_is_no_base() -> None:

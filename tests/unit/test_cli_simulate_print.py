@@ -1,0 +1,39 @@
+"""The table of a simulation for people."""
+
+from dataclasses import replace
+
+from pacekeeper.cli.simulate_print import HEADS, cells_of
+from pacekeeper.simulator.sim_policy import Use
+from pacekeeper.simulator.sim_summary import summarised
+from pacekeeper.simulator.simulate import Outcome
+
+OUTCOME = Outcome(
+    policy="x",
+    seed=0,
+    duration_s=10.0,
+    samples=20.0,
+    fluid_samples=40.0,
+    steps=5,
+    spent_s=dict.fromkeys(Use, 0.0) | {Use.TRAINED: 10.0},
+    restarts=3,
+    needless_restarts=2,
+    reconfigurations=0,
+    copied_bytes=7 * 10**9,
+    points=((0.0, 0.0), (10.0, 20.0)),
+    told=(),
+)
+
+
+def test_all_cells_are_means_of_all_seeds() -> None:
+    (row,) = summarised({"x": [OUTCOME, replace(OUTCOME, restarts=2, needless_restarts=1)]})
+    assert dict(zip(HEADS, cells_of(row), strict=True)) == {
+        "policy": "x",
+        "samples/s": "2.0 +- 0.0",
+        "of the first": "1.00 +- 0.00",
+        "of the limit": "50.0% +- 0.0%",
+        "restarts": "2.5 (1.5 needless)",
+        "regrouped": "0.0",
+        "copied": "7 GB",
+    }
+    (alone,) = summarised({"x": [replace(OUTCOME, needless_restarts=0)]})
+    assert cells_of(alone)[1:5] == ("2.0", "1.00", "50.0%", "3.0")
