@@ -20,4 +20,5 @@ def merged(own: CommandSlot, told: CommandSlot) -> CommandSlot:
         dead_ranks=own.dead_ranks | told.dead_ranks,
         suspect_ranks=told.suspect_ranks or own.suspect_ranks,
         probe=max(own.probe, told.probe),
+        term=max(own.term, told.term),
     )

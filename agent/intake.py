@@ -25,6 +25,7 @@ from pacekeeper.agent.job_files import (
     write_whole,
 )
 from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
+from pacekeeper.agent.terms import Terms
 from pacekeeper.agent.window import Reading
 from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
@@ -44,6 +45,7 @@ class Intake:
     """
 
     directory: Path
+    terms: Terms = field(default_factory=Terms)
     counts: Counts = field(default_factory=Counts)
     unreadable: dict[str, str] = field(default_factory=dict)
     unwritable: dict[str, str] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Intake:
     def prepare(self) -> None:
         """Make the directory and claim it. Raises HostError where that can not be."""
         self._lock = ring_directory.claim(self.directory)
+        self.terms.load()
 
     def close(self) -> None:
         """Close all rings and give the directory back."""
@@ -196,10 +199,12 @@ class Intake:
 
     def _tell(self, job: Job, change: Callable[[ring.CommandSlot], ring.CommandSlot]) -> None:
         """Change what every ring of this life says; what an earlier agent said there is kept."""
-        job.told = change(job.told)
+        term = self.terms.seen
+        job.told = replace(change(job.told), term=term)
         for reader in job.rings.values():
             if reader.attachment.life == job.life:
-                reader.write_command(change(own_words(reader.said, job.life)))
+                said = change(own_words(reader.said, job.life))
+                reader.write_command(replace(said, term=term))
 
     def _look_at_job(self, name: str, now_s: float) -> tuple[Reading, ...]:
         """What is new, by life, the earliest first: nearly always there is one."""
@@ -274,6 +279,7 @@ class Intake:
             self._note(self.unreadable, key, str(error))
             return None, []
         self.unreadable.pop(key, None)
+        self.terms.take(reader.said.term)  # of an agent before us, whose file is gone
         rest: list[Record] = []
         if was is not None and (was.inode, was.attachment) == (reader.inode, reader.attachment):
             # Touched, but the same ring: it was read to its end.
@@ -295,7 +301,8 @@ class Intake:
         job.read.pop(ring.SUPERVISOR_RING, None)  # the job goes on: its next words are waited for
         job.rings[file_name] = reader
         if reader.attachment.life == job.life:
-            reader.write_command(merged(reader.said, job.told))
+            said = merged(reader.said, job.told)
+            reader.write_command(replace(said, term=self.terms.seen))
         return reader, rest
 
     def _drain(self, reader: RingReader) -> list[Record]:

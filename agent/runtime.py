@@ -15,9 +15,11 @@ from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.sampler import Sampler
 from pacekeeper.agent.spool import Spool
+from pacekeeper.agent.terms import FILE_NAME, Terms
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.agent.window import Reading, SampleNews, batch, deaths_in, split
 from pacekeeper.core import node_verdict
+from pacekeeper.core.addresses import each_address
 from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.metrics_config import open_metrics
@@ -42,13 +44,15 @@ class Agent:
         _refuse_plain(config)
         secure.check_client(config.tls, config.token_file)
         self.config = config
-        self.intake = Intake(directory=Path(config.ring_dir))
+        rings = Path(config.ring_dir)
+        self.intake = Intake(directory=rings, terms=Terms(path=rings / FILE_NAME))
         self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
         self.metrics = AgentMetrics(config.node or socket.gethostname())
         self.sampler = Sampler(config.sample_interval_s)
         self.host = Host(interval_s=config.sample_interval_s)
         self.uplink = Uplink(
-            address=config.controller,
+            addresses=each_address(config.controller),
+            terms=self.intake.terms,
             node=config.node or socket.gethostname(),
             rack=config.rack,
             life=uuid.uuid4().hex,
@@ -285,11 +289,12 @@ class Agent:
 
 def _refuse_plain(config: AgentConfig) -> None:
     """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
-    whys = [plain_caller(config.controller, config.tls)]
+    callers = [plain_caller(one, config.tls) for one in each_address(config.controller)]
+    whys = list(callers)
     if config.metrics_listen:
         whys.append(open_metrics(config.metrics_listen, config.metrics))
     for why in filter(None, whys):
-        if why == whys[0] and config.token_file:
+        if why in callers and config.token_file:
             raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")
         if not config.insecure:
             raise ConfigError(why, remedy="give it certificates ([tls]), or say --insecure")

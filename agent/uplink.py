@@ -2,6 +2,8 @@
 
 Lost connections are normal: reports stay in the spool, the stream is opened anew with full jitter.
 Only a controller of another protocol version, or one that takes no such name, is final.
+Of several addresses the next one is tried when one is away, silent or does not lead; what a
+controller says in an earlier term than was seen is not taken, acknowledgements among it.
 Certificates and tokens are read anew for each connection: what is refused may be mended.
 """
 
@@ -17,12 +19,15 @@ import grpc
 import grpc.aio
 
 from pacekeeper.agent.spool import Spool
+from pacekeeper.agent.terms import Terms
 from pacekeeper.core.errors import ConfigError, HostError, VersionError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, telemetry_pb2, wire
 
 FIRST_BACKOFF_S = 0.2
 SETTLED_S = 5.0  # a connection that lasted as long starts the back-off anew
+WELCOME_WITHIN_S = 2.0  # of one address of several: a frozen one takes calls and says nothing
+LONGEST_SEARCH_S = 2.0  # back-off between several addresses: one of them will lead soon
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +39,7 @@ class Uplink:
     a controller must know to understand them. It carries the number of the last settled report.
     """
 
-    address: str
+    addresses: tuple[str, ...]
     node: str
     life: str
     spool: Spool[telemetry_pb2.NodeReport]
@@ -45,11 +50,19 @@ class Uplink:
     rack: str = ""
     tls: TlsConfig = field(default_factory=TlsConfig)
     token_file: str = ""
+    terms: Terms = field(default_factory=Terms)
     is_connected: bool = False
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     _finishing: asyncio.Event = field(default_factory=asyncio.Event)
     _last_answer_s: float = 0.0
+    _at: int = 0  # which address
+    _answer_within_s: float = 0.0  # as the controller promised; 0: it did not
+
+    @property
+    def address(self) -> str:
+        """Where it is attached, or tries to be."""
+        return self.addresses[self._at]
 
     def wake(self) -> None:
         """There is something to send."""
@@ -67,8 +80,10 @@ class Uplink:
         name.
         """
         loop = asyncio.get_running_loop()
-        backoff_s = FIRST_BACKOFF_S
-        reason = ""
+        longest_s, reason = self.reconnect_max_s, ""
+        if len(self.addresses) > 1:
+            longest_s = min(longest_s, LONGEST_SEARCH_S)
+        backoff_s = min(FIRST_BACKOFF_S, longest_s)
         while True:
             began_s = loop.time()
             said = await self._connect()
@@ -81,15 +96,17 @@ class Uplink:
             if said != reason:
                 _log.warning("controller=%s away: %s; reports are kept", self.address, said)
                 reason = said
+            self._at = (self._at + 1) % len(self.addresses)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(random.uniform(0.0, backoff_s)):
                     await self._finishing.wait()
                     return
-            backoff_s = min(self.reconnect_max_s, backoff_s * 2.0)
+            backoff_s = min(longest_s, backoff_s * 2.0)
 
     async def _connect(self) -> str:
         """One connection, from its opening to its end; says why it ended."""
         self._welcomed.clear()
+        self._answer_within_s = 0.0
         self._last_answer_s = asyncio.get_running_loop().time()
         try:
             shown = secure.bearer(secure.read_token(self.token_file))
@@ -105,6 +122,8 @@ class Uplink:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 self._last_answer_s = asyncio.get_running_loop().time()
+                if not self.terms.take(message.term):
+                    return f"it speaks in term {message.term}, after term {self.terms.seen}"
                 self._take(message)
             return "the controller closed the stream"
         except asyncio.CancelledError:
@@ -112,7 +131,7 @@ class Uplink:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            return f"no acknowledgement for {self.ack_timeout_s:g} s"
+            return f"no answer for {self._patience_s:g} s"
         except grpc.aio.AioRpcError as error:
             return self._judge(error)
         finally:
@@ -149,6 +168,7 @@ class Uplink:
                         node=self.node,
                         agent_life=self.life,
                         rack=self.rack,
+                        seen_term=self.terms.seen,
                     )
                 )
             )
@@ -177,6 +197,7 @@ class Uplink:
                         f"{wire.PROTOCOL_VERSION}",
                         remedy="install the same pacekeeper on both",
                     )
+                self._answer_within_s = message.welcome.answer_within_s
                 self.is_connected = True
                 self._welcomed.set()
                 _log.info("controller=%s attached", self.address)
@@ -189,9 +210,18 @@ class Uplink:
         """A half-open connection says nothing: no answer for too long while reports wait."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self.ack_timeout_s / 4)
+            await asyncio.sleep(self._patience_s / 4)
             if self._welcomed.is_set() and not len(self.spool):
                 self._last_answer_s = loop.time()
-            elif loop.time() - self._last_answer_s > self.ack_timeout_s:
+            elif loop.time() - self._last_answer_s > self._patience_s:
                 call.cancel()
                 return
+
+    @property
+    def _patience_s(self) -> float:
+        """How long an answer is waited for on this connection."""
+        if not self._welcomed.is_set() and len(self.addresses) > 1:
+            return min(self.ack_timeout_s, WELCOME_WITHIN_S)
+        if self._answer_within_s > 0.0:
+            return min(self.ack_timeout_s, self._answer_within_s)
+        return self.ack_timeout_s

@@ -1,7 +1,8 @@
 """A private authority: one key, and short-lived certificates with an identity in their names.
 
-P-256 throughout. A node's, a viewer's or an operator's certificate is for callers only, a
-controller's and a metrics endpoint's for answering only: none can stand in for the other.
+P-256 throughout. A node's, a viewer's or an operator's certificate is for callers only, a metrics
+endpoint's for answering only: neither can stand in for a controller. A controller's also calls: one
+that stands by calls the one that leads.
 """
 
 import ipaddress
@@ -110,7 +111,10 @@ def issue(
         x509.UniformResourceIdentifier(f"{_SCHEME}{domain}/{kind}/{name}")
     ]
     names += [_host(host) for host in hosts]
-    return _sign(directory, names, kind in ANSWERING, name, days, now, out)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH] if kind in ANSWERING else []
+    if kind is Kind.CONTROLLER or not usages:
+        usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+    return _sign(directory, names, usages, name, days, now, out)
 
 
 def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
@@ -121,10 +125,9 @@ def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
     except (ValueError, TypeError, InvalidSignature):
         raise ConfigError(f"{cert_file}: not of the authority in {directory}") from None
     names = list(_names(cert))
-    usages = cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    answers = ExtendedKeyUsageOID.SERVER_AUTH in usages
+    usages = list(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     common = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-    return _sign(directory, names, answers, str(common), days, now, cert_file.with_suffix(""))
+    return _sign(directory, names, usages, str(common), days, now, cert_file.with_suffix(""))
 
 
 def show(cert_file: Path) -> Shown:
@@ -154,7 +157,7 @@ def utc_now() -> datetime:
 def _sign(
     directory: Path,
     names: Sequence[x509.GeneralName],
-    answers: bool,
+    usages: Sequence[x509.ObjectIdentifier],
     name: str,
     days: int,
     now: datetime,
@@ -168,13 +171,12 @@ def _sign(
         )
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-    purpose = ExtendedKeyUsageOID.SERVER_AUTH if answers else ExtendedKeyUsageOID.CLIENT_AUTH
     signer = authority_key.public_key()
     cert = (
         _builder(subject, authority.subject, key.public_key(), now, days)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)

@@ -1,11 +1,12 @@
 """A command's way to the controller: one channel, deadlines, and errors with a remedy."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pacekeeper.core.addresses import is_loopback
+from pacekeeper.core.addresses import each_address, is_loopback
 from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.errors import (
     ConfigError,
@@ -18,6 +19,7 @@ from pacekeeper.protos.plain import as_dict
 
 __all__ = ["as_dict", "ask", "connected", "status_stub"]
 DEADLINE_S = 5.0
+SERVES_WITHIN_S = 1.0  # one of several: an answer whether it leads
 TOKEN_VARIABLE = "PACEKEEPER_TOKEN"
 
 _AWAY = "start one with `pacekeeper controller`, or name it with --controller"
@@ -56,7 +58,8 @@ def connected(client: ClientConfig) -> Iterator[Any]:
 
     from pacekeeper.protos import secure
 
-    address, token = client.controller, _token(client)
+    token = _token(client)
+    address = _leader(client)
     channel = secure.client_channel(address, client.tls)
     try:
         yield secure.showing(channel, token)
@@ -86,12 +89,38 @@ def connected(client: ClientConfig) -> Iterator[Any]:
         channel.close()
 
 
+def _leader(client: ClientConfig) -> str:
+    """Which of the controller's addresses to ask: the only one, or the one that serves.
+
+    Raises UnreachableError where none of several does, and as `secure.check_client`.
+    """
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    from pacekeeper.protos import secure
+
+    addresses, serving = each_address(client.controller), health_pb2.HealthCheckResponse.SERVING
+    if len(addresses) == 1:
+        return addresses[0]
+    for address in addresses:
+        with contextlib.suppress(grpc.RpcError), secure.client_channel(address, client.tls) as to:
+            health: Any = health_pb2_grpc.HealthStub(to)
+            asked = health_pb2.HealthCheckRequest(service="")
+            if health.Check(asked, timeout=SERVES_WITHIN_S).status == serving:
+                return address
+    raise UnreachableError(
+        f"none of {client.controller} leads",
+        remedy="a takeover takes seconds: try again; or start them with `pacekeeper controller`",
+    )
+
+
 def _token(client: ClientConfig) -> str:
     """The token to show. Raises ConfigError where it would go anywhere in the clear."""
     from pacekeeper.protos import secure
 
     token = secure.read_token(client.token_file) or os.environ.get(TOKEN_VARIABLE, "").strip()
-    if token and not client.tls.is_on and not is_loopback(client.controller):
+    is_near = all(is_loopback(address) for address in each_address(client.controller))
+    if token and not client.tls.is_on and not is_near:
         raise ConfigError(
             f"a token would go to {client.controller} in the clear",
             remedy="name the authority in [tls] ca",

@@ -4,11 +4,13 @@ import asyncio
 import logging
 import os
 import sys
+from dataclasses import replace
 
 import click
 
 from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.toml_reader import override
 
 
 @click.command()
@@ -17,6 +19,7 @@ from pacekeeper.core.config import ControllerConfig
 @click.option("--store", help="SQLite file.")
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
 @click.option("--web", help="HOST:PORT of the web page; empty: none.")
+@click.option("--lease", help="etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME: one of several.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback unprotected.")
 def command(
     config_file: str | None,
@@ -24,6 +27,7 @@ def command(
     store: str | None,
     metrics_listen: str | None,
     web: str | None,
+    lease: str | None,
     insecure: bool | None,
 ) -> None:
     """Run the central controller: many jobs, one service.
@@ -40,6 +44,7 @@ def command(
         web=web,
         insecure=insecure,
     )
+    config = replace(config, lease=override(config.lease, url=lease))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr
     )
@@ -51,6 +56,11 @@ def command(
 
 
 async def _run(config: ControllerConfig) -> None:
+    if config.lease.url:
+        from pacekeeper.controller import member
+
+        await member.run(config)
+        return
     from pacekeeper.controller.runtime import Controller
 
     await Controller(config).run()

@@ -19,6 +19,7 @@ class Role(StrEnum):
     VIEWER = "viewer"  # sees all
     OPERATOR = "operator"  # sees all and acts
     AGENT = "agent"  # reports of its own node, and sees nothing
+    CONTROLLER = "controller"  # stands by, with a copy of the leader's store
     OPEN = "open"  # nobody is asked who he is
     NOBODY = "nobody"  # was asked, and has shown nothing that counts
 
@@ -30,12 +31,14 @@ class Action(StrEnum):
     READ = "read"
     ACT = "act"
     HEALTH = "health"
+    FOLLOW = "follow"
 
 
 _GRANTS: Mapping[Role, frozenset[Action]] = {
     Role.VIEWER: frozenset({Action.READ, Action.HEALTH}),
     Role.OPERATOR: frozenset({Action.READ, Action.ACT, Action.HEALTH}),
     Role.AGENT: frozenset({Action.ATTACH, Action.HEALTH}),
+    Role.CONTROLLER: frozenset({Action.FOLLOW, Action.HEALTH}),
     Role.OPEN: frozenset(Action),
     Role.NOBODY: frozenset({Action.HEALTH}),
 }
@@ -57,6 +60,7 @@ METHODS: Mapping[str, Action] = {
     f"{_OPERATOR}ApproveProposal": Action.ACT,
     f"{_OPERATOR}DenyProposal": Action.ACT,
     f"{_OPERATOR}GiveOrder": Action.ACT,
+    "/pacekeeper.v1.ReplicationService/Follow": Action.FOLLOW,
     "/grpc.health.v1.Health/Check": Action.HEALTH,
     "/grpc.health.v1.Health/Watch": Action.HEALTH,
     "/grpc.health.v1.Health/List": Action.HEALTH,
@@ -64,7 +68,12 @@ METHODS: Mapping[str, Action] = {
 }
 """Each method of each service that is served; tests hold this against the services."""
 
-_ROLE_OF_PATH = {"node": Role.AGENT, "viewer": Role.VIEWER, "operator": Role.OPERATOR}
+_ROLE_OF_PATH = {
+    "node": Role.AGENT,
+    "viewer": Role.VIEWER,
+    "operator": Role.OPERATOR,
+    "controller": Role.CONTROLLER,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +128,8 @@ def speaks_for(caller: Caller, node: str) -> Verdict:
 def identify(uris: Sequence[str], names: Sequence[str], domain: str, by_dns: bool) -> Caller:
     """The caller whose certificate has these URIs and DNS names among its alternative names.
 
-    spiffe://DOMAIN/node/NAME, spiffe://DOMAIN/operator/NAME or spiffe://DOMAIN/viewer/NAME. More
-    than one identity is none. `by_dns`: whether the one DNS name of a certificate without any URI
+    spiffe://DOMAIN/KIND/NAME, where KIND is node, operator, viewer or controller. More than one
+    identity is none. `by_dns`: whether the one DNS name of a certificate without any URI
     is a node.
     """
     ours = [uri for uri in uris if uri.startswith(f"{_SCHEME}{domain}/")]

@@ -5,7 +5,6 @@ one that was never kept. Orders are obeyed: one that can not be read is damage.
 """
 
 import logging
-import sqlite3
 
 from pacekeeper.controller.chronicle import Course, PaceRow
 from pacekeeper.controller.chronicle_rows import (
@@ -14,6 +13,7 @@ from pacekeeper.controller.chronicle_rows import (
     encode_course,
     encode_pace,
 )
+from pacekeeper.controller.journal import Journal
 from pacekeeper.core.orders import Order, OrderKind
 
 MOST_COURSES, MOST_PACES = 4096, 512
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class Kept:
     """These tables of one open store; use from its thread."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: Journal) -> None:
         self._connection = connection
 
     def save_course(self, course: Course) -> None:

@@ -6,7 +6,6 @@ inbox waits: agents keep their reports, training goes on, nothing is promised th
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import signal
 import sqlite3
@@ -47,10 +46,12 @@ from pacekeeper.controller.events import (
 )
 from pacekeeper.controller.history import History
 from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.operator_service import Operator
 from pacekeeper.controller.planner import Planner
 from pacekeeper.controller.rates import Limit
 from pacekeeper.controller.server import AgentControl
+from pacekeeper.controller.start_up import import_early
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
@@ -59,7 +60,6 @@ from pacekeeper.controller.webhook import Webhook
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
-from pacekeeper.predictor.calibration import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
@@ -99,8 +99,11 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Controller:
     """The central service of a fleet."""
 
-    def __init__(self, config: ControllerConfig) -> None:
-        """Raises ConfigError (security), HostError (store, audit log) and VersionError (store)."""
+    def __init__(self, config: ControllerConfig, office: Office | None = None) -> None:
+        """`office`: what gives it the right to command; None: it is the only one.
+
+        Raises ConfigError (security), HostError (store, audit log) and VersionError (store).
+        """
         refuse_open(config)
         self.config = config
         self._address = host_and_port(config.listen, first_port=0)
@@ -108,6 +111,8 @@ class Controller:
             host_and_port(config.metrics_listen, first_port=0) if config.metrics_listen else None
         )
         self.store = Store.open(Path(config.store))
+        self.office = Alone() if office is None else office
+        self.office.opened(self.store)
         self.metrics = ControllerMetrics()
         jobs, incidents, next_id = self.store.load()
         waiting, next_proposal_id = self.store.open_proposals()
@@ -132,6 +137,7 @@ class Controller:
             may_attach=self.entrance.gate.may_attach,
             foreign=self.entrance.gate.foreign,
             reports=Limit(per_s=limits.reports_per_s, at_once=limits.reports_at_once),
+            office=self.office,
         )
         self.history = History(store=self.store)
         self.status = Status(
@@ -155,15 +161,20 @@ class Controller:
 
     async def run(self) -> None:
         """Until SIGTERM or SIGINT. Raises HostError where a port is taken, or the store breaks."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self.serve(stop)
+        _log.info("stopped")
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises as `run` does."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(self.history.write)
             for part in (self.entrance, self.planner, self.webhook):
                 stack.callback(part.close)
-            stop = asyncio.Event()
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(number, stop.set)
             if self._metrics_address is not None:
                 metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
                 stack.callback(metrics.close)
@@ -183,13 +194,13 @@ class Controller:
             done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
-        _log.info("stopped")
 
     async def _serve(self) -> tuple[grpc.aio.Server, int]:
         server = self.entrance.server()
         control_pb2_grpc.add_AgentControlServiceServicer_to_server(self.agents, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
+        self.office.serve(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for name in ("", *_SERVICES):
             await self._health.set(name, _SERVING)
@@ -229,10 +240,13 @@ class Controller:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.config.tick_interval_s)
+            if self.office.term() is None:
+                continue  # whatever time tells is the next leader's to hear
             await self._put(Tick())
             self.metrics.update(self.state)
             self.webhook.look(self.state, time.time())
             self.history.look(self.state)
+            await self.office.ship(self.store.journal.taken())
             self.entrance.look(time.monotonic())
             if self.web is not None:
                 self.web.look()
@@ -303,6 +317,7 @@ class Controller:
         if refused:
             _log.info("store=%s takes writes again", self.config.store)
             await self._say_health("")
+        await self.office.ship(self.store.journal.taken())
 
     async def _say_health(self, refused: str) -> None:
         """While the store refuses nothing is taken in: probes must see it. Who asks is answered."""
@@ -378,12 +393,3 @@ class Controller:
         if (text := f"{what}: {error!r}") not in self._failures:
             self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}
             _log.error("%s", text, exc_info=error)
-
-
-def import_early() -> None:
-    """What the first fit and the first thresholds import when they need it: now, beside the loop.
-
-    With the law of healthy residuals, which is made once, nearly a second.
-    """
-    importlib.import_module("scipy.optimize")
-    chart_rules(gaussian(), samples=1e6)

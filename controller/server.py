@@ -18,6 +18,7 @@ import grpc
 import grpc.aio
 
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
+from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.rates import Limit, full, owe
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
@@ -27,6 +28,7 @@ OUTBOX_COMMANDS = 256  # per node; commands are said again, so the oldest may go
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
 HELLO_WITHIN_S = 10.0
+NO_LEADER = "this controller leads no more"
 NO_LIMIT = Limit(per_s=1e9, at_once=1 << 30)
 _log = logging.getLogger(__name__)
 
@@ -125,7 +127,7 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
 
     `on_rejected` counts what an agent did wrong, `on_failure` what we did. `may_attach(node, peer)`
     and `foreign(node, report)` say why the caller may not speak for that node; empty: it may.
-    `reports`: how many of them one stream may bring.
+    `reports`: how many of them one stream may bring. `office`: whether anything may be said now.
     """
 
     put: Callable[[Event], Awaitable[None]]
@@ -134,6 +136,7 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
     may_attach: Callable[[str, str], str] = _anybody
     foreign: Callable[[str, NodeReport], str] = _anything
     reports: Limit = NO_LIMIT
+    office: Office = field(default_factory=Alone)
     streams: dict[str, _Stream] = field(default_factory=dict)
 
     async def Attach(
@@ -153,14 +156,22 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
                     rack=hello.rack,
                 )
             )
-            yield control_pb2.AttachResponse(
-                welcome=control_pb2.Welcome(
-                    protocol_version=wire.PROTOCOL_VERSION, product_version=version("pacekeeper")
-                )
+            welcome = control_pb2.Welcome(
+                protocol_version=wire.PROTOCOL_VERSION,
+                product_version=version("pacekeeper"),
+                answer_within_s=self.office.answer_within_s,
             )
+            message: control_pb2.AttachResponse | None
+            message = control_pb2.AttachResponse(welcome=welcome)
             reader = asyncio.create_task(self._read(stream, request_iterator))
-            while (message := await stream.outbox.get()) is not None:
+            while message is not None:
+                term = self.office.term()
+                if term is None:  # at the last moment: what waited here may be of a past term
+                    stream.close(grpc.StatusCode.UNAVAILABLE, NO_LEADER)
+                    break
+                message.term = term
                 yield message
+                message = await stream.outbox.get()
         finally:
             stream.close()
             if reader is not None:
@@ -217,6 +228,9 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
                 f"controller {version('pacekeeper')} speaks {wire.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
+        if theirs.seen_term > (self.office.term() or 0):
+            why = self.office.outdated(theirs.seen_term)
+            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, why)
         if not is_node_name(theirs.node):
             await self._refuse(
                 context, grpc.StatusCode.INVALID_ARGUMENT, f"node name: expected {NODE_NAME_RULE}"

@@ -9,13 +9,15 @@ import fcntl
 import json
 import math
 import os
+import secrets
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pacekeeper.controller import kept_rows
+from pacekeeper.controller.journal import Change, Journal
 from pacekeeper.controller.kept_rows import Kept
 from pacekeeper.controller.proposal_rows import proposal_of, proposal_row
 from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
@@ -26,7 +28,7 @@ from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -55,6 +57,7 @@ CREATE TABLE proposals (
     plan BLOB NOT NULL, base BLOB NOT NULL, slow TEXT NOT NULL, incident_ids TEXT NOT NULL,
     made_unix_s REAL NOT NULL, expires_unix_s REAL NOT NULL, said_by TEXT NOT NULL,
     note TEXT NOT NULL);
+CREATE TABLE copy (name TEXT NOT NULL, term INTEGER NOT NULL);
 """
 
 
@@ -62,10 +65,10 @@ class Store:
     """One open store; use from one thread."""
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lock: int) -> None:
-        self._connection = connection
+        self._connection = Journal(connection)
         self._path = path
         self._lock = lock
-        self.kept = Kept(connection)
+        self.kept = Kept(self._connection)
 
     @classmethod
     def open(cls, path: Path) -> "Store":
@@ -91,6 +94,32 @@ class Store:
         """Write everything back into one file, and let another controller have it."""
         self._connection.close()
         os.close(self._lock)
+
+    @property
+    def journal(self) -> Journal:
+        return self._connection
+
+    @property
+    def copy(self) -> tuple[str, int]:
+        """The name of just this copy of the state, and the last term it was led in."""
+        name, term = self._connection.execute("SELECT name, term FROM copy").fetchone()
+        return name, term
+
+    def next_term(self) -> int:
+        """The term to lead it in without a lease: a new one, or 0 where it never had one."""
+        name, term = self.copy
+        if term:
+            self.name_copy(name, term + 1)
+        return term + 1 if term else 0
+
+    def name_copy(self, name: str, term: int) -> None:
+        """It is another copy now, or is led in another term."""
+        self._connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
+
+    def follow(self, changes: Sequence[Change]) -> None:
+        """One transaction of the store that this one is a copy of."""
+        with self.transaction():
+            self._connection.apply(changes)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -309,7 +338,9 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         if application != APPLICATION_ID:
             connection.executescript(
-                f"BEGIN; {_TABLES} {kept_rows.TABLES} PRAGMA user_version = {SCHEMA_VERSION};"
+                f"BEGIN; {_TABLES} {kept_rows.TABLES}"
+                f"INSERT INTO copy VALUES ('{secrets.token_hex(8)}', 0);"
+                f"PRAGMA user_version = {SCHEMA_VERSION};"
                 f"PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
             )
         connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run

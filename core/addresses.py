@@ -12,11 +12,22 @@ def host_and_port(address: str, *, first_port: int = 1) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_number = port.isascii() and port.isdigit() and len(port) <= 5
-    if not host or not is_number or not first_port <= int(port) <= 65535:
+    if not host or "," in host or not is_number or not first_port <= int(port) <= 65535:
         raise ValueError(
             f"expected HOST:PORT with a port from {first_port} to 65535, got {address!r}"
         )
     return host, int(port)
+
+
+def each_address(addresses: str, *, first_port: int = 1) -> tuple[str, ...]:
+    """The addresses in HOST:PORT,HOST:PORT; raises ValueError where one of them is none.
+
+    Who listens (`first_port=0`) does so at one.
+    """
+    found = tuple(one.strip() for one in addresses.split(",")) if first_port else (addresses,)
+    for one in found:
+        host_and_port(one, first_port=first_port)
+    return found
 
 
 def joined(host: str, port: int) -> str:

@@ -22,7 +22,7 @@ class AgentConfig:
     # Name of the rack it stands in, the same for all nodes that one switch or feed takes along.
     # Empty: not told, and plans for its jobs count nodes only.
     rack: str = ""
-    # host:port of the controller.
+    # host:port of the controller; of several, with commas between: the one that leads is found.
     controller: str = f"127.0.0.1:{GRPC_PORT}"
     # File with the bearer token to show it; empty: none, the certificate tells the node.
     token_file: str = ""

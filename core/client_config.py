@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import each_address
 from pacekeeper.core.config import GRPC_PORT
 from pacekeeper.core.security_config import TlsConfig
 
@@ -11,7 +11,7 @@ from pacekeeper.core.security_config import TlsConfig
 class ClientConfig:
     """What commands that ask a controller need."""
 
-    # host:port of the controller.
+    # host:port of the controller; of several, with commas between: the one that leads is asked.
     controller: str = f"127.0.0.1:{GRPC_PORT}"
     # File with the bearer token to show it; empty: the environment's PACEKEEPER_TOKEN, or none.
     token_file: str = ""
@@ -19,6 +19,6 @@ class ClientConfig:
 
     def __post_init__(self) -> None:
         try:
-            host_and_port(self.controller)
+            each_address(self.controller)
         except ValueError as error:
             raise ValueError(f"controller: {error}") from None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from pacekeeper.core.config_checks import address, at_least, at_most, one_of, positive
 from pacekeeper.core.expert_turns import Order
+from pacekeeper.core.lease_config import LeaseConfig
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
@@ -171,6 +172,7 @@ class ControllerConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
 
     def __post_init__(self) -> None:
         positive(self, "tick_interval_s", "blind_after_s")

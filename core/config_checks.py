@@ -1,6 +1,6 @@
 """What settings are checked with: each raises ValueError that names the setting and the bound."""
 
-from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.addresses import each_address
 
 
 def positive(owner: object, *names: str) -> None:
@@ -32,9 +32,9 @@ def at_most(owner: object, ceiling: float, *names: str) -> None:
 
 
 def address(owner: object, *names: str, first_port: int = 1) -> None:
-    """Each of these settings is HOST:PORT."""
+    """Each of these settings is HOST:PORT; of one that others are reached at, perhaps several."""
     for name in names:
         try:
-            host_and_port(getattr(owner, name), first_port=first_port)
+            each_address(getattr(owner, name), first_port=first_port)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None

@@ -1,8 +1,8 @@
 """The bytes of one rank's ring file: header, command slot, record slots. Pure: bytes in, bytes out.
 
     0     header          magic, version, slot size and count, pid, JSON attachment
-    4096  command slot    plan generation + checksum, probe, suspect ranks, bitmap of dead ranks,
-                          agent heartbeat
+    4096  command slot    plan generation + checksum, probe, term, suspect ranks, bitmap of dead
+                          ranks, agent heartbeat
     8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
 
 Record slot: sequence (u64, index + 1, written last; 0 while being written), Adler-32 over sequence
@@ -24,7 +24,7 @@ from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"
-VERSION = 9
+VERSION = 10
 SLOT_BYTES = 128
 SLOT_COUNT = 1024
 COMMAND_OFFSET = 4096
@@ -37,7 +37,7 @@ T = TypeVar("T")
 _HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
 _SLOT = struct.Struct(f"<QI{PAYLOAD_BYTES}s")  # sequence, checksum, payload
 SLOT_REST = struct.Struct(f"<I{PAYLOAD_BYTES}s")  # all but the sequence
-_COMMAND = struct.Struct(f"<QI4xQQQQ32s{2 * MAX_SUSPECTS}s{MAX_RANKS // 8}s")
+_COMMAND = struct.Struct(f"<QI4xQQQQQ32s{2 * MAX_SUSPECTS}s{MAX_RANKS // 8}s")
 _SUSPECTS = struct.Struct(f"<{MAX_SUSPECTS}H")
 _NOBODY = 0xFFFF
 HEARTBEAT = struct.Struct("<d")
@@ -150,7 +150,7 @@ class CommandSlot:
     beside the ring; `plan_sha256` is the digest of its bytes. `probe` is the number of the newest
     probe that is asked for (0: none); numbers ascend. `suspect_ranks`: those on nodes with an open
     finding, the lowest MAX_SUSPECTS at most. All of it is meant for one `life` of the job; 0 is
-    any.
+    any. `term` is that of the controller that said it: nothing of an earlier one is obeyed.
     """
 
     plan_generation: int = 0
@@ -160,14 +160,16 @@ class CommandSlot:
     life: int = 0
     probe: int = 0
     suspect_ranks: frozenset[int] = frozenset()
+    term: int = 0
 
 
 def encode_command(sequence: int, command: CommandSlot) -> bytes:
     """The command slot's bytes; `sequence` grows with every write and is stored last."""
     bitmap = _to_bitmap(command.dead_ranks)
-    numbers = (command.plan_generation, command.base_generation, command.life, command.probe)
+    plan = (command.plan_generation, command.base_generation)
+    numbers = (*plan, command.life, command.probe, command.term)
     parts = (command.plan_sha256, _to_list(command.suspect_ranks), bitmap)
-    return _COMMAND.pack(sequence, _command_crc(sequence, *numbers, *parts), *numbers, *parts)
+    return _COMMAND.pack(sequence, _command_crc(sequence, numbers, *parts), *numbers, *parts)
 
 
 def decode_command(area: bytes) -> tuple[int, CommandSlot]:
@@ -178,10 +180,11 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
     """
     if len(area) < _COMMAND.size:
         raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
-    sequence, crc, plan, base, life, probe, digest, suspects, bitmap = _COMMAND.unpack_from(area)
+    sequence, crc, *numbers, digest, suspects, bitmap = _COMMAND.unpack_from(area)
+    plan, base, life, probe, term = numbers
     if sequence == 0:
         return 0, CommandSlot()
-    if crc != _command_crc(sequence, plan, base, life, probe, digest, suspects, bitmap):
+    if crc != _command_crc(sequence, numbers, digest, suspects, bitmap):
         raise TornError("the command slot is being written")
     command = CommandSlot(
         plan_generation=plan,
@@ -191,13 +194,13 @@ def decode_command(area: bytes) -> tuple[int, CommandSlot]:
         life=life,
         probe=probe,
         suspect_ranks=frozenset(_SUSPECTS.unpack(suspects)) - {_NOBODY},
+        term=term,
     )
     return sequence, command
 
 
-def _command_crc(sequence: int, plan: int, base: int, life: int, probe: int, *parts: bytes) -> int:
-    numbers = struct.pack("<QQQQQ", sequence, plan, base, life, probe)
-    return zlib.crc32(numbers + b"".join(parts))
+def _command_crc(sequence: int, numbers: Iterable[int], *parts: bytes) -> int:
+    return zlib.crc32(struct.pack("<QQQQQQ", sequence, *numbers) + b"".join(parts))
 
 
 def _to_list(ranks: Iterable[int]) -> bytes:

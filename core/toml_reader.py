@@ -23,6 +23,7 @@ _TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, the
     ("metrics", AgentConfig, "metrics"),
     ("metrics", ControllerConfig, "metrics"),
     ("webhook", ControllerConfig, "webhook"),
+    ("lease", ControllerConfig, "lease"),
     ("tls", AgentConfig, "tls"),
     ("tls", ClientConfig, "tls"),
     ("tls", ControllerConfig, "tls"),

@@ -8,18 +8,20 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "product_version", "node", "agent_life", "rack")
+    __slots__ = ("protocol_version", "product_version", "node", "agent_life", "rack", "seen_term")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     AGENT_LIFE_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    SEEN_TERM_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     product_version: str
     node: str
     agent_life: str
     rack: str
-    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ..., rack: _Optional[str] = ...) -> None: ...
+    seen_term: int
+    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., node: _Optional[str] = ..., agent_life: _Optional[str] = ..., rack: _Optional[str] = ..., seen_term: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("hello", "report")
@@ -30,12 +32,14 @@ class AttachRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[_telemetry_pb2.NodeReport, _Mapping]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protocol_version", "product_version")
+    __slots__ = ("protocol_version", "product_version", "answer_within_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_WITHIN_S_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     product_version: str
-    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ...) -> None: ...
+    answer_within_s: float
+    def __init__(self, protocol_version: _Optional[int] = ..., product_version: _Optional[str] = ..., answer_within_s: _Optional[float] = ...) -> None: ...
 
 class Acknowledge(_message.Message):
     __slots__ = ("sequence",)
@@ -90,17 +94,19 @@ class TellSuspects(_message.Message):
     def __init__(self, job: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., life: _Optional[int] = ...) -> None: ...
 
 class AttachResponse(_message.Message):
-    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "ask_probe", "tell_suspects")
+    __slots__ = ("welcome", "acknowledge", "offer_plan", "notify_deaths", "ask_probe", "tell_suspects", "term")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     OFFER_PLAN_FIELD_NUMBER: _ClassVar[int]
     NOTIFY_DEATHS_FIELD_NUMBER: _ClassVar[int]
     ASK_PROBE_FIELD_NUMBER: _ClassVar[int]
     TELL_SUSPECTS_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     acknowledge: Acknowledge
     offer_plan: OfferPlan
     notify_deaths: NotifyDeaths
     ask_probe: AskProbe
     tell_suspects: TellSuspects
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., ask_probe: _Optional[_Union[AskProbe, _Mapping]] = ..., tell_suspects: _Optional[_Union[TellSuspects, _Mapping]] = ...) -> None: ...
+    term: int
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., offer_plan: _Optional[_Union[OfferPlan, _Mapping]] = ..., notify_deaths: _Optional[_Union[NotifyDeaths, _Mapping]] = ..., ask_probe: _Optional[_Union[AskProbe, _Mapping]] = ..., tell_suspects: _Optional[_Union[TellSuspects, _Mapping]] = ..., term: _Optional[int] = ...) -> None: ...

@@ -90,6 +90,7 @@ class Ring:
         self._index = 0
         self._heard = _BEING_WRITTEN  # sequence of the command that was taken in
         self._command = ring.CommandSlot()
+        self._term = 0  # the highest of any command
         _rings.add(self)
 
     @classmethod
@@ -162,7 +163,8 @@ class Ring:
     def command(self) -> ring.CommandSlot:
         """What the agent last said; cheap while nothing changed, the old value while torn.
 
-        What was meant for another life of the job is nothing to us.
+        What was meant for another life of the job is nothing to us, nor what was said in an
+        earlier term than was heard already.
         """
         memory = self._memory
         if memory is None:
@@ -187,6 +189,9 @@ class Ring:
         number, said = ring.decode_command(memory[COMMAND_OFFSET : COMMAND_OFFSET + COMMAND_BYTES])
         if number != 0:  # 0: the next write began between the look and the copy
             self._heard = number.to_bytes(8, "little")
+            if said.term < self._term:
+                return  # a later controller has spoken
+            self._term = said.term
             is_ours = said.life == self.life or not (said.life and self.life)
             self._command = said if is_ours else ring.CommandSlot()
 

@@ -60,6 +60,7 @@ def parts() -> dict[str, object]:
         "limits": controller.limits,
         "metrics": controller.metrics,
         "webhook": controller.webhook,
+        "lease": controller.lease,
         "tls": controller.tls,
         "train": TrainConfig(),
     }

@@ -11,7 +11,7 @@ LATE = f"""
 import sys
 sys.path.insert(0, {str(TESTS)!r})
 import numpy as np
-from pacekeeper.controller.runtime import import_early
+from pacekeeper.controller.start_up import import_early
 from pacekeeper.predictor.cost_model import fit
 from pacekeeper.predictor.thresholds import thresholds
 from support.synthetic_job import SyntheticJob

@@ -183,8 +183,8 @@ def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(fleet: Flee
     assert fleet.audited(action="act", verdict="allowed", about=about)
 
 
-def test_a_controllers_key_does_not_call(fleet: Fleet) -> None:
-    assert fleet.refusal(fleet.authority.tls(fleet.server)) is grpc.StatusCode.UNAVAILABLE
+def test_a_controllers_key_follows_and_is_told_nothing_else(fleet: Fleet) -> None:
+    assert fleet.refusal(fleet.authority.tls(fleet.server)) is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_a_real_agent_and_the_commands_use_the_same_settings(fleet: Fleet, tmp_path: Path) -> None:

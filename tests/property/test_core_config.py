@@ -12,6 +12,7 @@ from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig, TrainConfig
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.lease_config import LeaseConfig
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.toml_reader import override, read_config
 
@@ -23,6 +24,7 @@ TABLES = {
     "client": ClientConfig,
     "access": AccessConfig,
     "limits": LimitsConfig,
+    "lease": LeaseConfig,
     "tls": TlsConfig,
     "train": TrainConfig,
 }

@@ -27,6 +27,7 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
 
     def __init__(self) -> None:
         self.port = 0
+        self.term = 0
         self.streams: list[list[NodeReport]] = []
         self.hellos: list[control_pb2.Hello] = []
         self.is_acknowledging = True
@@ -80,7 +81,7 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
         self.streams.append(stream)
         refused: list[str] = []
         yield control_pb2.AttachResponse(
-            welcome=control_pb2.Welcome(protocol_version=wire.PROTOCOL_VERSION)
+            welcome=control_pb2.Welcome(protocol_version=wire.PROTOCOL_VERSION), term=self.term
         )
 
         async def read() -> None:
@@ -104,6 +105,7 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
         reader = asyncio.create_task(read())
         try:
             while (message := await outbox.get()) is not None:
+                message.term = self.term
                 yield message
         finally:
             reader.cancel()

@@ -37,10 +37,12 @@ def test_a_callers_certificate_names_it_and_can_not_answer(fleet: Authority, kin
     assert usages(cert) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
-def test_a_controllers_certificate_has_its_hosts_and_can_not_call(fleet: Authority) -> None:
+def test_a_controllers_certificate_has_its_hosts_and_calls_the_one_that_leads(
+    fleet: Authority,
+) -> None:
     cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example", "10.0.0.1", "::1"))
     assert authority.show(cert).hosts == ("ctl.example", "10.0.0.1", "::1")
-    assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 def test_keys_are_their_owners_only_and_fit(fleet: Authority) -> None:
@@ -64,7 +66,7 @@ def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> No
     authority.renew(fleet.directory, cert, 3, fleet.now)
     after = authority.show(cert)
     assert (after.identity, after.hosts) == (before.identity, before.hosts)
-    assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     assert after.ends - before.ends == timedelta(days=2)
     assert cert.with_suffix(".key").read_bytes() != key_before
     assert sorted(path.name for path in fleet.directory.iterdir() if path.name[0] == ".") == []

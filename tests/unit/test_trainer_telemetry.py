@@ -343,6 +343,17 @@ def test_what_is_meant_for_another_life_is_not_obeyed(tmp_path: Path) -> None:
         assert ours.command().dead_ranks == heard, (own, meant)
 
 
+def test_what_a_past_controller_says_is_not_obeyed(tmp_path: Path) -> None:
+    ours = Ring.create(tmp_path, ATTACHMENT)
+    assert ours._memory is not None
+    start, heard = ring.COMMAND_OFFSET, list[int]()
+    for number, (term, dead) in enumerate([(5, 1), (4, 2), (5, 3), (0, 4), (6, 5)], 1):
+        said = ring.CommandSlot(dead_ranks=frozenset({dead}), term=term)
+        ours._memory[start : start + ring.COMMAND_BYTES] = ring.encode_command(number, said)
+        heard += ours.command().dead_ranks
+    assert heard == [1, 1, 3, 3, 5]
+
+
 def test_a_launch_clears_what_earlier_ones_left_and_nothing_else(tmp_path: Path) -> None:
     old = Ring.create(tmp_path, ATTACHMENT)
     old.write_layout(3, b"layout")

@@ -1,0 +1,148 @@
+"""Two controllers, a real etcd: whoever is killed or frozen, nothing told is lost, and the past
+leader says nothing any more.
+"""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.reports import JobReport
+from pacekeeper.protos import control_pb2, status_pb2, wire
+from support.commands import pacekeeper
+from support.controllers import (
+    ControllerProcess,
+    ScriptedAgent,
+    attached,
+    first_layout,
+    killed,
+    until,
+)
+from support.etcd import Etcd
+from support.failover import FAST, Pair, running
+
+JOB = "train"
+LAYOUT = first_layout()
+
+
+def hello(life: str, seen_term: int = 0) -> control_pb2.Hello:
+    return control_pb2.Hello(
+        protocol_version=wire.PROTOCOL_VERSION,
+        product_version="0",
+        node="node-0",
+        agent_life=life,
+        seen_term=seen_term,
+    )
+
+
+def incidents(controller: ControllerProcess | None) -> list[tuple[int, int]]:
+    assert controller is not None
+    told = controller.status.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
+    return [(incident.incident_id, incident.rank) for incident in told.incidents]
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    with Etcd() as process:
+        yield process
+
+
+@pytest.fixture
+def lease_url(etcd: Etcd, request: pytest.FixtureRequest) -> str:
+    return f"{etcd.url}/{request.node.name}"
+
+
+def terms(agent: ScriptedAgent) -> set[int]:
+    return {message.term for message in list(agent.heard)}
+
+
+def test_what_a_killed_leader_has_told_the_next_one_knows(tmp_path: Path, lease_url: str) -> None:
+    with running(tmp_path, lease_url) as (pair, leader):
+        agent = ScriptedAgent(pair.addresses[leader], hello("a"))
+        agent.report_and_wait(attached(JOB, LAYOUT))
+        agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
+        assert terms(agent) == {1}
+        known = incidents(pair.processes[leader])
+        assert [rank for _, rank in known] == [1]
+        pair.kill(leader)
+
+        other = pair.leader(1 - leader)
+        assert incidents(pair.processes[other]) == known
+        agent = ScriptedAgent(pair.addresses[other], hello("b", seen_term=1))
+        agent.report_and_wait(attached(JOB, LAYOUT))
+        agent.report_and_wait(JobReport(job=JOB, records=(killed(3),)))
+        assert terms(agent) == {2}, "each command has the token of the new leader"
+        assert [rank for _, rank in incidents(pair.processes[other])] == [1, 3]
+
+        # The one that was killed comes back, stands by, and is next.
+        pair.start(leader)
+        pair.await_copy(other)
+        pair.kill(other)
+        assert [rank for _, rank in incidents(pair.processes[pair.leader(leader)])] == [1, 3]
+        agent.close()
+
+
+def test_a_frozen_leader_says_nothing_when_it_wakes(tmp_path: Path, lease_url: str) -> None:
+    with running(tmp_path, lease_url) as (pair, leader):
+        agent = ScriptedAgent(pair.addresses[leader], hello("a"))
+        agent.report_and_wait(attached(JOB, LAYOUT))
+        agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))  # said again each second
+        until("it is told of the death", agent.deaths)
+        pair.signal(leader, signal.SIGSTOP)
+        other = pair.leader(1 - leader)
+        sequence = agent.report(JobReport(job=JOB, records=(killed(2),)))
+        num_heard = len(agent.heard)
+        pair.signal(leader, signal.SIGCONT)
+        code, words = agent.wait_for_end()
+        assert code is grpc.StatusCode.UNAVAILABLE, words
+        late = agent.heard[num_heard:]
+        assert not any(message.HasField("notify_deaths") for message in late), late
+        told = [message.acknowledge.sequence for message in agent.heard]
+        assert max(told) < sequence, "what only the past leader has is not acknowledged"
+        until("it stands by", lambda: pair.log(leader).count("stands by") == 2)
+        assert pair.is_leading(other) and not pair.is_leading(leader)
+
+
+def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
+    tmp_path: Path, lease_url: str
+) -> None:
+    with Pair(tmp_path, lease_url, FAST.replace("2.5", "60.0")) as pair:
+        (tmp_path / "c0.toml").write_text(FAST)
+        first = pair.start(0)
+        assert pair.leader(0) == 0
+        pair.start(1)
+        pair.await_copy(0)
+        agent = ScriptedAgent(pair.addresses[1], hello("a"))
+        code, words = agent.wait_for_end()
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert pair.addresses[0] in words
+        asked = pacekeeper("status", "--controller", ",".join(pair.addresses[::-1]))
+        assert (asked.returncode, asked.stdout) == (ExitCode.OK, "no jobs yet\n"), asked.stderr
+        asked = pacekeeper("status", "--controller", pair.addresses[1])
+        assert asked.returncode == ExitCode.UNREACHABLE
+        assert pair.addresses[0] in asked.stderr
+
+        first.process.terminate()
+        assert pair.leader(1) == 1, "long before its 60 s are over"
+        assert first.process.wait(30.0) == ExitCode.OK
+
+
+def test_terms_pass_what_an_agent_has_seen(tmp_path: Path, lease_url: str) -> None:
+    """The record was deleted, or etcd made anew: terms would begin below what agents obey."""
+    with running(tmp_path, lease_url) as (pair, leader):
+        agent = ScriptedAgent(pair.addresses[leader], hello("a", seen_term=41))
+        assert agent.wait_for_end()[0] is grpc.StatusCode.UNAVAILABLE
+        until("a later term", lambda: any("leads in term 42" in pair.log(i) for i in (0, 1)))
+        agent = until("it is welcome", lambda: welcome(pair, hello("b", seen_term=41)))
+        assert min(terms(agent)) > 41
+        agent.close()
+
+
+def welcome(pair: Pair, said: control_pb2.Hello) -> ScriptedAgent | None:
+    """An agent that is attached to who leads; None where that one goes just now."""
+    agent = ScriptedAgent(pair.addresses[pair.leader()], said)
+    until("an answer", lambda: agent.is_welcome or agent.error)
+    return agent if agent.is_welcome else None

@@ -1,0 +1,62 @@
+"""However late messages come, whoever is frozen or killed, and however clocks drift: at no moment
+may two command, a term has one leader, and when the world is kind again somebody leads soon.
+"""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.controller import lease
+from pacekeeper.controller.lease import Timing
+from support.lease_world import DRIFT, TIMING, Chaos, World
+
+CALM_S = 3 * TIMING.duration_s * (1 + DRIFT)
+seeds = st.integers(0, 1 << 32)
+
+
+def played(world: World, until_s: float) -> dict[int, str]:
+    """Who commanded in which term; terms only ascend, and nobody shares one."""
+    led: dict[int, str] = {}
+    for commanders in world.play(until_s):
+        assert len(commanders) <= 1, f"at {world.true_s}: {commanders}"
+        for life, term in commanders.items():
+            assert led.setdefault(term, life) == life, f"term {term} is led twice"
+            assert term == max(led), f"term {term} after {max(led)}"
+    return led
+
+
+@settings(max_examples=60)
+@given(seeds, st.sampled_from([2, 3, 5]), st.sampled_from([0.0, 0.2, 0.6]))
+def test_never_two_and_one_a_term_and_soon_somebody(seed: int, members: int, lost: float) -> None:
+    world = World(Random(seed), Chaos(until_s=60.0, lost_ratio=lost), members)
+    played(world, 60.0)
+    assert played(world, 60.0 + CALM_S), "in a kind world somebody leads"
+    assert len(world.commanders()) == 1
+
+
+def test_the_world_makes_leaders_change() -> None:
+    """Else the test above would say little."""
+    worlds = (World(Random(seed), Chaos(until_s=60.0)) for seed in range(10))
+    assert sum(len(set(played(world, 60.0).values())) - 1 for world in worlds) >= 10
+
+
+def test_without_a_margin_two_would_command() -> None:
+    """The margin bears the drift of clocks: the world finds it out where it is too small."""
+    bold = Timing(duration_s=5.0, renew_s=1.0, margin_s=0.01)
+    with pytest.raises(AssertionError, match="at "):
+        for seed in range(300):
+            played(World(Random(seed), Chaos(until_s=60.0), timing=bold), 60.0)
+
+
+@given(seeds, st.integers(1, 1 << 40))
+def test_a_term_that_somebody_has_seen_is_passed(seed: int, heard: int) -> None:
+    world = World(Random(seed), Chaos(until_s=0.0))
+    played(world, CALM_S)
+    (life,) = world.commanders()
+    node = next(one for one in world.nodes if one.member.life == life)
+    node.member = lease.hears(node.member, heard)
+    for commanders in world.play(world.true_s + CALM_S):
+        assert len(commanders) <= 1
+    assert min(world.commanders().values()) > heard or heard == 1

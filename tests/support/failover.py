@@ -1,0 +1,104 @@
+"""Controllers that stand by for each other, as processes; a fast lease, so that tests are quick."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from support.controllers import ControllerProcess, until
+from support.fleet import free_port
+
+FAST = "[lease]\nduration_s = 2.5\nrenew_s = 0.4\nmargin_s = 0.5\n"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Pair:
+    """Two controllers under one lease; each keeps its own store."""
+
+    def __init__(self, folder: Path, lease_url: str, settings: str = FAST) -> None:
+        self._folder, self._url = folder, lease_url
+        self.addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        self.processes: list[ControllerProcess | None] = [None, None]
+        for index in range(2):
+            (folder / f"c{index}").mkdir()
+            (folder / f"c{index}.toml").write_text(f'{settings}member = "c{index}"\n')
+
+    @property
+    def both(self) -> str:
+        """What agents and people are told."""
+        return ",".join(self.addresses)
+
+    def start(self, index: int) -> ControllerProcess:
+        process = ControllerProcess(
+            self._folder / f"c{index}",
+            *("--lease", self._url, "--config", str(self._folder / f"c{index}.toml")),
+            listen=self.addresses[index],
+        )
+        self.processes[index] = process
+        return process
+
+    def kill(self, index: int) -> None:
+        process = self.processes[index]
+        assert process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.process.pid, signal.SIGCONT)
+        process.kill()
+        self.processes[index] = None
+
+    def signal(self, index: int, number: signal.Signals) -> None:
+        process = self.processes[index]
+        assert process is not None
+        process.process.send_signal(number)
+
+    def log(self, index: int) -> str:
+        return (self._folder / f"c{index}" / "controller.log").read_text()
+
+    def is_leading(self, index: int) -> bool:
+        """Does it say that it serves?"""
+        return is_serving(self.addresses[index])
+
+    def leader(self, *of: int) -> int:
+        """Who of these leads, once somebody does."""
+        found = until("somebody leads", lambda: [i for i in of or (0, 1) if self.is_leading(i)])
+        return int(found[0])
+
+    def await_copy(self, leader: int) -> None:
+        """Until the other one has all and may take over."""
+        until(
+            "the standby may take over",
+            lambda: self.log(leader).rpartition(" leads in term ")[2].count("may take over"),
+        )
+
+    def __enter__(self) -> "Pair":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for index in range(2):
+            if self.processes[index] is not None:
+                self.kill(index)
+
+
+def is_serving(address: str) -> bool:
+    """As a probe asks it."""
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(service=""), timeout=1.0)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == SERVING)
+
+
+@contextlib.contextmanager
+def running(folder: Path, lease_url: str, settings: str = FAST) -> Iterator[tuple[Pair, int]]:
+    """Both of a pair, the standby with all that the leader has, and who leads."""
+    with Pair(folder, lease_url, settings) as pair:
+        pair.start(0)
+        pair.start(1)
+        leader = pair.leader()
+        pair.await_copy(leader)
+        yield pair, leader

@@ -1,0 +1,207 @@
+"""Members of a lease in a world of one true time: their clocks drift, messages are late or lost,
+members are frozen, killed and started again. The store of the record compares and swaps.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from pacekeeper.controller import lease
+from pacekeeper.controller.lease import Member, Read, Record, Timing, Wait, Write
+
+TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
+DRIFT = 0.1  # rates of two clocks from 0.9 to 1.1: at the edge of what the margin bears
+
+
+@dataclass(slots=True, kw_only=True)
+class Chaos:
+    """How the world treats messages and members until `until_s`; afterwards it is kind."""
+
+    until_s: float
+    lost_ratio: float = 0.2
+    late_s: float = 3.0
+    frozen_s: float = 8.0
+    killed_ratio: float = 0.3  # of those that are hit, the others are frozen
+    hit_every_s: float = 6.0
+    deletes: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Node:
+    """One member with its clock; `frozen_until_s` in true time."""
+
+    member: Member
+    offset_s: float
+    rate: float
+    life: int = 0
+    frozen_until_s: float = 0.0
+
+    def clock_s(self, true_s: float) -> float:
+        return self.offset_s + self.rate * true_s
+
+
+@dataclass(slots=True)
+class World:
+    """`leaders` is who might command at each true time that was looked at, with their terms."""
+
+    random: Random
+    chaos: Chaos
+    num_members: int = 3
+    timing: Timing = TIMING
+    true_s: float = 0.0
+    record: Record | None = None
+    version: int = 0
+    nodes: list[Node] = field(default_factory=list)
+    led: dict[int, str] = field(default_factory=dict)
+    highest: int = 0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        for index in range(self.num_members):
+            rate = self.random.uniform(1.0 - DRIFT, 1.0 + DRIFT)
+            node = Node(
+                member=self._born(index, 0), offset_s=self.random.uniform(-1e5, 1e5), rate=rate
+            )
+            self.nodes.append(node)
+            self._at(self.random.uniform(0.0, 1.0), partial(self._run, node, 0))
+        self._at(self.random.expovariate(1.0 / self.chaos.hit_every_s), self._hit)
+
+    def play(self, until_s: float) -> Iterator[dict[str, int]]:
+        """After each event: who would command at that moment, frozen or not, in which term."""
+        while self._events and self._events[0][0] <= until_s:
+            self.true_s, _, event = heapq.heappop(self._events)
+            event()
+            yield self.commanders()
+        self.true_s = until_s
+
+    def commanders(self) -> dict[str, int]:
+        now = {
+            node.member.life: lease.commands_in(node.member, node.clock_s(self.true_s))
+            for node in self.nodes
+        }
+        return {life: term for life, term in now.items() if term}
+
+    def _born(self, index: int, life: int) -> Member:
+        member = Member(
+            name=f"m{index}", life=f"m{index}.{life}", address=f"h{index}:1", timing=self.timing
+        )
+        return lease.stands(member, f"c{index}")
+
+    def _run(self, node: Node, life: int) -> None:
+        """One turn of the member's loop; it waits for its answer before the next."""
+        if node.life != life:
+            return
+        if self.true_s < node.frozen_until_s:
+            self._at(node.frozen_until_s, lambda: self._run(node, life))
+            return
+        now_s = node.clock_s(self.true_s)
+        before = node.member.term
+        node.member = lease.time_passes(node.member, now_s)
+        if before and not node.member.term:
+            node.member = lease.stands(lease.resigns(node.member), node.member.copy)
+        if lease.commands_in(node.member, now_s):
+            others = [f"c{i}" for i in range(self.num_members) if f"c{i}" != node.member.copy]
+            if self.random.random() < 0.02:  # copies come and go; all have all in this world
+                others = self.random.sample(others, self.random.randrange(len(others) + 1))
+                node.member = lease.wants(node.member, (node.member.copy, *others))
+            elif len(node.member.wanted) == 1:
+                node.member = lease.wants(node.member, (node.member.copy, *others))
+        step = lease.next_step(node.member, now_s)
+        if isinstance(step, Wait):
+            wait_s = min(max(step.until_s - now_s, 0.0) / node.rate, 0.5)
+            self._at(self.true_s + wait_s + 1e-3, lambda: self._run(node, life))
+            return
+        self._exchange(node, step)
+
+    def _exchange(self, node: Node, step: Read | Write) -> None:
+        asked, life = self.true_s, node.life
+
+        def arrive() -> None:
+            answer = self._store(step)
+            back_s = self.true_s + self._delay_s()
+            if not self._is_lost():
+                self._at(back_s, lambda: self._answered(node, life, step, asked, answer))
+
+        if not self._is_lost():
+            self._at(self.true_s + self._delay_s(), arrive)
+        self._at(asked + 1.0, lambda: self._timed_out(node, life, step, asked))
+
+    def _store(self, step: Read | Write) -> tuple[Record | None, str] | str:
+        if isinstance(step, Write):
+            if step.expected != self._name():
+                return ""
+            self.record, self.version = step.record, self.version + 1
+            self.highest = max(self.highest, step.record.term)
+            return self._name()
+        return self.record, self._name()
+
+    def _name(self) -> str:
+        return str(self.version) if self.record is not None else ""
+
+    def _answered(
+        self,
+        node: Node,
+        life: int,
+        step: Read | Write,
+        asked: float,
+        answer: tuple[Record | None, str] | str,
+    ) -> None:
+        if node.life != life or self._settled.get(id(node), -1.0) >= asked:
+            return  # of a life that is over, or given up already
+        if self.true_s < node.frozen_until_s:
+            again = node.frozen_until_s
+            self._at(again, lambda: self._answered(node, life, step, asked, answer))
+            return
+        self._settled[id(node)] = asked
+        now_s = node.clock_s(self.true_s)
+        if isinstance(step, Read):
+            assert isinstance(answer, tuple)
+            node.member = lease.has_read(node.member, *answer, now_s)
+        elif answer:
+            assert isinstance(answer, str)
+            node.member = lease.has_written(node.member, step, answer, now_s)
+        else:
+            node.member = lease.was_refused(node.member, now_s)
+        self._run(node, life)
+
+    def _timed_out(self, node: Node, life: int, step: Read | Write, asked: float) -> None:
+        if node.life != life or self._settled.get(id(node), -1.0) >= asked:
+            return
+        self._settled[id(node)] = asked
+        node.member = lease.is_unknown(node.member, step, node.clock_s(self.true_s))
+        self._run(node, life)
+
+    _settled: dict[int, float] = field(default_factory=dict)  # by node: question settled last
+
+    def _hit(self) -> None:
+        """Something happens to somebody."""
+        if self.true_s > self.chaos.until_s:
+            return
+        node = self.random.choice(self.nodes)
+        if self.random.random() < self.chaos.killed_ratio:
+            index = self.nodes.index(node)
+            node.life += 1
+            node.member = self._born(index, node.life)
+            node.frozen_until_s = self.true_s + self.random.uniform(0.0, self.chaos.frozen_s)
+            life = node.life
+            self._at(node.frozen_until_s, lambda: self._run(node, life))
+        else:
+            node.frozen_until_s = self.true_s + self.random.uniform(0.0, self.chaos.frozen_s)
+        self._at(self.true_s + self.random.expovariate(1.0 / self.chaos.hit_every_s), self._hit)
+
+    def _is_lost(self) -> bool:
+        is_kind = self.true_s > self.chaos.until_s
+        return not is_kind and self.random.random() < self.chaos.lost_ratio
+
+    def _delay_s(self) -> float:
+        if self.true_s > self.chaos.until_s:
+            return 0.005
+        is_late = self.random.random() < 0.2
+        return self.random.uniform(0.0, self.chaos.late_s if is_late else 0.05)
+
+    def _at(self, true_s: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (true_s, self._count, event))

@@ -1,0 +1,99 @@
+"""A node obeys no controller of an earlier term than it has obeyed, whatever was killed since."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.agent.intake import Intake
+from pacekeeper.agent.spool import Spool
+from pacekeeper.agent.terms import FILE_NAME, Terms
+from pacekeeper.agent.uplink import Uplink
+from pacekeeper.core.topology import Attachment
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.trainer.telemetry import Ring
+from support.agents import PaperController, until
+
+
+@pytest.mark.parametrize(
+    ("term", "counts", "seen"), [(0, False, 5), (4, False, 5), (5, True, 5), (6, True, 6)]
+)
+def test_only_what_is_said_in_the_newest_term_counts(term: int, counts: bool, seen: int) -> None:
+    terms = Terms(seen=5)
+    assert terms.take(term) == counts
+    assert terms.seen == seen
+
+
+def test_a_controller_without_a_lease_counts_where_there_never_was_one() -> None:
+    assert Terms().take(0)
+
+
+def test_the_newest_term_outlives_the_agent(tmp_path: Path) -> None:
+    path = tmp_path / FILE_NAME
+    Terms(path=path).take(7)
+    again = Terms(path=path)
+    again.load()
+    assert not again.take(6) and again.take(7)
+
+
+@pytest.mark.parametrize("damage", [b"", b"seven", b"\xff" * 40])
+def test_a_damaged_file_stops_nobody(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(damage)
+    terms = Terms(path=tmp_path / FILE_NAME)
+    terms.load()
+    assert terms.take(1)
+
+
+def test_where_the_file_is_gone_the_rings_know(tmp_path: Path) -> None:
+    ring = Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=1, pid=1, life=8))
+    before = Intake(directory=tmp_path)
+    before.terms.take(7)
+    before.look(0.0)
+    before.notify_deaths("job", frozenset({0}), 8)
+    assert ring.command().term == 7
+    after = Intake(directory=tmp_path)
+    after.look(1.0)
+    assert after.terms.seen == 7
+    after.ask_probe("job", 3, 8)
+    assert (ring.command().term, ring.command().probe) == (7, 3)
+
+
+def test_an_agent_finds_who_leads_and_takes_nothing_of_who_led_before() -> None:
+    asyncio.run(_finds_who_leads())
+
+
+async def _finds_who_leads() -> None:
+    past, present = PaperController(), PaperController()
+    past.term, present.term = 3, 9
+    await past.start()
+    await present.start()
+    spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=8)
+    uplink = Uplink(
+        addresses=(f"127.0.0.1:{past.port}", f"127.0.0.1:{present.port}"),
+        node="n",
+        life="a",
+        spool=spool,
+        ack_timeout_s=15.0,
+        reconnect_max_s=0.1,
+        on_command=lambda message: None,
+        greeting=lambda sequence: telemetry_pb2.NodeReport(sequence=sequence),
+        terms=Terms(seen=8),
+    )
+    spool.put(telemetry_pb2.NodeReport(sequence=1))
+    running = asyncio.create_task(uplink.run())
+    try:
+        await until(lambda: not len(spool), "the report is acknowledged")
+        assert past.hellos and not past.reports, "who led before is told nothing"
+        assert [report.sequence for report in present.reports] == [0, 1]
+        # It goes, and the one of the earlier term is all there is.
+        spool.put(telemetry_pb2.NodeReport(sequence=2))
+        await present.stop()
+        num_calls = len(past.hellos)
+        await until(lambda: len(past.hellos) > num_calls, "it looks for another")
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await past.stop()
+        await present.stop()
+    assert {hello.seen_term for hello in past.hellos} == {8, 9}
+    assert len(spool) == 1 and not uplink.is_connected
