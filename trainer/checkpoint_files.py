@@ -202,13 +202,16 @@ def open_storage(root: str) -> Storage:
     """The storage at a directory or URL. Raises HostError where no such URL can be reached here."""
     scheme, separator, path = root.partition("://")
     if scheme in ("file", "local") and separator:
+        if not path:
+            raise HostError(f"{root}: names no directory", remedy="file:///DIRECTORY does")
         return LocalStorage(path)  # durable and atomic, which fsspec would not be
     return RemoteStorage(root) if separator else LocalStorage(root)
 
 
 def below(root: str, name: str) -> str:
     """The root of what is called `name` in `root`."""
-    return f"{root.rstrip('/')}/{name}"
+    is_bare = root.rstrip("/").endswith(":")  # file:///, s3://
+    return f"{root}{name}" if is_bare and "://" in root else f"{root.rstrip('/')}/{name}"
 
 
 def _make_durable(directory: Path) -> None:

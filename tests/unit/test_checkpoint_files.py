@@ -111,6 +111,13 @@ def test_a_url_that_nobody_knows_is_refused() -> None:
 
 def test_paths_below_a_root_have_one_slash_between() -> None:
     assert below("a/", "b") == below("a", "b") == "a/b"
+    assert below("/", "b") == "/b" and below("file:///", "b") == "file:///b"
+    assert below("s3://", "b") == "s3://b" and below("s3://a/", "b") == "s3://a/b"
+
+
+def test_a_url_of_no_directory_is_not_the_present_one() -> None:
+    with pytest.raises(HostError, match="file://: names no directory"):
+        open_storage("file://")
 
 
 def test_what_others_write_and_remove_is_seen_at_once(storage: Storage) -> None:

@@ -70,16 +70,14 @@ def littered(tmp_path: Path) -> Lone:
     return lone
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("words", [("ls",), ("verify",), ("show",), ("gc", "--dry-run"), ("gc",)])
-def test_whatever_lies_there_each_command_ends_with_an_answer(
-    littered: Lone, words: tuple[str, ...], as_json: bool
-) -> None:
-    options = ["--json"] if as_json else []
-    for path in (littered.root, littered.root.parent, *sorted(littered.root.iterdir())):
-        code, said = run(*words, *options, str(path))
-        assert code in (0, ExitCode.DATA, ExitCode.HOST) and said
-        assert "\x1b" not in said, "a name that colours the terminal"
+def test_whatever_lies_there_each_command_ends_with_an_answer(littered: Lone) -> None:
+    paths = (littered.root.parent, *sorted(littered.root.iterdir()), littered.root)
+    for words in (("ls",), ("verify",), ("show",), ("gc", "--dry-run"), ("gc",)):
+        for path in paths:
+            for options in ([], ["--json"]):
+                code, said = run(*words, *options, str(path))
+                assert code in (0, ExitCode.DATA, ExitCode.HOST) and said
+                assert "\x1b" not in said, "a name that colours the terminal"
 
 
 def test_what_is_whole_is_told_from_what_is_not(littered: Lone) -> None:
@@ -121,7 +119,7 @@ def test_one_that_is_named_from_within_its_directory_is_judged_like_any_other(
     assert run("verify", "./" + name_of(3) + "/")[0] == ExitCode.DATA
 
 
-@pytest.mark.parametrize("path", ["", "/", "//", "file:///", "s3://"])
+@pytest.mark.parametrize("path", ["", "/", "//", "file://", "file:///"])
 def test_a_path_that_is_all_slashes_is_not_the_present_directory(
     path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
