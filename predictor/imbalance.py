@@ -29,6 +29,7 @@ from pacekeeper.predictor.workload import Array
 WORTH_NAMING = 1.03  # the least cost that the authors of the what-if analysis look into
 CONFIDENCE = 0.95
 LEAST_STEPS = 3  # for an interval
+REPLAYED_STEPS = 8  # or half of the run: fewer say less than the busiest ranks of all steps
 CHANCE = 1e-3  # that unrelated noise passes for work: 1 of 1,000 runs
 
 
@@ -100,10 +101,12 @@ def imbalances(
     rows = compute_rows(compute, trace.workers)
     if len(np.unique(rows.step)) < LEAST_STEPS:
         return ()
+    if what_if is not None:
+        replay = replay or replay_of(trace)
     run = _Run(
         rows=rows,
         work=_work_of(trace, rows),
-        replay=None if what_if is None else replay or replay_of(trace),
+        replay=replay if replay is not None and _stands_for(replay, rows) else None,
         experts=trace.expert_compute,
     )
     found = [_sequence_imbalance(run), _expert_imbalance(run, trace)]
@@ -127,6 +130,12 @@ def imbalances(
         if low >= WORTH_NAMING
     ]
     return tuple(sorted(troubles, key=lambda trouble: -trouble.slowdown))
+
+
+def _stands_for(replay: Replay, rows: ComputeRows) -> bool:
+    """Are enough of the steps whole, so that what they cost is told by their timelines?"""
+    num_steps = len(np.unique(rows.step))
+    return len(replay.graphs) >= min(REPLAYED_STEPS, num_steps / 2)
 
 
 def _uneven_loads(trace: Trace) -> tuple[Trouble, ...]:

@@ -11,8 +11,8 @@ import numpy as np
 from scipy.special import ndtri_exp
 from scipy.stats import norm, t
 
-from pacekeeper.predictor.robust import MAD_TO_SIGMA, column_medians
-from pacekeeper.predictor.trace_residuals import Residuals, robust_scale
+from pacekeeper.predictor.robust import MAD_TO_SIGMA, column_medians, robust_scale
+from pacekeeper.predictor.trace_residuals import Residuals
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
 LEAST_NOISE = 0.001  # of a step: no clock is better

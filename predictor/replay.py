@@ -15,7 +15,7 @@ from pacekeeper.predictor.trace_inputs import slow_inputs
 from pacekeeper.predictor.trace_links import slow_links
 from pacekeeper.predictor.trace_residuals import usable_rows
 from pacekeeper.predictor.verdict import Trouble, Verdict
-from pacekeeper.predictor.what_if import replay_of, what_if_of
+from pacekeeper.predictor.what_if import replayed, what_if_of
 
 
 def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
@@ -28,9 +28,9 @@ def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
     troubles: list[Trouble] = [*link_faults(trace), *slow_links(trace)]
     inputs = slow_inputs(trace)
     troubles += inputs
-    replay = replay_of(trace)
+    replay, left_out = replayed(trace)
     costs = None if replay is None else what_if_of(replay)
-    notes = [*trace.notes, *(costs.notes if costs is not None else ())]
+    notes = [*trace.notes, *left_out]
     if trace.compute is not None:
         slow = rank_faults(trace)
         named = {(trouble.kind, trouble.rank) for trouble in (*slow, *inputs)}

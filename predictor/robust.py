@@ -19,3 +19,9 @@ def column_medians(values: Array, axis: int = 0) -> Array:
     high = np.take_along_axis(ascending, np.minimum(count // 2, values.shape[axis] - 1), axis=axis)
     middle: Array = np.squeeze(0.5 * (low + high), axis=axis)
     return middle
+
+
+def robust_scale(values: Array) -> float:
+    """One sigma around 0 by the median of absolute values; 0.0 where there are none."""
+    values = np.abs(values[np.isfinite(values)])
+    return MAD_TO_SIGMA * float(np.median(values)) if len(values) else 0.0

@@ -10,8 +10,8 @@ from math import log, sqrt
 import numpy as np
 
 from pacekeeper.predictor.level_noise import Noise, Sigmas
-from pacekeeper.predictor.robust import MEDIAN_ERROR, column_medians
-from pacekeeper.predictor.trace_residuals import Residuals, robust_scale
+from pacekeeper.predictor.robust import MEDIAN_ERROR, column_medians, robust_scale
+from pacekeeper.predictor.trace_residuals import Residuals
 from pacekeeper.predictor.workload import Array, Positions
 
 SAMPLE_CLIP = 3.0  # sigmas that one micro-batch is worth at most, however wild

@@ -13,12 +13,11 @@ import numpy as np
 
 from pacekeeper.predictor.groups import grouped
 from pacekeeper.predictor.peers import medians_without_one
-from pacekeeper.predictor.robust import HUBER_K, MAD_TO_SIGMA, column_medians
+from pacekeeper.predictor.robust import MAD_TO_SIGMA, column_medians, robust_scale
 from pacekeeper.predictor.trace import ComputeTable, Trace
+from pacekeeper.predictor.work_slopes import shared_slope, work_slopes
 from pacekeeper.predictor.workload import Array, Flags, Positions
 
-ITERATIONS = 5  # of Huber weights
-RIDGE = 1e-3  # of a regressor's own spread: keeps collinear ones apart
 KNOWN_SHARE = 0.5  # a source that lacks more of a role's rows than the rest is not used
 LEAST_EXPLAINED = 0.05  # of the typical time: work never seen before costs something
 LEAST_SCATTER = 4  # micro-batches that can tell their own scatter
@@ -197,12 +196,6 @@ def _residuals(
     )
 
 
-def robust_scale(values: Array) -> float:
-    """One sigma around 0 by the median of absolute values; 0.0 where there are none."""
-    values = np.abs(values[np.isfinite(values)])
-    return MAD_TO_SIGMA * float(np.median(values)) if len(values) else 0.0
-
-
 def _known_work(
     table: ComputeTable, usable: Flags, time: Positions, column: Positions, shape: tuple[int, int]
 ) -> Array:
@@ -265,7 +258,7 @@ def _without(times: TraceTimes, log_s: Array, sources: list[Array]) -> Array:
     size = _sizes(times, tables[0]).reshape(-1)
     kept = np.isfinite(changes[0])
     columns = np.stack(changes[1:], axis=1)[kept] / size[kept, None]
-    slopes = _huber(columns, changes[0][kept] / size[kept])
+    slopes = work_slopes(columns, changes[0][kept] / size[kept])
     explained = 1.0 + np.tensordot(slopes, np.stack(sources) - 1.0, axes=1)
     return log_s - np.log(np.maximum(explained, LEAST_EXPLAINED))
 
@@ -284,27 +277,6 @@ def _changes(times: TraceTimes, values: Array) -> Array:
         rows = times.step_of == step
         deviations[rows] = values[rows] - column_medians(values[rows])
     return deviations
-
-
-def _huber(columns: Array, target: Array) -> Array:
-    """Slopes through the origin, Huber weights, a ridge that leaves unseen directions at 0."""
-    slopes: Array = np.zeros(columns.shape[1])
-    if len(columns) <= columns.shape[1]:
-        return slopes
-    scale = np.sqrt((columns**2).mean(axis=0))
-    if not (scale > 1e-9).any():
-        return slopes
-    units = columns / np.where(scale > 1e-9, scale, np.inf)
-    weights = np.ones(len(units))
-    for _ in range(ITERATIONS):
-        weighted = units * weights[:, None]
-        normal = weighted.T @ units + RIDGE * len(units) * np.eye(units.shape[1])
-        slopes = np.linalg.solve(normal, weighted.T @ target).astype(np.float64)
-        rest = np.abs(target - units @ slopes)
-        spread = max(robust_scale(rest), 1e-9)
-        weights = np.minimum(1.0, HUBER_K * spread / np.maximum(rest, 1e-12))
-    per_unit: Array = slopes / np.where(scale > 1e-9, scale, np.inf)
-    return per_unit
 
 
 def _by_rank(times: TraceTimes, columns: Positions, observed_s: Array, expected_s: Array) -> Array:
@@ -348,6 +320,6 @@ def _shared_by_stage(times: TraceTimes, by_step: Array) -> Array:
         peers = medians_without_one(own)
         target, column = np.diff(own, axis=0).reshape(-1), np.diff(peers, axis=0).reshape(-1)
         kept = np.isfinite(target) & np.isfinite(column)
-        slope = float(np.clip(_huber(column[kept][:, None], target[kept])[0], 0.0, 1.0))
+        slope = shared_slope(column[kept], target[kept])
         shared[:, members] = slope * np.nan_to_num(peers)
     return shared

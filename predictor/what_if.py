@@ -59,42 +59,52 @@ class Replay:
 
 def replay_of(trace: Trace) -> Replay | None:
     """What can be replayed of a trace: None without a timeline or without one whole step."""
+    return replayed(trace)[0]
+
+
+def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
+    """The same, with notes on what of its timeline can not be replayed, and why."""
     if trace.ops is None:
-        return None
+        return None, ()
     first_at: dict[tuple[int, int], Lane] = {}
     for worker in sorted(trace.workers, key=lambda worker: worker.rank):
         lane = Lane(rank=worker.rank, stage=worker.stage, dp=worker.dp)
         first_at.setdefault((worker.stage, worker.dp), lane)
     lanes = tuple(first_at.values())
-    num_stages = 1 + max(lane.stage for lane in lanes)
-    order = np.argsort(trace.ops.step, kind="stable")
-    bounds = np.flatnonzero(np.diff(trace.ops.step[order], prepend=-1, append=-1))
-    usual = _usual_counts(trace.ops)
-    graphs, left_out = [], []
-    for first, end in pairwise(bounds):
-        rows = order[first:end]
-        step = int(trace.ops.step[rows[0]])
-        try:
-            graph = step_graph(trace.ops, rows, lanes, num_stages)
-            _check_whole(trace.ops, graph, lanes, usual)
-        except CutOff as reason:
-            left_out.append(f"step {step}: {reason}")
-        else:
-            graphs.append(graph)
+    graphs, left_out = _graphs(trace.ops, lanes)
+    why = f"({'; '.join(left_out[:3])})"
     if not graphs:
-        return None
-    notes = []
-    if left_out:
-        notes.append(f"{len(left_out)} steps not replayed ({'; '.join(left_out[:3])})")
+        return None, (f"no step can be replayed: no what-if {why}",)
+    notes = left_out and [f"{len(left_out)} steps not replayed {why}"]
     if len(lanes) < len(trace.workers):
         notes.append(f"{len(trace.workers) - len(lanes)} ranks share a place and are not replayed")
-    return Replay(
+    replay = Replay(
         ops=trace.ops,
         lanes=lanes,
         graphs=tuple(graphs),
         ideal_s=_ideal_times(trace.ops, graphs),
         notes=tuple(notes),
     )
+    return replay, replay.notes
+
+
+def _graphs(ops: OpTable, lanes: tuple[Lane, ...]) -> tuple[list[StepGraph], list[str]]:
+    """Of the steps that are whole, and why the others are not."""
+    num_stages = 1 + max(lane.stage for lane in lanes)
+    order = np.argsort(ops.step, kind="stable")
+    bounds = np.flatnonzero(np.diff(ops.step[order], prepend=-1, append=-1))
+    usual = _usual_counts(ops)
+    graphs, left_out = [], []
+    for first, end in pairwise(bounds):
+        rows = order[first:end]
+        try:
+            graph = step_graph(ops, rows, lanes, num_stages)
+            _check_whole(ops, graph, lanes, usual)
+        except CutOff as reason:
+            left_out.append(f"step {int(ops.step[rows[0]])}: {reason}")
+        else:
+            graphs.append(graph)
+    return graphs, left_out
 
 
 def what_if(trace: Trace) -> WhatIf | None:

@@ -11,7 +11,15 @@ import numpy as np
 from pacekeeper.core.errors import DataError
 from pacekeeper.predictor.trace import OpTable, OpType, Trace, Worker, compute_of
 from pacekeeper.predictor.workload import Flags, Positions
-from pacekeeper.simulator.tables import Table, is_time, is_whole, left_out, newest, read_table
+from pacekeeper.simulator.tables import (
+    MAX_WHOLE,
+    Table,
+    is_time,
+    is_whole,
+    left_out,
+    newest,
+    read_table,
+)
 
 NEEDED = ("dp_rank", "stage", "step", "optype", "duration")
 COLUMNS = (*NEEDED, "rank", "start_ts", "seq_id", "mc", "mb_id")
@@ -68,7 +76,7 @@ def _usable(table: Table, notes: list[str]) -> tuple[OpTable, Positions]:
     duration, start = table.numbers("duration"), table.numbers("start_ts")
     timed = is_time(duration)
     if "start_ts" in table:
-        timed &= is_time(np.abs(start))
+        timed &= np.abs(start) < MAX_WHOLE  # since the step began, or since 1970
     else:
         notes.append("starts of operations are not told (start_ts): no timeline, no what-if")
     stage, dp, step = (table.numbers(name) for name in ("stage", "dp_rank", "step"))
@@ -80,15 +88,17 @@ def _usable(table: Table, notes: list[str]) -> tuple[OpTable, Positions]:
     for value in (stage, dp):
         placed &= is_whole(value) & (value < MAX_PLACE)
     good = known & timed & placed
-    if not good.any():
-        raise DataError(f"{table.path}: holds no operation that can be read")
     unknown = sorted(set(names[~known].tolist()))[:4]
-    notes += left_out(int((~known).sum()), f"operations of unknown types left out: {unknown}")
-    notes += left_out(int((known & ~timed).sum()), "operations without a possible time left out")
-    notes += left_out(
+    said = left_out(int((~known).sum()), f"operations of unknown types left out: {unknown}")
+    said += left_out(int((known & ~timed).sum()), "operations without a possible time left out")
+    said += left_out(
         int((known & timed & ~placed).sum()),
         "operations without a possible step and place left out",
     )
+    if not good.any():
+        why = f" ({'; '.join(said)})" if said else ""
+        raise DataError(f"{table.path}: holds no operation that can be read{why}")
+    notes += said
     ops = _ops(table, good, names, (step, rank, start, duration), notes)
     place = np.stack([value[good].astype(np.intp) for value in (rank, stage, dp)])
     key = [ops.step, ops.op, ops.micro_batch, ops.model_chunk, ops.sequence]

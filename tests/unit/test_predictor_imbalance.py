@@ -246,6 +246,23 @@ def test_without_a_timeline_the_busiest_rank_is_the_clock() -> None:
     assert trouble.slowdown == pytest.approx(1.4 / 1.1, rel=0.01)
 
 
+def test_few_whole_steps_do_not_stand_for_the_run() -> None:
+    """Of nearly all steps an operation is lost: the busiest ranks of all of them say what it costs,
+    where the three that can be replayed would say it with a wide interval.
+    """
+    trace = timeline(replace(JOB, steps=24), times(length))
+    assert trace.ops is not None
+    ops = trace.ops
+    lost = np.array(
+        [np.flatnonzero((ops.step == s) & (ops.op == OpType.FORWARD_SEND))[0] for s in range(3, 24)]
+    )
+    cut = only_rows(trace, ~np.isin(np.arange(len(ops.step)), lost))
+    (trouble,) = found_in(cut)
+    (by_busiest,) = imbalances(replace(cut, ops=None), None)
+    assert trouble.kind is SEQUENCE
+    assert trouble.slowdown == pytest.approx(by_busiest.slowdown)
+
+
 def test_two_steps_or_none_say_nothing() -> None:
     trace = timeline(replace(JOB, steps=2), times(length))
     assert found_in(trace) == ()

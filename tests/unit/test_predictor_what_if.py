@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pacekeeper.predictor.replay import judge
 from pacekeeper.predictor.trace import OpTable, OpType, Trace, Worker
 from pacekeeper.predictor.what_if import replay_of, what_if
 from support.synthetic_trace import Compute, Job, only_rows, step_times, timeline
@@ -91,7 +92,10 @@ def test_there_is_nothing_to_replay_without_a_timeline_or_a_whole_step() -> None
     trace = timeline(Job(steps=1), even)
     assert what_if(replace(trace, ops=None)) is None
     assert trace.ops is not None
-    assert what_if(only_rows(trace, trace.ops.op != OpType.BACKWARD_SEND)) is None
+    cut = only_rows(trace, trace.ops.op != OpType.BACKWARD_SEND)
+    assert what_if(cut) is None
+    (note,) = judge(cut).notes
+    assert note == "no step can be replayed: no what-if (step 0: transfers are missing)"
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,15 @@ def test_other_files_are_refused_with_the_reason(tmp_path: Path) -> None:
         read_bytedance(tmp_path / "nothing")
     with pytest.raises(DataError, match="not a StragglerAnalysis trace: no column dp_rank"):
         read_bytedance(written(tmp_path / "other", {"x": 1}))
-    with pytest.raises(DataError, match="holds no operation that can be read"):
+    why = "holds no operation that can be read .1 operations without a possible time left out"
+    with pytest.raises(DataError, match=why):
         read_bytedance(written(tmp_path / "useless", ROW | {"duration": -1.0}))
     with pytest.raises(DataError, match="two places"):
         read_bytedance(written(tmp_path / "twice", ROW, ROW | {"stage": 3}))
     assert set(COLUMNS) == set(ROW)
+
+
+def test_a_clock_may_count_from_1970(tmp_path: Path) -> None:
+    trace = read_bytedance(written(tmp_path / "t", ROW | {"start_ts": 1.8e9}))
+    assert trace.ops is not None and trace.ops.start_s.tolist() == [1.8e9]
+    assert trace.notes == ()
