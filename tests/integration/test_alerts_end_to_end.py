@@ -5,12 +5,16 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
+from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.cli.authority import Kind
+from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.reports import JobReport
+from pacekeeper.core.topology import DeviceSample
 from support.alerting import MISSING, Intervals, Receiver, Stack, wait_for
 from support.authorities import Authority
 from support.controllers import (
@@ -20,6 +24,7 @@ from support.controllers import (
     first_layout,
     step_records,
 )
+from support.dashboards import expressions
 
 pytestmark = pytest.mark.skipif(
     bool(MISSING),
@@ -27,6 +32,17 @@ pytestmark = pytest.mark.skipif(
 )
 JOB, SLOW, STEP_S = "train", 1, 0.05
 LAYOUT = first_layout()
+DEVICES = tuple(
+    DeviceSample(
+        device_index=rank,
+        device_uuid=f"GPU-{rank}",
+        sampled_s=0.0,
+        sm_clock_mhz=1155.0 if rank == SLOW else 1980.0,
+        temperature_celsius=60.0,
+        power_watts=600.0,
+    )
+    for rank in LAYOUT.ranks
+)
 SETTINGS = """
 [policy]
 mode = "observe"
@@ -91,13 +107,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 "authorization": {"credentials_file": str(token)},
                 "tls_config": {"ca_file": str(authority.ca)},
             }
-            targets = {"pacekeeper": found.group(1)}
+            files = MetricsConfig(cert=str(cert), key=str(key), token_file=str(token))
+            devices = AgentMetrics("node-0")
+            devices.devices = DEVICES
+            agents = devices.serve("127.0.0.1:0", files)
+            targets = {"pacekeeper": found.group(1), "agents": f"127.0.0.1:{agents.server_port}"}
             with Stack(folder / "stack", targets, people.url, Intervals(), scrape) as stack:
                 job = Job(agent=ScriptedAgent(controller.address))
                 yield World(
                     controller=controller, job=job, stack=stack, people=people, direct=direct
                 )
                 job.agent.close()
+            agents.close()
 
 
 def told(world: World, receiver: Receiver, status: str, slow: dict[int, float]) -> dict[str, Any]:
@@ -143,11 +164,22 @@ def test_a_slow_rank_is_told_to_people_with_its_place_and_then_its_end(world: Wo
     assert "webhook=lost" not in world.controller.log
 
 
-def test_ranks_and_devices_are_joined_and_recorded_by_the_real_prometheus(world: World) -> None:
+def test_prometheus_has_ranks_with_their_devices_and_records_by_our_rules(world: World) -> None:
     (info,) = world.stack.query(f'pacekeeper_rank_info{{rank="{SLOW}"}}')
     assert info["metric"] | {"job_name": JOB, "node": "node-0", "UUID": "GPU-1"} == info["metric"]
     assert info["metric"]["job"] == "pacekeeper", "Prometheus' own label is left alone"
     recorded = "job_name:pacekeeper_job_tokens_per_second:quantile50_6h"
     assert wait_for("a rule records", lambda: world.stack.query(recorded))
-    joined = "pacekeeper_rank_info * on (UUID) group_left () max by (UUID) (pacekeeper_rank_info)"
-    assert len(world.stack.query(joined)) == len(LAYOUT.ranks)
+
+
+def test_the_dashboard_shows_something_in_every_panel(world: World) -> None:
+    def is_shown(expression: str) -> bool:
+        world.job.train({SLOW: 1.6})
+        return bool(world.stack.query(expression))
+
+    for title, expression in expressions().items():
+        wait_for(f"a series in {title}: {expression}", partial(is_shown, expression))
+    slow = "rank:pacekeeper_device_sm_clock_hertz:slow"
+    wait_for("the clocks of slow ranks are recorded", lambda: is_shown(slow))
+    (clock,) = world.stack.query(slow)
+    assert clock["metric"]["rank"] == str(SLOW) and clock["value"][1] == "1155000000"

@@ -11,13 +11,7 @@ from pacekeeper.core.exposition import Family
 
 def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
     """Labels by name; those of agents too, unless told otherwise."""
-    modules = (state_series, rank_series, *([device_series] if agents else []))
-    told = {
-        family.name: set(family.labels)
-        for module in modules
-        for value in vars(module).values()
-        for family in _families(value)
-    }
+    told = {family.name: set(family.labels) for family in all_families(agents=agents)}
     registries = [ControllerMetrics().registry, *([AgentMetrics().registry] if agents else [])]
     for registry in registries:
         for collector, names in registry._collector_to_names.items():
@@ -25,6 +19,13 @@ def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
             # A counter is registered under its bare name, too, and told under that of its total.
             told |= {name: labels for name in names if f"{name}_total" not in names}
     return told
+
+
+def all_families(*, agents: bool = True) -> list[Family]:
+    """Those that are written by ourselves, each once."""
+    modules = (state_series, rank_series, *([device_series] if agents else []))
+    found = [f for module in modules for value in vars(module).values() for f in _families(value)]
+    return list({family.name: family for family in found}.values())
 
 
 def _families(value: object) -> list[Family]:
