@@ -51,6 +51,28 @@ def test_unevenness_of_the_experts_is_in_the_price() -> None:
     assert scarce.plan.fluid_s == pytest.approx(even.plan.fluid_s)
 
 
+@pytest.mark.parametrize(("in_other_rack", "racks"), [(2, 2), (1, 1)])
+def test_experts_stand_in_two_racks_where_those_of_a_stage_have_room(
+    in_other_rack: int, racks: int
+) -> None:
+    """Every device is a node; of each stage's four one or two stand in the other rack."""
+    problem = problem_of(MODEL, HOME)
+    own = tuple(replace(device, node=device.rank) for device in problem.devices)
+    groups = HOME.expert_groups().values()
+    rack_of = {rank: int(at < in_other_rack) for ranks in groups for at, rank in enumerate(ranks)}
+    wishes = replace(
+        WISHES,
+        rack_of=rack_of,
+        floors=Floors(nodes=2, racks=2, is_strict=False),
+        slots_per_rank=2,
+        rack_failure_probability=0.01,
+        prices=Prices(restart_s=600.0),
+    )
+    joint = plan_with_experts(replace(problem, devices=own), wishes)
+    on = [len({rack_of[host.rank] for host in hosts}) for of in joint.experts for hosts in of]
+    assert min(on) == racks
+
+
 def test_loads_are_of_the_models_layers() -> None:
     with pytest.raises(ValueError, match="loads of 3 layers"):
         plan_with_experts(problem_of(MODEL, HOME), replace(WISHES, loads=WISHES.loads[:3]))

@@ -13,6 +13,7 @@ from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import COSTLY, Decision, Rung
 from pacekeeper.core.layout import BlockKind, Layout
 from pacekeeper.core.transfers import transfers
+from support.layouts import on_nodes
 from support.partitioned import staged_layout, view_of, work_of
 
 CONFIG = PolicyConfig(min_nodes=1)
@@ -96,6 +97,17 @@ def test_experts_go_with_their_layers_and_keep_their_hosts_number() -> None:
     for layer in range(first, 4):
         for hosts in layout.experts[layer]:
             assert {host.rank for host in hosts} == {1, 3}
+
+
+def test_experts_go_to_two_racks_with_their_layers() -> None:
+    layout = staged_layout(tensor=1, data=4)
+    view = view_of(layout, slow={0: 3.0, 2: 3.0, 4: 3.0}, home=layout)
+    rack_of = {rank: rank // 4 for rank in layout.ranks}
+    view = replace(view, shape=replace(view.shape, slots_per_rank=2), rack_of=rack_of)
+    assert min(map(min, on_nodes(layout, rack_of))) == 1
+    after = planned(decide(view, CONFIG))
+    assert cuts(after) != cuts(layout)
+    assert on_nodes(after, rack_of) == [[2] * 4] * 8
 
 
 def test_a_slow_pipeline_gets_fewer_rows_where_nothing_else_may_move() -> None:
