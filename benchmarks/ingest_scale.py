@@ -1,219 +1,242 @@
-"""What one training step costs the controller: records of 64 to 8192 ranks through its machine.
+"""Does one controller take in a fleet of 10,000 agents on one core, and a storm of them all?
 
-Eight ranks report together, as the agent of one node does. A rank's step is four micro-batches, one
-record of expert loads and its end. `decode_s`: from the wire's messages to values; `machine_s`: the
-events through the machine, median step; `attach_event_s`: the longest event while all attach (it
-reads the layout); `worst_s`: the step in which the cost model is fitted.
-`--against DIR` runs another checkout too and prints how many times faster this one is. One thread;
-prints a table, last one line of JSON.
+`python -m benchmarks.ingest_scale`; three minutes, two cores. The real `pacekeeper controller` on
+one core, over real gRPC on loopback; on the other a swarm of agents, each with a connection of its
+own, that report once a second: their kernels, devices every five seconds, and the records of eight
+ranks at each step of their job. Measured: CPU time of the controller's processes, how long a
+newcomer waits for its welcome, reports that were lost or taken in twice. Then two storms: all
+connections break at once; the controller is killed and started again while the agents go on.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import statistics
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
-from random import Random
+from typing import Any
 
-from pacekeeper.controller.events import NodeAttached, NodeReported
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.state import State
-from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
-from pacekeeper.core.records import (
-    ExpertLoadRecord,
-    MicroBatchRecord,
-    PlanAppliedRecord,
-    Record,
-    StepRecord,
-)
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.topology import Attachment, ModelShape
-from pacekeeper.protos import wire
+from rich.console import Console
+from rich.table import Table
 
-JOB = "train"
-RANKS_PER_NODE = 8
-MICRO_BATCHES = 4
-NUM_EXPERTS = 16
-NODE_REPORT = type(wire.report_to_message(NodeReport(sequence=1, sent_mono_s=0.0)))
-# Nothing is planned here: what a plan costs is `placement_scale`.
-CONFIG = ControllerConfig(
-    detector=DetectorConfig(warmup_steps=4), policy=PolicyConfig(min_steps_between_plans=1 << 30)
-)
-SHAPE = ModelShape(
-    num_layers=1,
-    num_experts=NUM_EXPERTS,
-    experts_per_token=2,
-    rows_per_step=8192,
-    slots_per_rank=2,
-    expert_bytes=1 << 20,
-    dense_bytes=1 << 20,
-)
+from benchmarks.agent_swarm import Agent, Swarm
+from benchmarks.fleet_reports import Job, body_of
+
+CONTROLLER_CORE, SWARM_CORE = 0, 1
+BAR_CORE = 0.60
+SETTLE_S = 12.0
+AWAY_S = 5.0  # how long the controller is gone in the second storm
+PATIENCE_S = 120.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FLAGS = ["-m", "pacekeeper.cli.main", "controller"]
 
 
-class Fleet:
-    """A job of `num_ranks` ranks and the machine it reports to."""
+class Controller:
+    """The controller under test, on its core; `take` gives what it says of itself."""
 
-    def __init__(self, num_ranks: int) -> None:
-        self.nodes = [
-            range(first, min(first + RANKS_PER_NODE, num_ranks))
-            for first in range(0, num_ranks, RANKS_PER_NODE)
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._folder, self._arguments = folder, arguments
+        self.address = ("127.0.0.1", free_port(20000))
+        self._metrics = f"127.0.0.1:{free_port(25000)}"
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Until it listens."""
+        command = [
+            *("taskset", "-c", str(CONTROLLER_CORE), sys.executable, *FLAGS),
+            *("--listen", f"{self.address[0]}:{self.address[1]}"),
+            *("--store", str(self._folder / "store.sqlite")),
+            *("--metrics-listen", self._metrics, *self._arguments),
         ]
-        self.num_ranks = num_ranks
-        self.random = Random(num_ranks)
-        self.state = State()
-        self.now_s = 100.0
-        self.decode_s = 0.0
-        self.machine_s = 0.0
-        self.worst_event_s = 0.0
+        with (self._folder / "controller.log").open("a") as log:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.startswith("listening on"), (self._folder / "controller.log").read_text()
 
-    def send(self, node: int, part: JobReport) -> None:
-        """One report over the wire and through the machine, both timed."""
-        report = NodeReport(sequence=1, sent_mono_s=self.now_s, jobs=(part,))
-        data = wire.report_to_message(report).SerializeToString()
-        began_s = time.perf_counter()
-        report = wire.report_from_message(NODE_REPORT.FromString(data))
-        decoded_s = time.perf_counter()
-        event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
-        self.state, _ = advance(self.state, event, config=CONFIG, now_s=self.now_s)
-        spent_s = time.perf_counter() - decoded_s
-        self.machine_s += spent_s
-        self.worst_event_s = max(self.worst_event_s, spent_s)
-        self.decode_s += decoded_s - began_s
+    def kill(self) -> None:
+        """As a power cut would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
 
-    def attach(self) -> float:
-        """All agents and ranks come and say which layout they run; the machine's seconds."""
-        layout = even_layout(
-            ranks=range(self.num_ranks), num_layers=1, num_experts=NUM_EXPERTS, replicas=2
-        )
-        self.decode_s = self.machine_s = 0.0
-        written, crc = ((1, encode_layout(layout)),), layout_crc(layout)
-        for node, ranks in enumerate(self.nodes):
-            hello = NodeAttached(node=f"node-{node:05d}", product_version="0", agent_life="a")
-            self.state, _ = advance(self.state, hello, config=CONFIG, now_s=self.now_s)
-            part = JobReport(
-                job=JOB,
-                attached=tuple(self._attachment(rank) for rank in ranks),
-                records=tuple(_runs(rank, crc) for rank in ranks),
-                layouts=() if node else written,
-            )
-            self.send(node, part)
-        return self.machine_s
+    def processes(self) -> dict[str, int]:
+        """Its processes: what each is, and its pid."""
+        assert self._process is not None
+        found = {"controller": self._process.pid}
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                pid, parent = _stat(entry)[0], _stat(entry)[1]
+                if int(parent) == self._process.pid:
+                    found["front"] = int(pid)
+        return found
 
-    def step(self, number: int) -> tuple[float, float]:
-        """One step of all ranks: (seconds of decoding, seconds of the machine)."""
-        self.now_s += 1.0
-        self.decode_s = self.machine_s = 0.0
-        order = list(enumerate(self.nodes))
-        self.random.shuffle(order)  # nodes report when they come to it
-        for node, ranks in order:
-            records = tuple(record for rank in ranks for record in self._records(rank, number))
-            self.send(node, JobReport(job=JOB, records=records))
-        assert self.state.jobs[JOB].step == number, "the step is judged with its last record"
-        return self.decode_s, self.machine_s
+    def spent_s(self) -> dict[str, float]:
+        """CPU seconds of each, kernel and user."""
+        spent = {}
+        for name, pid in self.processes().items():
+            fields = _stat(Path(f"/proc/{pid}/stat"))
+            spent[name] = (int(fields[2]) + int(fields[3])) / TICKS_PER_S
+        return spent
 
-    def _attachment(self, rank: int) -> Attachment:
-        return Attachment(
-            job=JOB, rank=rank, world_size=self.num_ranks, pid=1000 + rank, model=SHAPE
-        )
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident memory of each."""
+        found = {}
+        for name, pid in self.processes().items():
+            pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            found[name] = pages * os.sysconf("SC_PAGE_SIZE")
+        return found
 
-    def _records(self, rank: int, step: int) -> list[Record]:
-        tokens = self.random.randrange(1000, 1500)
-        work: list[Record] = [
-            MicroBatchRecord(
-                rank=rank,
-                step=step,
-                micro_batch=micro_batch,
-                generation=1,
-                compute_s=0.1 + 1e-5 * tokens + self.random.uniform(0.0, 1e-3),
-                tokens=tokens,
-                sum_len_squared=60 * tokens,
-                expert_rows=2 * tokens,
-                num_active_experts=2,
-            )
-            for micro_batch in range(MICRO_BATCHES)
-        ]
-        loads = ExpertLoadRecord(
-            rank=rank, step=step, generation=1, layer=0, first_expert=0, counts=(80,) * NUM_EXPERTS
-        )
-        end = StepRecord(rank=rank, step=step, generation=1, duration_s=0.5, tokens=5120, loss=2.0)
-        return [*work, loads, end]
+    def told(self) -> dict[str, float]:
+        """Its series without labels."""
+        with urllib.request.urlopen(f"http://{self._metrics}/metrics", timeout=30.0) as answer:
+            lines = answer.read().decode().splitlines()
+        pairs = (line.rsplit(" ", 1) for line in lines if line[0] != "#" and "{" not in line)
+        return {name: float(value) for name, value in pairs}
 
 
-def _runs(rank: int, crc: int) -> Record:
-    return PlanAppliedRecord(
-        rank=rank,
-        step=0,
-        generation=1,
-        previous_generation=0,
-        duration_s=0.0,
-        moved_bytes=0,
-        is_regroup=False,
-        layout_crc=crc,
+def _stat(path: Path) -> tuple[str, str, str, str]:
+    """(pid, parent, user ticks, kernel ticks)."""
+    pid, _, rest = path.read_text().partition(" (")
+    fields = rest.rpartition(") ")[2].split()
+    return pid, fields[1], fields[11], fields[12]
+
+
+def free_port(first: int) -> int:
+    """Below the range that clients' connections take theirs from."""
+    for port in range(first + os.getpid() % 1000, first + 5000):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
+@contextlib.contextmanager
+def running(*arguments: str) -> Iterator[Controller]:
+    """A controller of a fresh store; killed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        controller = Controller(Path(folder), *arguments)
+        controller.start()
+        try:
+            yield controller
+        finally:
+            controller.kill()
+            if os.environ.get("KEEP_LOG"):
+                sys.stderr.write((Path(folder) / "controller.log").read_text()[-4000:])
+
+
+def fleet(num_agents: int, nodes_per_job: int, step_every: int) -> list[Agent]:
+    """Agents of jobs of this many nodes, the last with what is left."""
+    agents = []
+    for first in range(0, num_agents, nodes_per_job):
+        nodes = range(first, min(first + nodes_per_job, num_agents))
+        job = Job(name=f"job-{first // nodes_per_job}", nodes=nodes, step_every=step_every)
+        for place, node in enumerate(nodes):
+            agents.append(Agent(node=f"node-{node:05d}", body=body_of(node, job, place)))
+    return agents
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Of those that were seen; NaN of none."""
+    return (
+        sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else float("nan")
     )
 
 
-def measure(num_ranks: int, num_steps: int) -> dict[str, float]:
-    """One size: what coming costs, what a step costs."""
-    fleet = Fleet(num_ranks)
-    attach_s = fleet.attach()
-    attach_event_s = fleet.worst_event_s
-    warm_up = CONFIG.detector.warmup_steps + CONFIG.detector.skip_steps
-    worst_s = max(fleet.step(number)[1] for number in range(warm_up))
-    steps = [fleet.step(number) for number in range(warm_up, warm_up + num_steps)]
-    decode_s = statistics.median(decode for decode, _ in steps)
-    machine_s = statistics.median(machine for _, machine in steps)
-    records = num_ranks * (MICRO_BATCHES + 2)
+def measure(controller: Controller, swarm: Swarm, for_s: float) -> dict[str, Any]:
+    """The steady state: shares of a core, waits, reports taken in."""
+    swarm.counts.late_s = 0.0
+    swarm.counts.probes.clear()
+    before, told, own_s = controller.spent_s(), controller.told(), time.process_time()
+    made = swarm.counts.made
+    took_s = swarm.run(for_s)
+    after, then = controller.spent_s(), controller.told()
+    made = swarm.counts.made - made
     return {
-        "ranks": num_ranks,
-        "records": records,
-        "attach_s": attach_s,
-        "attach_event_s": attach_event_s,
-        "decode_s": decode_s,
-        "machine_s": machine_s,
-        "worst_s": max(worst_s, *(machine for _, machine in steps)),
-        "machine_us_per_record": machine_s / records * 1e6,
+        "measured_s": took_s,
+        "reports": made,
+        "core": {name: (after[name] - before[name]) / took_s for name in after},
+        "us_per_report": {name: (after[name] - before[name]) / made * 1e6 for name in after},
+        "swarm_core": (time.process_time() - own_s) / took_s,
+        "swarm_late_s": swarm.counts.late_s,
+        "welcome_p50_s": quantile(swarm.counts.probes, 0.5),
+        "welcome_max_s": max(swarm.counts.probes, default=float("nan")),
+        "waiting": swarm.num_waiting,
+        "rss_bytes": controller.memory_bytes(),
+        "taken": then["pacekeeper_reports_total"] - told["pacekeeper_reports_total"],
     }
 
 
-def elsewhere(checkout: Path, arguments: list[str]) -> list[dict[str, float]]:
-    """The same script on another checkout's controller."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
+def storm(swarm: Swarm) -> dict[str, Any]:
+    """From the moment all are away until all are back and all they kept is acknowledged."""
+    counts = swarm.counts
+    counts.broken = counts.refused = 0
+    counts.welcomes.clear()
+    kept = swarm.num_waiting
+
+    back_s = swarm.run(PATIENCE_S, until=lambda: swarm.num_welcome == len(swarm.agents))
+    goals = [agent.sequence for agent in swarm.agents]
+    swarm.run(
+        PATIENCE_S,
+        until=lambda: all(a.settled >= g for a, g in zip(swarm.agents, goals, strict=True)),
     )
-    found: list[dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+
+    return {
+        "kept_reports": kept,
+        "back_s": back_s,
+        "are_back": swarm.num_welcome == len(swarm.agents),
+        "all_acknowledged": all(a.settled >= g for a, g in zip(swarm.agents, goals, strict=True)),
+        "broken_streams": counts.broken,
+        "refused_connections": counts.refused,
+        "welcome_p99_s": quantile(counts.welcomes, 0.99),
+    }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="not used: all records are made here")
-    parser.add_argument("--ranks", type=int, nargs="+", default=[64, 256, 1024, 2048, 4096, 8192])
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--against", type=Path, help="another checkout, to compare with")
-    arguments = parser.parse_args()
-    cases = [measure(num_ranks, arguments.steps) for num_ranks in arguments.ranks]
-    if arguments.against is not None:
-        same = ["--steps", str(arguments.steps), "--ranks", *map(str, arguments.ranks)]
-        for case, other in zip(cases, elsewhere(arguments.against, same), strict=True):
-            case["other_machine_s"] = other["machine_s"]
-            case["times_faster"] = other["machine_s"] / case["machine_s"]
-    columns = list(cases[0])
-    print("  ".join(f"{name:>21}" for name in columns))
-    for case in cases:
-        cells = [f"{v:.4f}" if isinstance(v, float) else str(v) for v in case.values()]
-        print("  ".join(f"{cell:>21}" for cell in cells))
-    print(json.dumps(cases))
+    parser.add_argument("--data", type=Path, help="not used: all reports are made here")
+    parser.add_argument("--agents", type=int, default=10_000)
+    parser.add_argument("--nodes-per-job", type=int, default=100)
+    parser.add_argument("--step-every", type=int, default=10, help="reports between two steps")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--no-storms", action="store_true")
+    parser.add_argument("arguments", nargs="*", help="more for `pacekeeper controller`, after --")
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {SWARM_CORE})
+    agents = fleet(options.agents, options.nodes_per_job, options.step_every)
+    with running(*options.arguments) as controller:
+        swarm = Swarm(controller.address, agents, period_s=1.0)
+        swarm.attach_within(2.0)
+        result: dict[str, Any] = {"agents": options.agents, "attach": storm(swarm)}
+        swarm.run(SETTLE_S)
+        result["steady"] = measure(controller, swarm, options.seconds)
+        if not options.no_storms:
+            swarm.drop_all()
+            result["connections_break"] = storm(swarm)
+            swarm.run(SETTLE_S)
+            controller.kill()
+            swarm.run(AWAY_S)
+            controller.start()
+            result["controller_killed"] = storm(swarm)
+        swarm.close()
+    table = Table(title=f"{options.agents:,} agents, one report a second each")
+    table.add_column("what")
+    table.add_column("measured", justify="right")
+    for part, values in result.items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            table.add_row(
+                f"{part} {name}", f"{value:.3f}" if isinstance(value, float) else str(value)
+            )
+    Console(width=140).print(table)
+    print(json.dumps(result))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pacekeeper.agent.metrics import AgentMetrics
+from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankState, State
 from pacekeeper.core.device_health import DeviceHealth
@@ -74,7 +75,7 @@ def fleet(num_ranks: int, num_slow: int) -> State:
     )
     job = JobState(name=JOB, ranks=ranks, layout=layout, incidents=incidents, step=1)
     nodes = {name: NodeState(name=name, agent_life="x") for name in map(node_of, ranks)}
-    return State(jobs={JOB: job}, nodes=nodes)
+    return State(jobs={JOB: job}, nodes=NodeMap(nodes))
 
 
 def next_step(state: State) -> State:

@@ -1,6 +1,7 @@
 """`pacekeeper controller`: the central service."""
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -11,6 +12,8 @@ import click
 from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.toml_reader import override
+
+GARBAGE_AFTER = 100_000  # allocations
 
 
 @click.command()
@@ -52,6 +55,8 @@ def command(
     # Our matrices are small: threads of BLAS only wait for each other (11 s of planning for 0.7 s).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # State is replaced, never changed: no cycles, and a fleet's is millions of values to walk.
+    gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     asyncio.run(_run(config))
 
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from pacekeeper.controller import incidents
+from pacekeeper.controller.chunked_map import RankMap
 from pacekeeper.controller.events import Command
-from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
     JobState,
     NodeState,

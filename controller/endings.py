@@ -8,8 +8,8 @@ may have ended where no agent saw it: its ranks would say everything again.
 from dataclasses import replace
 
 from pacekeeper.controller import incidents, proposals
+from pacekeeper.controller.chunked_map import RankMap, node_map
 from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
-from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.findings import Blindness, FindingKind, Watch
 from pacekeeper.predictor.advice import SpreadWindow
@@ -23,9 +23,10 @@ KEEP_SILENT_S = 7 * DAY_S  # of a job or a node of which nothing is heard
 
 def is_over(job: JobState) -> bool:
     """Are its ranks known, and does none of them run any more?"""
-    stored = job.remembered.values()
-    is_known = bool(job.ranks or job.remembered)
-    return is_known and not job.living and all(r.life is not RankLife.ALIVE for r in stored)
+    if not job.ranks and not job.remembered:
+        return False
+    lives = (rank.life for known in (job.ranks, job.remembered) for rank in known.values())
+    return all(life is not RankLife.ALIVE for life in lives)
 
 
 def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[Command]]:
@@ -101,7 +102,7 @@ def forget(state: State, now_s: float) -> tuple[State, list[Command]]:
     gone = {node.name for node in state.nodes.values() if _is_long_away(node, now_s)}
     if not commands and not gone:
         return state, []
-    nodes = {name: node for name, node in state.nodes.items() if name not in gone}
+    nodes = node_map(state.nodes).without(gone) if gone else state.nodes
     return replace(state, jobs=jobs, nodes=nodes), commands
 
 

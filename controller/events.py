@@ -179,9 +179,14 @@ class DropOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
-    """What must outlive the controller changed: store the job's `JobRecord`."""
+    """What must outlive the controller changed: store the job's `JobRecord`.
+
+    `may_wait`: what changed is told again by agents that come back; some seconds are soon enough,
+    and one write then does for all of them.
+    """
 
     job: str
+    may_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

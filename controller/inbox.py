@@ -135,7 +135,7 @@ def _take_attachments(
     if not is_news:
         return job, commands
     job = replace(job, ranks=ranks, remembered=remembered, world_size=world_size)
-    return job, [*commands, SaveJob(job=job.name)]
+    return job, [*commands, SaveJob(job=job.name, may_wait=not commands)]
 
 
 def _is_same_life(known: Attachment, attachment: Attachment) -> bool:

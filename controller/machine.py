@@ -18,6 +18,7 @@ from pacekeeper.controller import (
     proposals,
     watch,
 )
+from pacekeeper.controller.chunked_map import node_map
 from pacekeeper.controller.containment import contained
 from pacekeeper.controller.events import (
     AskDecision,
@@ -32,18 +33,12 @@ from pacekeeper.controller.events import (
     Say,
     Tick,
 )
-from pacekeeper.controller.incidents import newest
-from pacekeeper.controller.state import JobRecord, JobState, NodeState, RankRecord, State
+from pacekeeper.controller.state import JobState, NodeState, State
+from pacekeeper.controller.turns import next_turn
 from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.findings import FindingKind, Incident, Rung, Watch
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.orders import Order
-from pacekeeper.core.proposals import Proposal
+from pacekeeper.core.findings import Rung, Watch
 from pacekeeper.core.reports import JobReport
-from pacekeeper.predictor.detector_state import restore
-from pacekeeper.predictor.live_input import restored_inputs
-from pacekeeper.predictor.live_job import JobPace
 
 DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
 CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
@@ -71,106 +66,6 @@ def advance(
             return state, tuple(said)
 
 
-def restored(
-    jobs: Sequence[JobRecord],
-    incidents: Sequence[Incident],
-    *,
-    next_incident_id: int,
-    unix_offset_s: float,
-    waiting: Sequence[Proposal] = (),
-    next_proposal_id: int = 1,
-    standing: Sequence[Order] = (),
-) -> State:
-    """The state a stored past gives: open findings are remembered, all else is measured anew.
-
-    `waiting`: the open proposals, one of a job at most; `standing`: the orders of people.
-    """
-    states = {}
-    proposed = {proposal.job: proposal for proposal in waiting}
-    for job in jobs:
-        own = newest([incident for incident in incidents if incident.job == job.name])
-        known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
-        ours = (job.desired,) if job.desired is not None else ()
-        states[job.name] = JobState(
-            name=job.name,
-            life=job.life,
-            layout=job.layout,
-            layout_reason=job.layout_reason,
-            is_makeshift=job.is_makeshift,
-            home=job.home,
-            known_layouts=known,
-            newest_generation=job.newest_generation,
-            evidence=restore(
-                _open_slowdowns(own, FindingKind.DEVICE),
-                everybody=_open_slowdown(own, FindingKind.HOST),
-            ),
-            links=restore(_open_slowdowns(own, FindingKind.LINK)),
-            inputs=restored_inputs(
-                _open_slowdowns(own, FindingKind.INPUT),
-                everybody=_open_slowdown(own, FindingKind.INPUT),
-            ),
-            whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
-            incidents=own,
-            proposals=_waiting(proposed.get(job.name), job.layout),
-            step=job.step,
-            remembered={rank.rank: rank for rank in job.ranks},
-            offered={plan.generation: "offered before a restart" for plan in ours},
-        )
-    return State(
-        jobs=states,
-        next_incident_id=next_incident_id,
-        next_proposal_id=next_proposal_id,
-        unix_offset_s=unix_offset_s,
-        orders=tuple(standing),
-    )
-
-
-def _waiting(proposal: Proposal | None, layout: Layout | None) -> tuple[Proposal, ...]:
-    """One value for what it is for and what is in force, if equal: they are compared on ticks."""
-    if proposal is None or layout is None or proposal.base != layout:
-        return () if proposal is None else (proposal,)
-    return (replace(proposal, base=layout),)
-
-
-def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[int, float]:
-    """Open findings of this kind by rank."""
-    return {
-        incident.finding.rank: incident.finding.slowdown
-        for incident in incidents
-        if incident.is_open and incident.finding.kind is kind and incident.finding.rank is not None
-    }
-
-
-def _open_slowdown(incidents: Sequence[Incident], kind: FindingKind) -> float:
-    """The open finding of all ranks together, 1.0 without one."""
-    for incident in incidents:
-        finding = incident.finding
-        if incident.is_open and finding.kind is kind and finding.rank is None:
-            return incident.finding.slowdown
-    return 1.0
-
-
-def job_record(state: State, job: str) -> JobRecord:
-    """What of a job must outlive the controller."""
-    known = state.jobs[job]
-    return JobRecord(
-        name=job,
-        life=known.life,
-        is_makeshift=known.is_makeshift,
-        newest_generation=known.newest_generation,
-        step=known.step,
-        layout=known.layout,
-        layout_reason=known.layout_reason,
-        desired=known.desired,
-        home=known.home,
-        ranks=tuple(
-            RankRecord(rank=rank, pid=r.attachment.pid, life=r.life)
-            for rank, r in sorted(known.ranks.items())
-        )
-        + tuple(known.remembered[rank] for rank in sorted(known.remembered)),
-    )
-
-
 def _attach(state: State, event: NodeAttached, now_s: float) -> State:
     known = state.nodes.get(event.node)
     node = NodeState(
@@ -187,7 +82,7 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
             devices=known.devices,
             host=known.host,
         )
-    return replace(state, nodes={**state.nodes, event.node: node})
+    return _with_node(state, node)
 
 
 def _detach(state: State, event: NodeDetached) -> State:
@@ -195,7 +90,7 @@ def _detach(state: State, event: NodeDetached) -> State:
     known = state.nodes.get(event.node)
     if known is None or known.agent_life != event.agent_life:
         return state  # an older stream of a node that is back already
-    return replace(state, nodes={**state.nodes, event.node: replace(known, is_connected=False)})
+    return _with_node(state, replace(known, is_connected=False))
 
 
 def _report(
@@ -208,7 +103,7 @@ def _report(
             health=event.report.health,
             last_report_s=now_s,
         )
-        state = replace(state, nodes={**state.nodes, event.node: node})
+        state = _with_node(state, node)
     commands: list[Command] = []
     for report in event.report.jobs:
         state, said = _take_in(state, event.node, report, config, now_s)
@@ -249,7 +144,8 @@ def _tick(
     state: State, config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
     commands: list[Command] = []
-    for name in sorted(state.jobs):
+    state, turn = next_turn(state, now_s)
+    for name in turn:
 
         def follow(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
             return _follow(state, name, config, now_s)
@@ -393,6 +289,10 @@ def _grounds(job: JobState) -> Hashable:
     slow = tuple(sorted(job.evidence.slow.items()))
     is_bound = job.home is None, job.is_makeshift, job.cordoned
     return job.layout.generation, job.newest_generation, slow, is_bound
+
+
+def _with_node(state: State, node: NodeState) -> State:
+    return replace(state, nodes=node_map(state.nodes).changed({node.name: node}))
 
 
 def _with_job(state: State, job: JobState) -> State:

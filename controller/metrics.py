@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, genera
 
 from pacekeeper.controller import state_series
 from pacekeeper.controller.rank_series import RankSeries
+from pacekeeper.controller.sequences import Sequences
 from pacekeeper.controller.state import State
 from pacekeeper.core.exposition import Page
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung
@@ -17,6 +18,8 @@ from pacekeeper.protos.metrics_server import MetricsServer
 
 _COUNTERS = {
     "reports": "Reports taken in.",
+    "reports_missed": "Reports that agents numbered and that never came: dropped, or refused.",
+    "reports_repeated": "Reports that were passed over, since they had been taken in before.",
     "reports_rejected": "Streams and reports refused as impossible.",
     "advance_failures": "Events dropped because of a bug.",
     "store_retries": "Writes to the store that had to be tried again.",
@@ -39,6 +42,9 @@ class ControllerMetrics:
         }
         self.reports = counters["reports"]
         self.rejected = counters["reports_rejected"]
+        self._missed = counters["reports_missed"]
+        self._repeated = counters["reports_repeated"]
+        self._told_sequences = (0, 0)
         self.failures = counters["advance_failures"]
         self.store_retries = counters["store_retries"]
         self.refusals = counters["refusals"]
@@ -96,6 +102,13 @@ class ControllerMetrics:
         self._refusing.clear()
         if refused:
             self._refusing.labels(refused).set(1)
+
+    def say_sequences(self, sequences: Sequences) -> None:
+        """What was missed and what came again, so far."""
+        missed, repeated = self._told_sequences
+        self._missed.inc(sequences.missed - missed)
+        self._repeated.inc(sequences.repeated - repeated)
+        self._told_sequences = (sequences.missed, sequences.repeated)
 
     def update(self, state: State) -> None:
         """This is the newest state."""

@@ -1,7 +1,9 @@
 """Wires the controller: one inbox, one consumer, one ticker, one store. The clock enters here.
 
-What an event changes is stored before anybody is told. While the store can not be written the
-inbox waits: agents keep their reports, training goes on, nothing is promised that could be lost.
+What an event changes is stored before anybody is told; what came in meanwhile is taken in together
+and stored at once, for a disk is slow and a fleet comes back in one moment. While the store can not
+be written the inbox waits: agents keep their reports, training goes on, nothing is promised that
+could be lost.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ import signal
 import sqlite3
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,8 +58,10 @@ from pacekeeper.controller.start_up import import_early
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
+from pacekeeper.controller.stored_past import restored
 from pacekeeper.controller.web_start import web_server
 from pacekeeper.controller.webhook import Webhook
+from pacekeeper.controller.writes import Writes, write
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
@@ -70,21 +75,10 @@ from pacekeeper.protos import (
     wire,
 )
 
-INBOX_EVENTS = 4096
+MAX_TOGETHER = 256  # events between two looks at everything else
 DRAIN_S = 2.0
 STORE_RETRY_S = 0.5
 MAX_TOLD = 256  # failures remembered, so that each is told once
-_STORED = (
-    SaveIncident
-    | SaveLayout
-    | SaveDecision
-    | SaveProposal
-    | SaveJob
-    | SaveOrder
-    | DropOrder
-    | ForgetJob
-    | ForgetLayouts
-)
 _log = logging.getLogger(__name__)
 _CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
 _SERVICES = (
@@ -117,7 +111,7 @@ class Controller:
         jobs, incidents, next_id = self.store.load()
         waiting, next_proposal_id = self.store.open_proposals()
         self.metrics.begin_after(next_id - 1)
-        self.state: State = machine.restored(
+        self.state: State = restored(
             jobs,
             incidents,
             next_incident_id=next_id,
@@ -155,7 +149,10 @@ class Controller:
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
         self.webhook = Webhook(config, on_end=self.metrics.count_webhook)
         self._health = health.aio.HealthServicer()
-        self._inbox: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = asyncio.Queue(INBOX_EVENTS)
+        # No more wait than there are callers: each waits until its own event is taken in.
+        self._inbox: deque[tuple[Event, asyncio.Future[None]]] = deque()
+        self._has_come = asyncio.Event()
+        self._writes = Writes()
         self._is_over = False  # nothing is taken in any more
         self._failures: set[str] = set()  # that were told
 
@@ -234,7 +231,8 @@ class Controller:
         if self._is_over and isinstance(event, NodeDetached):
             return  # all agents leave, since we do
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        await self._inbox.put((event, done))
+        self._inbox.append((event, done))
+        self._has_come.set()
         await done
 
     async def _tick(self) -> None:
@@ -245,6 +243,7 @@ class Controller:
             await self._put(Tick())
             self.metrics.update(self.state)
             self.webhook.look(self.state, time.time())
+            self.metrics.say_sequences(self.agents.sequences)
             self.history.look(self.state)
             await self.office.ship(self.store.journal.taken())
             self.entrance.look(time.monotonic())
@@ -254,45 +253,65 @@ class Controller:
     async def _consume(self) -> None:
         """The only caller of the machine: no lock needed."""
         while True:
-            event, done = await self._inbox.get()
+            while not self._inbox:
+                self._has_come.clear()
+                await self._has_come.wait()
+            number = min(len(self._inbox), MAX_TOGETHER)
+            taken = [self._inbox.popleft() for _ in range(number)]
             try:
-                await self._take(event)
+                await self._take_whole([event for event, _ in taken])
             except HostError:
                 self._is_over = True
-                done.cancel()  # not stored, so not acknowledged: who reported keeps it
+                for _, done in (*taken, *self._inbox):
+                    done.cancel()  # not stored, so not acknowledged: who reported keeps it
                 raise
+            for _, done in taken:
+                if not done.done():
+                    done.set_result(None)
+            await asyncio.sleep(0)  # who was waited for speaks before the next ones
+
+    async def _take_whole(self, events: Sequence[Event]) -> None:
+        """A mistake of ours in storing costs the one event that it comes with."""
+        before = self.state
+        try:
+            await self._take(events)
+        except HostError:
+            raise
+        except Exception as error:
+            if len(events) == 1 or self.state is not before:  # they count by now
+                self._count_failure(f"event dropped: {type(events[0]).__name__}", error)
+                return
+            for event in events:
+                await self._take_whole([event])
+
+    async def _take(self, events: Sequence[Event]) -> None:
+        """Some events: the new state counts once it is stored, and only then anybody is told."""
+        state, commands = self.state, list[Command]()
+        for event in events:
+            began_s = time.monotonic()
+            try:
+                state, said = machine.advance(state, event, config=self.config, now_s=began_s)
             except Exception as error:
                 # Our bug: say it loudly, drop this one event whole, keep serving.
                 self._count_failure(f"event dropped: {type(event).__name__}", error)
-            if not done.done():
-                done.set_result(None)
-
-    async def _take(self, event: Event) -> None:
-        """One event: the new state counts once it is stored, and only then anybody is told."""
-        began_s = time.monotonic()
-        state, commands = machine.advance(self.state, event, config=self.config, now_s=began_s)
+                continue
+            commands += said
+            if isinstance(event, NodeReported):
+                self.metrics.reports.inc()
+            self.metrics.advance.observe(time.monotonic() - began_s)
         await self._store(state, commands)
         self.state = state
         for command in commands:
             self._obey(command)
         for command in commands:
             self.history.heard(command)
-        if isinstance(event, NodeReported):
-            self.metrics.reports.inc()
-        self.metrics.advance.observe(time.monotonic() - began_s)
 
     async def _store(self, state: State, commands: Sequence[Command]) -> None:
         """All that must last, in one transaction; again and again while the disk refuses.
 
         Raises HostError for a damaged store: no patience mends it.
         """
-        # A job is stored as it is after the event: once is enough, however often it was asked for.
-        writes = [
-            command
-            for i, command in enumerate(commands)
-            if isinstance(command, _STORED)
-            and not (isinstance(command, SaveJob) and command in commands[:i])
-        ]
+        writes = self._writes.of(state, commands, time.monotonic())
         if not writes:
             return
         refused = ""
@@ -300,7 +319,7 @@ class Controller:
             try:
                 with self.store.transaction():
                     for command in writes:
-                        self._write(state, command)
+                        write(self.store, state, command)
             except sqlite3.DatabaseError as error:
                 self.store.raise_if_damaged(error)
                 if not isinstance(error, sqlite3.OperationalError):
@@ -314,6 +333,7 @@ class Controller:
                 await asyncio.sleep(STORE_RETRY_S)
             else:
                 break
+        self._writes.done(state, writes)
         if refused:
             _log.info("store=%s takes writes again", self.config.store)
             await self._say_health("")
@@ -324,27 +344,6 @@ class Controller:
         self.metrics.say_store(refused)
         for name in ("", _CONTROL):
             await self._health.set(name, _NOT_SERVING if refused else _SERVING)
-
-    def _write(self, state: State, command: Command) -> None:
-        match command:
-            case SaveIncident(incident=incident):
-                self.store.save_incident(incident)
-            case SaveLayout(job=job, layout=layout, reason=reason):
-                self.store.save_layout(job, layout, reason)
-            case SaveDecision(job=job, step=step, decision=decision):
-                self.store.save_decision(job, step, decision)
-            case SaveProposal(proposal=proposal):
-                self.store.save_proposal(proposal)
-            case SaveOrder(order=order):
-                self.store.kept.save_order(order)
-            case DropOrder(kind=kind, subject=subject):
-                self.store.kept.drop_order(kind, subject)
-            case SaveJob(job=job):
-                self.store.save_job(machine.job_record(state, job))
-            case ForgetJob(job=job):
-                self.store.forget_job(job)
-            case ForgetLayouts(job=job):
-                self.store.forget_layouts(job)
 
     def _obey(self, command: Command) -> None:
         match command:

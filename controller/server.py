@@ -20,6 +20,7 @@ import grpc.aio
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
 from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.rates import Limit, full, owe
+from pacekeeper.controller.sequences import Sequences
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
@@ -27,9 +28,13 @@ from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
 OUTBOX_COMMANDS = 256  # per node; commands are said again, so the oldest may go
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
+# Of a large fleet each is acknowledged less often, or acks would cost as much as all reports.
+ACKS_PER_S = 2000
+ACK_SPARSEST = 5.0  # times
 HELLO_WITHIN_S = 10.0
 NO_LEADER = "this controller leads no more"
 NO_LIMIT = Limit(per_s=1e9, at_once=1 << 30)
+OUR_VERSION = version("pacekeeper")
 _log = logging.getLogger(__name__)
 
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
@@ -91,15 +96,18 @@ class _Stream:
     ack_timer: asyncio.TimerHandle | None = None
     end: tuple[grpc.StatusCode, str] | None = None
 
-    def taken_in(self, sequence: int) -> None:
-        """One more report is stored: say so soon, and at once where many wait."""
+    def taken_in(self, sequence: int, sparse: float) -> None:
+        """One more report is stored: say so soon, and at once where many wait.
+
+        `sparse`: so many times less often than to the agent of a small fleet.
+        """
         self.handled = sequence
         self.unacknowledged += 1
-        if self.unacknowledged >= ACK_EVERY_REPORTS:
+        if self.unacknowledged >= ACK_EVERY_REPORTS * sparse:
             self.acknowledge()
         elif self.ack_timer is None:
             loop = asyncio.get_running_loop()
-            self.ack_timer = loop.call_later(ACK_EVERY_S, self.acknowledge)
+            self.ack_timer = loop.call_later(ACK_EVERY_S * sparse, self.acknowledge)
 
     def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
         """End the stream: in peace, or with a code and the reason."""
@@ -138,6 +146,7 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
     reports: Limit = NO_LIMIT
     office: Office = field(default_factory=Alone)
     streams: dict[str, _Stream] = field(default_factory=dict)
+    sequences: Sequences = field(default_factory=Sequences)
 
     async def Attach(
         self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Context
@@ -158,7 +167,7 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
             )
             welcome = control_pb2.Welcome(
                 protocol_version=wire.PROTOCOL_VERSION,
-                product_version=version("pacekeeper"),
+                product_version=OUR_VERSION,
                 answer_within_s=self.office.answer_within_s,
             )
             message: control_pb2.AttachResponse | None
@@ -193,6 +202,13 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
         for stream in self.streams.values():
             stream.close(grpc.StatusCode.UNAVAILABLE, "the controller is going down")
 
+    @property
+    def _sparse(self) -> float:
+        # Well within what agents were promised: else they would look for another controller.
+        promised_s = self.office.answer_within_s
+        sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
+        return max(1.0, min(sparsest, len(self.streams) / ACKS_PER_S))
+
     def _replace(self, stream: _Stream) -> None:
         older = self.streams.get(stream.node)
         self.streams[stream.node] = stream
@@ -225,7 +241,7 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
                 context,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"agent {theirs.product_version or '?'} speaks protocol {theirs.protocol_version}, "
-                f"controller {version('pacekeeper')} speaks {wire.PROTOCOL_VERSION}; install the "
+                f"controller {OUR_VERSION} speaks {wire.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
         if theirs.seen_term > (self.office.term() or 0):
@@ -252,24 +268,31 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
         self, stream: _Stream, requests: AsyncIterator[control_pb2.AttachRequest]
     ) -> None:
         """Reports into the inbox until the agent goes; then end the stream's other half."""
-        bucket = full(self.reports, time.monotonic())
+        bucket, is_greeting = full(self.reports, time.monotonic()), True
+        node, life, sequences = stream.node, stream.life, self.sequences
         try:
             async for request in requests:
+                number = request.report.sequence
+                is_again = number > 0 and not sequences.is_news(node, life, number)
+                if is_again and not is_greeting:
+                    stream.taken_in(number, self._sparse)
+                    continue
                 report = report_in(request)
-                if why := self.foreign(stream.node, report):
+                if why := self.foreign(node, report):
                     raise _ForeignReportError(why)
                 bucket, wait_s = owe(bucket, self.reports, time.monotonic())
                 if wait_s > 0.0:
                     await asyncio.sleep(wait_s)  # what is not read stays with its sender
-                await self.put(
-                    NodeReported(node=stream.node, agent_life=stream.life, report=report)
-                )
-                stream.taken_in(report.sequence)
+                await self.put(NodeReported(node=node, agent_life=life, report=report))
+                sequences.take(node, life, number, is_greeting=is_greeting)
+                stream.taken_in(number, self._sparse)
+                is_greeting = False
         except ValueError as error:
             self.on_rejected()
             _log.warning("node=%s sent an impossible report: %s", stream.node, error)
             # Acknowledged all the same: sent again, it would block the good ones for ever.
             stream.handled = request.report.sequence
+            sequences.take(node, life, stream.handled, is_greeting=is_greeting)
             stream.acknowledge()
             is_foreign = isinstance(error, _ForeignReportError)
             wrong = grpc.StatusCode.INVALID_ARGUMENT

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 
-from pacekeeper.controller.rank_map import RankMap
+from pacekeeper.controller.chunked_map import NodeMap, RankMap
 from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
@@ -320,11 +320,14 @@ class State:
     """All jobs and nodes. `unix_offset_s` turns the machine's clock into Unix time."""
 
     jobs: Mapping[str, JobState] = field(default_factory=dict)
-    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    nodes: Mapping[str, NodeState] = field(default_factory=NodeMap)
     next_incident_id: int = 1
     next_proposal_id: int = 1
     num_asked: int = 0  # decisions asked for, of all jobs
     orders: tuple[Order, ...] = ()  # of people, that stand
+    ticked_s: float = 0.0  # these three: whose turn it is, see turns.py
+    ranks_left: float = 0.0
+    looked_at: str = ""
     unix_offset_s: float = 0.0
 
 

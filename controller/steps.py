@@ -22,8 +22,8 @@ from pacekeeper.controller import (
     watch,
     whole_job,
 )
+from pacekeeper.controller.chunked_map import RankMap
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
-from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.roles import fold_roles, samples_of
 from pacekeeper.controller.standing_by import standing_by
 from pacekeeper.controller.state import (

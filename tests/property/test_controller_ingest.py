@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.controller import steps
-from pacekeeper.controller.rank_map import CHUNK_RANKS, RankMap
+from pacekeeper.controller.chunked_map import CHUNK_RANKS, RankMap
 from pacekeeper.controller.state import JobState, RankLife, RankState, StepFact
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord

@@ -15,9 +15,10 @@ from pacekeeper.controller.events import (
     Say,
     Tick,
 )
-from pacekeeper.controller.machine import advance, job_record, restored
+from pacekeeper.controller.machine import advance
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobState, State
+from pacekeeper.controller.stored_past import job_record, restored
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc

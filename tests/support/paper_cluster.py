@@ -25,9 +25,10 @@ from pacekeeper.controller.events import (
     SaveJob,
     Tick,
 )
-from pacekeeper.controller.machine import advance, job_record, restored
+from pacekeeper.controller.machine import advance
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobRecord, JobState, State
+from pacekeeper.controller.stored_past import job_record, restored
 from pacekeeper.core.apportion import apportion
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Incident

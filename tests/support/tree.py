@@ -82,6 +82,7 @@ SHELLS = {
         "views",
         *("web", "web_data", "web_door", "web_server", "web_start", "web_words"),
         "webhook",
+        "writes",
     },
 }
 PURE_IN_TRAINER = {

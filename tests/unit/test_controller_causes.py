@@ -8,8 +8,8 @@ import pytest
 
 from pacekeeper.controller import causes
 from pacekeeper.controller.causes import KEPT_SAMPLES, LOOK_AGAIN_S, SPACING_S, kept, remember
+from pacekeeper.controller.chunked_map import NodeMap, RankMap
 from pacekeeper.controller.events import SaveIncident
-from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
@@ -252,7 +252,7 @@ class TestPeers:
             )
             for known in job.ranks.values()
         }
-        return State(nodes=nodes)
+        return State(nodes=NodeMap(nodes))
 
     @staticmethod
     def finding(rank: int) -> Finding:

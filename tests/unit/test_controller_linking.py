@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from pacekeeper.controller.events import OfferPlan
-from pacekeeper.controller.machine import job_record, restored
+from pacekeeper.controller.stored_past import job_record, restored
 from pacekeeper.core.findings import Finding, FindingKind
 from support.fabrics import Fabric
 from support.machine_driver import QUICK, WARM, Driver, started, step

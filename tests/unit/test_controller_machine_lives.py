@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from pacekeeper.controller.events import NotifyDeaths, OfferPlan, SaveJob
-from pacekeeper.controller.machine import job_record
 from pacekeeper.controller.state import RankLife
+from pacekeeper.controller.stored_past import job_record
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Watch
 from pacekeeper.core.shrink import shrink

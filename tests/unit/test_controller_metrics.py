@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.controller.state_series import SHOWN_RANKS, slowest_ranks
@@ -48,7 +49,7 @@ def test_a_state_becomes_gauges() -> None:
         incidents=(incident(1), replace(incident(2), closed_unix_s=1.0)),
     )
     metrics = ControllerMetrics()
-    metrics.update(State(jobs={"train": job}, nodes=nodes))
+    metrics.update(State(jobs={"train": job}, nodes=NodeMap(nodes)))
     assert value(metrics, "jobs") == 1
     assert value(metrics, "nodes_connected") == 1
     assert value(metrics, "incidents_open", kind="device") == 1

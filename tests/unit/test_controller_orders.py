@@ -13,7 +13,7 @@ from pacekeeper.controller.events import (
     SaveOrder,
     SaveProposal,
 )
-from pacekeeper.controller.machine import job_record, restored
+from pacekeeper.controller.stored_past import job_record, restored
 from pacekeeper.controller.viewing import view_of
 from pacekeeper.controller.views import job_view, node_view
 from pacekeeper.core.findings import Rung

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.own_node import foreign
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.records import RankExitRecord, Record, StepRecord
@@ -25,7 +26,9 @@ def state(*, is_there: bool = True, life: RankLife = RankLife.ALIVE, job_life: i
     }
     return State(
         jobs={"moe": JobState(name="moe", life=job_life, ranks=ranks)},
-        nodes={node: NodeState(name=node, agent_life="x", is_connected=is_there) for node in "ab"},
+        nodes=NodeMap(
+            {node: NodeState(name=node, agent_life="x", is_connected=is_there) for node in "ab"}
+        ),
     )
 
 

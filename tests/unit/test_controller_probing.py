@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.events import AskProbe, OfferPlan
-from pacekeeper.controller.machine import job_record, restored
+from pacekeeper.controller.stored_past import job_record, restored
 from pacekeeper.core.config import ControllerConfig, DetectorConfig
 from pacekeeper.core.findings import Tier
 from pacekeeper.core.layout import even_layout

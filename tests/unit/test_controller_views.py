@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from pacekeeper.controller.chunked_map import NodeMap, RankMap
 from pacekeeper.controller.events import StepSummary
-from pacekeeper.controller.rank_map import RankMap
 from pacekeeper.controller.state import (
     JobState,
     NodeState,
@@ -68,7 +68,7 @@ def node(name: str, *, is_connected: bool = True) -> NodeState:
     return NodeState(name=name, agent_life="x", is_connected=is_connected, last_report_s=3.0)
 
 
-BOTH = State(nodes={"a": node("a"), "b": node("b")}, unix_offset_s=1000.0)
+BOTH = State(nodes=NodeMap({"a": node("a"), "b": node("b")}), unix_offset_s=1000.0)
 
 
 def test_ranks_come_in_order_with_their_part_of_the_work() -> None:
@@ -102,7 +102,7 @@ def test_what_is_not_measured_is_unset_and_not_zero() -> None:
 def test_a_rank_is_alive_only_where_it_is_heard(
     life: RankLife, connected: bool, silent: tuple[int, ...], shown: str
 ) -> None:
-    state = State(nodes={"a": node("a", is_connected=connected), "b": node("b")})
+    state = State(nodes=NodeMap({"a": node("a", is_connected=connected), "b": node("b")}))
     view = job_view(state, job(ranks={0: rank(0, "a", life)}, silent=silent))
     assert view.ranks[0].state == shown
 
@@ -128,7 +128,7 @@ def test_the_watch_comes_with_its_reason_and_with_what_would_be_seen() -> None:
 
 
 def test_an_agent_that_is_away_silences_its_own_ranks_only() -> None:
-    state = State(nodes={"a": node("a", is_connected=False), "b": node("b")})
+    state = State(nodes=NodeMap({"a": node("a", is_connected=False), "b": node("b")}))
     assert [r.state for r in job_view(state, job()).ranks] == ["silent", "alive"]
 
 
