@@ -233,7 +233,7 @@ def _rank(
 
 
 def _heard(count: int) -> Any:
-    from pacekeeper.controller.rank_map import RankMap
+    from pacekeeper.controller.chunked_map import RankMap
 
     return RankMap[float]().changed(dict.fromkeys(range(count), 990.0))
 
