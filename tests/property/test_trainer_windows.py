@@ -13,9 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.core import block_writers
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.layout import BlockKind, Layout, even_layout
 from pacekeeper.core.manifest import MANIFEST_FILE
+from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint_files import open_storage
 from support.trainees import State, assert_all_same, trained
 
 CONFIG = TrainConfig(
@@ -51,9 +54,10 @@ PIPELINES = job((0, 1, 2, 3), stages=2)
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_disk() -> Iterator[None]:
-    """What outlives the power is tested elsewhere."""
+    """What outlives the power is tested elsewhere. Small blocks are cut as large ones are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
+        patch.setattr(block_writers, "LEAST_BYTES", 512)
         yield
 
 
@@ -126,6 +130,20 @@ def test_pipelines_have_windows_too_and_other_layouts_take_them(tmp_path: Path) 
     began, state = trained(config, job((0,)), STEPS, directory=copy, life=3)
     assert began == 3, "the second life saved a window from where its replay ended"
     assert_close(state, undisturbed("float64", "alone"))
+
+
+def test_weights_that_wait_for_their_turn_are_in_strips_of_several_ranks(tmp_path: Path) -> None:
+    """As all of these tests have them: else they would say nothing of strips."""
+    config = replace(CONFIG, dtype="float64", checkpoint_window_steps=3)
+    trained(config, job(), 3, directory=tmp_path)
+    storage = open_storage(str(tmp_path / config.job))
+    (one,) = complete_ids(storage)
+    manifest = read_manifest(storage, one)
+    of_head = [e for e in manifest.frozen if e.piece.block.kind is BlockKind.HEAD and e.step == 1]
+    assert len(of_head) == of_head[0].piece.strips > 1
+    assert {entry.file.rpartition("/")[2] for entry in of_head} == {
+        f"step-1-rank-{rank}.safetensors" for rank in (0, 1)
+    }
 
 
 def test_a_window_without_its_manifest_never_counts(tmp_path: Path) -> None:
