@@ -216,8 +216,10 @@ def _when(times: TraceTimes, shift: Shift) -> str:
         since = f"from the first recorded step, {first}"
     elif shift.num_before:
         since = f"since step {first}, after {shift.num_before} steps at its healthy pace"
-    else:
+    elif shift.first in {begin for begin, _ in times.layouts}:
         since = f"since step {first}, where a layout begins"
+    else:
+        since = f"since step {first}, the first that it told"
     if shift.end == len(times.steps):
         return f"{since}, to the end of the record, {last}"
     return f"{since}, to step {last}, and recovered"

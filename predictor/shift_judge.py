@@ -127,8 +127,12 @@ class Judge:
     company: tuple[int, ...] = ()
 
     def shift(self, rank: int, first: int, end: int) -> Shift | None:
-        """None where it is not worth naming."""
+        """None where it is not worth naming. It begins with the first step that the rank told."""
         noise = self.noise
+        told = np.flatnonzero(np.isfinite(self.residuals.by_step[first:end, rank]))
+        if not len(told):
+            return None
+        first += int(told[0])
         whole = (0, first), (first, end)
         near = (max(0, first - RECENT_STEPS), first), (first, min(end, first + RECENT_STEPS))
         # What others share only takes away from it, and costs a look at all of them.

@@ -254,3 +254,15 @@ def test_a_short_trace_of_steady_ranks_is_in_no_doubt_of_its_noise() -> None:
     trace = pipeline(num_dp=1, num_stages=2, num_steps=6, noise=1e-5, documents=1e-6)
     found = rank_faults(slowed(summed(trace), 1, 1.012, first=3))
     assert [(t.rank, t.first_step) for t in found] == [(1, FIRST_STEP + 3)]
+
+
+@pytest.mark.parametrize("num_dp", [3, 8, 16])
+def test_a_rank_that_joined_later_is_judged_from_its_first_step_on(num_dp: int) -> None:
+    trace = slowed(pipeline(num_dp=num_dp, num_steps=40), 0, 1.2)
+    table = table_of(trace)
+    there = (table.rank != 0) | (table.step >= FIRST_STEP + 20)
+    rows = {name: getattr(table, name)[there] for name in ComputeTable.__slots__}
+    (found,) = rank_faults(replace(trace, compute=ComputeTable(**rows)))
+    assert (found.rank, found.first_step, found.last_step) == (0, FIRST_STEP + 20, None)
+    assert found.low < 1.2 < found.high
+    assert f"since step {FIRST_STEP + 20}, the first that it told" in found.reason
