@@ -93,6 +93,8 @@ class Keeper:
                 self._news.wait(left_s)
             self._is_over = True
             self._news.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(RELEASE_WITHIN_S)
 
     def _change(self, change: Callable[[Member], Member]) -> None:
         with self._news:
