@@ -54,7 +54,8 @@ class MetricsServer(ThreadingHTTPServer):
             raise listen_error(
                 joined(host, port), error, option="--metrics-listen", rival=rival
             ) from None
-        threading.Thread(target=self.serve_forever, name="metrics", daemon=True).start()
+        serve = self.serve_forever
+        threading.Thread(target=serve, args=(0.1,), name="metrics", daemon=True).start()
 
     def close(self) -> None:
         """Answer nobody any more."""

@@ -8,9 +8,18 @@ import pytest
 from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.controller.state_series import SHOWN_RANKS, slowest_ranks
+from pacekeeper.controller.state_series import SHOWN_INCIDENTS, SHOWN_RANKS, slowest_ranks
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import Blindness, Finding, FindingKind, Incident, Tier, Watch
+from pacekeeper.core.findings import (
+    Blindness,
+    Decision,
+    Finding,
+    FindingKind,
+    Incident,
+    Rung,
+    Tier,
+    Watch,
+)
 from pacekeeper.core.topology import Attachment
 from pacekeeper.predictor.sight import Sight
 from support.controllers import first_layout
@@ -140,3 +149,74 @@ def test_a_forgotten_job_leaves_no_series_behind() -> None:
     assert any("gone" in labels.values() for _, labels, _ in samples(metrics))
     metrics.update(State())
     assert not any("gone" in labels.values() for _, labels, _ in samples(metrics))
+
+
+def test_an_open_incident_says_where_it_is_and_goes_when_it_is_over() -> None:
+    known = ranks([1.6, 1.0])
+    uuid = replace(known[0].attachment, device_uuid="GPU-0")
+    known[0] = replace(known[0], attachment=uuid)
+    job = JobState(name="train", ranks=known, incidents=(incident(4),))
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": job}))
+    where = {"job_name": "train", "incident": "4", "kind": "device"}
+    where |= {"rank": "0", "node": "a", "UUID": "GPU-0"}
+    assert value(metrics, "incident_slowdown_ratio", **where) == 1.6
+    assert value(metrics, "incident_opened_timestamp_seconds", **where) == 0.0
+    over = replace(job, incidents=(replace(incident(4), closed_unix_s=1.0),))
+    metrics.update(State(jobs={"train": over}))
+    assert value(metrics, "incident_slowdown_ratio", **where) is None
+
+
+def test_a_death_has_no_slowdown_and_nobodys_incident_no_place() -> None:
+    death = replace(incident(1).finding, kind=FindingKind.DEATH, slowdown=float("inf"))
+    nobodys = replace(incident(2).finding, kind=FindingKind.HOST, rank=None)
+    found = (replace(incident(1), finding=death), replace(incident(2), finding=nobodys))
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": JobState(name="train", incidents=found)}))
+    told = [(n, x["kind"], x["rank"], x["node"]) for n, x, _ in samples(metrics) if "incident" in x]
+    assert told == [
+        ("pacekeeper_incident_slowdown_ratio", "host", "", ""),
+        ("pacekeeper_incident_opened_timestamp_seconds", "death", "0", ""),
+        ("pacekeeper_incident_opened_timestamp_seconds", "host", "", ""),
+    ]
+
+
+def test_only_the_newest_of_very_many_incidents_are_told() -> None:
+    job = JobState(name="train", incidents=tuple(incident(n) for n in range(1, 100)))
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": job}))
+    numbers = {int(x["incident"]) for _, x, _ in samples(metrics) if "incident" in x}
+    assert numbers == set(range(100 - SHOWN_INCIDENTS, 100))
+    assert value(metrics, "incidents_open", kind="device") == 99
+
+
+def test_a_node_is_away_where_living_ranks_have_no_agent() -> None:
+    gone = {n: NodeState(name=n, agent_life="x", is_connected=False) for n in ("a", "idle")}
+    job = JobState(name="train", ranks=ranks([None]))
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": job}, nodes=gone))
+    assert [x for n, x, _ in samples(metrics) if n.endswith("node_away")] == [{"node": "a"}]
+    dead = {0: replace(job.ranks[0], life=RankLife.DEAD)}
+    metrics.update(State(jobs={"train": replace(job, ranks=dead)}, nodes=gone))
+    assert value(metrics, "node_away", node="a") is None
+    assert value(metrics, "job_ranks", job_name="train", life="dead") == 1
+
+
+def test_a_plan_that_is_offered_says_since_when_in_unix_time() -> None:
+    job = JobState(name="train", desired=first_layout(), offered_s=5.0)
+    metrics = ControllerMetrics()
+    metrics.update(State(jobs={"train": job}, unix_offset_s=1000.0))
+    since = "job_plan_offered_timestamp_seconds"
+    assert value(metrics, since, job_name="train") == 1005.0
+    metrics.update(State(jobs={"train": replace(job, desired=None)}))
+    assert value(metrics, since, job_name="train") is None
+
+
+def test_plans_are_counted_from_zero_by_their_rung_and_refused_ones_apart() -> None:
+    metrics = ControllerMetrics()
+    assert value(metrics, "plans_total", rung="move_replicas") == 0
+    plan = Decision(rung=Rung.MOVE_REPLICAS, layout=first_layout(), reason="")
+    metrics.count_decision(plan)
+    metrics.count_decision(Decision(rung=Rung.NOTHING, layout=None, reason="refused"))
+    assert value(metrics, "plans_total", rung="move_replicas") == 1
+    assert value(metrics, "plans_refused_total") == 1

@@ -41,7 +41,8 @@ def test_what_changes_is_told_anew() -> None:
     metrics = ControllerMetrics()
     job = JobState(name="train", ranks={0: rank(0), 1: rank(1)})
     assert told(metrics, job) == {"0": ("a", "GPU-0", "", ""), "1": ("a", "GPU-1", "", "")}
-    job = replace(job, ranks={0: rank(0, node="b"), 1: rank(1, uuid="GPU-9")})
+    moved = replace(job.ranks[0], node="b")
+    job = replace(job, ranks={0: moved, 1: rank(1, uuid="GPU-9")})
     assert told(metrics, job) == {"0": ("b", "GPU-0", "", ""), "1": ("a", "GPU-9", "", "")}
     job = replace(job, layout=LAYOUT)
     assert told(metrics, job)["0"][2:] == tuple(map(str, LAYOUT.place_of(0)))

@@ -148,6 +148,15 @@ def test_more_than_a_few_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) 
         assert first.recv(1) != b""
 
 
+def test_who_was_answered_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "AT_ONCE", 1)
+    with serving() as server:
+        for _ in range(3):
+            assert ask(server) == (200, PAGE)
+            with server._free:  # given back a moment after the answer
+                pass
+
+
 def test_files_of_no_use_are_refused_at_once(tmp_path: Path) -> None:
     for config, words in (
         (MetricsConfig(token_file=str(tmp_path / "none")), "No such file"),
