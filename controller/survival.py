@@ -64,8 +64,11 @@ def _least(by_size: Sequence[KillSet]) -> tuple[KillSet, ...]:
     known: set[KillSet] = set()
     with_node: dict[int, list[KillSet]] = {}
     for found in by_size:
-        shorter = (s for node in found for s in with_node.get(node, ()) if len(s) < len(found))
-        if found in known or any(s <= found for s in shorter):
+        # Whichever are fewer: all that are kept, or those that begin with one of its nodes.
+        others = kept
+        if len(kept) > len(found):
+            others = [s for node in found for s in with_node.get(node, ())]
+        if found in known or any(len(s) < len(found) and s <= found for s in others):
             continue
         kept.append(found)
         known.add(found)

@@ -89,6 +89,7 @@ def _rehost(
     `are_free`: an expert may have lost all its hosts.
     """
     shares: list[dict[int, float]] = []
+    there = frozenset(staying)
     for expert, hosts in enumerate(experts):
         if not are_free and all(host.rank in gone for host in hosts):
             raise LostStateError(
@@ -96,7 +97,7 @@ def _rehost(
                 f"{[host.rank for host in hosts]} are dead",
                 remedy="restart from a checkpoint, with more replicas per expert",
             )
-        left = {host.rank: host.share for host in hosts if host.rank in staying}
+        left = {host.rank: host.share for host in hosts if host.rank in there}
         shares.append(_normalised(left))
     has_lost = [len(now) < len(hosts) for now, hosts in zip(shares, experts, strict=True)]
     hosts_of = _refilled([set(s) for s in shares], has_lost, staying, floor)

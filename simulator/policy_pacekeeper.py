@@ -146,7 +146,10 @@ class Pacekeeper:
         moved = copied_bytes(held, layout, job)
         phases = self.costs.regrouping(moment, moved, is_planned=True)
         decision = self._decision(moment, job, layout, known, is_makeshift=True, by_survivors=True)
-        if decision.layout is not None:
+        if decision.layout is None and self.config.rebalance_min_gain >= self.config.min_gain:
+            # Once settled it would be asked the same again, and be harder to win over.
+            known = replace(known, refused=(layout, moment.parts))
+        elif decision.layout is not None:
             more = copied_bytes(layout, decision.layout, job)
             moved, phases = moved + more, (*phases, *self.costs.copying(more))
         return Answer(

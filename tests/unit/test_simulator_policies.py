@@ -5,6 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.policy_view import View
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.findings import Decision
 from pacekeeper.core.layout import even_layout
 from pacekeeper.predictor.forecast import forecast
 from pacekeeper.simulator.changes import History, NodesJoined, NodesLost
@@ -114,6 +118,28 @@ def test_lazarus_and_ours_go_on_without_a_restart_while_a_copy_lives() -> None:
         for lost in range(6):
             outcome = run(policy, lost)
             assert (outcome.restarts, outcome.reconfigurations >= 1) == (0, True), policy.name
+
+
+def test_what_is_refused_as_ranks_regroup_is_not_asked_again_once_they_settle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    def counted(view: View, config: PolicyConfig) -> Decision:
+        asked.append(view.by_survivors)
+        return decide(view, config)
+
+    monkeypatch.setattr("pacekeeper.simulator.policy_pacekeeper.decide", counted)
+    history = History(
+        name="x",
+        num_nodes=6,
+        duration_s=200.0,
+        changes=(NodesJoined(at_s=0.0, nodes=tuple(range(6))), NodesLost(at_s=50.0, nodes=(0,))),
+    )
+    policy = Pacekeeper(costs=EXACT, config=PolicyConfig(settle_steps=5))
+    outcome = simulate(history, job_of_four(), even_routing(2, 4), policy)
+    assert outcome.reconfigurations == 1 and "no layout is better" in outcome.told[-1].reason
+    assert asked == [False, True]  # as it had settled first, and as survivors regrouped
 
 
 def test_no_node_holds_more_experts_than_it_has_slots() -> None:
