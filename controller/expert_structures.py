@@ -10,6 +10,7 @@ cut last group; span G - 1: every group lacks one class.
 import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from math import log
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from pacekeeper.controller.expert_cluster import Cluster, Floors
 
 MAX_SWAPS = 200  # of experts between two classes, in one layer
 NEAR = 5e-4  # of the fluid: classes that agree so well are even
+LEAST_RISK = 1e-30  # none is taken for less likely to fail
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
@@ -117,10 +119,14 @@ def circle(cluster: Cluster, num_groups: int) -> tuple[tuple[int, ...], ...]:
 def _deal(
     things: Sequence[int], labels: Sequence[Hashable], risks: Sequence[float], num_bins: int
 ) -> list[list[int]]:
-    """Things into bins of near-equal size, those of one label apart, risks even."""
+    """Things into bins of near-equal size, those of one label apart, all bins as safe as can be.
+
+    A bin is lost when all its things are: the next one goes where that is likeliest, so that who is
+    suspect gets the company (research 4.4).
+    """
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     number: list[dict[Hashable, int]] = [{} for _ in range(num_bins)]
-    risk = [0.0] * num_bins
+    safety = [0.0] * num_bins  # -log of the likelihood that all its things are lost
     if len(set(labels)) == len(things) and len(set(risks)) < 2:  # all alike
         return _in_turn([list(things[at::num_bins]) for at in range(num_bins)])
     size = -(-len(things) // num_bins)
@@ -129,12 +135,12 @@ def _deal(
         limit = size if left_large > 0 else size - 1
         at = min(
             (b for b in range(num_bins) if len(bins[b]) < limit),
-            key=lambda b: (number[b].get(label, 0), risk[b], len(bins[b]), b),
+            key=lambda b: (number[b].get(label, 0), safety[b], len(bins[b]), b),
         )
         bins[at].append(thing)
         left_large -= len(bins[at]) == size
         number[at][label] = number[at].get(label, 0) + 1
-        risk[at] += p
+        safety[at] -= log(max(p, LEAST_RISK))
     return _in_turn(bins)
 
 

@@ -93,7 +93,7 @@ def test_the_layers_share_their_kill_sets() -> None:
     assert plan.proof.survival == alone.proof.survival
 
 
-def test_a_suspect_rank_is_never_a_sole_holder_and_does_not_stand_beside_another() -> None:
+def test_suspect_ranks_are_never_among_themselves() -> None:
     risk = [0.01] * 10
     risk[2] = risk[3] = risk[4] = 0.5
     cluster = Cluster(
@@ -104,7 +104,23 @@ def test_a_suspect_rank_is_never_a_sole_holder_and_does_not_stand_beside_another
         racks=tuple(range(10)),
     )
     plan = plan_experts([zipf(16, 1.0)], cluster, floors=FLOOR)
-    assert all(len(killer & {2, 3, 4}) <= 1 for killer in plan.proof.kill_sets)
+    assert all(killer - {2, 3, 4} for killer in plan.proof.kill_sets)
+    # Three segments with a suspect in each lose one with 1.005e-4.
+    assert plan.proof.loss_probability < 1.01e-4
+
+
+@pytest.mark.parametrize("suspect", [0, 1, 2])
+def test_where_groups_are_of_unequal_size_the_suspect_is_in_a_large_one(suspect: int) -> None:
+    """Two experts and three ranks with a slot each: one expert stands alone, not there."""
+    cluster = Cluster(
+        speeds=(1.0,) * 3,
+        slots=(1,) * 3,
+        failure_probability=tuple(0.2 if rank == suspect else 0.01 for rank in range(3)),
+        nodes=(0, 1, 2),
+        racks=(0, 1, 2),
+    )
+    plan = plan_experts([[1.0, 1.0]], cluster)
+    assert frozenset({suspect}) not in plan.proof.kill_sets
 
 
 def test_floors_count_nodes_and_racks_not_ranks() -> None:
