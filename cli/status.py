@@ -172,6 +172,10 @@ def _node_table(nodes: list[Any]) -> Any:
     table.add_column("remarks")
     for node in nodes:
         remarks = [] if node.nvml == "ok" else [node.nvml]
+        if node.history:
+            times = f"{len(node.history)} times " if len(node.history) > 1 else ""
+            lemon = "lemon: " if node.is_lemon else ""
+            remarks.append(f"{lemon}slow {times}before: {node.history[0]}")
         table.add_row(
             escape(node.name),
             ("attached" if node.is_connected else "away")

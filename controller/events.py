@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pacekeeper.controller.fleet_memory import Strike
 from pacekeeper.controller.policy_view import View
 from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.layout import Layout
@@ -178,6 +179,13 @@ class DropOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveStrike:
+    """A device was found slow: other jobs that come to it are told."""
+
+    strike: Strike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SaveJob:
     """What must outlive the controller changed: store the job's `JobRecord`.
 
@@ -251,6 +259,7 @@ Command = (
     | SaveOrder
     | DropOrder
     | SaveJob
+    | SaveStrike
     | ForgetJob
     | ForgetLayouts
     | StepSummary

@@ -3,7 +3,15 @@
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident, SaveJob, Say
+from pacekeeper.controller import fleet_memory
+from pacekeeper.controller.events import (
+    Command,
+    NotifyDeaths,
+    SaveIncident,
+    SaveJob,
+    SaveStrike,
+    Say,
+)
 from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.predictor.detector_state import forget
@@ -21,7 +29,8 @@ KEPT_INCIDENTS = 256  # of one job, beside the open ones; the store keeps all
 def open_incident(
     state: State, job: JobState, finding: Finding, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """A finding becomes an incident with the next number."""
+    """A finding becomes an incident with the next number, and leaves a strike on its device."""
+    state, finding, struck = _struck(state, job, finding, unix_s)
     incident = Incident(
         incident_id=state.next_incident_id, job=job.name, finding=finding, opened_unix_s=unix_s
     )
@@ -32,7 +41,33 @@ def open_incident(
     ]
     if finding.cause:
         commands.append(_cause_told(incident))
+    commands += struck
     return state, replace(job, incidents=newest((*job.incidents, incident))), commands
+
+
+def _struck(
+    state: State, job: JobState, finding: Finding, unix_s: float
+) -> tuple[State, Finding, list[Command]]:
+    """The finding with what other jobs found of its device, and its own strike remembered."""
+    known = None if finding.rank is None else job.ranks.get(finding.rank)
+    if known is None or finding.kind not in fleet_memory.ACCUSING:
+        return state, finding, []
+    uuid = known.attachment.device_uuid
+    if told := fleet_memory.hint(state.strikes, known.node, uuid, job.name, unix_s):
+        finding = replace(finding, reason=f"{finding.reason}; {told}")
+    strike = fleet_memory.Strike(
+        incident_id=state.next_incident_id,
+        node=known.node,
+        device_uuid=uuid,
+        job=job.name,
+        kind=finding.kind,
+        slowdown=finding.slowdown,
+        unix_s=unix_s,
+    )
+    strikes = fleet_memory.remember(state.strikes, strike)
+    if strikes is state.strikes:
+        return state, finding, []
+    return replace(state, strikes=strikes), finding, [SaveStrike(strike=strike)]
 
 
 def newest(incidents: Sequence[Incident]) -> tuple[Incident, ...]:

@@ -13,16 +13,21 @@ from pacekeeper.controller.chronicle_rows import (
     encode_course,
     encode_pace,
 )
+from pacekeeper.controller.fleet_memory import KEEP_S, Strike, Strikes, remember
 from pacekeeper.controller.journal import Journal
+from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.orders import Order, OrderKind
 
-MOST_COURSES, MOST_PACES = 4096, 512
+MOST_COURSES, MOST_PACES, MOST_STRIKES = 4096, 512, 16384
 TABLES = """
 CREATE TABLE courses (incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, course BLOB NOT NULL);
 CREATE TABLE paces (job TEXT PRIMARY KEY, pace BLOB NOT NULL, newest_unix_s REAL NOT NULL);
 CREATE TABLE orders (
     kind TEXT NOT NULL, subject TEXT NOT NULL, said_by TEXT NOT NULL, reason TEXT NOT NULL,
     since_unix_s REAL NOT NULL, life INTEGER NOT NULL, PRIMARY KEY (kind, subject));
+CREATE TABLE strikes (
+    incident_id INTEGER PRIMARY KEY, node TEXT NOT NULL, device_uuid TEXT NOT NULL,
+    job TEXT NOT NULL, kind TEXT NOT NULL, slowdown REAL NOT NULL, unix_s REAL NOT NULL);
 """
 _log = logging.getLogger(__name__)
 
@@ -78,6 +83,44 @@ class Kept:
         except ValueError as error:
             _log.warning("pace of job=%s can not be read: %s", job, error)
             return []
+
+    def save_strike(self, strike: Strike) -> None:
+        """Insert or replace; what is too old, and the oldest beyond `MOST_STRIKES`, go."""
+        execute = self._connection.execute
+        execute(
+            "REPLACE INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                strike.incident_id,
+                strike.node,
+                strike.device_uuid,
+                strike.job,
+                strike.kind,
+                strike.slowdown,
+                strike.unix_s,
+            ),
+        )
+        execute("DELETE FROM strikes WHERE unix_s < ?", (strike.unix_s - KEEP_S,))
+        execute(
+            "DELETE FROM strikes WHERE incident_id <= (SELECT incident_id FROM strikes"
+            " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
+            (MOST_STRIKES,),
+        )
+
+    def strikes(self) -> Strikes:
+        """All that are remembered. Raises ValueError for what is none."""
+        known: Strikes = {}
+        for row in self._connection.execute("SELECT * FROM strikes ORDER BY incident_id"):
+            strike = Strike(
+                incident_id=row[0],
+                node=row[1],
+                device_uuid=row[2],
+                job=row[3],
+                kind=FindingKind(row[4]),
+                slowdown=row[5],
+                unix_s=row[6],
+            )
+            known = remember(known, strike)
+        return known
 
     def save_order(self, order: Order) -> None:
         """Insert or replace an order."""

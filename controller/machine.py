@@ -11,6 +11,7 @@ from dataclasses import replace
 from pacekeeper.controller import (
     causes,
     endings,
+    fleet_memory,
     inbox,
     offers,
     orders,
@@ -145,13 +146,14 @@ def _tick(
 ) -> tuple[State, tuple[Command, ...]]:
     commands: list[Command] = []
     state, turn = next_turn(state, now_s)
+    lemons = fleet_memory.lemons(state.strikes, now_s + state.unix_offset_s)
     for name in turn:
 
         def follow(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
             return _follow(state, name, config, now_s)
 
         def repeat(state: State, name: str = name) -> tuple[State, Sequence[Command]]:
-            job, said = offers.say_again(state.jobs[name], now_s)
+            job, said = offers.say_again(state.jobs[name], now_s, lemons)
             return _with_job(state, job), said
 
         state, said = contained(state, name, "following it", follow)

@@ -53,7 +53,9 @@ def told(name: str, decision: Decision) -> Say:
     return Say(text=f"job={name} decision={decision.rung} {decision.reason}")
 
 
-def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+def say_again(
+    job: JobState, now_s: float, lemons: Collection[str] = ()
+) -> tuple[JobState, list[Command]]:
     """On a tick: offers and deaths until they are observed, suspects as long as the job lives; an
     offer that is over is given up.
     """
@@ -70,7 +72,7 @@ def say_again(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     if set(job.dead) & runs and job.living:
         notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
         commands.append(notice)
-    suspect = suspects(job)
+    suspect = suspects(job, lemons)
     if suspect or job.was_suspected:  # once it was, also that nobody is any more
         told = TellSuspects(job=job.name, nodes=job.nodes, ranks=suspect, life=job.life)
         commands.append(told)

@@ -42,6 +42,7 @@ from pacekeeper.controller.events import (
     SaveLayout,
     SaveOrder,
     SaveProposal,
+    SaveStrike,
     Say,
     StepSummary,
     TellSuspects,
@@ -118,6 +119,7 @@ class Controller:
             waiting=waiting,
             next_proposal_id=next_proposal_id,
             standing=self.store.orders(),
+            strikes=self.store.strikes(),
             unix_offset_s=time.time() - time.monotonic(),
         )
         if jobs:
@@ -375,7 +377,7 @@ class Controller:
                 if decision.layout is not None:
                     about = f"generation={decision.layout.generation} rung={decision.rung}"
                     self.entrance.note_plan(job, about, decision.reason)
-            case SaveLayout() | SaveProposal() | SaveJob():
+            case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
                 pass  # stored already
             case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():
                 pass  # so are these

@@ -6,6 +6,7 @@ from enum import StrEnum
 from math import inf
 
 from pacekeeper.controller.chunked_map import NodeMap, RankMap
+from pacekeeper.controller.fleet_memory import Strikes
 from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
@@ -325,6 +326,7 @@ class State:
     next_proposal_id: int = 1
     num_asked: int = 0  # decisions asked for, of all jobs
     orders: tuple[Order, ...] = ()  # of people, that stand
+    strikes: Strikes = field(default_factory=dict)  # see fleet_memory.py
     ticked_s: float = 0.0  # these three: whose turn it is, see turns.py
     ranks_left: float = 0.0
     looked_at: str = ""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.controller import kept_rows
+from pacekeeper.controller.fleet_memory import Strikes
 from pacekeeper.controller.journal import Change, Journal
 from pacekeeper.controller.kept_rows import Kept
 from pacekeeper.controller.proposal_rows import proposal_of, proposal_row
@@ -28,7 +29,7 @@ from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -219,6 +220,13 @@ class Store:
         """Orders of people that stand. Raises HostError for a damaged store."""
         try:
             return self.kept.orders()
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise self._damaged(error) from None
+
+    def strikes(self) -> Strikes:
+        """What is remembered of devices. Raises HostError for a damaged store."""
+        try:
+            return self.kept.strikes()
         except (sqlite3.DatabaseError, ValueError, TypeError) as error:
             raise self._damaged(error) from None
 

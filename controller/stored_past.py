@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
+from pacekeeper.controller.fleet_memory import Strikes
 from pacekeeper.controller.incidents import newest
 from pacekeeper.controller.state import JobRecord, JobState, RankRecord, State
 from pacekeeper.core.findings import FindingKind, Incident
@@ -23,10 +25,12 @@ def restored(
     waiting: Sequence[Proposal] = (),
     next_proposal_id: int = 1,
     standing: Sequence[Order] = (),
+    strikes: Strikes = MappingProxyType({}),
 ) -> State:
     """The state a stored past gives: open findings are remembered, all else is measured anew.
 
-    `waiting`: the open proposals, one of a job at most; `standing`: the orders of people.
+    `waiting`: the open proposals, one of a job at most; `standing`: the orders of people;
+    `strikes`: what is remembered of devices.
     """
     states = {}
     proposed = {proposal.job: proposal for proposal in waiting}
@@ -65,6 +69,7 @@ def restored(
         next_proposal_id=next_proposal_id,
         unix_offset_s=unix_offset_s,
         orders=tuple(standing),
+        strikes=strikes,
     )
 
 

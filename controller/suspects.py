@@ -3,6 +3,8 @@
 Pure. Trainers save first what only such ranks hold.
 """
 
+from collections.abc import Collection
+
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.findings import FindingKind
 
@@ -10,9 +12,9 @@ from pacekeeper.core.findings import FindingKind
 ACCUSING = frozenset({FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST})
 
 
-def suspects(job: JobState) -> tuple[int, ...]:
-    """The living ranks on nodes of ranks with an open finding, ascending."""
+def suspects(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
+    """The living ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
     found = (incident.finding for incident in job.open_incidents)
     accused = {finding.rank for finding in found if finding.kind in ACCUSING}
-    nodes = {known.node for rank, known in job.ranks.items() if rank in accused}
+    nodes = {known.node for rank, known in job.ranks.items() if rank in accused}.union(lemons)
     return tuple(rank for rank in job.living if job.ranks[rank].node in nodes)

@@ -2,7 +2,7 @@
 
 import math
 
-from pacekeeper.controller import orders
+from pacekeeper.controller import fleet_memory, orders
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
@@ -123,6 +123,7 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         if any(r.node == node.name and r.life is RankLife.ALIVE for r in job.ranks.values())
     ]
     cordon = orders.found(state, OrderKind.CORDON_NODE, node.name)
+    unix_s = state.ticked_s + state.unix_offset_s
     return status_pb2.Node(
         name=node.name,
         is_connected=node.is_connected,
@@ -136,6 +137,8 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         batches_dropped=node.health.batches_dropped,
         unreadable=list(node.health.unreadable),
         last_report_unix_s=node.last_report_s + state.unix_offset_s,
+        history=fleet_memory.history(state.strikes, node.name, unix_s),
+        is_lemon=fleet_memory.is_lemon(state.strikes, node.name, unix_s),
         cordon=None if cordon is None else order_view(cordon),
     )
 

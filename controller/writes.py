@@ -14,6 +14,7 @@ from pacekeeper.controller.events import (
     SaveLayout,
     SaveOrder,
     SaveProposal,
+    SaveStrike,
 )
 from pacekeeper.controller.state import State
 from pacekeeper.controller.store import Store
@@ -26,6 +27,7 @@ _STORED = (
     | SaveDecision
     | SaveProposal
     | SaveJob
+    | SaveStrike
     | SaveOrder
     | DropOrder
     | ForgetJob
@@ -86,6 +88,8 @@ def write(store: Store, state: State, command: Command) -> None:
             store.kept.save_order(order)
         case DropOrder(kind=kind, subject=subject):
             store.kept.drop_order(kind, subject)
+        case SaveStrike(strike=strike):
+            store.kept.save_strike(strike)
         case SaveJob(job=job):
             store.save_job(job_record(state, job))
         case ForgetJob(job=job):

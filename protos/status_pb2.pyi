@@ -123,7 +123,7 @@ class Rank(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., state: _Optional[str] = ..., slowdown: _Optional[float] = ..., observed_s: _Optional[float] = ..., expected_s: _Optional[float] = ..., suspicion: _Optional[float] = ..., batch_share: _Optional[float] = ..., num_expert_replicas: _Optional[int] = ..., device_uuid: _Optional[str] = ..., is_cordoned: bool = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s", "rack", "cordon")
+    __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s", "rack", "history", "is_lemon", "cordon")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -136,6 +136,8 @@ class Node(_message.Message):
     UNREADABLE_FIELD_NUMBER: _ClassVar[int]
     LAST_REPORT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     RACK_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    IS_LEMON_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
     name: str
     is_connected: bool
@@ -149,8 +151,10 @@ class Node(_message.Message):
     unreadable: _containers.RepeatedScalarFieldContainer[str]
     last_report_unix_s: float
     rack: str
+    history: _containers.RepeatedScalarFieldContainer[str]
+    is_lemon: bool
     cordon: Order
-    def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ..., rack: _Optional[str] = ..., cordon: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ..., rack: _Optional[str] = ..., history: _Optional[_Iterable[str]] = ..., is_lemon: bool = ..., cordon: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
 
 class Incident(_message.Message):
     __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe")

@@ -26,6 +26,7 @@ from pacekeeper.controller.events import (
     SaveLayout,
     SaveOrder,
     SaveProposal,
+    SaveStrike,
     Say,
     StepSummary,
     TellSuspects,
@@ -111,6 +112,8 @@ def told(command: Command) -> str:
             return f"store    order {order.kind} {order.subject}"
         case DropOrder(kind=kind, subject=subject):
             return f"store    order {kind} {subject} dropped"
+        case SaveStrike(strike=strike):
+            return f"store    strike {strike.node}"
         case SaveJob():
             return "store    job"
         case ForgetJob():

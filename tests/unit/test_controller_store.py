@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.controller.fleet_memory import DAY_S, Strike
 from pacekeeper.controller.state import JobRecord
 from pacekeeper.controller.store import SCHEMA_VERSION, Store
 from pacekeeper.core.errors import ExitCode, HostError, VersionError
@@ -261,3 +262,27 @@ def test_a_damaged_store_is_said_to_be_damaged(tmp_path: Path, damage: str) -> N
     write(path, damage)
     with pytest.raises(HostError, match="damaged"):
         Store.open(path).load()
+
+
+def test_strikes_outlive_the_controller_and_the_oldest_go(tmp_path: Path) -> None:
+    def strike(number: int, day: float) -> Strike:
+        return Strike(
+            incident_id=number,
+            node="n",
+            device_uuid="GPU-1",
+            job=f"job-{number}",
+            kind=FindingKind.DEVICE,
+            slowdown=1.6,
+            unix_s=day * DAY_S,
+        )
+
+    store = Store.open(tmp_path / "store")
+    first, last = strike(1, day=1.0), strike(2, day=50.0)
+    for one in (first, last, last):
+        store.kept.save_strike(one)
+    store.close()
+    store = Store.open(tmp_path / "store")
+    assert store.strikes() == {"n": (first, last)}
+    newest = strike(3, day=120.0)
+    store.kept.save_strike(newest)
+    assert store.strikes() == {"n": (last, newest)}, "more than 90 days are forgotten"
