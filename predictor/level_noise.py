@@ -70,7 +70,7 @@ def noise_of(residuals: Residuals, stage: Positions) -> Noise:
         measured=measured,
         wander=_wander(by_step, fast, stage),
         spread=_spread(by_step, stage),
-        freedom=max(1.0, QUARTILE_EFFICIENCY * np.isfinite(np.diff(by_step, axis=0)).sum()),
+        freedom=max(1.0, _freedom(residuals)),
         stage=stage,
         has_peers=num_peers > 0,
     )
@@ -153,6 +153,15 @@ def _fast_noise(residuals: Residuals) -> Array:
         (PRIOR_STRENGTH * common**2 + weight * own**2) / (PRIOR_STRENGTH + weight)
     )
     return mixed
+
+
+def _freedom(residuals: Residuals) -> float:
+    """Degrees of it in what all ranks tell of the fast noise, from where `_fast_noise` has it."""
+    changes = np.isfinite(np.diff(residuals.by_step, axis=0)).sum()
+    if changes:
+        return QUARTILE_EFFICIENCY * float(changes)
+    told = np.isfinite(residuals.samples)
+    return MEDIAN_EFFICIENCY * float(told.sum() - told.any(axis=0).sum())
 
 
 def _scatter(residuals: Residuals) -> Array:

@@ -266,3 +266,12 @@ def test_a_rank_that_joined_later_is_judged_from_its_first_step_on(num_dp: int) 
     assert (found.rank, found.first_step, found.last_step) == (0, FIRST_STEP + 20, None)
     assert found.low < 1.2 < found.high
     assert f"since step {FIRST_STEP + 20}, the first that it told" in found.reason
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_one_step_of_many_micro_batches_is_enough_beside_peers(seed: int) -> None:
+    trace = pipeline(seed=seed, num_steps=1)
+    assert rank_faults(trace) == ()
+    (found,) = rank_faults(slowed(trace, 0, 1.5))
+    assert (found.rank, found.first_step) == (0, FIRST_STEP)
+    assert found.low < 1.5 < found.high
