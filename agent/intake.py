@@ -79,6 +79,10 @@ class Intake:
             for name, job in self._jobs.items()
         }
 
+    def suspects(self) -> Mapping[str, frozenset[int]]:
+        """Of each job with ranks here, those of them on which the controller has a finding."""
+        return {name: job.suspects for name, job in self._jobs.items() if job.present_ranks}
+
     def look(self, now_s: float) -> tuple[Reading, ...]:
         """Everything new in all rings; heartbeats written.
 

@@ -64,6 +64,11 @@ class Job:
         ]
 
     @property
+    def suspects(self) -> frozenset[int]:
+        """Ranks of the present life here on which the controller has a finding."""
+        return self.told.suspect_ranks & {r.attachment.rank for r in self.present_ranks}
+
+    @property
     def has_ended(self) -> bool:
         """Has every rank that is here ended, by the supervisor's word or after it?
 

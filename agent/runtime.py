@@ -8,17 +8,18 @@ import time
 import uuid
 from pathlib import Path
 
+from pacekeeper.agent import health_socket
 from pacekeeper.agent.host import Host
 from pacekeeper.agent.intake import Intake
-from pacekeeper.agent.job_files import write_whole
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.sampler import Sampler
+from pacekeeper.agent.sentinel import Sentinel
 from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.terms import FILE_NAME, Terms
 from pacekeeper.agent.uplink import Uplink
+from pacekeeper.agent.verdicts import Verdicts
 from pacekeeper.agent.window import Reading, SampleNews, batch, deaths_in, split
-from pacekeeper.core import node_verdict
 from pacekeeper.core.addresses import each_address
 from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.errors import ConfigError
@@ -64,12 +65,11 @@ class Agent:
             tls=config.tls,
             token_file=config.token_file,
         )
+        self.verdicts = Verdicts(ring_dir=Path(config.ring_dir), node=self.uplink.node)
         self.recording: Recording | None = None
         self._sent_samples = SampleNews()
         self._recorded_samples = SampleNews()
         self._shown_s = -SHOW_S
-        self._verdict: node_verdict.Verdict | None = None  # as it was written last
-        self._no_verdict = ""  # why it can not be written
         self._sequence = 0
         self._reported_s = 0.0
         self._num_unsendable = 0
@@ -92,6 +92,10 @@ class Agent:
         server = self.metrics.serve(listen, self.config.metrics) if listen else None
         if server is not None:
             _log.info("metrics=%s:%d", server.server_address[0], server.server_port)
+        launchers = self.config.health_socket
+        health = (
+            await health_socket.serve(Path(launchers), self.verdicts.answer) if launchers else None
+        )
         self.sampler.start()
         _log.info(
             "node=%s rings=%s controller=%s",
@@ -105,6 +109,14 @@ class Agent:
             asyncio.create_task(self._look_forever()),
             asyncio.create_task(stop.wait()),
         ]
+        if self.config.sentinel_socket:
+            sentinel = Sentinel(
+                socket=self.config.sentinel_socket,
+                node=self.uplink.node,
+                remediates=self.config.sentinel_remediates,
+                look=self.verdicts.events,
+            )
+            tasks.append(asyncio.create_task(sentinel.run()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -116,6 +128,8 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
             self.sampler.stop()
             self.intake.close()
+            if health is not None:
+                await health.stop(health_socket.GRACE_S)
             if self.recording is not None:
                 self.recording.close()
             if server is not None:
@@ -148,7 +162,7 @@ class Agent:
         if began_s - self._shown_s >= SHOW_S:
             self._shown_s = began_s
             self._show(began_s)
-            self._keep_verdict(began_s)
+            self.verdicts.look(*self.sampler.latest(began_s), self.intake.suspects(), began_s)
         self.metrics.poll.observe(time.monotonic() - began_s)
 
     def _report(
@@ -237,25 +251,6 @@ class Agent:
         )
         self.metrics.devices = self.sampler.latest(now_s)[0]
         self.metrics.host = self.host.latest(now_s)
-
-    def _keep_verdict(self, now_s: float) -> None:
-        """What `pacekeeper healthcheck` reads: whether this node's devices are fit for work."""
-        devices, nvml = self.sampler.latest(now_s)
-        verdict = node_verdict.judge(
-            self._verdict, devices, nvml=nvml, node=self.uplink.node, now_unix_s=time.time()
-        )
-        if not node_verdict.is_news(self._verdict, verdict):
-            return
-        target = Path(self.config.ring_dir) / node_verdict.FILE_NAME
-        said = ""
-        try:
-            write_whole(target, node_verdict.encode(verdict))
-            self._verdict = verdict
-        except OSError as error:
-            said = error.strerror or str(error)
-        if said and said != self._no_verdict:
-            _log.warning("verdict=%s: %s; `pacekeeper healthcheck` knows nothing", target, said)
-        self._no_verdict = said
 
     def _obey(self, message: control_pb2.AttachResponse) -> None:
         match message.WhichOneof("message"):

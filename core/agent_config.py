@@ -44,6 +44,12 @@ class AgentConfig:
     record_dir: str = ""
     # A trace file ends at this size.
     record_max_bytes: int = 1 << 30
+    # Unix socket on which NVRx's ft_launcher asks whether this node may join; empty: none.
+    health_socket: str = ""
+    # Unix socket of NVSentinel's platform connector, which is told of changes; empty: none.
+    sentinel_socket: str = ""
+    # Whether NVSentinel may act on them (cordon, drain, reset); otherwise it stores them.
+    sentinel_remediates: bool = False
     tls: TlsConfig = field(default_factory=TlsConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
 

@@ -45,6 +45,7 @@ def modules() -> tuple[str, ...]:
 # Decisions are pure unless they stand here: what touches the world is the exception.
 SHELLS = {
     "agent": {
+        *("health_socket", "sentinel", "verdicts"),
         "__init__",
         "host",
         "intake",
