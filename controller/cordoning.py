@@ -44,7 +44,7 @@ def left_out(view: View, config: PolicyConfig) -> tuple[Layout | None, str]:
     except LostStateError as error:
         return None, str(error)
     standing_by = tuple(sorted({*fewer.standing_by, *ranks}))
-    return marked(replace(fewer, standing_by=standing_by), view), ""
+    return replace(fewer, standing_by=standing_by), ""
 
 
 def marked(layout: Layout, view: View) -> Layout:

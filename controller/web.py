@@ -4,10 +4,12 @@ Everything shown is a message of the status service; everything done goes by the
 origin is ever asked for anything, and the browser is told so (`HEADERS`).
 """
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -39,6 +41,7 @@ from pacekeeper.protos.plain import as_dict
 
 HERE = Path(__file__).resolve().parent
 FLEET_LIFE_S = 1.0  # what is drawn for all who look is made once
+MOST_MADE = 64
 SHOWN_RANKS, SHOWN_INCIDENTS = 64, 100
 HEADERS: Mapping[str, str] = {
     "content-security-policy": (
@@ -68,6 +71,7 @@ class Web:
     is_secure: bool = False
     _pages: jinja2.Environment = field(init=False)
     _made: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self._pages = jinja2.Environment(
@@ -171,45 +175,50 @@ class Web:
     # Pages and their parts.
 
     async def _fleet_page(self, request: Request, visitor: Visitor) -> Response:
-        return self._page("fleet.html", request, visitor, **self._fleet_values())
+        return self._page("fleet.html", request, visitor, **await self._fleet_values())
 
     async def _fleet_part(self, request: Request, visitor: Visitor) -> Response:
-        return self._page("fleet_part.html", request, visitor, **self._fleet_values())
+        return self._page("fleet_part.html", request, visitor, **await self._fleet_values())
 
-    def _fleet_values(self) -> dict[str, Any]:
+    async def _fleet_values(self) -> dict[str, Any]:
         state = self.state()
         return {
-            "jobs": self._once("jobs", web_data.jobs_of),
+            "jobs": await self._once("jobs", web_data.jobs_of),
             "incidents": web_data.incidents_of(state, open_only=True)[:SHOWN_INCIDENTS],
             "num_nodes": len(state.nodes),
             "num_away": sum(not node.is_connected for node in state.nodes.values()),
         }
 
-    def _once(self, what: str, make: Callable[[State], Any]) -> Any:
-        """What is costly is made once for all who look in the same second."""
-        made_s, value = self._made.get(what, (-FLEET_LIFE_S, None))
-        if time.monotonic() - made_s >= FLEET_LIFE_S:
-            value = make(self.state())
-            self._made[what] = time.monotonic(), value
+    async def _once(self, what: str, make: Callable[[State], Any]) -> Any:
+        """What is costly is made once for all who look in the same second, beside the loop: of a
+        value that nobody changes.
+        """
+        async with self._making:
+            made_s, value = self._made.get(what, (-FLEET_LIFE_S, None))
+            if time.monotonic() - made_s >= FLEET_LIFE_S:
+                if len(self._made) >= MOST_MADE:
+                    self._made.clear()
+                value = await asyncio.to_thread(make, self.state())
+                self._made[what] = time.monotonic(), value
         return value
 
     async def _job_page(self, request: Request, visitor: Visitor) -> Response:
-        return self._page("job.html", request, visitor, **self._job_values(request))
+        return self._page("job.html", request, visitor, **await self._job_values(request))
 
     async def _job_head(self, request: Request, visitor: Visitor) -> Response:
-        return self._page("job_head.html", request, visitor, **self._job_values(request))
+        return self._page("job_head.html", request, visitor, **await self._job_values(request))
 
     async def _job_part(self, request: Request, visitor: Visitor) -> Response:
-        return self._page("job_part.html", request, visitor, **self._job_values(request))
+        return self._page("job_part.html", request, visitor, **await self._job_values(request))
 
-    def _job_values(self, request: Request) -> dict[str, Any]:
-        state, name = self.state(), self._job(request)
-        (job,) = (one for one in web_data.jobs_of(state) if one["name"] == name)
-        return {
-            "job": job,
-            "ranks": web_data.ranks_of(state, name, SHOWN_RANKS),
-            "incidents": web_data.incidents_of(state, job=name)[:SHOWN_INCIDENTS],
-        }
+    async def _job_values(self, request: Request) -> dict[str, Any]:
+        name = self._job(request)
+        make = partial(web_data.job_and_ranks, name=name, most=SHOWN_RANKS)
+        job, ranks = await self._once(f"job {name}", make)
+        if job is None:
+            raise RefusedError(Why.UNKNOWN, f"job {name} is over")
+        found = web_data.incidents_of(self.state(), job=name)[:SHOWN_INCIDENTS]
+        return {"job": job, "ranks": ranks, "incidents": found}
 
     async def _layout_page(self, request: Request, visitor: Visitor) -> Response:
         return self._page("layout.html", request, visitor, job=self._job(request))
@@ -236,7 +245,7 @@ class Web:
     # Data for scripts.
 
     async def _fleet_data(self, request: Request, visitor: Visitor) -> Response:
-        return Response(self._once("fleet", _fleet_json), media_type="application/json")
+        return Response(await self._once("fleet", _fleet_json), media_type="application/json")
 
     async def _job_data(self, request: Request, visitor: Visitor) -> Response:
         return _json(web_data.job(self.state(), self.history, self._job(request)))

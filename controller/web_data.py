@@ -86,17 +86,31 @@ def layout(found: Layout, reason: str, state: State, name: str) -> dict[str, Any
 
 def jobs_of(state: State) -> list[dict[str, Any]]:
     """Jobs for a table: all but their ranks."""
-    found = []
-    for name in sorted(state.jobs):
-        view = job_view(state, state.jobs[name])
-        counted = {
-            "num_ranks": len(view.ranks),
-            "num_dead": sum(rank.state == "dead" for rank in view.ranks),
-            "num_cordoned": sum(rank.is_cordoned for rank in view.ranks),
-        }
-        del view.ranks[:]
-        found.append(as_dict(view) | counted)
-    return found
+    return [_without_ranks(job_view(state, state.jobs[name])) for name in sorted(state.jobs)]
+
+
+def job_and_ranks(
+    state: State, name: str, most: int
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """One job for a page, and its ranks, the slowest first; None: it is not known any more."""
+    if name not in state.jobs:
+        return None, []
+    view = job_view(state, state.jobs[name])
+    order = {one: i for i, one in enumerate(("dead", "silent", "unknown"))}
+    ranks = sorted(view.ranks, key=lambda r: (order.get(r.state, 9), -r.slowdown, r.rank))
+    shown = [as_dict(rank) for rank in ranks[:most]]
+    return _without_ranks(view), shown
+
+
+def _without_ranks(view: Any) -> dict[str, Any]:
+    """A job's message without its ranks, which are counted."""
+    counted = {
+        "num_ranks": len(view.ranks),
+        "num_dead": sum(rank.state == "dead" for rank in view.ranks),
+        "num_cordoned": sum(rank.is_cordoned for rank in view.ranks),
+    }
+    del view.ranks[:]
+    return as_dict(view) | counted
 
 
 def incidents_of(state: State, *, job: str = "", open_only: bool = False) -> list[dict[str, Any]]:
@@ -115,14 +129,6 @@ def nodes_of(state: State) -> list[dict[str, Any]]:
     """Nodes by name, those with something to say first."""
     nodes = [as_dict(node_view(state, state.nodes[name])) for name in sorted(state.nodes)]
     return sorted(nodes, key=lambda node: (node["is_connected"], node["cordon"] is None))
-
-
-def ranks_of(state: State, name: str, most: int) -> list[dict[str, Any]]:
-    """A job's ranks, the slowest first."""
-    ranks = [as_dict(rank) for rank in job_view(state, state.jobs[name]).ranks]
-    order = {one: i for i, one in enumerate(("dead", "silent", "unknown"))}
-    ranks.sort(key=lambda r: (order.get(r["state"], 9), -(r["slowdown"] or 0.0), r["rank"]))
-    return ranks[:most]
 
 
 def _number(value: float | None) -> float | None:

@@ -5,9 +5,9 @@ end. Nothing runs; what is done changes the state as the machine would.
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pacekeeper.controller.audit import Audit
+from pacekeeper.controller.chunked_map import RankMap
 from pacekeeper.controller.desk import Desk
 from pacekeeper.controller.events import Event, SaveIncident, StepSummary
 from pacekeeper.controller.history import History
@@ -232,10 +232,8 @@ def _rank(
     )
 
 
-def _heard(count: int) -> Any:
-    from pacekeeper.controller.chunked_map import RankMap
-
-    return RankMap[float]().changed(dict.fromkeys(range(count), 990.0))
+def _heard(count: int) -> RankMap[float]:
+    return RankMap(dict.fromkeys(range(count), 990.0))
 
 
 def _happened(history: History, job: JobState) -> None:

@@ -93,6 +93,14 @@ def test_in_a_dry_run_plans_are_made_and_told_and_none_is_offered() -> None:
     assert driver.job.desired is not None
 
 
+def test_a_dry_run_takes_back_what_is_on_its_way() -> None:
+    driver = running()
+    slow_job(driver)
+    assert driver.job.desired is not None
+    say(driver, OrderKind.DRY_RUN, "")
+    assert driver.job.desired is None and "given up: dry run by ada: new" in driver.texts
+
+
 def test_an_order_is_stored_once_and_dropped_once() -> None:
     driver = running()
     say(driver, OrderKind.CORDON_NODE, "node-1")
