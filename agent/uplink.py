@@ -26,8 +26,8 @@ from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, telemetry_p
 
 FIRST_BACKOFF_S = 0.2
 SETTLED_S = 5.0  # a connection that lasted as long starts the back-off anew
-WELCOME_WITHIN_S = 2.0  # of one address of several: a frozen one takes calls and says nothing
-LONGEST_SEARCH_S = 2.0  # back-off between several addresses: one of them will lead soon
+WELCOME_WITHIN_S = 1.0  # of one address of several: a frozen one takes calls and says nothing
+LONGEST_SEARCH_S = 1.0  # back-off between several addresses: one of them will lead soon
 _log = logging.getLogger(__name__)
 
 

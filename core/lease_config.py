@@ -18,7 +18,7 @@ class LeaseConfig:
     advertise: str = ""
     # Seconds without a renewal after which another takes over. Raising it bears longer pauses of
     # the lease's store, and makes a takeover as much later.
-    duration_s: float = 5.0
+    duration_s: float = 4.0
     # Seconds between two renewals.
     renew_s: float = 1.0
     # Seconds by which the leader stops before another may begin: it bears clocks whose rates differ
