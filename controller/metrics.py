@@ -71,6 +71,11 @@ class ControllerMetrics:
             ["reason"],
             registry=self.registry,
         )
+        self._leading = Gauge(
+            "pacekeeper_leading",
+            "1: this controller leads; 0: another one may, and tells of the jobs.",
+            registry=self.registry,
+        )
         self._newest_incident = 0
         self._state = State()
         self._ranks = RankSeries()
@@ -109,6 +114,12 @@ class ControllerMetrics:
         self._missed.inc(sequences.missed - missed)
         self._repeated.inc(sequences.repeated - repeated)
         self._told_sequences = (sequences.missed, sequences.repeated)
+
+    def say_leading(self, leads: bool) -> None:
+        """Does this controller lead? One that does not knows nothing that is worth telling."""
+        self._leading.set(leads)
+        if not leads:
+            self._state = State()
 
     def update(self, state: State) -> None:
         """This is the newest state."""

@@ -240,7 +240,8 @@ class Controller:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.config.tick_interval_s)
-            if self.office.term() is None:
+            self.metrics.say_leading(leads := self.office.term() is not None)
+            if not leads:
                 continue  # whatever time tells is the next leader's to hear
             await self._put(Tick())
             self.metrics.update(self.state)

@@ -220,3 +220,12 @@ def test_plans_are_counted_from_zero_by_their_rung_and_refused_ones_apart() -> N
     metrics.count_decision(Decision(rung=Rung.NOTHING, layout=None, reason="refused"))
     assert value(metrics, "plans_total", rung="move_replicas") == 1
     assert value(metrics, "plans_refused_total") == 1
+
+
+def test_who_does_not_lead_tells_that_and_nothing_of_jobs() -> None:
+    metrics = ControllerMetrics()
+    metrics.say_leading(True)
+    metrics.update(State(jobs={"train": JobState(name="train")}))
+    assert (value(metrics, "leading"), value(metrics, "jobs")) == (1, 1)
+    metrics.say_leading(False)
+    assert (value(metrics, "leading"), value(metrics, "jobs")) == (0, 0)

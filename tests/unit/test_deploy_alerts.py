@@ -105,6 +105,10 @@ def counter(name: str, **labels: str) -> Case:
 
 CASES = {
     "PacekeeperAbsent": Case(fires={once("reports_total"): ON}, quiet={once("jobs"): "0x99"}),
+    "PacekeeperNoLeader": Case(
+        fires={once("leading", instance="c:1"): OFF, once("leading", instance="c:2"): OFF},
+        quiet={once("leading", instance="c:1"): OFF, once("leading", instance="c:2"): ON},
+    ),
     "PacekeeperCanaryMissed": Case(
         fires={once("canary_found", job_name="j"): OFF},
         quiet={once("canary_found", job_name="j"): ON},
