@@ -45,6 +45,7 @@ CONFIG = TrainConfig(
     row_tokens=32,
     checkpoint_period_steps=1,
     checkpoints_kept=3,
+    peer_timeout_s=600.0,  # who is slow to answer on a busy host lost nothing
 )
 BROKE = "!"  # begins what a rank says that ended by a mistake
 MAX_STEPS = 12  # of a trial: who was not killed by then outlives it
