@@ -74,6 +74,19 @@ def test_devices_of_another_model_are_no_peers() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("changed", "expected"), [d[1:] for d in DEVICES], ids=[d[0] for d in DEVICES]
+)
+def test_what_devices_of_another_model_show_as_well_refutes_nothing(
+    changed: dict[str, Any], expected: Expected
+) -> None:
+    others = (device(**(changed | {"name": "A100"})),) * 3
+    wanted = [(kind, alone) for kind, _, alone, _ in expected if alone is not None]
+    assert found(replace(ALONE, device=device(**changed), peers=others)) == (
+        wanted or [(CauseKind.UNKNOWN, SUSPECTED)]
+    )
+
+
 def test_what_ended_before_the_onset_is_no_cause() -> None:
     window = device(ecc_uncorrected=5)
     hot, now = window.samples

@@ -187,6 +187,14 @@ def test_steps_that_tell_no_tokens_are_left_out_and_said() -> None:
     assert found.slowdown == pytest.approx(1.3, rel=0.02)
 
 
+def test_lengths_that_only_the_slow_steps_tell_do_not_explain_them() -> None:
+    tokens = np.random.default_rng(0).uniform(1000, 3000, 1000)
+    pace_s = slowed(0.02 + 1e-5 * tokens, 600, 1000, 1.3)
+    squares = np.where(np.arange(1000) >= 600, 1e9, np.nan)
+    (found,) = job_faults(with_work(job(pace_s), tokens, squares))
+    assert found.slowdown == pytest.approx(1.3, rel=0.02)
+
+
 def test_the_few_steps_that_tell_their_tokens_do_not_stand_for_the_run() -> None:
     tokens = np.where(np.arange(1000) < 400, 1000.0, np.nan)
     basis = measured(with_work(job(FLAT_S), tokens, np.full(1000, np.nan)))
