@@ -9,7 +9,7 @@ import pytest
 from pacekeeper.protos import generate
 from support.tree import ROOT
 
-SOURCES = sorted((ROOT / "protos" / "pacekeeper" / "v1").glob("*.proto"))
+SOURCES = sorted((ROOT / "protos").rglob("*.proto"))
 
 
 def test_the_generated_code_is_current() -> None:
