@@ -13,7 +13,6 @@ line of JSON.
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pacekeeper.trainer.telemetry import Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import fake_nvml
+from support.ports import free_port
 
 BAR_BYTES, BAR_CORE_RATIO = 80_000_000, 0.01
 SCRAPE_S = 15.0
@@ -154,13 +154,6 @@ def series(port: int) -> dict[str, float]:
         lines = answer.read().decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
-
-
-def free_port() -> int:
-    """One that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

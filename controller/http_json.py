@@ -44,7 +44,7 @@ def exchange(
         request.add_header("Authorization", f"Bearer {token}")
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler({}),  # what leads out of the private network is not ours
-        _NoRedirect(),
+        NoRedirect(),
     ]
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
@@ -58,8 +58,8 @@ def exchange(
         raise AwayError(f"{url}: {getattr(error, 'reason', None) or error}") from None
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A token goes where it was meant to go."""
+class NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A token, or what is signed for one place, goes where it was meant to go."""
 
     def redirect_request(self, *_: Any) -> None:
         return None

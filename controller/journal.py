@@ -4,7 +4,7 @@ Statements with their values: they change the same rows in the same way wherever
 """
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +43,6 @@ class Journal:
         elif self.is_kept and statement.lstrip().upper().startswith(_CHANGES):
             self._changes.append(Change(statement=statement, values=tuple(values)))
         return cursor
-
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        """The same once for each row."""
-        for row in rows:
-            self.execute(statement, row)
 
     def taken(self) -> tuple[Change, ...]:
         """What has changed since it was last asked."""

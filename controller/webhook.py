@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from pacekeeper.controller.http_json import NoRedirect
 from pacekeeper.controller.notices import Key, Standing, Telling, follow
 from pacekeeper.controller.state import State
 from pacekeeper.core.addresses import is_loopback
@@ -248,13 +249,6 @@ def _rfc3339(unix_s: float) -> str:
     return stamp.replace("+00:00", "Z")
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Who signs for one place sends nothing to another."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
-
-
 def _opener(config: WebhookConfig) -> urllib.request.OpenerDirector:
     try:
         context = ssl.create_default_context(cafile=config.ca or None)
@@ -264,5 +258,5 @@ def _opener(config: WebhookConfig) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(
         urllib.request.ProxyHandler(proxies),
         urllib.request.HTTPSHandler(context=context),
-        _NoRedirects(),
+        NoRedirect(),
     )

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import socket
 import subprocess
 import threading
 import time
@@ -15,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from support.ports import free_port
 
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "pacekeeper.alerts.yml"
 PROGRAMS = ("prometheus", "prometheus-alertmanager")
@@ -214,13 +215,6 @@ def wait_for(what: str, holds: Callable[[], Any]) -> Any:
         assert time.monotonic() < give_up_s, f"never: {what}"
         time.sleep(0.02)
     return answer
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _ms(interval_s: float) -> str:

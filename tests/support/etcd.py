@@ -10,7 +10,7 @@ from types import TracebackType
 
 import pytest
 
-from support.fleet import free_port
+from support.ports import free_port
 
 PATIENCE_S = 30.0
 

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from support.controllers import ControllerProcess, until
-from support.fleet import free_port
+from support.ports import free_port
 
 FAST = "[lease]\nduration_s = 2.5\nrenew_s = 0.4\nmargin_s = 0.5\n"
 SERVING = health_pb2.HealthCheckResponse.SERVING

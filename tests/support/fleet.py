@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from pacekeeper.trainer.loop import rank_main
 from pacekeeper.trainer.rank import RankSpec
 from support.fork_server import hear_signals, server_address, server_context, share_server
 from support.networks import Network, move_to
+from support.ports import free_port
 
 PATIENCE_S = 90.0
 SMALL = TrainConfig(
@@ -41,13 +41,6 @@ SMALL = TrainConfig(
     dtype="float64",
     tick_s=0.05,
 )
-
-
-def free_port() -> int:
-    """A port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_config(path: Path, config: TrainConfig) -> Path:

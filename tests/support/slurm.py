@@ -11,6 +11,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.ports import free_port
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol")
 START_S = 30.0
 
@@ -65,7 +67,7 @@ class Slurm:
 def running(folder: Path, *, check: Path, interval_s: int = 2) -> Iterator[Slurm]:
     """The cluster, its node idle. `check` is its HealthCheckProgram. `folder`: a short path."""
     slurm = Slurm(folder=folder, node=socket.gethostname().partition(".")[0])
-    controller_port, node_port = _free_port(), _free_port()
+    controller_port, node_port = free_port(), free_port()
     for name in ("munge", "state", "spool"):
         (folder / name).mkdir(mode=0o700)
     key = folder / "munge" / "key"
@@ -140,9 +142,3 @@ def _wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < end_s, f"{path} does not come"
         time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
