@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import chart_bank
 from pacekeeper.predictor.calibration import chart_rules, gaussian

@@ -28,7 +28,8 @@ from pacekeeper.controller.partition_price import price
 from pacekeeper.controller.partition_problem import Device, LayerCost, Links, ModelCost, Problem
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.policy_view import View
-from pacekeeper.core.config import DetectorConfig, PolicyConfig
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.schedule import Schedule
 from pacekeeper.simulator.job_model import Dispatch, JobModel

@@ -21,7 +21,8 @@ from random import Random
 from pacekeeper.controller.events import NodeAttached, NodeReported
 from pacekeeper.controller.machine import advance
 from pacekeeper.controller.state import State
-from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
+from pacekeeper.core.config import ControllerConfig, PolicyConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import nan
 
 from pacekeeper.controller.state import JobState
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import FindingKind, Watch
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.common_pace import PaceNews

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import charts as cusum

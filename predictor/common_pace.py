@@ -12,7 +12,7 @@ from math import sqrt
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.calibration import WHITEN_ABOVE, autocorrelation, whitened_shift

@@ -10,7 +10,7 @@ from math import exp, log
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Watch
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.charts import Charts

@@ -5,7 +5,7 @@ from math import log
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.common_pace import healthy, settled
 from pacekeeper.predictor.cost_model import fit

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind
 from pacekeeper.predictor.detector_state import Evidence, Judgement
 from pacekeeper.predictor.evidence import fold

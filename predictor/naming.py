@@ -6,7 +6,7 @@ from math import exp, log, sqrt
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind, Tier
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.charts import Charts

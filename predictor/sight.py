@@ -10,7 +10,7 @@ from math import exp, inf, log, sqrt
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
 from pacekeeper.predictor.charts import WINDOW_STEPS
 from pacekeeper.predictor.detector_state import Evidence, among, limits_of, sigma_of

@@ -9,7 +9,7 @@ from math import ceil, exp, log, sqrt
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.predictor.robust import MEDIAN_ERROR
 from pacekeeper.predictor.workload import Array
 

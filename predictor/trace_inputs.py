@@ -6,7 +6,7 @@ over all steps that it was late in.
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.predictor.detector_state import Judgement, sigma_of
 from pacekeeper.predictor.episodes import Episode, episodes_of, steps_of, trouble_of
 from pacekeeper.predictor.live_input import Inputs, fold_inputs

@@ -6,7 +6,7 @@ all steps that it was slow in, with what the detector knows at the end.
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.predictor.cost_model import log_ratios
 from pacekeeper.predictor.detector_state import Evidence, Judgement, begin, model_of, sigma_of
 from pacekeeper.predictor.episodes import Episode, episodes_of, steps_of, trouble_of

@@ -14,7 +14,8 @@ import numpy as np
 
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.policy_view import View
-from pacekeeper.core.config import DetectorConfig, PolicyConfig
+from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.findings import Decision
 from pacekeeper.core.grow import next_of

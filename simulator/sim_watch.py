@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.core.config import DetectorConfig, TrainConfig
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.expert_rows import KNOTS
 from pacekeeper.core.layout import Layout
 from pacekeeper.predictor.detector_state import restore

@@ -31,7 +31,8 @@ from pacekeeper.controller.events import (
     StepSummary,
     TellSuspects,
 )
-from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig
+from pacekeeper.core.config import ControllerConfig, PolicyConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (

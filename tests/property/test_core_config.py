@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import ControllerConfig, DetectorConfig, PolicyConfig, TrainConfig
+from pacekeeper.core.config import ControllerConfig, PolicyConfig, TrainConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.lease_config import LeaseConfig
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig

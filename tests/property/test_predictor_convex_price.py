@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.expert_rows import KNOTS
 from pacekeeper.predictor.cost_model import CostModel, fit
 from pacekeeper.predictor.detector_state import begin, model_of

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.canary import Canaries, Outcome, carried_on
 from pacekeeper.predictor.detector_state import begin

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Finding, FindingKind
 from pacekeeper.predictor.common_pace import HELD_STEPS
 from pacekeeper.predictor.detector_state import Evidence, begin, model_of, restore

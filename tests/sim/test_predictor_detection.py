@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Finding, Watch
 from pacekeeper.predictor.detector_state import Judgement, begin, forget, restore
 from pacekeeper.predictor.evidence import fold

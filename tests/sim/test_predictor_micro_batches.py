@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Finding
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.evidence import fold

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from pacekeeper.controller.way_home import is_same_work
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from support.paper_cluster import PaperCluster
 
 CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8))

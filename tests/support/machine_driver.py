@@ -19,7 +19,8 @@ from pacekeeper.controller.machine import advance
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
 from pacekeeper.core.records import (

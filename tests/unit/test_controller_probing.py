@@ -6,7 +6,8 @@ import pytest
 
 from pacekeeper.controller.events import AskProbe, OfferPlan
 from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Tier
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.records import ProbeRecord

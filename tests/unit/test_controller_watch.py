@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.core.config import ControllerConfig, DetectorConfig
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness, Watch
 from pacekeeper.core.records import MicroBatchRecord, StepRecord
 from pacekeeper.predictor import evidence

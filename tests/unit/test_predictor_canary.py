@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import canary as canary_module

@@ -5,7 +5,7 @@ from math import inf
 
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.evidence import fold

@@ -5,7 +5,7 @@ from math import log
 import numpy as np
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.predictor.slowdown import changed, is_over, measured
 
 CONFIG = DetectorConfig()

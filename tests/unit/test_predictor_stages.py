@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.evidence import fold

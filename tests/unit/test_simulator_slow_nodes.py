@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pacekeeper.core.config import DetectorConfig
+from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.predictor.forecast import forecast
 from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
