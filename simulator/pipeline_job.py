@@ -52,6 +52,12 @@ class PipelineJob:
         """The only one there is for it."""
         return even_routing(self.num_layers, self.num_experts)
 
+    @cached_property
+    def micro_batch_tokens(self) -> int:
+        """Of a mean micro-batch at home."""
+        sizes = [rows for pipeline in self.home.pipelines for rows in pipeline.micro_batches]
+        return max(1, round(sum(sizes) / len(sizes) * self.tokens_per_row))
+
     @property
     def state_bytes(self) -> int:
         """Everything once: what a checkpoint holds."""

@@ -7,7 +7,7 @@ told only from a change of speeds until it is seen: what would be said falsely o
 not simulated (`benchmarks/false_alarms.py`).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from pacekeeper.core.config import ControllerConfig, TrainConfig
 from pacekeeper.core.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.topology import Attachment
+from pacekeeper.simulator.lengths import Lengths
 from pacekeeper.simulator.pipeline_job import PipelineJob
 
 Array = npt.NDArray[np.float64]
@@ -61,20 +62,47 @@ class Watched:
         return replace(self, generation=self.generation + 1, is_new=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Batches:
+    """Micro-batches as they were filled: rows; `dearer`: quadratic attention over that of a mean
+    one, in parts of a layer's time."""
+
+    rows: Array
+    dearer: Array
+    sum_len_squared: npt.NDArray[Any]
+    num_documents: npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    """One micro-batch of one rank."""
+
+    tokens: int
+    taken_s: float
+    sum_len_squared: int = 0
+    num_documents: int = 0
+
+
+_IDLE = _Done(tokens=0, taken_s=0.0)
 _WARM: dict[tuple[object, ...], tuple[Watched, Any]] = {}
 
 
 class Watcher:
-    """One job's machine. `config` is the controller's; jitter is drawn by `seed`."""
+    """One job's machine. `config` is the controller's; jitter and documents are drawn by `seed`.
 
-    def __init__(self, job: PipelineJob, config: ControllerConfig, seed: int) -> None:
-        self.job, self.config, self.seed = job, config, seed
+    `lengths`: of the documents that are packed; None: all micro-batches of a size cost the same.
+    """
+
+    def __init__(
+        self, job: PipelineJob, config: ControllerConfig, seed: int, lengths: Lengths | None = None
+    ) -> None:
+        self.job, self.config, self.seed, self.lengths = job, config, seed, lengths
         self.draw = np.random.default_rng(seed)
         self.sums = layer_sums(job.problem.model, job.problem.links)
 
     def begun(self, devices: Collection[int], partition: Partition) -> Watched:
         """All attached, and warmed up on healthy steps: the same for all that begin alike."""
-        key = (self.job, self.config, self.seed, tuple(devices), partition)
+        key = (self.job, self.config, self.seed, self.lengths, tuple(devices), partition)
         if key not in _WARM:
             watched = self.joined(Watched(), devices)
             detector = self.config.detector
@@ -155,13 +183,12 @@ class Watcher:
         self, watched: Watched, partition: Partition, speed: Mapping[int, float], step: int
     ) -> dict[int, list[Record]]:
         """By device. Who stands by has done nothing, in no time."""
-        work: dict[int, list[tuple[int, float]]] = {d: [(0, 0.0)] for d in watched.number_of}
+        work: dict[int, list[_Done]] = {d: [_IDLE] for d in watched.number_of}
         for pipeline in partition.pipelines:
-            full = self.draw.uniform(LEAST_FULL, 1.0, len(pipeline.micro_batches))
-            rows = full * np.array(pipeline.micro_batches)
+            batches = self._filled(pipeline.micro_batches)
             for cell in pipeline.cells:
                 for device in cell.ranks:
-                    work[device] = self._work(cell, device, rows, speed.get(device, 1.0))
+                    work[device] = self._work(cell, device, batches, speed.get(device, 1.0))
         generation = watched.generation
         return {
             device: [
@@ -171,28 +198,46 @@ class Watcher:
                         step=step,
                         micro_batch=at,
                         generation=generation,
-                        compute_s=taken_s,
-                        tokens=tokens,
+                        compute_s=batch.taken_s,
+                        tokens=batch.tokens,
+                        sum_len_squared=batch.sum_len_squared,
+                        num_documents=batch.num_documents,
                     )
-                    for at, (tokens, taken_s) in enumerate(done)
+                    for at, batch in enumerate(done)
                 ),
                 StepRecord(
                     rank=watched.number_of[device],
                     step=step,
                     generation=generation,
                     duration_s=STEP_S,
-                    tokens=sum(tokens for tokens, _ in done),
+                    tokens=sum(batch.tokens for batch in done),
                     ended_mono_s=step * STEP_S,
                 ),
             ]
             for device, done in work.items()
         }
 
-    def _work(self, cell: Cell, device: int, rows: Array, speed: float) -> list[tuple[int, float]]:
-        """(tokens, seconds) of each micro-batch. Tokens count what a rank does of them: as many as
-        would take as long in one whole layer.
+    def _filled(self, micro_batches: Sequence[int]) -> _Batches:
+        """What a packer makes of micro-batches of so many rows."""
+        rows = np.array(micro_batches, dtype=np.float64)
+        if self.lengths is None:
+            none = np.zeros(len(rows))
+            full = rows * self.draw.uniform(LEAST_FULL, 1.0, len(rows))
+            return _Batches(rows=full, dearer=none, sum_len_squared=none, num_documents=none)
+        budgets = [int(size) * self.job.tokens_per_row for size in micro_batches]
+        packed = self.lengths.packed(budgets, self.draw)
+        return _Batches(
+            rows=rows,
+            dearer=self.lengths.price(packed, self.job.micro_batch_tokens) - 1.0,
+            sum_len_squared=packed.sum_len_squared,
+            num_documents=packed.num_documents,
+        )
+
+    def _work(self, cell: Cell, device: int, batches: _Batches, speed: float) -> list[_Done]:
+        """Tokens count what a rank does of them: as many as would take as long in one whole layer;
+        squares likewise, which whose heads it computes costs.
         """
-        sums, model = self.sums, self.job.problem.model
+        sums, model, rows = self.sums, self.job.problem.model, batches.rows
         heads, columns = shares_of(cell.attention), shares_of(cell.mlp)
         row_s = (
             heads.get(device, 0.0) * _between(cell, sums, "attention_s")
@@ -200,12 +245,23 @@ class Watcher:
             + _between(cell, sums, "replicated_s")
         )
         layer = model.layers[0]
-        layers = row_s / (layer.attention_s + layer.mlp_s + layer.replicated_s)
+        layer_s = layer.attention_s + layer.mlp_s + layer.replicated_s
+        layers = row_s / layer_s
+        squares = heads.get(device, 0.0) * cell.num_layers  # layers of it
         both = 1.0 + model.backward_ratio
         jitter = np.exp(self.draw.normal(0.0, JITTER, len(rows)))
-        taken_s = both * (row_s * rows + cell.num_layers * model.launch_s) * jitter / speed
-        tokens = np.rint(rows * self.job.tokens_per_row * layers).astype(int)
-        return list(zip(tokens.tolist(), taken_s.tolist(), strict=True))
+        work_s = (row_s + squares * layer_s * batches.dearer) * rows
+        taken_s = both * (work_s + cell.num_layers * model.launch_s) * jitter / speed
+        return [
+            _Done(tokens=tokens, taken_s=seconds, sum_len_squared=squared, num_documents=documents)
+            for tokens, seconds, squared, documents in zip(
+                np.rint(rows * self.job.tokens_per_row * layers).astype(int).tolist(),
+                taken_s.tolist(),
+                np.rint(batches.sum_len_squared * squares).astype(int).tolist(),
+                batches.num_documents.astype(int).tolist(),
+                strict=True,
+            )
+        ]
 
     def _by_node(self, devices: Collection[int]) -> dict[str, list[int]]:
         device_of = self.job.problem.device_of

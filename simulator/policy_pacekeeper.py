@@ -26,6 +26,7 @@ from pacekeeper.predictor.cost_model import CostModel
 from pacekeeper.predictor.forecast import Workload
 from pacekeeper.predictor.workload import FEATURES
 from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes
+from pacekeeper.simulator.lengths import Lengths
 from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Array, Cause, Costs, Moment
 from pacekeeper.simulator.sim_watch import Sight, seen
 
@@ -80,6 +81,7 @@ class Pacekeeper:
     config: PolicyConfig = field(default_factory=PolicyConfig)
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     dispatch: Dispatch = Dispatch.EVENED
+    lengths: Lengths | None = None  # of the documents that its detector sees trained
 
     def answer(self, moment: Moment, job: JobModel) -> Answer:
         if not moment.nodes or not job.has_room(len(moment.nodes)):
@@ -117,6 +119,7 @@ class Pacekeeper:
             speed=moment.speed,
             config=self.detector,
             seed=moment.draws.number(moment.now_s, "jitter"),
+            lengths=self.lengths,
         )
         known = replace(known, coming=sight, coming_step=moment.step + sight.steps)
         return Answer(

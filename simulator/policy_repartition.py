@@ -17,6 +17,7 @@ from pacekeeper.controller.partition_price import price
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.simulator.job_model import Dispatch
+from pacekeeper.simulator.lengths import Lengths
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_policy import ON_CLUSTER, PipelineAnswer, PipelineMoment
 from pacekeeper.simulator.pipeline_watch import Watched, Watcher
@@ -56,6 +57,7 @@ class Repartition:
     costs: Costs = ON_CLUSTER
     dispatch: Dispatch = Dispatch.EVENED
     config: ControllerConfig = field(default_factory=ControllerConfig)
+    lengths: Lengths | None = None  # of the documents that its detector sees trained
 
     def answer(self, moment: PipelineMoment, job: PipelineJob) -> PipelineAnswer:
         known = moment.memory if isinstance(moment.memory, _Known) else _Known()
@@ -107,7 +109,8 @@ class Repartition:
     def _sees(
         self, moment: PipelineMoment, job: PipelineJob, known: _Known, held: Partition
     ) -> PipelineAnswer:
-        watcher = Watcher(job, self.config, moment.draws.number(moment.now_s, "jitter"))
+        seed = moment.draws.number(moment.now_s, "jitter")
+        watcher = Watcher(job, self.config, seed, self.lengths)
         watched = known.watched or watcher.begun(moment.nodes, held)
         steps, seen = watcher.until_seen(watched, held, moment.speed)
         known = replace(

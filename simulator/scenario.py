@@ -17,6 +17,7 @@ from pacekeeper.simulator.changes import History
 from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
 from pacekeeper.simulator.job_model import JobModel
 from pacekeeper.simulator.job_nodes import capped
+from pacekeeper.simulator.lengths import Lengths, read_lengths
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
 from pacekeeper.simulator.policy_lazarus import Lazarus
@@ -24,11 +25,11 @@ from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
 from pacekeeper.simulator.read_faults import read_faults
 from pacekeeper.simulator.read_spot import read_spot
 from pacekeeper.simulator.routing import Routing, even_routing, read_routing
-from pacekeeper.simulator.scenario_pipeline import policy_of, read_job
+from pacekeeper.simulator.scenario_pipeline import policy_of, read_job, read_job_lengths
 from pacekeeper.simulator.sim_policy import Job, Policy, PolicyOf
 from pacekeeper.simulator.simulate import Outcome, simulate
 
-TABLES = ("scenario", "failures", "job", "routing", "policies")
+TABLES = ("scenario", "failures", "job", "routing", "lengths", "policies")
 ARRIVALS = ("regular", "random")
 # Keys that mean something, by source or kind: any other one would be a wish that nobody hears.
 KEYS_OF_SOURCE = {
@@ -252,8 +253,15 @@ def _data_parallel(path: Path, tables: Mapping[str, dict[str, Any]], failures: F
         raise ConfigError(f"{where}: [routing] every_steps: expected a file of recorded loads, too")
     else:
         routing = even_routing(job.num_layers, job.num_experts)
+    lengths = read_lengths(
+        tables["lengths"],
+        path,
+        sequence_tokens=job.tokens_per_sample,
+        batch_tokens=job.tokens_per_step(1),
+    )
     policies = {
-        name: _policy(name, values, job, where) for name, values in tables["policies"].items()
+        name: _policy(name, values, job, where, lengths)
+        for name, values in tables["policies"].items()
     }
     return job, routing, policies
 
@@ -273,8 +281,9 @@ def _pipelined(path: Path, tables: Mapping[str, dict[str, Any]], failures: Failu
             f"{path}: [failures] num_nodes: {failures.num_nodes}, the job has "
             f"{len(job.problem.devices)} devices"
         )
+    lengths = read_job_lengths(tables["lengths"], path, job)
     policies = {
-        name: policy_of(name, values, f"{path}: [policies.{name}]")
+        name: policy_of(name, values, f"{path}: [policies.{name}]", lengths)
         for name, values in tables["policies"].items()
     }
     return job, job.routing, policies
@@ -360,7 +369,7 @@ def _recorded(failures: Failures, path: Path) -> History | None:
         raise ConfigError(f"{path}: [failures] start_s, duration_s: {error}") from None
 
 
-def _policy(name: str, values: Any, job: JobModel, where: str) -> Policy:
+def _policy(name: str, values: Any, job: JobModel, where: str, lengths: Lengths | None) -> Policy:
     where = f"{where}: [policies.{name}]"
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table, got {values!r}")
@@ -388,4 +397,4 @@ def _policy(name: str, values: Any, job: JobModel, where: str) -> Policy:
             known = PolicyConfig()
             likelihood = table.failure_probability or known.failure_probability
             config = replace(known, failure_probability=likelihood)
-            return replace(Pacekeeper(name=name, config=config), **given)
+            return replace(Pacekeeper(name=name, config=config, lengths=lengths), **given)

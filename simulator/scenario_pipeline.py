@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller.partition_problem import LayerCost
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.toml_reader import read_table
+from pacekeeper.simulator.lengths import Lengths, read_lengths
 from pacekeeper.simulator.partition_file import read_problem
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_work import Work
@@ -85,7 +87,35 @@ def read_job(values: dict[str, Any], path: Path) -> PipelineJob:
         raise ConfigError(f"{where} {error}") from None
 
 
-def policy_of(name: str, values: Any, where: str) -> PolicyOf[Work]:
+def read_job_lengths(values: dict[str, Any], path: Path, job: PipelineJob) -> Lengths | None:
+    """[lengths] of the scenario at `path`, cut into samples of the job; None where it says nothing.
+
+    Raises as `read_lengths` does, and ConfigError where their squares take longer than the job's
+    attention does.
+    """
+    sample_tokens = max(1, round(job.tokens_per_row / job.samples_per_row))
+    batch_tokens = job.micro_batch_tokens
+    lengths = read_lengths(values, path, sequence_tokens=sample_tokens, batch_tokens=batch_tokens)
+    if lengths is None:
+        return None
+    share = lengths.quadratic_share(batch_tokens)
+    layer = min(job.problem.model.layers, key=attention_share)
+    if share > attention_share(layer):
+        raise ConfigError(
+            f"{path}: [lengths] doubling_tokens: squares of these documents would take {share:.0%} "
+            f"of a layer's time, its attention takes {attention_share(layer):.0%} in all",
+            remedy="expected more tokens",
+        )
+    return lengths
+
+
+def attention_share(layer: LayerCost) -> float:
+    """Of all that a layer computes but experts."""
+    whole_s = layer.attention_s + layer.mlp_s + layer.replicated_s
+    return layer.attention_s / whole_s if whole_s else 0.0
+
+
+def policy_of(name: str, values: Any, where: str, lengths: Lengths | None = None) -> PolicyOf[Work]:
     """Raises ConfigError that names `where`, the key and what was expected."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table, got {values!r}")
@@ -105,4 +135,4 @@ def policy_of(name: str, values: Any, where: str) -> PolicyOf[Work]:
         case "resihp":
             return ResiHP(name=name, checkpoint_steps=steps)
         case _:
-            return replace(Repartition(name=name), checkpoint_steps=steps)
+            return replace(Repartition(name=name, lengths=lengths), checkpoint_steps=steps)

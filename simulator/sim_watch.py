@@ -19,6 +19,7 @@ from pacekeeper.predictor.detector_state import restore
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.workload import FEATURES, StepSample
 from pacekeeper.simulator.job_model import Dispatch, JobModel
+from pacekeeper.simulator.lengths import Lengths
 
 MOST_STEPS = 200  # watched after a change: what is not seen by then, is not
 JITTER = TrainConfig().emulated_jitter  # of a step; Perseus' healthy repeats differ by 0.2-0.4 %
@@ -44,14 +45,15 @@ def seen(
     speed: Mapping[int, float],
     config: DetectorConfig,
     seed: int,
+    lengths: Lengths | None = None,
 ) -> Sight:
     """When the detector that takes `known` for slow (rank -> slowdown) knows of `speed`.
 
     It has warmed up on steps like those before the change. Where it never gets there: what it holds
-    after MOST_STEPS.
+    after MOST_STEPS. `lengths`: of the documents that ranks train; None: all cost the same.
     """
     draw = np.random.default_rng(seed)
-    features, taken_s = _work(job, layout, parts, dispatch)
+    features, dense_s, experts_s = _work(job, layout, parts, dispatch)
     before = np.array([known.get(rank, 1.0) for rank in layout.ranks])
     after = np.array([1.0 / speed.get(rank, 1.0) for rank in layout.ranks])
     wanted = {
@@ -60,10 +62,14 @@ def seen(
         if slowdown >= config.min_slowdown
     }
     evidence = restore(known)
+    dearer: Array | float = 1.0
     num_warm = config.skip_steps + config.warmup_steps
     most = num_warm + MOST_STEPS
     for step in range(most):
         slowdown = before if step < num_warm else after
+        if lengths is not None:
+            features, dearer = _documents(job, features, lengths, draw)
+        taken_s = dense_s * dearer + experts_s
         sample = StepSample(
             step=step,
             generation=layout.generation,
@@ -80,8 +86,22 @@ def seen(
     return Sight(steps=MOST_STEPS, slow=dict(evidence.slow))
 
 
-def _work(job: JobModel, layout: Layout, parts: Array, dispatch: Dispatch) -> tuple[Array, Array]:
-    """(features [ranks, FEATURES], healthy seconds [ranks]) of a step."""
+def _documents(
+    job: JobModel, features: Array, lengths: Lengths, draw: np.random.Generator
+) -> tuple[Array, Array]:
+    """(features, what dense work takes beside the mean [ranks]) of a step of drawn documents."""
+    tokens = np.rint(features[:, FEATURES.index("tokens")]).astype(int).tolist()
+    packed = lengths.packed(tokens, draw)
+    features = features.copy()
+    features[:, FEATURES.index("sum_len_squared")] = packed.sum_len_squared
+    features[:, FEATURES.index("num_documents")] = packed.num_documents
+    return features, lengths.price(packed, job.tokens_per_step(1))
+
+
+def _work(
+    job: JobModel, layout: Layout, parts: Array, dispatch: Dispatch
+) -> tuple[Array, Array, Array]:
+    """(features [ranks, FEATURES], healthy seconds of dense work and of experts' [ranks])."""
     num_ranks = len(layout.ranks)
     shares = job.shares(layout, parts, dispatch)
     rows = job.rows(parts, num_ranks)[:, :, None] * shares
@@ -97,4 +117,4 @@ def _work(job: JobModel, layout: Layout, parts: Array, dispatch: Dispatch) -> tu
         columns[f"rows_over_{knot}"] = np.maximum(rows - knot, 0.0).sum(axis=(0, 1))
     features = np.stack([columns.get(name, np.zeros(num_ranks)) for name in FEATURES], axis=1)
     per_token, per_row = job.unit_s
-    return features, per_token * tokens + per_row * columns["expert_rows"]
+    return features, per_token * tokens, per_row * columns["expert_rows"]

@@ -133,3 +133,11 @@ def test_a_description_that_is_no_job_or_slow_already_is_refused(tmp_path: Path)
         scenario(tmp_path, description={"speeds": {"3": 0.5}})
     with pytest.raises(PacekeeperError, match=r"job\.json: \[links\] inside_bytes_per_s: missing"):
         scenario(tmp_path, description={"links": {}})
+
+
+def test_squares_that_would_take_longer_than_attention_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "documents.csv").write_text("n\n10000\n")
+    asked: dict[str, Any] = {"file": "documents.csv", "column": "n"}
+    with pytest.raises(PacekeeperError, match=r"\[lengths\] doubling_tokens: .* 25% in all"):
+        scenario(tmp_path, table="lengths", doubling_tokens=2.0, **asked)
+    scenario(tmp_path, table="lengths", doubling_tokens=1e6, **asked)
