@@ -264,6 +264,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 def main() -> None:
     """Prints the table, then one line of JSON; ends with 1 where something was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--trials", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--experts", type=int, default=0, help="of each layer; 0: all")

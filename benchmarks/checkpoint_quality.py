@@ -207,6 +207,7 @@ def is_kept(verdicts: Sequence[Verdict], noise: float) -> bool:
 def main() -> int:
     """1 where a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--seeds", type=int, default=5)
     names = [mode.name for mode in MODES]
     parser.add_argument("--modes", nargs="*", choices=names, help="these only, beside full")

@@ -29,6 +29,7 @@ from pacekeeper.trainer.checkpoint_saver import Outcome
 def main() -> None:
     """Prints the tables, then one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--window-steps", type=int, default=4)
     options = parser.parse_args()

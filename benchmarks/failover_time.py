@@ -176,6 +176,7 @@ class Run:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--kills", type=int, default=10, help="100 for the whole")
     parser.add_argument("--seed", type=int, default=7)
     asked = parser.parse_args()

@@ -222,6 +222,7 @@ def show(rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--cases", type=int, default=200)
     parser.add_argument("--first-seed", type=int, default=0)
     arguments = parser.parse_args()

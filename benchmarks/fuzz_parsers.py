@@ -173,6 +173,7 @@ def watched(name: str, for_s: float, seed: int, folder: Path) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--minutes", type=float, default=10.0, help="of each parser")
     parser.add_argument("--only", action="append", help="this parser; repeatable")
     parser.add_argument("--seed", type=int, default=0)

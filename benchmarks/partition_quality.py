@@ -98,6 +98,7 @@ def show(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--draws", type=int, default=10)
     arguments = parser.parse_args()
     rows = [cell(case, severity, arguments.draws) for case in CASES for severity in SEVERITIES]

@@ -69,6 +69,7 @@ def measure(data: int, faults: tuple[float, float], repeats: int) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parser.parse_args()
     rows: list[Row] = []

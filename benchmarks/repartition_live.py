@@ -233,6 +233,7 @@ def judge(story: Story, config: TrainConfig, fault: Fault, folder: Path) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--victim", type=int, default=3)
     parser.add_argument("--slowdown", type=float, default=2.0)
     parser.add_argument("--steps", type=int, default=70)

@@ -321,6 +321,7 @@ def show(title: str, cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> No
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()

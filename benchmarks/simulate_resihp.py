@@ -215,6 +215,7 @@ def _step_samples(job: PipelineJob) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one draw, fewer intervals")
     arguments = parser.parse_args()

@@ -202,6 +202,14 @@ def test_nothing_committed_knows_where_it_was_written() -> None:
     assert found == []
 
 
+def test_every_benchmark_can_be_told_where_the_data_is() -> None:
+    """One command line for all of them, whether they need data or not."""
+    for path in (ROOT / "benchmarks").glob("*.py"):
+        text = path.read_text()
+        if path.stem != "torchrun_job" and "ArgumentParser(" in text:  # that is a trainer
+            assert '"--data"' in text, path.name
+
+
 def test_test_files_have_names_of_their_own() -> None:
     names = Counter(p.split("/")[-1] for p in modules() if p.startswith("tests/"))
     assert [name for name, count in names.items() if count > 1] == []
