@@ -184,19 +184,17 @@ class Hooks:
             except Exception as error:  # one bad value loses one record, no more
                 self.ring.count_error(error)
 
-    def expert_loads(self, layer: int, counts: Sequence[int]) -> None:
-        """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4)."""
+    def expert_loads(self, layer: int, counts: Sequence[int], *, step: int | None = None) -> None:
+        """Tokens this rank's own batch routed to each expert of `layer` (part of moment 4).
+
+        `step`: where they became known later only; default: the newest.
+        """
+        step = self._step if step is None else step
         try:
             for first in range(0, len(counts), LOADS_PER_RECORD):
+                part = counts[first : first + LOADS_PER_RECORD]
                 self.ring.write_payload(
-                    pack_expert_load(
-                        self.rank,
-                        self._step,
-                        self.generation,
-                        layer,
-                        first,
-                        counts[first : first + LOADS_PER_RECORD],
-                    )
+                    pack_expert_load(self.rank, step, self.generation, layer, first, part)
                 )
         except Exception as error:
             self.ring.count_error(error)
@@ -210,21 +208,23 @@ class Hooks:
         transfer_s: float | None = None,
         transfer_bytes: int = 0,
         sum_len_squared: int = 0,
+        outside_s: float = 0.0,
     ) -> None:
         """Moment 4: the step is committed; `tokens`, `loss` and lengths of the global batch.
 
         `transfer_s`, `transfer_bytes`: own time in, and bytes of, the collectives that all ranks
-        entered together. What `loading` covered since the last step is part of this one.
+        entered together. What `loading` covered since the last step is part of this one;
+        `outside_s`, an evaluation in the middle of it for instance, is not.
         """
         try:
             now_s = time.monotonic()
-            input_s, before_s = self.input_s, self._before_s
+            input_s, rest_s = self.input_s, self._before_s - outside_s
             if input_s is not None:
                 self.input_s = self._before_s = 0.0
             self.ring.write_payload(
                 pack_step(
                     self.rank, self._step, self.generation,
-                    max(0.0, now_s - self._began_s) + before_s, tokens, loss, is_redone, now_s,
+                    max(0.0, now_s - self._began_s + rest_s), tokens, loss, is_redone, now_s,
                     transfer_s, transfer_bytes, sum_len_squared, input_s,
                 )
             )  # fmt: skip

@@ -1,0 +1,213 @@
+"""The forgiving teller of adapters: hooks in any order, nothing doubled, nothing guessed."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.topology import Clock
+from pacekeeper.trainer import adapting, hooks
+from pacekeeper.trainer.adapting import Teller
+from pacekeeper.trainer.timing import ComputeTime
+from support.rings import records_in
+
+CALLS = (
+    *("step_begins", "step_ends", "batch_begins", "batch_ends", "waits", "goes_on"),
+    *("leaves", "returns", "loading_begins", "loading_ends", "abandon"),
+)
+
+
+class Strict:
+    """A clock that refuses what is out of its order, and writes down what it was told."""
+
+    def __init__(self) -> None:
+        self.state = "idle"
+        self.calls: list[str] = []
+
+    def _go(self, call: str, before: tuple[str, ...], after: str) -> None:
+        self.calls.append(call)
+        assert self.state in before, f"{call} while {self.state}"
+        self.state = after
+
+    def begin(self) -> None:
+        self._go("begin", ("idle", "running", "paused"), "running")
+
+    def pause(self) -> None:
+        self._go("pause", ("running",), "paused")
+
+    def resume(self) -> None:
+        self._go("resume", ("paused",), "running")
+
+    def end(self) -> ComputeTime | None:
+        self._go("end", ("running",), "idle")
+        return ComputeTime(compute_s=0.25)
+
+
+def teller(directory: Path, clock: Strict | None = None) -> Teller:
+    pace = hooks.attach(
+        job="j", rank=0, world_size=1, ring_dir=str(directory), timer=clock or Strict()
+    )
+    return Teller(pace)
+
+
+def told(one: Teller) -> list[Record]:
+    assert one.pace.ring.num_errors == 0
+    assert one.pace.ring.path is not None
+    return records_in(one.pace.ring.path)
+
+
+def test_a_step_of_two_micro_batches_is_told_once(tmp_path: Path) -> None:
+    one = teller(tmp_path)
+    for tokens in (5, 7):
+        one.step_begins(3)
+        one.batch_begins((tokens, 0, 0, 0, (0,) * 4, 0, 0, 1.0))
+        one.batch_ends()
+        one.batch_ends()
+    one.step_ends(tokens=24)
+    one.step_ends(tokens=24)
+    first, second, ended = told(one)
+    assert isinstance(first, MicroBatchRecord) and isinstance(second, MicroBatchRecord)
+    assert (first.step, first.micro_batch, first.tokens) == (3, 0, 5)
+    assert (second.step, second.micro_batch, second.tokens) == (3, 1, 7)
+    assert isinstance(ended, StepRecord) and ended.tokens == 24
+
+
+def test_passes_of_one_micro_batch_add_up_and_what_one_of_them_hides_is_hidden(
+    tmp_path: Path,
+) -> None:
+    clock = Strict()
+    one = teller(tmp_path, clock)
+    one.step_begins(0)
+    one.batch_begins((5, 25, 1, 1, (1, 0, 0, 0), 1, 0, 1.0))
+    one.waits()
+    one.batch_begins((7, 0, 2, 1, (2, 0, 0, 0), 1, 0, 1.0))
+    one.batch_ends()
+    (record,) = told(one)
+    assert isinstance(record, MicroBatchRecord)
+    assert (record.tokens, record.sum_len_squared, record.expert_rows) == (12, 0, 3)
+    assert (record.rows_over_16, record.num_documents) == (3, 2)
+    assert clock.calls == ["begin", "pause", "resume", "end"]
+
+
+def test_an_evaluation_in_the_middle_is_neither_computed_nor_a_part_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    one = teller(tmp_path)
+    one.step_begins(0)
+    one.batch_begins()
+    now_s[0] += 2.0
+    one.leaves()
+    one.batch_begins()  # an evaluation's own pass
+    one.loading_begins()
+    now_s[0] += 50.0
+    one.loading_ends()
+    one.batch_ends()
+    one.returns()
+    one.loading_begins()
+    now_s[0] += 1.0
+    one.loading_ends()
+    one.step_ends()
+    (ended,) = told(one)
+    assert isinstance(ended, StepRecord)
+    assert (ended.duration_s, ended.input_wait_s) == (3.0, 1.0)
+
+
+def test_input_waited_for_before_a_step_is_a_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now_s[0])
+    one = teller(tmp_path)
+    one.loading_begins()
+    now_s[0] += 4.0
+    one.loading_ends()
+    now_s[0] += 9.0  # a checkpoint: no part of any step
+    one.step_begins(0)
+    now_s[0] += 2.0
+    one.step_ends()
+    (ended,) = told(one)
+    assert isinstance(ended, StepRecord)
+    assert (ended.duration_s, ended.input_wait_s) == (6.0, 4.0)
+
+
+def test_where_nobody_tells_of_loading_nothing_is_told_of_it(tmp_path: Path) -> None:
+    one = teller(tmp_path)
+    one.loading_ends()
+    one.step_begins(0)
+    one.step_ends()
+    (ended,) = told(one)
+    assert isinstance(ended, StepRecord) and ended.input_wait_s is None
+
+
+@settings(max_examples=40)
+@given(calls=st.lists(st.sampled_from(CALLS), max_size=40))
+def test_in_any_order_only_what_began_and_ended_is_told(
+    tmp_path_factory: pytest.TempPathFactory, calls: list[str]
+) -> None:
+    one = teller(tmp_path_factory.mktemp("ring"))
+    steps, open_step, is_away, is_open, batches = 0, False, False, False, 0
+    expected: list[tuple[int, int]] = []  # step, micro-batches told in it
+    for call in calls:
+        match call:
+            case "step_begins":
+                one.step_begins(steps)
+                if not open_step:
+                    open_step, is_open, batches = True, False, 0
+            case "step_ends":
+                one.step_ends()
+                if open_step:
+                    expected.append((steps, batches))
+                    steps += 1
+                open_step = is_open = False
+            case _:
+                getattr(one, call)()
+        if call == "batch_begins" and open_step and not is_away:
+            is_open = True
+        if call == "batch_ends" and is_open:
+            is_open, batches = False, batches + 1
+        if call == "abandon":
+            steps += open_step
+            open_step = is_open = is_away = False
+        if call == "leaves":
+            is_open = is_open and is_away
+        is_away = call == "leaves" or (is_away and call not in ("returns", "abandon"))
+    found = told(one)
+    ended = [r for r in found if isinstance(r, StepRecord)]
+    assert [r.step for r in ended] == [step for step, _ in expected]
+    for step, count in expected:
+        numbers = [
+            r.micro_batch for r in found if isinstance(r, MicroBatchRecord) and r.step == step
+        ]
+        assert numbers == list(range(count))
+    assert all(r.duration_s >= 0.0 for r in ended)
+
+
+def test_what_goes_wrong_inside_is_counted_and_stops_nobody(tmp_path: Path) -> None:
+    class Broken(Strict):
+        def begin(self) -> None:
+            raise RuntimeError("a device's own trouble")
+
+    one = teller(tmp_path, Broken())
+    one.step_begins(0)
+    one.batch_begins()
+    assert one.pace.ring.num_errors == 1
+
+
+def test_on_the_host_times_are_the_hosts_and_marked_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    pace = adapting.attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
+    assert pace.rank == 3
+    assert adapting.clock_of(torch.device("cpu"))[0] is Clock.CPU
+    assert adapting.clock_of(torch.device("cuda"))[0] is Clock.CUDA
+    assert adapting.clock_of(torch.device("meta"))[0] is Clock.WALL
+    assert [adapting.can_time(torch.device(d)) for d in ("cpu", "cuda", "meta")] == [
+        True, True, False,
+    ]  # fmt: skip

@@ -1,0 +1,113 @@
+"""Tokens per expert: as the routers chose, once per step, not again when they are recomputed."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pacekeeper.core.records import ExpertLoadRecord
+from pacekeeper.trainer import routing_watch
+from pacekeeper.trainer.adapting import UNTOLD, Teller
+from pacekeeper.trainer.pass_watch import PassWatch
+from pacekeeper.trainer.routing_watch import RoutingWatch, routers_of
+from support.foreign_models import TinyModel, host_teller, told_by
+
+IDS = torch.arange(12).reshape(3, 4)
+
+
+def train(teller: Teller, model: TinyModel, routing: RoutingWatch, steps: int = 1) -> None:
+    for step in range(steps):
+        teller.step_begins(step)
+        for _ in range(2):
+            model(input_ids=IDS)["logits"].sum().backward()
+        routing.step_ends()
+        teller.step_ends()
+
+
+def loads(teller: Teller) -> list[ExpertLoadRecord]:
+    return [record for record in told_by(teller) if isinstance(record, ExpertLoadRecord)]
+
+
+def watched(directory: Path) -> tuple[Teller, TinyModel, RoutingWatch]:
+    teller, model = host_teller(directory), TinyModel()
+    PassWatch(teller, model, lambda args, kwargs: UNTOLD)
+    return teller, model, RoutingWatch(teller, model)
+
+
+def test_the_choices_of_all_micro_batches_of_a_step_are_counted_once(tmp_path: Path) -> None:
+    teller, model, routing = watched(tmp_path)
+    with torch.no_grad():
+        model(input_ids=IDS)  # no training: not counted
+    hidden = model.embedding(IDS).reshape(-1, 8)
+    chosen = model.router(hidden)[1]
+    expected = 2 * torch.bincount(chosen.flatten(), minlength=4)
+    train(teller, model, routing, steps=2)
+    first, second = loads(teller)
+    assert (first.layer, first.step, list(first.counts)) == (0, 0, expected.tolist())
+    assert (second.step, second.counts) == (1, first.counts)
+    routing.close()
+    train(teller, model, routing)
+    assert len(loads(teller)) == 2
+
+
+def test_a_pass_that_is_recomputed_is_not_counted_again(tmp_path: Path) -> None:
+    teller, model, routing = watched(tmp_path)
+    model.recomputes = True
+    train(teller, model, routing)
+    (load,) = loads(teller)
+    assert sum(load.counts) == 2 * 12 * 2
+
+
+def test_an_abandoned_step_leaves_its_counts_to_nobody(tmp_path: Path) -> None:
+    teller, model, routing = watched(tmp_path)
+    teller.step_begins(0)
+    model(input_ids=IDS)["logits"].sum().backward()
+    teller.abandon()
+    routing.abandon()
+    train(teller, model, routing)
+    (load,) = loads(teller)
+    assert sum(load.counts) == 2 * 12 * 2
+
+
+def test_a_router_that_hides_its_choice_is_untold(tmp_path: Path) -> None:
+    teller, model, routing = watched(tmp_path)
+    model.router.register_forward_hook(lambda module, args, output: output)
+    teller.step_begins(0)
+    teller.batch_begins()
+    for output in (torch.zeros(3, 4), (torch.zeros(3, 4), torch.zeros(3, 2)), None):
+        routing.saw(0, 4, output)
+    routing.saw(0, 4, (torch.zeros(3, 2, dtype=torch.int64),) * 2)  # which of the two?
+    routing.step_ends()
+    assert loads(teller) == []
+
+
+def test_counts_come_when_the_device_is_through_under_the_step_they_are_of(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    class Event:
+        is_done = False
+
+        def query(self) -> bool:
+            return self.is_done
+
+    events: list[Event] = []
+
+    def late(counts: Any) -> tuple[Any, Event]:
+        events.append(Event())
+        return counts, events[-1]
+
+    monkeypatch.setattr(routing_watch, "_on_their_way", late)
+    teller, model, routing = watched(tmp_path)
+    train(teller, model, routing, steps=2)
+    assert loads(teller) == []
+    events[0].is_done = True
+    train(teller, model, routing, steps=routing_watch.MAX_LATE + 2)
+    assert [load.step for load in loads(teller)] == [0], "what is lost is lost, and no order lied"
+
+
+def test_routers_are_known_by_name_and_by_what_they_hold() -> None:
+    class ForgetGate(torch.nn.Module):
+        pass
+
+    model = torch.nn.Sequential(TinyModel(num_experts=3), ForgetGate(), TinyModel(num_experts=5))
+    assert [experts for _, experts in routers_of(model)] == [3, 5]
