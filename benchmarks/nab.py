@@ -66,6 +66,15 @@ def series_in(folder: Path) -> list[Series]:
     return found
 
 
+def peers_in(folder: Path) -> list[dict[str, str]]:
+    """What other detectors found on the same series, where that was counted."""
+    path = folder / "peer_detectors_on_this_half.csv"
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
 def counted(flagged: Flags, windows: tuple[tuple[int, int], ...]) -> Count:
     """Windows hit, and runs of flagged points outside, after the probation; flagged [points]."""
     counts = flagged.copy()
@@ -119,14 +128,11 @@ def main() -> int:
             sum(getattr(one, what) for one in counts) for what in ("hits", "windows", "false_runs")
         )
         rows.append({"detector": name, "hits": hits, "windows": windows, "false_runs": runs})
-    with (folder / "peer_detectors_on_this_half.csv").open() as file:
-        for row in csv.DictReader(file):
-            hits, windows, runs = (
-                int(row[name]) for name in ("windows_hit", "windows", "false_runs")
-            )
-            rows.append(
-                {"detector": row["detector"], "hits": hits, "windows": windows, "false_runs": runs}
-            )
+    for row in peers_in(folder):
+        hits, windows, runs = (int(row[name]) for name in ("windows_hit", "windows", "false_runs"))
+        rows.append(
+            {"detector": row["detector"], "hits": hits, "windows": windows, "false_runs": runs}
+        )
     table = Table(
         title=f"{len(all_series)} series, {sum(len(s.values) for s in all_series)} points"
     )

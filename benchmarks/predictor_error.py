@@ -35,14 +35,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from pacekeeper.core.errors import DataError
 from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.cost_model import CostModel, fit
 from pacekeeper.predictor.workload import BENDS, FEATURES, Array, StepSample, sample_of
 
+# Of files named so: the column of their lengths, and what their run is called.
 LENGTHS = {
-    "repository documents": ("repository_documents_gpt2_tokens.csv.gz", "gpt2_tokens"),
-    "conversations": ("azure2023_conv.csv.gz", "ContextTokens"),
+    "repository_documents": ("gpt2_tokens", "repository documents"),
+    "azure2023_conv": ("ContextTokens", "conversations"),
+    "azure2023_code": ("ContextTokens", "code"),
 }
 EXPERTS, TOP_K = 16, 2
 MICRO_BATCHES = 4  # of an iteration
@@ -272,6 +275,18 @@ def _least(passes: Array) -> Array:
     return least
 
 
+def documents_in(folder: Path) -> list[tuple[str, Path, str]]:
+    """Name, file and column of each kind that is there. Raises DataError where there is none."""
+    found = [
+        (name, path, column)
+        for start, (column, name) in LENGTHS.items()
+        for path in sorted(folder.glob(f"{start}*.csv.gz"))
+    ]
+    if not found:
+        raise DataError(f"{folder}: no lengths", remedy=f"expected {', '.join(LENGTHS)}*.csv.gz")
+    return found
+
+
 def read_lengths(path: Path, column: str, limit: int) -> list[int]:
     """Lengths in tokens, those above `limit` cut to it."""
     with gzip.open(path, "rt") as file:
@@ -294,8 +309,8 @@ def main() -> int:
         torch.set_num_threads(1)
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     runs = {}
-    for name, (file, column) in LENGTHS.items():
-        lengths = read_lengths(arguments.data / "llm_lengths" / file, column, size.budget)
+    for name, path, column in documents_in(arguments.data / "llm_lengths"):
+        lengths = read_lengths(path, column, size.budget)
         for kind in ("dense", "MoE"):
             measured = run(
                 lengths, size, is_moe=kind == "MoE", iterations=arguments.iterations,

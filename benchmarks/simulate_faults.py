@@ -91,8 +91,12 @@ def paced(policy: Policy, steps: int, review_steps: int) -> Policy:
 def spot_histories(data: Path) -> dict[str, History]:
     paths = sorted((data / "spot_bamboo").glob("*g4dn*.csv"))
     paths += sorted((data / "spot_parcae").glob("gpt-6.7b_trace_*.txt"))
-    whole = read_spot(data / "spot_bamboo" / "p3-trace.csv")
-    return {"P3": whole} | {_short(path.stem): read_spot(path) for path in paths}
+    whole = data / "spot_bamboo" / "p3-trace.csv"
+    found = {"P3": read_spot(whole)} if whole.exists() else {}
+    for path in paths:
+        name = _short(path.stem)
+        found[path.stem if name in found else name] = read_spot(path)
+    return found
 
 
 def _short(stem: str) -> str:
@@ -102,6 +106,8 @@ def _short(stem: str) -> str:
 
 def server_histories(data: Path, days: float) -> dict[str, History]:
     log = data / "infinitehbd_faults" / "fault_trace.json.gz"
+    if not log.exists():
+        return {}
     found = {
         TAKEN_OUT: read_faults(log, num_nodes=NUM_SERVERS),
         SLOWED: read_faults(log, num_nodes=NUM_SERVERS, slow_speed=SLOW_SPEED),

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Layout
 from pacekeeper.simulator.changes import History, NodesJoined, NodesLost, SpeedChanged
 from pacekeeper.simulator.job_model import Dispatch, JobModel
@@ -140,6 +141,8 @@ def share_lost(data: Path) -> float:
                     there -= len(change.nodes)
                 case SpeedChanged():
                     pass
+    if not parts:
+        raise DataError(f"{data / 'spot_bamboo'}: no trace but P3 that loses nodes")
     return float(np.mean(parts))
 
 
