@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.agent import wall_clock
-from pacekeeper.agent.network import Network
+from pacekeeper.agent.network import MOST, Network, is_count
 from pacekeeper.core.topology import HostSample
 
 _PRESSURES = ("cpu", "io", "memory")
@@ -100,11 +100,11 @@ def _pressures(text: str) -> dict[str, float]:
 def _by_name(text: str) -> dict[str, int]:
     """The first number behind each name: "MemTotal:  16 kB", "pswpin 7"."""
     rows = (line.split() for line in text.splitlines())
-    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and is_count(row[1])}
 
 
 def _from_kib(value: int | None) -> int | None:
-    return None if value is None else value * 1024
+    return None if value is None or value * 1024 >= MOST else value * 1024
 
 
 def _number(text: str) -> float | None:

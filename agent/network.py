@@ -17,6 +17,8 @@ _ERRORS = (
     "excessive_buffer_overrun_errors",
 )
 _FABRIC_WORD_BYTES = 4  # unit of port_xmit_data and port_rcv_data
+MOST_DIGITS = 20  # of a counter of 64 bits
+MOST = 1 << 63  # and what a report can hold
 _UP = "4"  # "4: ACTIVE"
 
 
@@ -38,7 +40,7 @@ class Network:
                 *("network_errors", "network_drops"),
                 *("fabric_ports", "fabric_ports_up", "fabric_errors"),
             )
-            if name in counted
+            if counted.get(name, MOST) < MOST
         }
         passed_s = now_s - self._before_s
         before, self._before, self._before_s = self._before, counted, now_s
@@ -57,7 +59,7 @@ class Network:
         for line in _text(self.proc / "net/dev").splitlines():
             name, separator, rest = line.partition(":")
             values = rest.split()
-            if not separator or len(values) < 12 or not all(v.isdecimal() for v in values):
+            if not separator or len(values) < 12 or not all(map(is_count, values)):
                 continue
             if not (self.sys / "class/net" / name.strip() / "device").exists():
                 continue
@@ -83,7 +85,7 @@ class Network:
         known = dict(zip(*rows, strict=False))
         wanted = {"tcp_sent": "OutSegs", "tcp_resent": "RetransSegs"}
         return {
-            name: int(known[key]) for name, key in wanted.items() if known.get(key, "").isdecimal()
+            name: int(known[key]) for name, key in wanted.items() if is_count(known.get(key, ""))
         }
 
     def _ports(self) -> dict[str, int]:
@@ -116,7 +118,12 @@ def _growth(before: dict[str, int], now: dict[str, int], name: str) -> int | Non
 
 def _count(path: Path) -> int:
     text = _text(path).strip()
-    return int(text) if text.isdecimal() else 0
+    return int(text) if is_count(text) else 0
+
+
+def is_count(text: str) -> bool:
+    """A whole number, no longer than any counter of a kernel."""
+    return text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def _text(path: Path) -> str:

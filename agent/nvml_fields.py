@@ -8,9 +8,11 @@ answer with 64 bits nobody knows which is which, and nothing is told (ADR 47).
 
 import struct
 from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 Key = tuple[int, int]  # field id, scope: a link, or all links, or 0
 Number = int | float
+T = TypeVar("T", int | float, int | float | bool)
 
 ALL_LINKS = 0xFFFFFFFF
 # nvmlFieldValue_t: id, scope, time stamp, latency, type of the value, return code, value.
@@ -26,6 +28,7 @@ _TYPES = {
     6: struct.Struct("@H6x"),
 }
 _WIDE = (2, 3)  # 64 bits, not negative
+_MOST = 1 << 63  # a count or a size that is not below it is a driver's mistake
 _SUCCESS, _NOT_SUPPORTED, _INVALID_ARGUMENT = 0, 3, 2
 
 # Times in nanoseconds.
@@ -63,6 +66,8 @@ _HEALTH: Mapping[str, tuple[int, ...]] = {
     "pcie_fatal_errors": (179, 180),
     "recovery_action": (230,),
 }
+_SMALL = ("recovery_action", "nvlinks", "nvlinks_up")  # 32 bits in a report
+_MOST_SMALL = 1 << 32
 _FLAGS = ("is_remap_pending", "has_remap_failed")
 _POWER_LIMITS = {"power_limit_default_watts": 189, "power_limit_max_watts": 188}
 # Of each link. Up to Hopper, and from Blackwell on, errors have different ids.
@@ -108,6 +113,7 @@ def decode(data: bytes | memoryview) -> tuple[dict[Key, tuple[int, Number]], fro
 
 def of_sample(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
     """Fields of a DeviceSample by name; those that were not answered are left out."""
+    answers = _sane(answers)
     told: dict[str, Number] = {}
     for name, field in _HELD.items():
         if (value := _wide(answers, field)) is not None:
@@ -122,11 +128,12 @@ def of_sample(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:
     for name, (field, scope, unit) in _SAMPLE_COUNTS.items():
         if (field, scope) in answers:
             told[name] = int(answers[field, scope][1]) * unit
-    return told
+    return _plausible(told)
 
 
 def of_health(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number | bool]:
     """Fields of a DeviceHealth by name; those that were not answered are left out."""
+    answers = _sane(answers)
     told: dict[str, Number | bool] = {}
     for name, ids in _HEALTH.items():
         values = [answers[field, 0][1] for field in ids if (field, 0) in answers]
@@ -145,7 +152,17 @@ def of_health(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number | b
     for name, ids in _LINK_COUNTS.items():
         if counts := _of_links(answers, ids):
             told[name] = int(sum(counts))
-    return told
+    return _plausible(told)
+
+
+def _sane(answers: Mapping[Key, tuple[int, Number]]) -> dict[Key, tuple[int, Number]]:
+    """Nothing that is asked for can be below zero, or endless: such an answer is none."""
+    return {key: one for key, one in answers.items() if 0 <= one[1] < _MOST}  # nor no number
+
+
+def _plausible(told: Mapping[str, T]) -> dict[str, T]:
+    """Without sums and products that no field of a report can hold."""
+    return {name: v for name, v in told.items() if v < (_MOST_SMALL if name in _SMALL else _MOST)}
 
 
 def _slowdowns(answers: Mapping[Key, tuple[int, Number]]) -> dict[str, Number]:

@@ -8,7 +8,7 @@ import fcntl
 import mmap
 import os
 import stat
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.core import ring
@@ -219,6 +219,9 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
         index=_oldest_index(memory),
     )
     reader.command_sequence, reader.said = _old_command(memory, now_s)
+    if status.st_uid not in (0, os.geteuid()):
+        # A fence that another user could move would lock this node's agent out of every controller.
+        reader.said = replace(reader.said, term=0)
     reader.was_held = reader._is_held() is True
     return reader
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 from dataclasses import replace
 
+from benchmarks.fuzz_service_seeds import service_seeds
 from benchmarks.fuzz_targets import Seeds
 from pacekeeper.controller.access import Role
 from pacekeeper.controller.tokens import TokenRecord, encode_tokens
@@ -102,6 +103,7 @@ def seeds() -> dict[str, Seeds]:
         ),
         "partition": (_text("examples/partition.toml"),),
         "loads": (b"[[1, 2], [3, 4.5]]",),
+        **service_seeds(),
     }
     of_format = {"steps": (tables["steps"], files["archive"]), **_singly(files), **_singly(tables)}
     of_format["steps"] = (tables["steps"], files["archive"])

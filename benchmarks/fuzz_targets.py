@@ -7,6 +7,8 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from benchmarks.fuzz_node import node_files, node_targets
+from benchmarks.fuzz_services import certificate, plain_targets
 from pacekeeper.agent.ring_reader import Counts, open_ring
 from pacekeeper.cli.plan_files import read_loads
 from pacekeeper.controller.events import NodeAttached, NodeReported
@@ -58,6 +60,8 @@ def targets(folder: Path) -> dict[str, Target]:
         "manifest-part": (manifest_codec.decode_part, (ValueError,)),
         "tensor-header": (_tensors, (ValueError,)),
         "tokens": (decode_tokens, (ValueError,)),
+        **plain_targets(folder),
+        **node_targets(folder),
     }
     of_files: dict[str, tuple[Callable[[Path], object], tuple[type[Exception], ...]]] = {
         "ring-file": (_ring_file, (ValueError, VersionError)),
@@ -68,6 +72,8 @@ def targets(folder: Path) -> dict[str, Target]:
         "scenario": (read_scenario, (PacekeeperError,)),
         "partition": (lambda path: read_problem(path, {}, None), (PacekeeperError,)),
         "loads": (read_loads, (PacekeeperError,)),
+        "certificate": (certificate, (ConfigError,)),
+        **node_files(),
     }
     found = {n: Target(name=n, run=run, stated=stated) for n, (run, stated) in plain.items()}
     for name, (read, stated) in of_files.items():

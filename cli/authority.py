@@ -131,8 +131,16 @@ def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
 
 
 def show(cert_file: Path) -> Shown:
-    """What a certificate says. Raises ConfigError where there is none."""
+    """What a certificate says. Raises ConfigError where there is none, or a damaged one."""
     cert = _load(cert_file)
+    try:
+        return _shown(cert_file, cert)
+    except (ValueError, x509.DuplicateExtension, x509.InvalidVersion):
+        # Its parts are read one by one, when they are asked for.
+        raise ConfigError(f"{cert_file}: a damaged certificate") from None
+
+
+def _shown(cert_file: Path, cert: x509.Certificate) -> Shown:
     names = _names(cert)
     constraints = [e.value for e in cert.extensions if isinstance(e.value, x509.BasicConstraints)]
     uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]

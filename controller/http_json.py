@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def exchange(
     except urllib.error.HTTPError as error:
         with error:
             return Answer(status=error.code, body=_object(error.read(MOST_BYTES)))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise AwayError(f"{url}: {getattr(error, 'reason', None) or error}") from None
 
 

@@ -72,9 +72,11 @@ class Keeper:
         """It leads no more, and does not stand."""
         self._change(lease.resigns)
 
-    def hear(self, term: int) -> None:
-        """Somebody has seen this term."""
-        self._change(lambda member: lease.hears(member, term))
+    def hear(self, term: int) -> bool:
+        """Somebody says to have seen this term: is it passed now?"""
+        self._change(lambda member: lease.hears(member, term, self._clock_s()))
+        with self._news:
+            return self._member.heard >= term
 
     async def want(self, copies: tuple[str, ...]) -> None:
         """Returns when the record names these copies, its own first; never if the lease is lost."""
@@ -130,6 +132,11 @@ class Keeper:
                 self._do(step)
             except AwayError as error:
                 self._say(str(error))
+                self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
+            except Exception as error:  # our bug: without this thread it would never lead again
+                if not self._said:
+                    _log.exception("the lease's store failed")
+                self._say(f"{type(error).__name__}: {error}")
                 self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
 
     def _do(self, step: Read | Write) -> None:

@@ -10,7 +10,11 @@ leader: each takes a term above the one in the record, and only one of them can 
 from dataclasses import dataclass, replace
 from math import inf
 
-HIGHEST_TERM = 1 << 53  # beyond, what an agent says it has seen is no term
+HIGHEST_TERM = 1 << 53
+# What an agent says of a term is hearsay: believed for what a forgetful lease's store explains, and
+# so seldom that an agent that lies makes leaders change, but never keeps them from leading.
+HEARSAY_EVERY_S = 300.0
+FARTHEST_HEARSAY = 1 << 20  # takeovers of years
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +92,9 @@ class Member:
 
     `copy`: the name of its store of state as it is now; "" where it has none. `term` and `until_s`:
     what it leads, and until when; `past`: the highest it ever led. `wanted`: the copies that the
-    record shall name while it leads. `heard`: the highest term anybody told it of. `pending`: a
-    write whose outcome is not known. Only a candidate takes over.
+    record shall name while it leads. `heard`: the highest term that was believed of those anybody
+    told it of, at `heard_s`. `pending`: a write whose outcome is not known. Only a candidate takes
+    over.
     """
 
     name: str
@@ -103,6 +108,7 @@ class Member:
     past: int = 0
     wanted: tuple[str, ...] = ()
     heard: int = 0
+    heard_s: float = -inf
     due_s: float = -inf
     pending: Write | None = None
     is_unsure: bool = True
@@ -232,9 +238,15 @@ def wants(member: Member, copies: tuple[str, ...]) -> Member:
     return replace(member, copy=copies[0], wanted=copies)
 
 
-def hears(member: Member, term: int) -> Member:
-    """Somebody has seen a command of this term."""
-    return replace(member, heard=max(member.heard, min(term, HIGHEST_TERM)))
+def hears(member: Member, term: int, now_s: float) -> Member:
+    """Somebody says that a command of this term was seen; it is believed, or not."""
+    record = None if member.seen is None else member.seen.record
+    stored = 0 if record is None else max(record.term, record.floor)
+    known = max(member.past, member.heard, stored)
+    is_plausible = known < term <= min(known + FARTHEST_HEARSAY, HIGHEST_TERM)
+    if not is_plausible or now_s < member.heard_s + HEARSAY_EVERY_S:
+        return member
+    return replace(member, heard=term, heard_s=now_s)
 
 
 def stands(member: Member, copy: str) -> Member:

@@ -55,9 +55,14 @@ class Led:
         return self._term if self._keeper.term() == self._term else None
 
     def outdated(self, seen: int) -> str:
-        """The lease's store has forgotten terms: the next one will be above."""
-        self._keeper.hear(seen)
-        return f"term {seen} was seen, this is {self._term}: a later one is begun"
+        """The lease's store has forgotten terms, or the agent's file lies."""
+        told = f"term {seen} was seen, this is {self._term}"
+        if self._keeper.hear(seen):
+            return f"{told}: a later one is begun"
+        return (
+            f"{told}, and that is not believed now: if it stays so, delete `controller-term` in "
+            "the ring directory of that node and start its agent again"
+        )
 
     async def ship(self, changes: Sequence[Change]) -> None:
         """To all copies that count."""

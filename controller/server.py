@@ -244,9 +244,6 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
                 f"controller {OUR_VERSION} speaks {wire.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
-        if theirs.seen_term > (self.office.term() or 0):
-            why = self.office.outdated(theirs.seen_term)
-            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, why)
         if not is_node_name(theirs.node):
             await self._refuse(
                 context, grpc.StatusCode.INVALID_ARGUMENT, f"node name: expected {NODE_NAME_RULE}"
@@ -257,6 +254,10 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
             )
         if why := self.may_attach(theirs.node, context.peer()):
             await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
+        # Last: what is said of terms ends a leader's term, so who says it must be known.
+        if theirs.seen_term > (self.office.term() or 0):
+            why = self.office.outdated(theirs.seen_term)
+            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, f"{theirs.node}: {why}")
         return theirs
 
     async def _refuse(self, context: Context, code: grpc.StatusCode, why: str) -> None:

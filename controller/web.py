@@ -124,6 +124,8 @@ class Web:
 
         async def answer(request: Request) -> Response:
             try:
+                if not request.scope["query_string"].isascii():
+                    raise DeniedError(400, "no address of ours")
                 response = await endpoint(request)
             except DeniedError as error:
                 response = redirect(error) or self._wrong(request, error.status, str(error))
@@ -154,7 +156,7 @@ class Web:
     ) -> Response:
         session = None if visitor is None else visitor.session
         html = self._pages.get_template(name).render(
-            path=request.url.path,
+            path=request.scope["path"],
             status=status,
             caller="" if visitor is None else visitor.caller.name,
             may_act=visitor is not None and visitor.may_act,
@@ -360,7 +362,11 @@ def _in_words(form: Mapping[str, str]) -> str:
 def _refuse_other_origin(request: Request) -> None:
     """Raises DeniedError: a form on a page of another site."""
     origin = request.headers.get("origin", "")
-    if origin and urlsplit(origin).netloc != request.headers.get("host", ""):
+    try:
+        netloc = urlsplit(origin).netloc
+    except ValueError:
+        netloc = ""
+    if origin and netloc != request.headers.get("host", ""):
         raise DeniedError(403, "the request does not come from our own page")
 
 

@@ -38,7 +38,7 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
     """
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
     known = tuple(dict.fromkeys(table for table, _, _ in _TABLES))
     for table in document:

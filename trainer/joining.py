@@ -140,7 +140,7 @@ def decode_asking(text: str) -> tuple[Candidate, int]:
     try:
         values = json.loads(text)
         return Candidate.of(values), int(values["beat"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise VersionError(
             f"it asks what this side does not understand: {error!r}",
             remedy="install the same pacekeeper on all nodes of the job",

@@ -138,6 +138,13 @@ def test_terms_pass_what_an_agent_has_seen(tmp_path: Path, lease_url: str) -> No
         until("a later term", lambda: any("leads in term 42" in pair.log(i) for i in (0, 1)))
         agent = until("it is welcome", lambda: welcome(pair, hello("b", seen_term=41)))
         assert min(terms(agent)) > 41
+        # Who says so again, or what nobody can have seen, ends nobody's term.
+        for seen in (min(terms(agent)) + 1, 1 << 60):
+            liar = ScriptedAgent(pair.addresses[pair.leader()], hello("c", seen_term=seen))
+            code, words = liar.wait_for_end()
+            assert code is grpc.StatusCode.UNAVAILABLE
+            assert "not believed" in words
+        assert agent.error is None and len(terms(agent)) == 1, "the others notice nothing of it"
         agent.close()
 
 

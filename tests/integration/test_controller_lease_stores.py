@@ -1,13 +1,15 @@
 """etcd and Kubernetes swap a record the same way; two keepers on either agree on one leader."""
 
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from http.client import HTTPException
 from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.http_json import AwayError
+from pacekeeper.controller.http_json import AwayError, exchange
 from pacekeeper.controller.keeper import Keeper, LeaseStore
 from pacekeeper.controller.lease import Member, Record, Timing
 from pacekeeper.controller.open_lease import open_lease_store
@@ -98,6 +100,52 @@ def test_of_two_keepers_one_leads_and_the_other_follows_when_it_leaves(
         for keeper in keepers:
             keeper.close()
     assert "lease" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize(
+    "failure", [HTTPException("no HTTP at all"), KeyError("a mistake of ours")], ids=str
+)
+def test_a_store_that_fails_in_any_way_is_asked_again(failure: Exception) -> None:
+    """A thread that ended of it would leave a controller that never leads again."""
+
+    class Failing:
+        def __init__(self) -> None:
+            self.record: Record | None = None
+            self.left = 2
+
+        def read(self) -> tuple[Record | None, str]:
+            self.left -= 1
+            if self.left >= 0:
+                raise failure
+            return self.record, "1" if self.record else ""
+
+        def write(self, record: Record, expected: str) -> str:
+            self.record = record
+            return "1"
+
+    keeper = Keeper(Member(name="a", life="a1", address="a:1", timing=FAST), Failing())
+    keeper.start()
+    keeper.stand("")
+    try:
+        until("it leads", keeper.term)
+    finally:
+        keeper.close()
+
+
+def test_an_answer_that_is_no_http_is_none(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(AwayError):
+            exchange("GET", f"http://127.0.0.1:{server.getsockname()[1]}/", None, timeout_s=5.0)
+        thread.join()
 
 
 def test_a_lease_of_another_program_is_left_alone(kubernetes: FakeKubernetes) -> None:

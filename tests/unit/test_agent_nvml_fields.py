@@ -121,3 +121,14 @@ def test_links_are_asked_for_where_there_are_some() -> None:
     assert {scope for _, scope in keys(2)} == {0, 1, ALL_LINKS}
     assert len(set(keys(18))) == len(keys(18))
     assert nvml_fields.ENTRY.size == 40
+
+
+def test_what_no_device_can_mean_is_left_out_of_what_is_told() -> None:
+    """A driver's nonsense must not be more than a report can hold: the agent would end of it."""
+    bytes_sent, states, action = 202, 165, 230
+    nonsense = {(3, 0): (4, -1), (6, 0): (0, float("nan")), (82, 0): (0, float("inf"))}
+    large = {(bytes_sent, link): (3, (1 << 63) - 1) for link in range(4)}
+    told = of_sample(nonsense | large)
+    assert not {"nvlink_sent_bytes", "memory_temperature_celsius"} & told.keys()
+    health = of_health(nonsense | {(states, 0): (1, 1), (action, 0): (3, 1 << 32)})
+    assert health.keys() == {"nvlinks", "nvlinks_up"}

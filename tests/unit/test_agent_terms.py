@@ -1,13 +1,14 @@
 """A node obeys no controller of an earlier term than it has obeyed, whatever was killed since."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
 from pacekeeper.agent.intake import Intake
 from pacekeeper.agent.spool import Spool
-from pacekeeper.agent.terms import FILE_NAME, Terms
+from pacekeeper.agent.terms import FILE_NAME, HIGHEST, Terms
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.core.topology import Attachment
 from pacekeeper.protos import telemetry_pb2
@@ -42,6 +43,46 @@ def test_a_damaged_file_stops_nobody(tmp_path: Path, damage: bytes) -> None:
     terms = Terms(path=tmp_path / FILE_NAME)
     terms.load()
     assert terms.take(1)
+
+
+def test_what_another_user_has_left_there_locks_no_controller_out(tmp_path: Path) -> None:
+    """The directory is everybody's: a pipe would be waited for, a number would be obeyed."""
+    path, number = tmp_path / FILE_NAME, tmp_path / "elsewhere"
+    number.write_text("7")
+    os.mkfifo(path)
+    assert loaded(path).seen == 0
+    path.unlink()
+    path.symlink_to(number)
+    assert loaded(path).seen == 0
+    path.unlink()
+    for text in ("9" * 31, "-1", str(HIGHEST + 1)):
+        path.write_text(text)
+        assert loaded(path).seen == 0
+    if os.geteuid() == 0:
+        path.write_text("7")
+        os.chown(path, 12345, 12345)
+        assert loaded(path).seen == 0
+
+
+def loaded(path: Path) -> Terms:
+    terms = Terms(path=path)
+    terms.load()
+    return terms
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+def test_the_ring_of_another_user_moves_no_fence(tmp_path: Path) -> None:
+    ring = Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=1, pid=1, life=8))
+    liar = Intake(directory=tmp_path)
+    liar.terms.take(1 << 50)
+    liar.look(0.0)
+    liar.notify_deaths("job", frozenset({0}), 8)
+    assert ring.command().term == 1 << 50
+    (path,) = (tmp_path / "job").glob("*.ring")
+    os.chown(path, 12345, 12345)
+    agent = Intake(directory=tmp_path)
+    agent.look(1.0)
+    assert agent.terms.seen == 0
 
 
 def test_where_the_file_is_gone_the_rings_know(tmp_path: Path) -> None:

@@ -107,6 +107,17 @@ def test_a_pair_that_does_not_fit_or_that_others_may_read_is_refused(fleet: Auth
         secure.check_client(fleet.tls(cert), "")
 
 
+def test_a_damaged_certificate_is_said(fleet: Authority, tmp_path: Path) -> None:
+    """Its parts are read late, one by one."""
+    cert = fleet.cert(Kind.NODE, "x")
+    der = ssl.PEM_cert_to_DER_cert(cert.read_text())
+    (tmp_path / "bad.crt").write_text(
+        ssl.DER_cert_to_PEM_cert(der.replace(b"spiffe://", b"\xff\xff\xff\xff\xff\xff\xff//"))
+    )
+    with pytest.raises(ConfigError, match=r"bad\.crt: a damaged certificate"):
+        authority.show(tmp_path / "bad.crt")
+
+
 def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
     runner, folder = CliRunner(), str(tmp_path / "pki")
     assert runner.invoke(command, ["init", "--dir", folder]).exit_code == 0

@@ -1,8 +1,10 @@
 """The web page: who may see and do what, by cookie or by token, and that it is nobody else's."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -338,6 +340,26 @@ def test_what_is_too_large_or_nonsense_is_refused(seen: Scene) -> None:
     assert client.post("/act/order", content=many, headers=headers).status_code == 400
     assert not seen.heard
     assert client.get("/act/order").status_code == 405
+    assert client.post("/logout", headers={"origin": "http://[].1"}).status_code == 403
+
+
+def test_an_address_that_is_no_text_is_refused(seen: Scene) -> None:
+    """Browsers write it otherwise; who writes it so finds no error of ours."""
+    told: list[dict[str, Any]] = []
+    scope = {
+        "type": "http", "method": "GET", "path": "/jobs/x", "raw_path": b"/jobs/x",
+        "query_string": b"generation=\xaf", "headers": [(b"host", b"127.0.0.1")],
+        "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "scheme": "http",
+    }  # fmt: skip
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    asyncio.run(seen.web().app()(scope, receive, send))
+    assert told[0]["status"] == 400
 
 
 def test_what_can_not_be_written_down_is_not_done(seen: Scene, tokens: Tokens) -> None:

@@ -32,6 +32,7 @@ def test_values_and_nested_tables_are_taken() -> None:
         ("[agnet]\n", r"f.toml: unknown table \[agnet\]; expected one of \[agent\]"),
         ("agent = 3", "agent: expected a table, got int"),
         ("[agent", "f.toml: not valid TOML"),
+        pytest.param("x = " + "9" * 5000, "f.toml: not valid TOML", id="endless number"),
         ("[detector]\nrecover_slowdown=1.5", "at most min_slowdown"),
         ("[policy]\nload_ema=1.5", "load_ema: expected at most 1, got 1.5"),
         ("[train]\nrow_tokens=0", "row_tokens: expected at least 16, got 0"),

@@ -1,0 +1,246 @@
+"""What is fuzzed of the services: questions, acts, pages, and what other services answer us.
+
+Each runs the real code over a made-up fleet in a folder; no socket is opened. An answer that is a
+refusal is told by its words, so that inputs which reach another refusal are damaged further.
+"""
+
+import asyncio
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from google.protobuf.message import DecodeError
+
+from pacekeeper.cli import authority
+from pacekeeper.controller import access, etcd_lease, http_json, k8s_lease
+from pacekeeper.controller.chronicle_rows import decode_course, decode_pace
+from pacekeeper.controller.lease_codec import decode_record
+from pacekeeper.controller.operator_service import Operator
+from pacekeeper.controller.replicas import change_of
+from pacekeeper.controller.status_service import Status
+from pacekeeper.controller.tokens import caller_of, decode_tokens
+from pacekeeper.core import node_verdict
+from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
+from support.web_scene import Scene, scene
+
+Plain = tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
+QUESTIONS = ("ListJobs", "GetJob", "ListNodes", "ListIncidents", "ListProposals", "GetLayout",
+             "GetExplanation", "GetPace", "ListOrders")  # fmt: skip
+ACTS = ("ApproveProposal", "DenyProposal", "GiveOrder")
+MOST_HEADERS = 64
+LEASE_TIMEOUT_S = 1.0
+
+
+class AnsweredError(ValueError):
+    """The service refused, as it may."""
+
+
+def plain_targets(folder: Path) -> dict[str, Plain]:
+    """By name: what runs a case, and the errors it states."""
+    services = _Services(folder)
+    return {
+        "course": (decode_course, (ValueError,)),
+        "course-repacked": (lambda data: decode_course(zlib.compress(data)), (ValueError,)),
+        "pace-repacked": (lambda data: decode_pace(zlib.compress(data)), (ValueError,)),
+        "lease-record": (lambda data: decode_record(_text(data)), (ValueError,)),
+        "lease-etcd": (lambda data: _asked(_etcd(), data), (http_json.AwayError,)),
+        "lease-kubernetes": (
+            lambda data: _asked(_kubernetes(folder), data), (http_json.AwayError,)
+        ),
+        "lease-http": (_http, (http_json.AwayError,)),
+        "node-verdict": (node_verdict.decode, (ValueError,)),
+        "replication": (_replication, (DecodeError,)),
+        "token-shown": (_token_shown, (ValueError,)),
+        "identity": (_identity, (ValueError,)),
+        "service-status": (services.question, (DecodeError, AnsweredError)),
+        "service-operator": (services.act, (DecodeError, AnsweredError)),
+        "web": (services.page, (AnsweredError,)),
+    }  # fmt: skip
+
+
+def certificate(path: Path) -> object:
+    """As `pacekeeper certs show` reads it."""
+    return authority.show(path)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+class _Services:
+    """The status and operator services and the page, over one fleet that changes with the acts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: Scene | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def question(self, data: bytes) -> object:
+        """First byte: which method; the rest is its request."""
+        name = QUESTIONS[data[0] % len(QUESTIONS)] if data else QUESTIONS[0]
+        request = getattr(status_pb2, f"{name}Request").FromString(data[1:])
+        found = self._scene
+        servicer = Status(
+            state=lambda: found.state, past_layout=lambda job, at: None, history=found.history
+        )
+        return self._run(getattr(servicer, name)(request, _Context()))
+
+    def act(self, data: bytes) -> object:
+        """Likewise, of the operators' service."""
+        name = ACTS[data[0] % len(ACTS)] if data else ACTS[0]
+        request = getattr(operator_pb2, f"{name}Request").FromString(data[1:])
+        found = self._scene
+        servicer = Operator(state=lambda: found.state, put=found.put)
+        return self._run(getattr(servicer, name)(request, _Context()))
+
+    def page(self, data: bytes) -> object:
+        """One request as it comes over a connection: line, headers, empty line, body."""
+        scope, body = _http_scope(data)
+        return self._run(_answer(self._scene.web().app(), scope, body))
+
+    @property
+    def _scene(self) -> Scene:
+        """Made where it is first needed, and anew before its orders and audit fill the memory."""
+        if self._made is None or len(self._made.heard) > 2000:
+            home = self._folder / f"scene-{id(self._made)}"
+            home.mkdir(exist_ok=True)
+            for old in home.iterdir():
+                old.unlink()
+            self._made = scene(home, num_nodes=8, per_node=4)
+        return self._made
+
+    def _run(self, answer: Any) -> object:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(answer)
+
+
+class _Context:
+    """What a method sees of gRPC: to refuse is to raise."""
+
+    async def abort(self, code: Any, why: str) -> None:
+        raise AnsweredError(f"{code.name} {why}")
+
+
+def _http_scope(data: bytes) -> tuple[dict[str, Any], bytes]:
+    head, _, body = data.partition(b"\r\n\r\n")
+    line, *headers = head.split(b"\r\n")
+    method, _, rest = line.partition(b" ")
+    path, _, query = rest.partition(b" ")[0].partition(b"?")
+    pairs = [header.partition(b":") for header in headers[:MOST_HEADERS]]
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
+        "method": method.decode("latin-1"), "path": path.decode("utf-8", "replace"),
+        "raw_path": path, "query_string": query, "root_path": "", "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "headers": [(name.strip().lower(), value.strip()) for name, _, value in pairs],
+    }  # fmt: skip
+    return scope, body
+
+
+async def _answer(app: Any, scope: dict[str, Any], body: bytes) -> bytes:
+    told: list[bytes] = []
+    status = 0
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        nonlocal status
+        status = message.get("status", status)
+        told.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    answered = b"".join(told)
+    if status >= 400:
+        raise AnsweredError(f"{status} {answered[:60].decode('utf-8', 'replace')}")
+    return answered
+
+
+def _identity(data: bytes) -> object:
+    """Lines are the alternative names of a certificate: URIs, an empty line, DNS names."""
+    uris, _, names = data.decode("utf-8", "replace").partition("\n\n")
+    caller = access.identify(uris.splitlines(), names.splitlines(), "pacekeeper", True)
+    if caller.role is access.Role.NOBODY:
+        raise ValueError(caller.why)
+    return caller
+
+
+def _token_shown(data: bytes) -> object:
+    """A file of tokens, an empty line, and what somebody shows."""
+    file, _, shown = data.rpartition(b"\n\n")
+    caller = caller_of(shown.decode("utf-8", "replace"), decode_tokens(file), 0.5)
+    if caller.role is access.Role.NOBODY:
+        raise ValueError(caller.why)
+    return caller
+
+
+def _replication(data: bytes) -> object:
+    """What a leader tells its standby; the statements themselves are the leader's own."""
+    message = replication_pb2.FollowResponse.FromString(data)
+    return [change_of(change) for change in message.transaction.changes]
+
+
+def _etcd() -> etcd_lease.EtcdLease:
+    return etcd_lease.EtcdLease(("http://127.0.0.1:1",), "k", timeout_s=LEASE_TIMEOUT_S)
+
+
+def _kubernetes(folder: Path) -> k8s_lease.KubernetesLease:
+    token = folder / "lease.token"
+    if not token.exists():
+        token.write_text("t")
+    context: Any = None
+    return k8s_lease.KubernetesLease(
+        "http://127.0.0.1:1", "n", "l", token_file=token, context=context,
+        timeout_s=LEASE_TIMEOUT_S,
+    )  # fmt: skip
+
+
+def _asked(store: Any, body: bytes) -> object:
+    """A record is read and written, and the lease's store answers both with this body."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with _answering(head + body):
+        record, version = store.read()
+        if record is not None:
+            store.write(record, version)
+    return record
+
+
+def _http(data: bytes) -> object:
+    """The answer from its first line on."""
+    with _answering(data):
+        answer = http_json.exchange("POST", "http://127.0.0.1:1/v3/kv/range", {}, timeout_s=1.0)
+    return json.dumps(dict(answer.body))
+
+
+@contextmanager
+def _answering(data: bytes) -> Iterator[None]:
+    """Whoever connects by HTTP is answered so."""
+
+    def connect(connection: HTTPConnection) -> None:
+        connection.sock = _Socket(data)
+
+    with patch.object(HTTPConnection, "connect", connect):
+        yield
+
+
+class _Socket:
+    """As much of a socket as http.client needs."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def makefile(self, *_: Any, **__: Any) -> io.BytesIO:
+        return io.BytesIO(self._data)
+
+    def sendall(self, _data: bytes) -> None:
+        """It is read by nobody."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
