@@ -6,7 +6,7 @@ one, and what it decides is done. That a node is slow it learns from the detecto
 (`sim_watch.py`). Nothing is decided here.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -67,7 +67,8 @@ class _Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pacekeeper:
-    """`min_hosts`: floor of every expert, as long as there are slots for it.
+    """`min_hosts`: floor of every expert, as long as there are slots for it. `nodes_per_rack`: what
+    agents tell of racks, in the order of nodes; 0: nothing.
 
     Groups, copies, restarts and storage cost what they cost Lazarus; but noticing does not wait for
     a time-out of the collectives, nor training for the storage.
@@ -82,6 +83,7 @@ class Pacekeeper:
     detector: DetectorConfig = field(default_factory=DetectorConfig)
     dispatch: Dispatch = Dispatch.EVENED
     lengths: Lengths | None = None  # of the documents that its detector sees trained
+    nodes_per_rack: int = 0
 
     def answer(self, moment: Moment, job: JobModel) -> Answer:
         if not moment.nodes or not job.has_room(len(moment.nodes)):
@@ -221,8 +223,13 @@ class Pacekeeper:
             by_survivors=by_survivors,
             num_load_steps=settled,
             next_generation=layout.generation + 1,
+            rack_of=self._racks(layout.ranks),
         )
         return decide(view, self._config(job, num_nodes))
+
+    def _racks(self, ranks: Sequence[int]) -> dict[int, str]:
+        size = self.nodes_per_rack
+        return {rank: f"rack-{rank // size}" for rank in ranks} if size else {}
 
     def _floor(self, job: JobModel, num_nodes: int) -> int:
         return max(1, min(self.min_hosts, num_nodes * job.slots_per_node // job.num_experts))

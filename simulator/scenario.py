@@ -5,8 +5,7 @@ Paths in it are relative to the file. Every table and key is described in docs/s
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from math import inf
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,27 @@ from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.toml_reader import read_table
 from pacekeeper.simulator.changes import History
-from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
 from pacekeeper.simulator.job_model import JobModel
 from pacekeeper.simulator.job_nodes import capped
-from pacekeeper.simulator.lengths import Lengths, read_lengths
+from pacekeeper.simulator.lengths import read_lengths
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
 from pacekeeper.simulator.policy_lazarus import Lazarus
 from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.read_faults import read_faults
-from pacekeeper.simulator.read_spot import read_spot
+from pacekeeper.simulator.policy_repartition import Repartition
 from pacekeeper.simulator.routing import Routing, even_routing, read_routing
+from pacekeeper.simulator.scenario_failures import (
+    KEYS_OF_SOURCE,
+    Failures,
+    check_path,
+    recorded,
+)
 from pacekeeper.simulator.scenario_pipeline import policy_of, read_job, read_job_lengths
 from pacekeeper.simulator.sim_policy import Job, Policy, PolicyOf
 from pacekeeper.simulator.simulate import Outcome, simulate
 
 TABLES = ("scenario", "failures", "job", "routing", "lengths", "policies")
-ARRIVALS = ("regular", "random")
-# Keys that mean something, by source or kind: any other one would be a wish that nobody hears.
-KEYS_OF_SOURCE = {
-    "spot": ("file", "start_s", "duration_s", "time_unit_s", "max_nodes"),
-    "faults": ("file", "num_nodes", "start_s", "duration_s", "slow_speed", "max_nodes"),
-    "drawn": ("num_nodes", "kinds", "every_s", "mended_after_s", "mended_late_s", "arrivals",
-              "slow_speed", "duration_s", "max_nodes"),
-}  # fmt: skip
+# Keys that mean something, by kind: any other one would be a wish that nobody hears.
 KEYS_OF_KIND = {
     "none": ("group_size",),
     "checkpoint": ("group_size", "checkpoint_steps"),
@@ -45,63 +41,10 @@ KEYS_OF_KIND = {
     "lazarus": ("checkpoint_steps", "review_steps"),
     "pacekeeper": ("checkpoint_steps", "review_steps", "failure_probability"),
 }
-SOURCES, KINDS = tuple(KEYS_OF_SOURCE), tuple(KEYS_OF_KIND)
+KINDS = tuple(KEYS_OF_KIND)
 # What is more would be played for days, or not fit into memory.
-MOST_FAULTS = 100_000
 MOST_HOSTS = 20_000_000  # layers x experts x nodes
 MOST_TURNS = 50_000_000  # checkpoints and reviews of one policy
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
-    """[failures]; 0 and "" mean: not given."""
-
-    source: str
-    file: str = ""
-    num_nodes: int = 0
-    start_s: float = 0.0
-    duration_s: float = 0.0
-    max_nodes: int = 0
-    time_unit_s: float = 0.0
-    slow_speed: float = 0.0
-    kinds: str = ""
-    every_s: float = 0.0
-    mended_after_s: float = 0.0
-    mended_late_s: float = 0.0
-    arrivals: str = "regular"
-
-    def __post_init__(self) -> None:
-        if self.source not in SOURCES:
-            raise ValueError(f"source: expected one of {', '.join(SOURCES)}, got {self.source!r}")
-        needed = {
-            "spot": ("file",),
-            "faults": ("file", "num_nodes"),
-            "drawn": ("num_nodes", "kinds", "every_s", "duration_s"),
-        }[self.source]
-        for name in needed:
-            if not getattr(self, name):
-                raise ValueError(f"{name}: missing, source = {self.source!r} needs it")
-        for name in (f.name for f in fields(self) if f.type in (int, float)):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        known = set(FaultKind)
-        if self.kinds and not set(self.kinds.split("+")) <= known:
-            raise ValueError(f"kinds: expected {' or '.join(sorted(known))}, or several joined by "
-                             f"'+', got {self.kinds!r}")  # fmt: skip
-        has_slow = FaultKind.SLOW in self.kinds.split("+")
-        if self.kinds and self.slow_speed and not has_slow:
-            raise ValueError(f"slow_speed: expected kinds with 'slow', got {self.kinds!r}")
-        is_slow = has_slow or self.slow_speed > 0.0
-        if is_slow and not 0.0 < self.slow_speed < 1.0:
-            raise ValueError(f"slow_speed: expected above 0 and below 1, got {self.slow_speed}")
-        if self.arrivals not in ARRIVALS:
-            expected = ", ".join(ARRIVALS)
-            raise ValueError(f"arrivals: expected one of {expected}, got {self.arrivals!r}")
-        if self.mended_late_s and not 0.0 < self.mended_after_s < self.mended_late_s:
-            raise ValueError("mended_late_s: expected above mended_after_s, and that above 0")
-        if self.source == "drawn" and self.duration_s > MOST_FAULTS * self.every_s:
-            raise ValueError(f"every_s: expected at most {MOST_FAULTS:,} faults over duration_s")
-        _check_path(self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +57,7 @@ class RoutingTable:
     def __post_init__(self) -> None:
         if self.every_steps < 1:
             raise ValueError(f"every_steps: expected at least 1, got {self.every_steps}")
-        _check_path(self.file)
+        check_path(self.file)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,22 +112,7 @@ class Scenario:
     def history(self, seed: int) -> History:
         """Of one seed: which faults are drawn, or which of the nodes the job gets."""
         failures = self.failures
-        if self.recorded is not None:
-            history = self.recorded
-        else:
-            history = drawn_history(
-                FaultRule(
-                    kinds=tuple(FaultKind(kind) for kind in failures.kinds.split("+")),
-                    every_s=failures.every_s,
-                    slow_speed=failures.slow_speed or 0.5,  # of a rule without slow nodes
-                    mended_after_s=failures.mended_after_s or inf,
-                    mended_late_s=failures.mended_late_s or None,
-                    is_random=failures.arrivals == "random",
-                ),
-                num_nodes=failures.num_nodes,
-                duration_s=failures.duration_s,
-                seed=seed,
-            )
+        history = failures.drawn(seed) if self.recorded is None else self.recorded
         if failures.max_nodes:
             history = capped(history, max_nodes=failures.max_nodes, seed=seed)
         return history
@@ -207,17 +135,17 @@ def read_scenario(path: Path) -> Scenario:
     _check_used(
         tables["failures"], "source", failures.source, KEYS_OF_SOURCE, where=f"{where}: [failures]"
     )
-    recorded = _recorded(failures, path)
-    if recorded is not None and isinstance(job, JobModel):
-        _check_size(job, max((number for _, number in recorded.num_there()), default=0), where)
-    duration_s = failures.duration_s if recorded is None else recorded.duration_s
+    history = recorded(failures, path)
+    if history is not None and isinstance(job, JobModel):
+        _check_size(job, max((number for _, number in history.num_there()), default=0), where)
+    duration_s = failures.duration_s if history is None else history.duration_s
     step_s = job.home_step_s if isinstance(job, PipelineJob) else job.balanced_step_s
     _check_turns(step_s, policies, duration_s, where)
     return Scenario(
         name=path.stem,
         play=read_table(Play, tables["scenario"], where=f"{where}: [scenario]"),
         failures=failures,
-        recorded=recorded,
+        recorded=history,
         job=job,
         routing=routing,
         policies=policies,
@@ -259,9 +187,9 @@ def _data_parallel(path: Path, tables: Mapping[str, dict[str, Any]], failures: F
         sequence_tokens=job.tokens_per_sample,
         batch_tokens=job.tokens_per_step(1),
     )
+    ours = Pacekeeper(lengths=lengths, nodes_per_rack=failures.nodes_per_rack)
     policies = {
-        name: _policy(name, values, job, where, lengths)
-        for name, values in tables["policies"].items()
+        name: _policy(name, values, job, where, ours) for name, values in tables["policies"].items()
     }
     return job, routing, policies
 
@@ -281,9 +209,9 @@ def _pipelined(path: Path, tables: Mapping[str, dict[str, Any]], failures: Failu
             f"{path}: [failures] num_nodes: {failures.num_nodes}, the job has "
             f"{len(job.problem.devices)} devices"
         )
-    lengths = read_job_lengths(tables["lengths"], path, job)
+    ours = Repartition(lengths=read_job_lengths(tables["lengths"], path, job))
     policies = {
-        name: policy_of(name, values, f"{path}: [policies.{name}]", lengths)
+        name: policy_of(name, values, f"{path}: [policies.{name}]", ours)
         for name, values in tables["policies"].items()
     }
     return job, job.routing, policies
@@ -330,11 +258,6 @@ def _check_used(
             )
 
 
-def _check_path(file: str) -> None:
-    if "\0" in file:
-        raise ValueError(f"file: expected a path, got {file!r}")
-
-
 def _document(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -351,25 +274,7 @@ def _table(document: Mapping[str, Any], name: str, where: str) -> dict[str, Any]
     return values
 
 
-def _recorded(failures: Failures, path: Path) -> History | None:
-    if failures.source == "drawn":
-        return None
-    file = path.parent / failures.file
-    if failures.source == "spot":
-        history = read_spot(file, unit_s=failures.time_unit_s or None)
-    else:
-        history = read_faults(
-            file, num_nodes=failures.num_nodes, slow_speed=failures.slow_speed or None
-        )
-    if not (failures.start_s or failures.duration_s):
-        return history
-    try:
-        return history.cut(start_s=failures.start_s, duration_s=failures.duration_s or None)
-    except ValueError as error:
-        raise ConfigError(f"{path}: [failures] start_s, duration_s: {error}") from None
-
-
-def _policy(name: str, values: Any, job: JobModel, where: str, lengths: Lengths | None) -> Policy:
+def _policy(name: str, values: Any, job: JobModel, where: str, ours: Pacekeeper) -> Policy:
     where = f"{where}: [policies.{name}]"
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table, got {values!r}")
@@ -397,4 +302,4 @@ def _policy(name: str, values: Any, job: JobModel, where: str, lengths: Lengths 
             known = PolicyConfig()
             likelihood = table.failure_probability or known.failure_probability
             config = replace(known, failure_probability=likelihood)
-            return replace(Pacekeeper(name=name, config=config, lengths=lengths), **given)
+            return replace(ours, name=name, config=config, **given)

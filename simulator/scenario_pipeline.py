@@ -115,7 +115,7 @@ def attention_share(layer: LayerCost) -> float:
     return layer.attention_s / whole_s if whole_s else 0.0
 
 
-def policy_of(name: str, values: Any, where: str, lengths: Lengths | None = None) -> PolicyOf[Work]:
+def policy_of(name: str, values: Any, where: str, ours: Repartition) -> PolicyOf[Work]:
     """Raises ConfigError that names `where`, the key and what was expected."""
     if not isinstance(values, dict):
         raise ConfigError(f"{where}: expected a table, got {values!r}")
@@ -135,4 +135,4 @@ def policy_of(name: str, values: Any, where: str, lengths: Lengths | None = None
         case "resihp":
             return ResiHP(name=name, checkpoint_steps=steps)
         case _:
-            return replace(Repartition(name=name, lengths=lengths), checkpoint_steps=steps)
+            return replace(ours, name=name, checkpoint_steps=steps)

@@ -207,6 +207,22 @@ def test_drawn_faults_come_in_turn_and_are_mended() -> None:
     assert len(drawn) > 3
 
 
+def test_a_rack_stops_with_all_its_nodes_and_they_come_back_together() -> None:
+    rule = FaultRule(
+        kinds=(FaultKind.SLOW, FaultKind.RACK), every_s=10.0, mended_after_s=35.0, nodes_per_rack=3
+    )
+    for seed in range(20):
+        history = drawn_history(rule, num_nodes=8, duration_s=100.0, seed=seed)
+        away = [c for c in history.changes if isinstance(c, NodesLost)]
+        assert away and {change.nodes for change in away} <= {(0, 1, 2), (3, 4, 5), (6, 7)}
+        slow = [c for c in history.changes if isinstance(c, SpeedChanged) and c.speed != 1.0]
+        assert slow[0].node not in away[0].nodes, "a rack with a slow node is not whole"
+        back = [c for c in history.changes if isinstance(c, NodesJoined)][1:]
+        assert [c.nodes for c in back] == [c.nodes for c in away if c.at_s + 35.0 < 100.0]
+    with pytest.raises(ValueError, match="nodes_per_rack: expected at least 1"):
+        FaultRule(kinds=(FaultKind.RACK,), every_s=1.0, nodes_per_rack=0)
+
+
 def test_faults_that_never_mend_leave_the_last_ones_alone() -> None:
     rule = FaultRule(kinds=(FaultKind.STOP,), every_s=1.0)
     assert drawn_history(rule, num_nodes=2, duration_s=9.0, seed=0).num_there()[-1] == (2.0, 0)

@@ -219,3 +219,22 @@ def test_a_routing_of_another_model_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="routing of 2 layers x 3"):
         simulate(history, small_job(), even_routing(2, 3), Lazarus())
+
+
+def test_ours_spreads_experts_over_the_racks_that_agents_tell_and_a_whole_rack_may_die() -> None:
+    """Three racks of two nodes; a fresh layout puts the two hosts of an expert side by side."""
+    job, routing = small_job(num_experts=6, slots_per_node=2), even_routing(2, 6)
+
+    def restarts(nodes_per_rack: int) -> int:
+        found = 0
+        for rack in range(3):
+            changes = (
+                NodesJoined(at_s=0.0, nodes=tuple(range(6))),
+                NodesLost(at_s=150.0, nodes=(2 * rack, 2 * rack + 1)),
+            )
+            history = History(name="x", num_nodes=6, duration_s=200.0, changes=changes)
+            policy = Pacekeeper(costs=EXACT, nodes_per_rack=nodes_per_rack)
+            found += simulate(history, job, routing, policy, seed=1).restarts
+        return found
+
+    assert restarts(2) == 0 < restarts(0)

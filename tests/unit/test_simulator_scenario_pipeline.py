@@ -10,6 +10,7 @@ import pytest
 from pacekeeper.cli.simulate import document_of
 from pacekeeper.cli.simulate_report import write_report
 from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.simulator.changes import NodesLost
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.scenario import Scenario, played, read_scenario
 from pacekeeper.simulator.scenario_pipeline import KINDS
@@ -80,6 +81,16 @@ def test_of_one_seed_all_policies_meet_the_same_faults_and_seeds_differ(tmp_path
     assert known.history(3).num_nodes == 8
 
 
+def test_all_devices_of_a_node_may_stop_at_once(tmp_path: Path) -> None:
+    known = scenario(
+        tmp_path, table="failures", kinds="rack", nodes_per_rack=4, every_s=600.0, slow_speed=None
+    )
+    away = [c.nodes for c in known.history(0).changes if isinstance(c, NodesLost)]
+    assert away and {*away} <= {(0, 1, 2, 3), (4, 5, 6, 7)}
+    (ours,) = played(known)["pacekeeper"]  # each stage stands on one node: its state is gone
+    assert ours.restarts == len(away) and ours.needless_restarts == 0
+
+
 def test_the_example_is_a_scenario() -> None:
     known = read_scenario(ROOT / "examples" / "simulate_pipelines.toml")
     assert {"degraded", "resihp", "pacekeeper"} <= known.policies.keys()
@@ -97,6 +108,9 @@ def test_the_example_is_a_scenario() -> None:
         ("job", {"tokens_per_row": 10**10}, "[job] tokens_per_row: expected above 0, at most"),
         ("job", {"num_layers": 3}, "[job] num_layers: unknown key"),
         ("failures", {"num_nodes": 9}, "[failures] num_nodes: 9, the job has 8 devices"),
+        ("failures", {"kinds": "rack"}, "[failures] nodes_per_rack: missing, kinds with 'rack'"),
+        ("failures", {"nodes_per_rack": -1}, "[failures] nodes_per_rack: expected at least 0"),
+        ("failures", {"kinds": "fire"}, "[failures] kinds: expected rack or slow or stop"),
         ("failures", {"max_nodes": 4}, "[failures]: a pipelined job begins with all"),
         ("failures", {"source": "spot", "file": "x"}, "[failures]: a pipelined job begins"),
         ("routing", {"every_steps": 5}, "[routing]: a pipelined job spreads its experts evenly"),
