@@ -12,12 +12,13 @@ from pacekeeper.controller.chunked_map import RankMap, node_map
 from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.retention_config import RetentionConfig
 from pacekeeper.predictor.advice import SpreadWindow
 from pacekeeper.predictor.canary import Canaries
 from pacekeeper.predictor.detector_state import begin
 
 DAY_S = 86_400.0
-KEEP_ENDED_S = 3 * DAY_S  # a weekend: who looks on Monday still finds it
+ENDED_RANKS = 65_536  # of all ended jobs together that stay in memory, some hundred bytes each
 KEEP_SILENT_S = 7 * DAY_S  # of a job or a node of which nothing is heard
 
 
@@ -81,14 +82,18 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     return job, [*commands, SaveJob(job=job.name)]
 
 
-def forget(state: State, now_s: float) -> tuple[State, list[Command]]:
-    """On a tick: jobs that ended or fell silent long ago, and nodes that are away for long, go."""
+def forget(state: State, now_s: float, config: RetentionConfig) -> tuple[State, list[Command]]:
+    """On a tick: jobs that ended or fell silent long ago, and nodes that are away for long, go.
+
+    Of jobs that ended the newest stay, as many as are asked for; they hold no more than some ranks.
+    """
     commands: list[Command] = []
     unix_s = now_s + state.unix_offset_s
     jobs = dict(state.jobs)
+    crowded_out = _crowded_out(state, config)
     for name in sorted(state.jobs):
         job = state.jobs[name]
-        reason = _why_forgotten(job, now_s)
+        reason = _why_forgotten(job, now_s, config) or crowded_out.get(name, "")
         if not reason:
             continue
         job, said = proposals.withdraw(job, reason)
@@ -106,10 +111,25 @@ def forget(state: State, now_s: float) -> tuple[State, list[Command]]:
     return replace(state, jobs=jobs, nodes=nodes), commands
 
 
-def _why_forgotten(job: JobState, now_s: float) -> str:
+def _crowded_out(state: State, config: RetentionConfig) -> dict[str, str]:
+    """Ended jobs for which later ones leave no room, with the reason. The newest one stays."""
+    ended = [job for job in state.jobs.values() if job.ended_s is not None]
+    if len(ended) <= 1:
+        return {}
+    ended.sort(key=lambda job: (job.ended_s, job.name), reverse=True)
+    num_ranks, kept = 0, 0
+    for job in ended:
+        num_ranks += len(job.ranks)
+        if kept >= config.ended_jobs or (kept and num_ranks > ENDED_RANKS):
+            break
+        kept += 1
+    return {job.name: f"{kept} jobs have ended since" for job in ended[kept:]}
+
+
+def _why_forgotten(job: JobState, now_s: float, config: RetentionConfig) -> str:
     """The reason, or nothing."""
-    if job.ended_s is not None and now_s - job.ended_s > KEEP_ENDED_S:
-        return f"it ended {KEEP_ENDED_S / DAY_S:.0f} days ago"
+    if job.ended_s is not None and now_s - job.ended_s > config.ended_job_days * DAY_S:
+        return f"it ended {config.ended_job_days:g} days ago"
     if job.reported_s is not None and now_s - job.reported_s > KEEP_SILENT_S:
         return f"nobody has spoken of it for {KEEP_SILENT_S / DAY_S:.0f} days"
     return ""

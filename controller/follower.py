@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 
 from pacekeeper.controller.replicas import change_of
-from pacekeeper.controller.store import SCHEMA_VERSION, Store
+from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc, secure
@@ -85,6 +86,7 @@ class Copy:
                 transaction = message.transaction
                 assert self._store is not None, "a snapshot comes first"
                 self._store.follow([change_of(change) for change in transaction.changes])
+                self._store.give_back()
                 stored = replication_pb2.FollowRequest(stored_index=transaction.index)
                 await call.write(stored)
             message = await call.read()

@@ -1,4 +1,5 @@
 """Keeps the chronicle and writes it into the store every few seconds: for people, never waited for.
+What is too old goes (`retention.py`).
 
 What is not written yet when the controller is killed is lost; what was decided or found is not
 here, but stored before anybody is told.
@@ -12,9 +13,11 @@ from dataclasses import dataclass, field
 from pacekeeper.controller.chronicle import Chronicle, PaceRow
 from pacekeeper.controller.events import Command, SaveIncident, StepSummary
 from pacekeeper.controller.explaining import Explanation, explained
+from pacekeeper.controller.retention import Retention
 from pacekeeper.controller.state import State
 from pacekeeper.controller.store import Store
 from pacekeeper.core.findings import Decision, Incident
+from pacekeeper.core.retention_config import RetentionConfig
 
 WRITE_EVERY_S = 10.0
 MOST_AT_ONCE = 32  # courses and paces in one transaction: a few milliseconds
@@ -26,6 +29,8 @@ class History:
     """What happened, of one controller. Use from its event loop."""
 
     store: Store
+    config: RetentionConfig = field(default_factory=RetentionConfig)
+    _retention: Retention = field(init=False)
     _chronicle: Chronicle = field(init=False)
     _decisions: dict[str, Decision] = field(default_factory=dict)  # the last one noted of each job
     _written_s: float = field(default_factory=time.monotonic)
@@ -33,6 +38,7 @@ class History:
 
     def __post_init__(self) -> None:
         kept = self.store.kept
+        self._retention = Retention(store=self.store, config=self.config)
         self._chronicle = Chronicle(past_course=kept.course, past_pace=kept.pace)
 
     def heard(self, command: Command) -> None:
@@ -46,7 +52,7 @@ class History:
                 pass
 
     def look(self, state: State) -> None:
-        """On a tick: what was decided since, and what is due to be written."""
+        """On a tick: what was decided since, what is due to be written, and what is to go."""
         for name, job in state.jobs.items():
             decision = job.last_decision
             if decision is None or not job.open_incidents:
@@ -59,6 +65,8 @@ class History:
             self.write()
             self._chronicle.forget(state.jobs)
             self._decisions = {n: d for n, d in self._decisions.items() if n in state.jobs}
+        else:
+            self._retention.look(time.monotonic(), time.time())
 
     def write(self) -> None:
         """Write the oldest changes; what the store refuses is tried again the next time."""

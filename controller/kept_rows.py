@@ -19,16 +19,6 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.orders import Order, OrderKind
 
 MOST_COURSES, MOST_PACES, MOST_STRIKES = 4096, 512, 16384
-TABLES = """
-CREATE TABLE courses (incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, course BLOB NOT NULL);
-CREATE TABLE paces (job TEXT PRIMARY KEY, pace BLOB NOT NULL, newest_unix_s REAL NOT NULL);
-CREATE TABLE orders (
-    kind TEXT NOT NULL, subject TEXT NOT NULL, said_by TEXT NOT NULL, reason TEXT NOT NULL,
-    since_unix_s REAL NOT NULL, life INTEGER NOT NULL, PRIMARY KEY (kind, subject));
-CREATE TABLE strikes (
-    incident_id INTEGER PRIMARY KEY, node TEXT NOT NULL, device_uuid TEXT NOT NULL,
-    job TEXT NOT NULL, kind TEXT NOT NULL, slowdown REAL NOT NULL, unix_s REAL NOT NULL);
-"""
 _log = logging.getLogger(__name__)
 
 

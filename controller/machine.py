@@ -161,7 +161,7 @@ def _tick(
         if state.jobs[name].watch is not Watch.ENDED:
             state, said = contained(state, name, "saying it again", repeat)
             commands += said
-    state, said = endings.forget(state, now_s)
+    state, said = endings.forget(state, now_s, config.retention)
     return state, (*commands, *said)
 
 

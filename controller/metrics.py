@@ -76,6 +76,12 @@ class ControllerMetrics:
             "1: this controller leads; 0: another one may, and tells of the jobs.",
             registry=self.registry,
         )
+        self._store_bytes = Gauge(
+            "pacekeeper_store_bytes",
+            "What lies in the store, and its write-ahead log.",
+            ["part"],
+            registry=self.registry,
+        )
         self._newest_incident = 0
         self._state = State()
         self._ranks = RankSeries()
@@ -107,6 +113,11 @@ class ControllerMetrics:
         self._refusing.clear()
         if refused:
             self._refusing.labels(refused).set(1)
+
+    def say_size(self, used_bytes: int, log_bytes: int) -> None:
+        """How large the store is."""
+        self._store_bytes.labels("used").set(used_bytes)
+        self._store_bytes.labels("log").set(log_bytes)
 
     def say_sequences(self, sequences: Sequences) -> None:
         """What was missed and what came again, so far."""

@@ -17,7 +17,8 @@ import grpc.aio
 
 from pacekeeper.controller.journal import Change
 from pacekeeper.controller.keeper import Keeper
-from pacekeeper.controller.store import SCHEMA_VERSION, Store
+from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
 
 PART_BYTES = 1 << 20

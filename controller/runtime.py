@@ -135,7 +135,7 @@ class Controller:
             reports=Limit(per_s=limits.reports_per_s, at_once=limits.reports_at_once),
             office=self.office,
         )
-        self.history = History(store=self.store)
+        self.history = History(store=self.store, config=config.retention)
         self.status = Status(
             state=lambda: self.state, past_layout=self.store.layout, history=self.history
         )
@@ -247,6 +247,7 @@ class Controller:
             self.metrics.update(self.state)
             self.webhook.look(self.state, time.time())
             self.metrics.say_sequences(self.agents.sequences)
+            self.metrics.say_size(self.store.used_bytes, self.store.log_bytes)
             self.history.look(self.state)
             await self.office.ship(self.store.journal.taken())
             self.entrance.look(time.monotonic())
@@ -322,7 +323,7 @@ class Controller:
             try:
                 with self.store.transaction():
                     for command in writes:
-                        write(self.store, state, command)
+                        write(self.store, state, command, time.time())
             except sqlite3.DatabaseError as error:
                 self.store.raise_if_damaged(error)
                 if not isinstance(error, sqlite3.OperationalError):

@@ -1,65 +1,33 @@
 """What must outlive the controller, in one SQLite file: jobs, layouts, incidents, decisions,
 proposals.
 
-Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. One
-controller writes a store at a time: two would give the same numbers to different incidents.
+What was acknowledged survives a kill at any moment (`store_file.py`). One controller writes a store
+at a time: two would give the same numbers to different incidents.
 """
 
-import fcntl
 import json
-import math
 import os
-import secrets
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from pacekeeper.controller import kept_rows
+from pacekeeper.controller import store_file
 from pacekeeper.controller.fleet_memory import Strikes
+from pacekeeper.controller.incident_rows import incident_of, incident_row
 from pacekeeper.controller.journal import Change, Journal
 from pacekeeper.controller.kept_rows import Kept
 from pacekeeper.controller.proposal_rows import proposal_of, proposal_row
 from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
-from pacekeeper.core.errors import HostError, VersionError
-from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Tier
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 
-SCHEMA_VERSION = 12
-APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 # SQLITE_ERROR: the tables are not what they were when the store was opened.
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
-BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
-_TABLES = """
-CREATE TABLE jobs (
-    name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
-    layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB, ranks TEXT NOT NULL,
-    life INTEGER NOT NULL, is_makeshift INTEGER NOT NULL);
-CREATE TABLE layouts (
-    job TEXT NOT NULL, generation INTEGER NOT NULL, layout BLOB NOT NULL, reason TEXT NOT NULL,
-    PRIMARY KEY (job, generation));
-CREATE TABLE incidents (
-    incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
-    rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
-    reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
-    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL, role TEXT NOT NULL);
-CREATE TABLE decisions (
-    job TEXT NOT NULL, step INTEGER NOT NULL, rung TEXT NOT NULL, reason TEXT NOT NULL,
-    current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL, fluid_step_s REAL NOT NULL,
-    cost_s REAL NOT NULL, moved_bytes INTEGER NOT NULL);
-CREATE TABLE proposals (
-    proposal_id INTEGER PRIMARY KEY, job TEXT NOT NULL, answer TEXT NOT NULL, rung TEXT NOT NULL,
-    reason TEXT NOT NULL, current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL,
-    fluid_step_s REAL NOT NULL, cost_s REAL NOT NULL, moved_bytes INTEGER NOT NULL,
-    plan BLOB NOT NULL, base BLOB NOT NULL, slow TEXT NOT NULL, incident_ids TEXT NOT NULL,
-    made_unix_s REAL NOT NULL, expires_unix_s REAL NOT NULL, said_by TEXT NOT NULL,
-    note TEXT NOT NULL);
-CREATE TABLE copy (name TEXT NOT NULL, term INTEGER NOT NULL);
-"""
 
 
 class Store:
@@ -67,6 +35,7 @@ class Store:
 
     def __init__(self, connection: sqlite3.Connection, path: Path, lock: int) -> None:
         self._connection = Journal(connection)
+        self._raw = connection  # for what is this file's own, and not told to copies
         self._path = path
         self._lock = lock
         self.kept = Kept(self._connection)
@@ -74,18 +43,9 @@ class Store:
     @classmethod
     def open(cls, path: Path) -> "Store":
         """Open or make the store. Raises HostError (no access, not ours, in use), VersionError."""
+        lock = store_file.lock(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock = _lock(path)
-        except BlockingIOError:
-            raise HostError(
-                f"store {path} is in use by another controller",
-                remedy="stop that one, or name another file with --store",
-            ) from None
-        except OSError as error:
-            raise _refused(path, error.strerror or str(error)) from None
-        try:
-            connection = _connect(path)
+            connection = store_file.connect(path)
         except BaseException:
             os.close(lock)
             raise
@@ -121,6 +81,23 @@ class Store:
         """One transaction of the store that this one is a copy of."""
         with self.transaction():
             self._connection.apply(changes)
+
+    @property
+    def used_bytes(self) -> int:
+        """What lies in the file."""
+        return store_file.used_bytes(self._raw)
+
+    @property
+    def log_bytes(self) -> int:
+        """The write-ahead log, which grows while another process reads the store for long."""
+        try:
+            return os.stat(f"{self._path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def give_back(self) -> bool:
+        """Return some of what is free in the file to the file system; True: there is more."""
+        return store_file.give_back(self._raw)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -160,43 +137,25 @@ class Store:
         """The job begins anew, and numbers its layouts from the first on again."""
         self._connection.execute("DELETE FROM layouts WHERE job = ?", (job,))
 
-    def save_layout(self, job: str, layout: Layout, reason: str) -> None:
-        """Remember a layout that came into force."""
+    def save_layout(self, job: str, layout: Layout, reason: str, unix_s: float) -> None:
+        """Remember a layout that came into force then."""
         self._connection.execute(
-            "REPLACE INTO layouts VALUES (?, ?, ?, ?)",
-            (job, layout.generation, encode_layout(layout), reason),
+            "REPLACE INTO layouts VALUES (?, ?, ?, ?, ?)",
+            (job, layout.generation, encode_layout(layout), reason, unix_s),
         )
 
     def save_incident(self, incident: Incident) -> None:
         """Insert or replace an incident."""
-        finding = incident.finding
         self._connection.execute(
-            "REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                incident.incident_id,
-                incident.job,
-                finding.kind,
-                finding.tier,
-                finding.rank,
-                finding.slowdown,
-                finding.onset_step,
-                finding.step,
-                finding.reason,
-                incident.opened_unix_s,
-                incident.closed_unix_s,
-                incident.closed_step,
-                json.dumps(incident.actions),
-                finding.cause,
-                finding.probe,
-                finding.role,
-            ),
+            f"REPLACE INTO incidents VALUES ({', '.join('?' * 16)})", incident_row(incident)
         )
 
-    def save_decision(self, job: str, step: int, decision: Decision) -> None:
+    def save_decision(self, job: str, step: int, decision: Decision, unix_s: float) -> None:
         """Append a decision with the prices it rested on."""
         self._connection.execute(
-            "INSERT INTO decisions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO decisions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
+                unix_s,
                 job,
                 step,
                 decision.rung,
@@ -214,7 +173,7 @@ class Store:
         row = self._connection.execute(
             "SELECT * FROM incidents WHERE incident_id = ?", (incident_id,)
         ).fetchone()
-        return None if row is None else _incident(row)
+        return None if row is None else incident_of(row)
 
     def orders(self) -> tuple[Order, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
@@ -302,7 +261,7 @@ class Store:
         rows = self._connection.execute(
             "SELECT * FROM incidents WHERE job IN (SELECT name FROM jobs) ORDER BY incident_id"
         )
-        incidents = tuple(_incident(row) for row in rows)
+        incidents = tuple(incident_of(row) for row in rows)
         (newest,) = self._connection.execute("SELECT max(incident_id) FROM incidents").fetchone()
         return jobs, incidents, (newest or 0) + 1
 
@@ -313,80 +272,6 @@ class Store:
             (job, generation),
         ).fetchone()
         return None if row is None else (decode_layout(row[0]), row[1])
-
-
-def _lock(path: Path) -> int:
-    """The open file whose lock says that the store is taken; a killed process gives it up."""
-    lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise
-    return lock
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    connection: sqlite3.Connection | None = None
-    try:
-        connection = sqlite3.connect(
-            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        (application,) = connection.execute("PRAGMA application_id").fetchone()
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if application != APPLICATION_ID and (application or version or tables):
-            raise _refused(path, "a database of another program")
-        if application == APPLICATION_ID and version != SCHEMA_VERSION:
-            raise VersionError(
-                f"store {path} has schema {version}, this controller reads {SCHEMA_VERSION}",
-                remedy="install the pacekeeper that wrote it, or name another --store",
-            )
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        if application != APPLICATION_ID:
-            connection.executescript(
-                f"BEGIN; {_TABLES} {kept_rows.TABLES}"
-                f"INSERT INTO copy VALUES ('{secrets.token_hex(8)}', 0);"
-                f"PRAGMA user_version = {SCHEMA_VERSION};"
-                f"PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
-            )
-        connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run
-        connection.execute("ROLLBACK")
-    except BaseException as error:
-        if connection is not None:
-            connection.close()
-        if isinstance(error, sqlite3.DatabaseError):
-            raise _refused(path, str(error)) from None
-        raise
-    return connection
-
-
-def _refused(path: Path, why: str) -> HostError:
-    return HostError(f"store {path}: {why}", remedy="name a writable file of ours with --store")
-
-
-def _incident(row: tuple[Any, ...]) -> Incident:
-    return Incident(
-        incident_id=row[0],
-        job=row[1],
-        finding=Finding(
-            kind=FindingKind(row[2]),
-            tier=Tier(row[3]),
-            rank=row[4],
-            slowdown=math.nan if row[5] is None else row[5],  # SQLite keeps NaN as NULL
-            onset_step=row[6],
-            step=row[7],
-            reason=row[8],
-            cause=row[13],
-            probe=row[14],
-            role=row[15],
-        ),
-        opened_unix_s=row[9],
-        closed_unix_s=row[10],
-        closed_step=row[11],
-        actions=tuple(json.loads(row[12])),
-    )
 
 
 def _encoded(layout: Layout | None) -> bytes | None:

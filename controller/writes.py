@@ -73,15 +73,15 @@ class Writes:
             del self._unsaved[job]
 
 
-def write(store: Store, state: State, command: Command) -> None:
-    """Store what a command asks for."""
+def write(store: Store, state: State, command: Command, unix_s: float) -> None:
+    """Store what a command asks for, and that it was asked for then."""
     match command:
         case SaveIncident(incident=incident):
             store.save_incident(incident)
         case SaveLayout(job=job, layout=layout, reason=reason):
-            store.save_layout(job, layout, reason)
+            store.save_layout(job, layout, reason, unix_s)
         case SaveDecision(job=job, step=step, decision=decision):
-            store.save_decision(job, step, decision)
+            store.save_decision(job, step, decision, unix_s)
         case SaveProposal(proposal=proposal):
             store.save_proposal(proposal)
         case SaveOrder(order=order):

@@ -13,6 +13,7 @@ from pacekeeper.core.expert_turns import Order
 from pacekeeper.core.lease_config import LeaseConfig
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.metrics_config import MetricsConfig
+from pacekeeper.core.retention_config import RetentionConfig
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
 from pacekeeper.core.webhook_config import WebhookConfig
@@ -118,6 +119,7 @@ class ControllerConfig:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     webhook: WebhookConfig = field(default_factory=WebhookConfig)
     lease: LeaseConfig = field(default_factory=LeaseConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
 
     def __post_init__(self) -> None:
         positive(self, "tick_interval_s", "blind_after_s")

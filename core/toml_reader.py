@@ -24,6 +24,7 @@ _TABLES: tuple[tuple[str, type, str], ...] = (  # (table, settings it is of, the
     ("metrics", ControllerConfig, "metrics"),
     ("webhook", ControllerConfig, "webhook"),
     ("lease", ControllerConfig, "lease"),
+    ("retention", ControllerConfig, "retention"),
     ("tls", AgentConfig, "tls"),
     ("tls", ClientConfig, "tls"),
     ("tls", ControllerConfig, "tls"),

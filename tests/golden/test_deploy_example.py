@@ -61,6 +61,7 @@ def parts() -> dict[str, object]:
         "metrics": controller.metrics,
         "webhook": controller.webhook,
         "lease": controller.lease,
+        "retention": controller.retention,
         "tls": controller.tls,
         "train": TrainConfig(),
     }

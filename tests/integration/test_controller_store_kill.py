@@ -27,7 +27,7 @@ while True:
     with store.transaction():
         store.save_incident(
             Incident(incident_id=number, job="j", finding=finding, opened_unix_s=0.0))
-        store.save_layout("j", replace(layout, generation=number), f"of {number}")
+        store.save_layout("j", replace(layout, generation=number), f"of {number}", 0.0)
         store.save_job(JobRecord(name="j", newest_generation=number, step=number, layout=None,
                                  layout_reason="", desired=None, home=None))
     print(number, flush=True)

@@ -66,7 +66,7 @@ def test_what_is_saved_comes_back(saved_jobs: list[JobRecord], saved: list[Incid
             for job in saved_jobs:
                 store.save_job(job)
                 if job.layout is not None:
-                    store.save_layout(job.name, job.layout, job.layout_reason)
+                    store.save_layout(job.name, job.layout, job.layout_reason, 1.0)
             for incident in saved:
                 store.save_incident(incident)
         store.close()

@@ -4,12 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import incidents
-from pacekeeper.controller.endings import KEEP_ENDED_S, KEEP_SILENT_S
+from pacekeeper.controller import endings, incidents
+from pacekeeper.controller.endings import DAY_S, KEEP_SILENT_S
 from pacekeeper.controller.events import ForgetJob, NodeDetached, SaveIncident, SaveJob
 from pacekeeper.controller.state import RankLife
 from pacekeeper.controller.views import job_view
+from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier, Watch
+from pacekeeper.core.retention_config import RetentionConfig
 from support.machine_driver import (
     FIRST,
     JOB,
@@ -24,6 +26,8 @@ from support.machine_driver import (
     train,
     with_plan,
 )
+
+KEEP_ENDED_S = RetentionConfig().ended_job_days * DAY_S
 
 
 def ended() -> Driver:
@@ -140,6 +144,40 @@ class TestForgetting:
         assert "forgotten: it ended 3 days ago" in driver.texts
         driver.tick()
         assert driver.said == ()
+
+    def test_the_newest_ended_jobs_stay_and_crowd_the_older_ones_out(self) -> None:
+        few = ControllerConfig(retention=RetentionConfig(ended_jobs=2))
+        driver = ended()
+        driver.config = few
+        for name in ("second", "third"):
+            assert JOB in driver.state.jobs, "there is room"
+            later = replace(driver.job, name=name, ended_s=driver.now_s + 1.0, incidents=())
+            driver.state = replace(driver.state, jobs={**driver.state.jobs, name: later})
+            driver.tick(2.0)
+        assert set(driver.state.jobs) == {"second", "third"}
+        assert driver.all_said(ForgetJob) == [ForgetJob(job=JOB)]
+        assert "forgotten: 2 jobs have ended since" in driver.texts
+
+    def test_large_jobs_that_ended_leave_room_for_few(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(endings, "ENDED_RANKS", 11)  # these have four each
+        driver = ended()
+        for at, name in enumerate(("second", "third", "running"), start=1):
+            ended_s = None if name == "running" else driver.now_s + at
+            job = replace(driver.job, name=name, ended_s=ended_s, incidents=())
+            driver.state = replace(driver.state, jobs={**driver.state.jobs, name: job})
+        driver.tick(10.0)
+        assert JOB not in driver.state.jobs
+        assert {"second", "third", "running"} == set(driver.state.jobs)
+
+    def test_the_newest_ended_job_stays_however_large(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(endings, "ENDED_RANKS", 1)
+        driver = ended()
+        driver.tick()
+        assert JOB in driver.state.jobs
 
     def test_it_leaves_no_open_incident_behind(self) -> None:
         driver = started()

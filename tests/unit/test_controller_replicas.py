@@ -11,7 +11,8 @@ from typing import Any
 import grpc.aio
 
 from pacekeeper.controller.replicas import Replicas
-from pacekeeper.controller.store import SCHEMA_VERSION, Store
+from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
 from support.agents import until
 

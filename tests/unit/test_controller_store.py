@@ -9,7 +9,8 @@ import pytest
 
 from pacekeeper.controller.fleet_memory import DAY_S, Strike
 from pacekeeper.controller.state import JobRecord
-from pacekeeper.controller.store import SCHEMA_VERSION, Store
+from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.core.errors import ExitCode, HostError, VersionError
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
 from pacekeeper.core.proposals import Answer, Proposal
@@ -92,7 +93,7 @@ def test_a_slowdown_that_is_no_finite_number_comes_back(tmp_path: Path, slowdown
 
 def test_layouts_of_the_past_are_found_by_job_and_generation(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store")
-    store.save_layout("train", LAYOUT, "the first")
+    store.save_layout("train", LAYOUT, "the first", 1.0)
     assert store.layout("train", LAYOUT.generation) == (LAYOUT, "the first")
     assert store.layout("train", LAYOUT.generation + 1) is None
     assert store.layout("other", LAYOUT.generation) is None
@@ -103,7 +104,7 @@ def test_the_layouts_of_a_job_that_begins_anew_are_gone_and_those_of_others_stay
 ) -> None:
     store = Store.open(tmp_path / "store.sqlite")
     for job in ("a", "b"):
-        store.save_layout(job, LAYOUT, "first")
+        store.save_layout(job, LAYOUT, "first", 1.0)
     store.forget_layouts("a")
     assert store.layout("a", LAYOUT.generation) is None
     assert store.layout("b", LAYOUT.generation) == (LAYOUT, "first")
@@ -115,12 +116,12 @@ def test_decisions_are_kept_in_order_with_their_prices(tmp_path: Path) -> None:
         decision = Decision(
             rung=rung, layout=None, reason=f"why {step}", current_step_s=0.4, planned_step_s=0.3
         )
-        store.save_decision("train", step, decision)
+        store.save_decision("train", step, decision, 5.0)
     store.close()
     rows = sqlite3.connect(tmp_path / "store").execute("SELECT * FROM decisions").fetchall()
-    assert [row[:6] for row in rows] == [
-        ("train", 0, "token_shares", "why 0", 0.4, 0.3),
-        ("train", 1, "return_home", "why 1", 0.4, 0.3),
+    assert [row[:8] for row in rows] == [
+        (1, 5.0, "train", 0, "token_shares", "why 0", 0.4, 0.3),
+        (2, 5.0, "train", 1, "return_home", "why 1", 0.4, 0.3),
     ]
 
 

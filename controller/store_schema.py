@@ -1,0 +1,102 @@
+"""The tables of the store, and how those of an older version become these. Pure.
+
+Whoever changes a table raises `SCHEMA_VERSION` and adds the way from the version before.
+"""
+
+SCHEMA_VERSION = 13
+OLDEST_VERSION = 8  # that is taken over
+APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
+
+_JOBS = """
+CREATE TABLE jobs (
+    name TEXT PRIMARY KEY, newest_generation INTEGER NOT NULL, step INTEGER NOT NULL,
+    layout BLOB, layout_reason TEXT NOT NULL, desired BLOB, home BLOB, ranks TEXT NOT NULL,
+    life INTEGER NOT NULL, is_makeshift INTEGER NOT NULL);
+"""
+_LAYOUTS = """
+CREATE TABLE layouts (
+    job TEXT NOT NULL, generation INTEGER NOT NULL, layout BLOB NOT NULL, reason TEXT NOT NULL,
+    unix_s REAL NOT NULL, PRIMARY KEY (job, generation));
+"""
+_INCIDENTS = """
+CREATE TABLE incidents (
+    incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
+    rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
+    reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
+    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL, role TEXT NOT NULL);
+"""
+_DECISIONS = """
+CREATE TABLE decisions (
+    decision_id INTEGER PRIMARY KEY, unix_s REAL NOT NULL,
+    job TEXT NOT NULL, step INTEGER NOT NULL, rung TEXT NOT NULL, reason TEXT NOT NULL,
+    current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL, fluid_step_s REAL NOT NULL,
+    cost_s REAL NOT NULL, moved_bytes INTEGER NOT NULL);
+"""
+_PROPOSALS = """
+CREATE TABLE proposals (
+    proposal_id INTEGER PRIMARY KEY, job TEXT NOT NULL, answer TEXT NOT NULL, rung TEXT NOT NULL,
+    reason TEXT NOT NULL, current_step_s REAL NOT NULL, planned_step_s REAL NOT NULL,
+    fluid_step_s REAL NOT NULL, cost_s REAL NOT NULL, moved_bytes INTEGER NOT NULL,
+    plan BLOB NOT NULL, base BLOB NOT NULL, slow TEXT NOT NULL, incident_ids TEXT NOT NULL,
+    made_unix_s REAL NOT NULL, expires_unix_s REAL NOT NULL, said_by TEXT NOT NULL,
+    note TEXT NOT NULL);
+"""
+_COPY = "CREATE TABLE copy (name TEXT NOT NULL, term INTEGER NOT NULL);"
+# A random name, as `secrets.token_hex(8)` makes it.
+_NAME_COPY = "INSERT INTO copy VALUES (lower(hex(randomblob(8))), 0);"
+_KEPT = """
+CREATE TABLE courses (incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, course BLOB NOT NULL);
+CREATE TABLE paces (job TEXT PRIMARY KEY, pace BLOB NOT NULL, newest_unix_s REAL NOT NULL);
+CREATE TABLE orders (
+    kind TEXT NOT NULL, subject TEXT NOT NULL, said_by TEXT NOT NULL, reason TEXT NOT NULL,
+    since_unix_s REAL NOT NULL, life INTEGER NOT NULL, PRIMARY KEY (kind, subject));
+"""
+_STRIKES = """
+CREATE TABLE strikes (
+    incident_id INTEGER PRIMARY KEY, node TEXT NOT NULL, device_uuid TEXT NOT NULL,
+    job TEXT NOT NULL, kind TEXT NOT NULL, slowdown REAL NOT NULL, unix_s REAL NOT NULL);
+"""
+# What retention asks for, oldest first: a column behind a blob is read through all of the blob.
+_BY_AGE = """
+CREATE INDEX layouts_by_age ON layouts (unix_s, job, generation);
+CREATE INDEX incidents_by_age ON incidents (closed_unix_s) WHERE closed_unix_s IS NOT NULL;
+CREATE INDEX decisions_by_age ON decisions (unix_s);
+CREATE INDEX proposals_by_age ON proposals (made_unix_s, answer);
+CREATE INDEX paces_by_age ON paces (newest_unix_s);
+"""
+
+TABLES = (
+    _JOBS
+    + _LAYOUTS
+    + _INCIDENTS
+    + _DECISIONS
+    + _PROPOSALS
+    + _COPY
+    + _KEPT
+    + _STRIKES
+    + _BY_AGE
+    + _NAME_COPY
+)
+
+# What has no time in an older store is as old as its taking over.
+_NOW = "CAST(strftime('%s', 'now') AS REAL)"
+_WITH_TIMES = f"""
+ALTER TABLE layouts RENAME TO older_layouts;
+{_LAYOUTS}
+INSERT INTO layouts SELECT job, generation, layout, reason, {_NOW} FROM older_layouts;
+DROP TABLE older_layouts;
+ALTER TABLE decisions RENAME TO older_decisions;
+{_DECISIONS}
+INSERT INTO decisions SELECT rowid, {_NOW}, * FROM older_decisions ORDER BY rowid;
+DROP TABLE older_decisions;
+{_BY_AGE}
+"""
+
+UPGRADES = {
+    8: _PROPOSALS,
+    9: _KEPT,
+    10: _COPY + _NAME_COPY,
+    11: _STRIKES,
+    12: _WITH_TIMES,
+}
+"""What makes of the tables of a version those of the next one."""
