@@ -22,9 +22,9 @@ demo: venv
 # -I: the folders at the top are importable as pacekeeper.<folder> only, as they are for users.
 # What starts fleets of processes runs by itself: beside other work its clocks would tell of that.
 test: venv
-	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --numprocesses 2 --dist loadfile \
+	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --numprocesses 2 --dist loadfile --durations 12 \
 	    tests/unit tests/property tests/golden tests/sim; alone=$$?; \
-	$(BIN)/python -Im pytest tests/integration tests/gpu && exit $$alone
+	$(BIN)/python -Im pytest --durations 12 tests/integration tests/gpu && exit $$alone
 
 bench: venv
 	$(BIN)/python -m benchmarks.hook_cost

@@ -9,7 +9,7 @@ from math import nan
 
 import numpy as np
 
-from pacekeeper.controller import incidents, lasting, pacing
+from pacekeeper.controller import incidents, pacing
 from pacekeeper.controller.events import Command
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.config import ControllerConfig
@@ -41,18 +41,15 @@ def judge_inputs(
     )
     if judgement is None:
         return state, job, []
-    job, commands = replace(job, inputs=inputs), list[Command]()
-    for finding in judgement.findings:
-        state, job, said = incidents.open_incident(state, job, finding, unix_s)
-        commands += said
-    for rank in judgement.recovered:
-        long = lasting.lasted(job, rank, FindingKind.INPUT, config.policy.horizon_steps)
-        why = f"the input of rank {rank} is there in time again {long}".strip()
-        job, said = incidents.close(job, {rank}, FindingKind.INPUT, unix_s, why)
-        commands += said
-    for rank, slowdown in judgement.changed.items():
-        job, said = incidents.remeasure(job, rank, FindingKind.INPUT, slowdown)
-        commands += said
+    state, job, commands = incidents.follow(
+        state,
+        replace(job, inputs=inputs),
+        judgement,
+        FindingKind.INPUT,
+        over=lambda rank: f"the input of rank {rank} is there in time again",
+        horizon_steps=config.policy.horizon_steps,
+        unix_s=unix_s,
+    )
     state, job, said = pacing.follow_pace(
         state,
         job,

@@ -1,9 +1,9 @@
 """The life of an incident: opened by a finding or a death, re-measured, acted on, closed. Pure."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import fleet_memory
+from pacekeeper.controller import fleet_memory, lasting
 from pacekeeper.controller.events import (
     Command,
     NotifyDeaths,
@@ -14,7 +14,7 @@ from pacekeeper.controller.events import (
 )
 from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.predictor.detector_state import forget
+from pacekeeper.predictor.detector_state import Judgement, forget
 
 UNPLANNED = (
     FindingKind.LINK,
@@ -173,6 +173,34 @@ def remeasure(
             ]
         incidents.append(incident)
     return replace(job, incidents=tuple(incidents)), commands
+
+
+def follow(
+    state: State,
+    job: JobState,
+    judgement: Judgement,
+    kind: FindingKind,
+    *,
+    over: Callable[[int], str],
+    horizon_steps: int,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """What a step says of findings that no plan follows: opened, closed, re-measured.
+
+    `over(rank)`: what is well again. `horizon_steps`: what lasts longer is persistent.
+    """
+    commands: list[Command] = []
+    for finding in judgement.findings:
+        state, job, said = open_incident(state, job, finding, unix_s)
+        commands += said
+    for rank in judgement.recovered:
+        why = f"{over(rank)} {lasting.lasted(job, rank, kind, horizon_steps)}".strip()
+        job, said = close(job, {rank}, kind, unix_s, why)
+        commands += said
+    for rank, slowdown in judgement.changed.items():
+        job, said = remeasure(job, rank, kind, slowdown)
+        commands += said
+    return state, job, commands
 
 
 def name_cause(job: JobState, rank: int, cause: str) -> tuple[JobState, list[Command]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller import incidents, lasting
+from pacekeeper.controller import incidents
 from pacekeeper.controller.events import Command
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.config import ControllerConfig
@@ -31,18 +31,15 @@ def judge_links(
         return state, job, []
     node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
     links, judgement = fold_links(config.detector, job.links, sample, node_of)
-    job, commands = replace(job, links=links), list[Command]()
-    for finding in judgement.findings:
-        state, job, said = incidents.open_incident(state, job, finding, unix_s)
-        commands += said
-    for rank in judgement.recovered:
-        long = lasting.lasted(job, rank, FindingKind.LINK, config.policy.horizon_steps)
-        why = f"transfers of rank {rank} are back at their usual time {long}".strip()
-        job, said = incidents.close(job, {rank}, FindingKind.LINK, unix_s, why)
-        commands += said
-    for rank, slowdown in judgement.changed.items():
-        job, said = incidents.remeasure(job, rank, FindingKind.LINK, slowdown)
-        commands += said
+    state, job, commands = incidents.follow(
+        state,
+        replace(job, links=links),
+        judgement,
+        FindingKind.LINK,
+        over=lambda rank: f"transfers of rank {rank} are back at their usual time",
+        horizon_steps=config.policy.horizon_steps,
+        unix_s=unix_s,
+    )
     return state, job, commands
 
 
