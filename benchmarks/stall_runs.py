@@ -3,7 +3,6 @@
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -15,6 +14,7 @@ from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.run_identity import identity_of
 from pacekeeper.trainer.block_state import ordered_parameters
 from pacekeeper.trainer.checkpoint import Checkpoints, Position
+from pacekeeper.trainer.checkpoint_saver import News, Outcome
 from pacekeeper.trainer.collectives import LocalFabric
 from pacekeeper.trainer.data import Corpus
 from pacekeeper.trainer.fabric import Fabric
@@ -199,9 +199,9 @@ def run_snapshots(config: TrainConfig, rounds: int) -> Beside:
                 pair.snapshots.wait()
                 (one,) = told
                 told.clear()
-                assert one["outcome"] == "complete", one
-                times.arrive_s.append(float(str(one["took_s"])))
-                times.size_bytes.append(int(str(one["kept_bytes"])))
+                assert one.outcome is Outcome.COMPLETE, one
+                times.arrive_s.append(one.took_s)
+                times.size_bytes.append(one.size_bytes)
                 times.none_s.append(rank.train())
             pair.fabric.exchange([1.0])
             pair.fabric.close()
@@ -231,8 +231,8 @@ class Pair:
         )
 
 
-def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[Mapping[str, object]]]:
-    told: list[Mapping[str, object]] = []
+def _pair(number: int, directory: str, rank: LoneRank) -> tuple[Pair, list[News]]:
+    told: list[News] = []
     fabric = Fabric(
         store=FileStore(str(Path(directory, "store")), len(PAIR)),
         generation=1,

@@ -94,7 +94,9 @@ def _print(jobs: list[Any], nodes: list[Any]) -> None:
             for line in proposal_lines(job.proposal):
                 console.print(f"[bold yellow]{escape(line)}[/]")
         if job.HasField("checkpoints"):
-            console.print(_checkpoints(job.checkpoints))
+            console.print(_saves("checkpoints", job.checkpoints))
+        if job.HasField("snapshots"):
+            console.print(_saves("snapshots", job.snapshots))
         for line in job.advice:
             console.print(f"[yellow]advice:[/] {escape(line)}")
         if job.ranks:
@@ -115,17 +117,18 @@ def _canary(job: Any) -> str:
     return f"; {found} at step {canary.step}"
 
 
-def _checkpoints(saves: Any) -> str:
+def _saves(name: str, saves: Any) -> str:
     """The newest complete one, and what holds the next one up."""
     from rich.markup import escape
 
     newest = "none complete yet"
     if saves.HasField("step"):
-        newest = f"newest complete at step {saves.step}, written in {saves.duration_s:.1f} s"
+        done = "written" if name == "checkpoints" else "copied"
+        newest = f"newest complete at step {saves.step}, {done} in {saves.duration_s:.1f} s"
     if not saves.trouble:
-        return f"checkpoints: {newest}"
+        return f"{name}: {newest}"
     return (
-        f"[bold red]checkpoints {escape(saves.trouble)}:[/] {saves.missed} missed since step "
+        f"[bold red]{name} {escape(saves.trouble)}:[/] {saves.missed} missed since step "
         f"{saves.since_step}: {escape(saves.reason)}; {newest}"
     )
 

@@ -34,6 +34,8 @@ from pacekeeper.core.records import (
     ProbeRecord,
     RankExitRecord,
     Record,
+    SaveRecord,
+    SnapshotRecord,
 )
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
@@ -66,7 +68,7 @@ def take_in(
         elif isinstance(record, PlanRefusedRecord):
             job, said = refusals.take(job, record, now_s)
             commands += said
-        elif not isinstance(record, PlanAppliedRecord | ProbeRecord | CheckpointRecord):
+        elif not isinstance(record, PlanAppliedRecord | ProbeRecord | SaveRecord):
             work.append(record)
     state, job, said = _observe_layout(state, job, unix_s)
     commands += said
@@ -216,13 +218,21 @@ def _take_applied(job: JobState, records: Iterable[Record]) -> JobState:
 
 
 def _take_saves(job: JobState, records: Iterable[Record]) -> tuple[JobState, list[Command]]:
-    """What became of checkpoints."""
-    told = [record for record in records if isinstance(record, CheckpointRecord)]
+    """What became of checkpoints, and of snapshots in memory."""
+    told = [record for record in records if isinstance(record, SaveRecord)]
     if not told:
         return job, []
-    after, words = saves.take(job.saves, told)
-    said: list[Command] = [Say(text=f"job={job.name} {words}")] if words else []
-    return replace(job, saves=after), said
+    stored, of_storage = saves.take(
+        job.saves, (record for record in told if isinstance(record, CheckpointRecord))
+    )
+    copied, of_memory = saves.take(
+        job.snapshots, (record for record in told if isinstance(record, SnapshotRecord))
+    )
+    words = (("checkpoints", of_storage), ("snapshots", of_memory))
+    said: list[Command] = [
+        Say(text=f"job={job.name} {level}={what}") for level, what in words if what
+    ]
+    return replace(job, saves=stored, snapshots=copied), said
 
 
 def _take_exit(

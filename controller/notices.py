@@ -22,6 +22,7 @@ RULES: Mapping[str, tuple[str, float]] = {
     "PacekeeperCanaryMissed": ("critical", 0.0),
     "PacekeeperProposalWaits": ("warning", 60.0),
     "PacekeeperCheckpointsMissed": ("warning", 600.0),
+    "PacekeeperSnapshotsMissed": ("warning", 600.0),
     "PacekeeperAgentAway": ("warning", 120.0),
 }
 Key = tuple[str, tuple[tuple[str, str], ...]]
@@ -102,13 +103,14 @@ def _notices(state: State) -> Iterator[Notice]:
                 description=f"{proposal.decision.reason}. `pacekeeper approve {number}` or "
                 f"`pacekeeper deny {number}` answers.",
             )
-        if job.saves is not None and job.saves.trouble:
-            yield Notice(
-                alert="PacekeeperCheckpointsMissed",
-                labels={"job_name": job.name, "cause": job.saves.trouble},
-                summary=f"Checkpoints of job {job.name} do not come about ({job.saves.trouble})",
-                description=job.saves.reason,
-            )
+        for level, saves in (("Checkpoint", job.saves), ("Snapshot", job.snapshots)):
+            if saves is not None and saves.trouble:
+                yield Notice(
+                    alert=f"Pacekeeper{level}sMissed",
+                    labels={"job_name": job.name, "cause": saves.trouble},
+                    summary=f"{level}s of job {job.name} do not come about ({saves.trouble})",
+                    description=saves.reason,
+                )
     for node in nodes_away(state):
         yield Notice(
             alert="PacekeeperAgentAway",

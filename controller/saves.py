@@ -1,13 +1,14 @@
-"""What ranks tell of their checkpoints: the newest complete one, and what holds the next one up.
+"""What ranks tell of their checkpoints, or of their snapshots: the newest complete one, and what
+holds the next one up.
 
-Pure. Storage that is slow, full or stuck holds up no step: without this nobody would see it before
-a checkpoint is needed.
+Pure. Storage that is slow, full or stuck holds up no step, nor does a rank that keeps snapshots of
+another: without this nobody would see it before state is needed.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pacekeeper.core.records import CheckpointRecord
+from pacekeeper.core.records import SaveRecord
 
 LATE, FAILED = "late", "failed"
 _TROUBLE = {"skipped": LATE, "failed": FAILED}
@@ -17,8 +18,9 @@ _NOWHERE = (0, -1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saves:
-    """Of one life of a job. `complete`: the newest that counts (step -1: none was told of), which
-    took the rank that ended it `duration_s`.
+    """Of one life of a job, at one level. `complete`: the newest that counts (step -1: none was
+    told of), which took the rank that ended it `duration_s`. Of a snapshot each rank tells its own
+    part: it counts with the first, and where another has not its part the next one is late.
 
     `trouble`, in the words of a rank, holds since `since_step`; `missed` checkpoints in a row, the
     last one at `last`, did not come about. Empty: none.
@@ -33,7 +35,7 @@ class Saves:
     missed: int = 0
 
 
-def take(saves: Saves | None, records: Iterable[CheckpointRecord]) -> tuple[Saves | None, str]:
+def take(saves: Saves | None, records: Iterable[SaveRecord]) -> tuple[Saves | None, str]:
     """Learn from records, in any order; words for the log where something changed, else none.
 
     None: nothing was ever told.
@@ -44,14 +46,14 @@ def take(saves: Saves | None, records: Iterable[CheckpointRecord]) -> tuple[Save
     if after is None or (saves or Saves()).trouble == after.trouble:
         return after, ""
     step = max(after.complete, after.last)[1]
-    return after, f"checkpoints={after.trouble or 'well'} step={step} {after.reason}".rstrip()
+    return after, f"{after.trouble or 'well'} step={step} {after.reason}".rstrip()
 
 
-def _place(record: CheckpointRecord) -> _Place:
+def _place(record: SaveRecord) -> _Place:
     return record.generation, record.step
 
 
-def _taken(saves: Saves, record: CheckpointRecord) -> Saves:
+def _taken(saves: Saves, record: SaveRecord) -> Saves:
     place, trouble = _place(record), _TROUBLE.get(record.outcome)
     if trouble is not None:
         is_next = place > max(saves.last, saves.complete)

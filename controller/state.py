@@ -232,6 +232,7 @@ class JobState:
     sight: Sight | None = None  # the smallest slowdown that would be named; None: not measured
     canaries: Canaries = field(default_factory=Canaries)  # slow ranks made up, in copies
     saves: Saves | None = None  # what was told of checkpoints; None: nothing
+    snapshots: Saves | None = None  # the same of those in memory
     silent: tuple[int, ...] = ()  # ranks that run and have said nothing for too long
     judged_s: float | None = None  # when a step was judged last
     reported_s: float | None = None  # when an agent last spoke of it; None: not since our start

@@ -48,6 +48,12 @@ SAVED_IN = _family("job_checkpoint_seconds", "What it took the rank that ended i
 SAVE_TROUBLE = _family(
     "job_checkpoint_trouble", "1: the newest did not come about, and why.", *_JOB, "cause"
 )
+COPIED_STEP = _family("job_snapshot_step", "Newest snapshot in memory.", *_JOB)
+COPIED_IN = _family("job_snapshot_seconds", "What it took the rank that told of it.", *_JOB)
+COPY_TROUBLE = _family(
+    "job_snapshot_trouble", "1: the newest did not come about, and why.", *_JOB, "cause"
+)
+_STORED, _COPIED = (SAVED_STEP, SAVED_IN, SAVE_TROUBLE), (COPIED_STEP, COPIED_IN, COPY_TROUBLE)
 CANARY_FOUND = _family("canary_found", "1: the last made-up slow rank was found in time.", *_JOB)
 CANARY_STEPS = _family("canary_steps", "Steps until it was found or given up.", *_JOB)
 CANARY_LAST = _family("canary_last_step", "The step at which that was.", *_JOB)
@@ -86,12 +92,12 @@ def _progress(page: Page, name: str, job: JobState, unix_offset_s: float) -> Non
     page.add(PROPOSALS, is_waiting, name)
     if job.desired is not None:
         page.add(OFFERED, job.offered_s + unix_offset_s, name)
-    if job.saves is not None:
-        if job.saves.complete[1] >= 0:
-            page.add(SAVED_STEP, job.saves.complete[1], name)
-            page.add(SAVED_IN, job.saves.duration_s, name)
-        if job.saves.trouble:
-            page.add(SAVE_TROUBLE, 1, name, job.saves.trouble)
+    for saves, (step, took_s, trouble) in ((job.saves, _STORED), (job.snapshots, _COPIED)):
+        if saves is not None and saves.complete[1] >= 0:
+            page.add(step, saves.complete[1], name)
+            page.add(took_s, saves.duration_s, name)
+        if saves is not None and saves.trouble:
+            page.add(trouble, 1, name, saves.trouble)
 
 
 def _watch(page: Page, name: str, job: JobState) -> None:

@@ -41,6 +41,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         canary=canary_view(job.canaries.last),
         proposal=None if job.open_proposal is None else proposal_view(job.open_proposal),
         checkpoints=_saves_view(job.saves),
+        snapshots=_saves_view(job.snapshots),
         orders=[order_view(order) for order in orders.of_job(state, job)],
     )
     shares = {} if layout is None else dict(layout.batch_shares)
@@ -86,7 +87,7 @@ def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
 
 
 def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
-    """What is known of checkpoints; None where nothing is."""
+    """What is known of checkpoints, or snapshots; None where nothing is."""
     if saves is None:
         return None
     step = saves.complete[1]

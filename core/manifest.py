@@ -18,7 +18,7 @@ from pacekeeper.core.save_costs import SaveCosts
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"(\d{13,16})-g(\d{4,16})-step(\d{8,16})", re.ASCII)
-_MOST = 1 << 53  # in a vote they travel as float64
+MOST = 1 << 53  # in a vote they travel as float64
 _PART = re.compile(r"part-(\d{1,9})\.json", re.ASCII)
 _HEX = re.compile("[0-9a-f]{64}")
 Identity = Mapping[str, int | float | str]
@@ -48,7 +48,7 @@ class CheckpointId:
         if found is None:
             return None
         life, generation, step = map(int, found.groups())
-        if max(life, generation, step) > _MOST:
+        if max(life, generation, step) > MOST:
             return None
         own = cls(life=life, generation=generation, step=step)
         return own if own.name == name else None
@@ -345,7 +345,9 @@ def gather(
             raise ValueError("a part has blocks of another model")
         if entry.piece in written:
             raise ValueError(f"{piece_name(entry.piece)} is written twice")
-        written[entry.piece] = replace(entry, tokens=_tokens(account, entry.piece.block))
+        tokens = _tokens(account, entry.piece.block)
+        is_told = entry.tokens == tokens  # `replace` is most of the time that a manifest costs
+        written[entry.piece] = entry if is_told else replace(entry, tokens=tokens)
     over = {piece.whole for piece in written}  # however it was cut before
     before = base.pieces if base else ()
     pieces = {entry.piece: entry for entry in before if entry.piece.whole not in over} | written

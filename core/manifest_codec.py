@@ -6,11 +6,13 @@ Pure. Equal values give equal bytes; a torn or changed document is refused, neve
 import hashlib
 import json
 from dataclasses import asdict
+from math import isfinite
 from typing import Any
 
 from pacekeeper.core.layout import Block, BlockKind
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.manifest import (
+    MOST,
     Account,
     CheckpointId,
     FileEntry,
@@ -54,17 +56,17 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         window = body.get("window")
         return Manifest(
-            job=str(body["job"]),
-            id=CheckpointId(**{name: int(body["id"][name]) for name in body["id"]}),
-            ticket=int(body["ticket"]),
-            num_updates=int(body["num_updates"]),
+            job=_text(body["job"]),
+            id=CheckpointId(**{name: _count(number) for name, number in body["id"].items()}),
+            ticket=_count(body["ticket"]),
+            num_updates=_count(body["num_updates"]),
             last_loss=None if body["last_loss"] is None else float(body["last_loss"]),
-            identity=dict(body["identity"]),
+            identity=_identity(body["identity"]),
             layout=decode_layout(json.dumps(body["layout"]).encode()),
-            files=tuple(FileEntry(**file) for file in body["files"]),
+            files=tuple(_file(plain) for plain in body["files"]),
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
-            window=None if window is None else WindowStart(**window),
+            window=None if window is None else _window(window),
             frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
             costs=_costs(body.get("costs")),
         )
@@ -90,7 +92,7 @@ def decode_part(data: bytes) -> Part:
     body = _unseal(data)
     try:
         return Part(
-            files=tuple(FileEntry(**file) for file in body["files"]),
+            files=tuple(_file(plain) for plain in body["files"]),
             pieces=tuple(_entry(plain) for plain in body["pieces"]),
             account=_account(body["account"]),
             frozen=tuple(_entry(plain) for plain in body.get("frozen", ())),
@@ -117,16 +119,58 @@ def _plain(entry: PieceEntry) -> dict[str, Any]:
 
 def _entry(plain: dict[str, Any]) -> PieceEntry:
     block_kind, layer, index, kind, *strip = plain["piece"]
-    piece = Piece(Block(BlockKind(block_kind), layer, index), str(kind), *map(int, strip))
-    return PieceEntry(**(plain | {"piece": piece}))
+    block = Block(BlockKind(block_kind), _count(layer), _count(index))
+    return PieceEntry(
+        piece=Piece(block, _text(kind), *map(_count, strip)),
+        file=_text(plain["file"]),
+        first_byte=_count(plain["first_byte"]),
+        size_bytes=_count(plain["size_bytes"]),
+        sha256=_text(plain["sha256"]),
+        tokens=_count(plain["tokens"]),
+        step=None if plain.get("step") is None else _count(plain["step"]),
+    )
+
+
+def _file(plain: dict[str, Any]) -> FileEntry:
+    return FileEntry(
+        name=_text(plain["name"]),
+        size_bytes=_count(plain["size_bytes"]),
+        header_sha256=_text(plain["header_sha256"]),
+    )
+
+
+def _window(plain: dict[str, Any]) -> WindowStart:
+    return WindowStart(step=_count(plain["step"]), num_updates=_count(plain["num_updates"]))
 
 
 def _account(plain: dict[str, Any]) -> Account:
     return Account(
-        routed=tuple(tuple(map(int, counts)) for counts in plain["routed"]),
-        lost=tuple(map(int, plain["lost"])),
-        num_faults=int(plain["num_faults"]),
+        routed=tuple(tuple(map(_count, counts)) for counts in plain["routed"]),
+        lost=tuple(map(_count, plain["lost"])),
+        num_faults=_count(plain["num_faults"]),
     )
+
+
+def _identity(plain: dict[str, Any]) -> dict[str, int | float | str]:
+    for name, value in plain.items():
+        if isinstance(value, float) and not isfinite(value):
+            raise ValueError(f"{name} is {value}")
+        if type(value) not in (int, float, str):
+            raise ValueError(f"{name} is {value!r:.40}")
+    return dict(plain)
+
+
+def _count(value: Any) -> int:
+    """Only as we write them: whoever reckons with them takes them for what they are."""
+    if type(value) is not int or not 0 <= value <= MOST:
+        raise ValueError(f"expected a whole number from 0 to {MOST}, got {value!r:.40}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, got {value!r:.40}")
+    return value
 
 
 def _costs(plain: dict[str, Any] | None) -> SaveCosts | None:
@@ -136,7 +180,7 @@ def _costs(plain: dict[str, Any] | None) -> SaveCosts | None:
         held_s=float(plain["held_s"]),
         step_s=float(plain["step_s"]),
         running_s=float(plain["running_s"]),
-        num_restores=int(plain["num_restores"]),
+        num_restores=_count(plain["num_restores"]),
     )
 
 

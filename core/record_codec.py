@@ -8,10 +8,10 @@ import math
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
-from enum import IntEnum
 from functools import partial
 from operator import attrgetter
 
+from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind, payload_of
 from pacekeeper.core.records import (
     DURATIONS,
     LOADS_PER_RECORD,
@@ -24,45 +24,26 @@ from pacekeeper.core.records import (
     ProbeRecord,
     RankExitRecord,
     Record,
+    SnapshotRecord,
     StepRecord,
 )
 
-PAYLOAD_BYTES = 116  # kind, two bytes that are zero, fields, zeros to the end
 WHOLE_SHARE = 1 << 15  # a tensor share of 1 in a slot: shares of 2^k virtual shards are exact
 _NAN = math.nan
 _NO_LOADS = (0,) * LOADS_PER_RECORD
 MOST_DOCUMENTS = 0xFFFF  # a slot has room for: more count as so many
 
-
-class RecordKind(IntEnum):
-    """Numbers on disk: never reuse one."""
-
-    MICRO_BATCH = 1
-    STEP = 2
-    EXPERT_LOAD = 3
-    PLAN_APPLIED = 4
-    RANK_EXIT = 5
-    PROBE = 6
-    PLAN_REFUSED = 7
-    CHECKPOINT = 8
-
-
-def _layout(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
-    """A whole payload with these fields, and its kind as the plain number that `struct` takes."""
-    used = struct.Struct(f"<H2x{fields}").size
-    return struct.Struct(f"<H2x{fields}{PAYLOAD_BYTES - used}x"), int(kind)
-
-
-_MICRO_BATCH, _IS_MICRO_BATCH = _layout(RecordKind.MICRO_BATCH, "IIIIIHHIIIQddddddIIII")
-_STEP, _IS_STEP = _layout(RecordKind.STEP, "IIIIQddddQQd")
-_EXPERT_LOAD, _IS_EXPERT_LOAD = _layout(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
-_PLAN_APPLIED, _IS_PLAN_APPLIED = _layout(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
-_PROBE, _IS_PROBE = _layout(RecordKind.PROBE, "III4xQddddd")
-_RANK_EXIT, _IS_RANK_EXIT = _layout(RecordKind.RANK_EXIT, "IIiId")
+_MICRO_BATCH, _IS_MICRO_BATCH = payload_of(RecordKind.MICRO_BATCH, "IIIIIHHIIIQddddddIIII")
+_STEP, _IS_STEP = payload_of(RecordKind.STEP, "IIIIQddddQQd")
+_EXPERT_LOAD, _IS_EXPERT_LOAD = payload_of(RecordKind.EXPERT_LOAD, f"IIIHHH2x{LOADS_PER_RECORD}I")
+_PLAN_APPLIED, _IS_PLAN_APPLIED = payload_of(RecordKind.PLAN_APPLIED, "IIIIIIQdd")
+_PROBE, _IS_PROBE = payload_of(RecordKind.PROBE, "III4xQddddd")
+_RANK_EXIT, _IS_RANK_EXIT = payload_of(RecordKind.RANK_EXIT, "IIiId")
 REASON_BYTES = 96
-_PLAN_REFUSED, _IS_PLAN_REFUSED = _layout(RecordKind.PLAN_REFUSED, f"IIII{REASON_BYTES}s")
+_PLAN_REFUSED, _IS_PLAN_REFUSED = payload_of(RecordKind.PLAN_REFUSED, f"IIII{REASON_BYTES}s")
 CAUSE_BYTES = 72
-_CHECKPOINT, _IS_CHECKPOINT = _layout(RecordKind.CHECKPOINT, f"IIIIQdd{CAUSE_BYTES}s")
+_CHECKPOINT, _IS_CHECKPOINT = payload_of(RecordKind.CHECKPOINT, f"IIIIQdd{CAUSE_BYTES}s")
+_SNAPSHOT, _IS_SNAPSHOT = payload_of(RecordKind.SNAPSHOT, f"IIIIQdd{CAUSE_BYTES}s")
 _KIND = struct.Struct("<H")
 _rows_over = attrgetter("rows_over_16", "rows_over_64", "rows_over_256", "rows_over_1024")
 
@@ -103,9 +84,10 @@ def pack(record: Record) -> bytes:
             *numbers, reason = astuple(record)
             told = reason.encode(errors="replace")[:REASON_BYTES]
             return _PLAN_REFUSED.pack(_IS_PLAN_REFUSED, *numbers, told)
-        case CheckpointRecord():
-            return _CHECKPOINT.pack(
-                _IS_CHECKPOINT,
+        case CheckpointRecord() | SnapshotRecord():
+            is_stored = isinstance(record, CheckpointRecord)
+            return (_CHECKPOINT if is_stored else _SNAPSHOT).pack(
+                _IS_CHECKPOINT if is_stored else _IS_SNAPSHOT,
                 record.rank,
                 record.step,
                 record.generation,
@@ -354,13 +336,14 @@ def _read_plan_refused(payload: bytes) -> Record:
     )
 
 
-def _read_checkpoint(payload: bytes) -> Record:
-    _, rank, step, generation, outcome, size, duration_s, ended_mono_s, told = _CHECKPOINT.unpack(
-        payload
-    )
+def _read_save(
+    kind: type[CheckpointRecord] | type[SnapshotRecord], payload: bytes
+) -> CheckpointRecord | SnapshotRecord:
+    _, rank, step, generation, outcome, *others, told = _CHECKPOINT.unpack(payload)
     if outcome >= len(SAVE_OUTCOMES):
         raise ValueError(f"unknown outcome {outcome} of a checkpoint")
-    return CheckpointRecord(
+    size, duration_s, ended_mono_s = others
+    return kind(
         rank=rank,
         step=step,
         generation=generation,
@@ -384,7 +367,8 @@ _READERS: dict[int, Callable[[bytes], Record]] = {
     RecordKind.EXPERT_LOAD: _read_expert_load,
     RecordKind.PLAN_APPLIED: _read_plan_applied,
     RecordKind.PLAN_REFUSED: _read_plan_refused,
-    RecordKind.CHECKPOINT: _read_checkpoint,
+    RecordKind.CHECKPOINT: partial(_read_save, CheckpointRecord),
+    RecordKind.SNAPSHOT: partial(_read_save, SnapshotRecord),
     RecordKind.RANK_EXIT: partial(_read_plainly, RankExitRecord, _RANK_EXIT),
     RecordKind.PROBE: partial(_read_plainly, ProbeRecord, _PROBE),
 }

@@ -152,13 +152,7 @@ class PlanRefusedRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRecord:
-    """What became of this rank's part of the checkpoint of `step`: one of SAVE_OUTCOMES.
-
-    "written": others are still at it; "skipped": the one before is still being written, for
-    `duration_s` by now. Of the reason a slot has room for the beginning.
-    """
-
+class _SaveRecord:
     rank: int
     step: int
     generation: int
@@ -173,6 +167,23 @@ class CheckpointRecord:
             raise ValueError(f"outcome: expected one of {SAVE_OUTCOMES}, got {self.outcome!r:.40}")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord(_SaveRecord):
+    """What became of this rank's part of the checkpoint of `step`: one of SAVE_OUTCOMES.
+
+    "written": others are still at it; "skipped": the one before is still being written, for
+    `duration_s` by now. Of the reason a slot has room for the beginning.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotRecord(_SaveRecord):
+    """The same of its part of a snapshot in memory: "complete" once its copy and the one that it
+    keeps for another rank are there.
+    """
+
+
+SaveRecord = CheckpointRecord | SnapshotRecord
 _OfStep = MicroBatchRecord | StepRecord | ExpertLoadRecord
 _OfPlan = PlanAppliedRecord | PlanRefusedRecord
-Record = _OfStep | _OfPlan | RankExitRecord | ProbeRecord | CheckpointRecord
+Record = _OfStep | _OfPlan | RankExitRecord | ProbeRecord | SaveRecord

@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.record_codec import PAYLOAD_BYTES, unpack
+from pacekeeper.core.record_codec import unpack
+from pacekeeper.core.record_kinds import PAYLOAD_BYTES
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 

@@ -39,7 +39,8 @@ class SaveCosts:
         """
         if not self.held_s or not self.running_s:
             return None
-        return max(1, round(best_interval_s(self.held_s, self.between_restores_s) / self.step_s))
+        steps = best_interval_s(self.held_s, self.between_restores_s) / self.step_s
+        return max(1, round(steps)) if steps < inf else None
 
     def text(self) -> str:
         """For people: what it is, and what would be best."""

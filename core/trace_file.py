@@ -31,6 +31,7 @@ from pacekeeper.core.records import (
     ProbeRecord,
     RankExitRecord,
     Record,
+    SnapshotRecord,
     StepRecord,
 )
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
@@ -46,6 +47,7 @@ KINDS: dict[str, type[Any]] = {
     "rank_exit": RankExitRecord,
     "probe": ProbeRecord,
     "checkpoint": CheckpointRecord,
+    "snapshot": SnapshotRecord,
     "device": DeviceSample,
     "host": HostSample,
 }

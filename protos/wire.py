@@ -24,6 +24,7 @@ from pacekeeper.core.records import (
     ProbeRecord,
     RankExitRecord,
     Record,
+    SnapshotRecord,
     StepRecord,
 )
 from pacekeeper.core.reports import (
@@ -77,6 +78,7 @@ _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("rank_exits", RankExitRecord),
     ("probes", ProbeRecord),
     ("checkpoints", CheckpointRecord),
+    ("snapshots", SnapshotRecord),
 )
 
 

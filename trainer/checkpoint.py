@@ -21,7 +21,7 @@ from pacekeeper.core.spread import DomainOf
 from pacekeeper.trainer.block_state import blocks_on, num_updates, put_in
 from pacekeeper.trainer.checkpoint_reading import Restored
 from pacekeeper.trainer.checkpoint_saver import News, Outcome, Saver, Snapshot
-from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, piece_rows
+from pacekeeper.trainer.checkpoint_state import PieceCopies, piece_bytes, piece_rows
 from pacekeeper.trainer.collectives import Collectives
 from pacekeeper.trainer.going_back import GoingBack
 from pacekeeper.trainer.lossy_restore import say_lost
@@ -73,7 +73,9 @@ class Checkpoints(GoingBack):
             model=model,
             optimizer=optimizer,
         )
-        self.note = self.snapshots.note = note
+        self.note = note
+        self.snapshots.note = self._hear_of_snapshot
+        self._untold = list[News]()  # of snapshots, what was not told yet
         self.counts = dict.fromkeys(Outcome, 0)
         self.windows = WindowSaves(config, rank=rank, life=life)
         self.pace = SavePace(time.monotonic())
@@ -82,9 +84,10 @@ class Checkpoints(GoingBack):
         self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
         self._last: tuple[int, int] | None = None  # generation and step of the last one begun
         self._copied_bytes = 0  # by the last checkpoint, or step of a window
+        self._pieces = PieceCopies(model, optimizer)
         self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
         self._rows: dict[Piece, int] = {}
-        self._full_of: dict[int, tuple[list[Piece], frozenset[int]]] = {}  # by generation
+        self._full_of: dict[int, tuple[tuple[Piece, ...], frozenset[int]]] = {}  # by generation
 
     @property
     def is_storing(self) -> bool:
@@ -161,25 +164,38 @@ class Checkpoints(GoingBack):
 
     def snapshot_if_due(
         self, at: Position, fabric: Collectives, domain_of: DomainOf, *, is_copying: bool
-    ) -> None:
-        """Begin a snapshot where it is time to. `is_copying`: some rank said in the last vote that
-        it has none to spare; then all skip this one. Raises PeerLost.
+    ) -> list[News]:
+        """Begin a snapshot where it is time to; what became of earlier ones. `is_copying`: some
+        rank said in the last vote that it has none to spare; then all skip this one. Raises
+        PeerLost.
         """
         period = self.config.snapshot_period_steps
-        if not period or at.step % period or self.replay is not None:
-            return  # in a replay some blocks are frozen
-        if is_copying:
-            _log.warning("step=%d snapshot skipped: %s", at.step, STILL_AWAY)
-            self.note({"event": "snapshot", "step": at.step, "outcome": Outcome.SKIPPED})
-            return
-        self.snapshots.begin(
-            at.layout,
-            at.step,
-            last_loss=at.last_loss,
-            account=self.partial.account,
-            fabric=fabric,
-            domain_of=domain_of,
-        )
+        is_due = bool(period) and at.step % period == 0
+        if is_due and self.replay is None:  # in a replay some blocks are frozen
+            if is_copying:
+                _log.warning("step=%d snapshot skipped: %s", at.step, STILL_AWAY)
+                self._hear_of_snapshot(
+                    News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_AWAY, in_memory=True)
+                )
+            else:
+                self.snapshots.begin(
+                    at.layout,
+                    at.step,
+                    last_loss=at.last_loss,
+                    account=self.partial.account,
+                    fabric=fabric,
+                    domain_of=domain_of,
+                )
+        return self._of_snapshots()
+
+    def _hear_of_snapshot(self, one: News) -> None:
+        told = {"event": "snapshot", **asdict(one)}
+        self.note(told | {"kept_bytes": told.pop("size_bytes")})
+        self._untold.append(one)
+
+    def _of_snapshots(self) -> list[News]:
+        told, self._untold = self._untold, []
+        return told
 
     def settle(self) -> None:
         """Before the state changes: until the copies of it are there, where some are made beside
@@ -194,10 +210,10 @@ class Checkpoints(GoingBack):
         self.settle()
         self.snapshots.wait()
         if self._saver is None:
-            return []
+            return self._of_snapshots()
         if not self._is_free(LAST_SAVE_S):
             _log.warning("a checkpoint is given up: not written after %.0f s", LAST_SAVE_S)
-        return self._counted(self._saver.take_news())
+        return self._of_snapshots() + self._counted(self._saver.take_news())
 
     def _is_late(self, saver: Saver) -> bool:
         """Of a window that waits: without a pause between them all do, for a while."""
@@ -274,7 +290,7 @@ class Checkpoints(GoingBack):
         order = self.partial.order_bound(layout, step)
         say_lost(older, step, num_lost, order, self.partial, self.note, is_speaker=is_speaker)
 
-    def _own_of(self, layout: Layout, choice: Choice) -> tuple[list[Piece], frozenset[int]]:
+    def _own_of(self, layout: Layout, choice: Choice) -> tuple[tuple[Piece, ...], frozenset[int]]:
         """The pieces that this rank writes, and the ranks that write any."""
         known = self._full_of.get(layout.generation) if choice.base is None else None
         if known is not None:
@@ -282,7 +298,7 @@ class Checkpoints(GoingBack):
         chosen = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
         sizes = cut(layout, chosen, self._rows)
         writer_of = writers(layout, sizes)
-        mine = [piece for piece in sizes if writer_of[piece] == self.rank]
+        mine = tuple(piece for piece in sizes if writer_of[piece] == self.rank)
         found = mine, frozenset(writer_of.values())
         if choice.base is None:  # what a rank writes of all pieces is a function of the layout
             self._full_of = {layout.generation: found}
@@ -299,14 +315,14 @@ class Checkpoints(GoingBack):
         choice = self.partial.choose(at.layout, number, self._all_sizes(at.layout))
         mine, everybody = self._own_of(at.layout, choice)
         self.partial.begun(own, everybody, choice.pieces)
-        save = Save(id=own, pieces=tuple(mine), writers=everybody)
+        save = Save(id=own, pieces=mine, writers=everybody)
         copied = self._copied(at, save, is_last=is_last)
         return replace(copied, base=choice.base, is_split=self.partial.is_on)
 
     def _copied(self, at: Position, save: Save, *, is_last: bool) -> Snapshot:
         """Training waits for this."""
         began_s = time.monotonic()
-        make = partial(copy_of_pieces, self.model, self.optimizer, save.pieces)
+        make = partial(self._pieces.of, save.pieces)
         pieces, arrival = self.copies.make(make)
         size_bytes = sum(t.nbytes for tensors in pieces.values() for t in tensors.values())
         is_first, now_s = save.turn is None or save.turn.is_first, time.monotonic()

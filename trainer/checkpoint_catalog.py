@@ -146,7 +146,7 @@ def damages(storage: Storage, manifest: Manifest) -> Iterator[str]:
 
 def reject(storage: Storage, one: CheckpointId, why: str) -> None:
     """Say for all lives of the job that not all ranks could read this one. Raises OSError."""
-    storage.publish(f"{one.name}/{REJECTED_FILE}", why.encode())
+    storage.publish(f"{one.name}/{REJECTED_FILE}", why.encode(errors="replace"))
 
 
 def accept(storage: Storage, one: CheckpointId) -> None:

@@ -7,11 +7,11 @@ them. What fails is said and counted; training goes on.
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
@@ -36,6 +36,7 @@ from pacekeeper.core.manifest import (
 from pacekeeper.core.manifest_codec import decode_part, encode_manifest, encode_part
 from pacekeeper.core.save_costs import SaveCosts, together
 from pacekeeper.core.tensor_file import TensorSpec, encode_header
+from pacekeeper.trainer.beside import Beside
 from pacekeeper.trainer.checkpoint_catalog import read_manifest
 from pacekeeper.trainer.checkpoint_files import Storage
 from pacekeeper.trainer.checkpoint_retention import Known, files_of, sweep
@@ -59,13 +60,16 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """One of them. `size_bytes`: of this rank's files; 0 where none was written."""
+    """One of them. `size_bytes`: of this rank's files; 0 where none was written. `in_memory`: of a
+    snapshot, and of what is kept for another rank.
+    """
 
     step: int
     outcome: Outcome
     took_s: float = 0.0
     size_bytes: int = 0
     why: str = ""
+    in_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +128,7 @@ class Saver:
         self._storage = storage
         self._rank = rank
         self._keep = keep
-        self._thread: threading.Thread | None = None
+        self._beside = Beside("checkpoint")
         self._before: Snapshot | None = None  # without its pieces
         self._written: Written | None = None  # of the one that was begun last
         self._news: SimpleQueue[News] = SimpleQueue()
@@ -135,7 +139,7 @@ class Saver:
 
     @property
     def is_storing(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._beside.is_busy
 
     @property
     def root(self) -> str:
@@ -149,22 +153,17 @@ class Saver:
 
     def save(self, snapshot: Snapshot) -> None:
         """Begin to write it, after the earlier steps of its window; others must be over."""
-        before = self._thread if self.is_storing else None
-        assert before is None or snapshot.turn is not None, "one at a time"
+        is_storing = self.is_storing
+        assert not is_storing or snapshot.turn is not None, "one at a time"
         if snapshot.turn is not None and snapshot.turn.is_first:
             self.has_failed = False  # what was before is no matter of this window
-        if before is None:
+        if not is_storing:
             self._began_s = time.monotonic()
-        self._thread = threading.Thread(
-            target=self._store, args=(snapshot, before), daemon=True, name="checkpoint"
-        )
-        self._thread.start()
+        self._beside.begin(partial(self._store, snapshot))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Until nothing is being written; False where that takes longer."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-        return not self.is_storing
+        return self._beside.wait(timeout_s)
 
     def take_news(self) -> list[News]:
         """What happened since this was asked last."""
@@ -175,9 +174,7 @@ class Saver:
         except Empty:
             return found
 
-    def _store(self, snapshot: Snapshot, before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
+    def _store(self, snapshot: Snapshot) -> None:
         snapshot.arrival.wait()
         began_s, so_far = time.monotonic(), self._so_far(snapshot)
         if so_far.is_spoilt:
@@ -279,12 +276,13 @@ class Saver:
         folder, turn = snapshot.id.name, snapshot.turn
         for name, pieces in _by_file(snapshot, self._rank).items():
             header = encode_header(_specs(pieces), {"checkpoint": folder})
-            at = len(header)
+            at, data = len(header), [memoryview(header)]
             for piece, tensors in pieces.items():
                 digest, size = hashlib.sha256(), 0
                 for tensor in tensors.values():
-                    digest.update(_bytes(tensor))
-                    size += tensor.nbytes
+                    data.append(_bytes(tensor))
+                    digest.update(data[-1])
+                    size += len(data[-1])
                 entry = PieceEntry(
                     piece=piece,
                     file=f"{folder}/{name}",
@@ -296,8 +294,7 @@ class Saver:
                 is_frozen = turn is not None and piece.block in turn.frozen
                 (so_far.frozen if is_frozen else so_far.pieces).append(entry)
                 at += size
-            data = [_bytes(t) for tensors in pieces.values() for t in tensors.values()]
-            self._storage.write(f"{folder}/{name}", [header, *data])
+            self._storage.write(f"{folder}/{name}", data)
             told = hashlib.sha256(header).hexdigest()
             so_far.files.append(
                 FileEntry(name=f"{folder}/{name}", size_bytes=at, header_sha256=told)

@@ -1,6 +1,7 @@
 """Blocks as a checkpoint holds them: tensors with names, dtypes and shapes that can be checked."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,7 +10,8 @@ from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout import Block, BlockKind, Layout
 from pacekeeper.core.manifest import Piece, block_name
 from pacekeeper.core.tensor_file import TensorSpec
-from pacekeeper.trainer.block_state import ENDINGS, bank_of, parts_of, shapes_of, whole_of
+from pacekeeper.trainer.banks import Bank
+from pacekeeper.trainer.block_state import ENDINGS, bank_of, shapes_of, whole_of
 from pacekeeper.trainer.checkpoint_catalog import RawTensor
 from pacekeeper.trainer.host_copies import ToHost, at_once
 from pacekeeper.trainer.model import MoETransformer
@@ -20,6 +22,8 @@ DTYPE_NAMES = {
     torch.float16: "F16",
     torch.bfloat16: "BF16",
 }
+
+_MOST_KNOWN = 16  # a window has at most eight turns
 
 
 def block_specs(model: MoETransformer, block: Block) -> tuple[TensorSpec, ...]:
@@ -51,51 +55,87 @@ def piece_rows(model: MoETransformer, pieces: Iterable[Piece]) -> dict[Piece, in
 
 
 def piece_shapes(model: MoETransformer, piece: Piece) -> dict[str, tuple[int, ...]]:
-    """A whole piece's tensors, wherever it lives: named and ordered as `copy_of_pieces` does."""
+    """A whole piece's tensors, wherever it lives: named and ordered as `PieceCopies` does."""
     shapes = shapes_of(model, piece.block)
     return {_name_in(piece, name): shapes[name] for name in sorted(shapes)}
 
 
-def copy_of_pieces(
-    model: MoETransformer,
-    optimizer: torch.optim.Optimizer,
-    pieces: Sequence[Piece],
-    to_host: ToHost = at_once,
-) -> dict[Piece, dict[str, Tensor]]:
+class PieceCopies:
     """Copies in host memory of pieces of blocks that this rank holds; names ascend.
 
-    Rows of one bank are copied together: training may wait for this.
+    Training waits for this: rows of one bank are copied together, and what lies where is looked up
+    once for the same `pieces`, as long as banks hold what they held.
     """
-    alike: dict[tuple[BlockKind, int, str], list[Piece]] = {}
-    found: dict[Piece, dict[str, Tensor]] = {}
+
+    def __init__(self, model: MoETransformer, optimizer: torch.optim.Optimizer) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._known: dict[int, tuple[Sequence[Piece], tuple[_Rows, ...]]] = {}
+
+    def of(
+        self, pieces: Sequence[Piece], to_host: ToHost = at_once
+    ) -> dict[Piece, dict[str, Tensor]]:
+        """A copy of each, whole or a strip of it."""
+        known = self._known.get(id(pieces))
+        if known is None or any(rows.bank.held != rows.held for rows in known[1]):
+            while len(self._known) >= _MOST_KNOWN:
+                del self._known[next(iter(self._known))]
+            known = self._known[id(pieces)] = pieces, _looked_up(self._model, pieces)
+        found: dict[Piece, dict[str, Tensor]] = {piece: {} for piece in pieces}
+        for rows in known[1]:
+            whole = whole_of(self._optimizer, rows.bank.get_parameter(rows.parameter), rows.kind)
+            if rows.strip is not None:
+                part = whole[rows.slots[0]][rows.strip.start : rows.strip.stop]
+                found[rows.pieces[0]][rows.name] = to_host(part)
+                continue
+            copied = to_host(whole, rows.slots or None)
+            for piece, row in zip(rows.pieces, copied.unbind(), strict=True):
+                found[piece][rows.name] = row
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    """Rows of a bank's parameter, or of one of its moments, that are copied together: `slots` of
+    what the bank `held`, one for each of `pieces`, none: all; of a strip these rows of its one.
+    """
+
+    bank: Bank
+    held: tuple[int, ...]
+    parameter: str
+    kind: str
+    name: str
+    pieces: tuple[Piece, ...]
+    slots: tuple[int, ...]
+    strip: range | None = None
+
+
+def _looked_up(model: MoETransformer, pieces: Sequence[Piece]) -> "tuple[_Rows, ...]":
+    alike: dict[tuple[BlockKind, int, str, Piece | None], list[Piece]] = {}
     for piece in pieces:
-        found[piece] = {}
-        if piece.strips > 1:
-            found[piece] = _copy_of_strip(model, optimizer, piece, to_host)
-            continue
-        alike.setdefault((piece.block.kind, piece.block.layer, piece.kind), []).append(piece)
-    for (_, _, kind), own in alike.items():
+        alone = piece if piece.strips > 1 else None
+        alike.setdefault((piece.block.kind, piece.block.layer, piece.kind, alone), []).append(piece)
+    found: list[_Rows] = []
+    for (_, _, kind, alone), own in alike.items():
         bank = bank_of(model, own[0].block)
-        slots = [bank.held.index(piece.block.index) for piece in own]
-        are_all = slots == list(range(len(bank.held)))
-        for name in sorted(bank.shapes):
-            whole = whole_of(optimizer, bank.get_parameter(name), kind)
-            rows = to_host(whole, None if are_all else slots)
-            for piece, row in zip(own, rows.unbind(), strict=True):
-                found[piece][_name_in(piece, name)] = row
-    return found
-
-
-def _copy_of_strip(
-    model: MoETransformer, optimizer: torch.optim.Optimizer, piece: Piece, to_host: ToHost
-) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    for name, part in sorted(parts_of(model, piece.block).items()):
-        tensor = part.of(whole_of(optimizer, part.parameter, piece.kind))
-        rows = piece.rows(len(tensor))
-        if rows:
-            found[_name_in(piece, name)] = to_host(tensor[rows.start : rows.stop])
-    return found
+        slots = tuple(bank.held.index(piece.block.index) for piece in own)
+        if alone is None and slots == tuple(range(len(bank.held))):
+            slots = ()
+        for parameter in sorted(bank.shapes):
+            strip = None if alone is None else alone.rows(bank.shapes[parameter][0])
+            rows = _Rows(
+                bank=bank,
+                held=bank.held,
+                parameter=parameter,
+                kind=kind,
+                name=_name_in(own[0], parameter),
+                pieces=tuple(own),
+                slots=slots,
+                strip=strip,
+            )
+            if strip is None or strip:
+                found.append(rows)
+    return tuple(found)
 
 
 def _name_in(piece: Piece, parameter: str) -> str:

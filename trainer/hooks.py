@@ -26,6 +26,7 @@ from pacekeeper.core.records import (
     CheckpointRecord,
     PlanRefusedRecord,
     ProbeRecord,
+    SnapshotRecord,
 )
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
 from pacekeeper.trainer.blocks import Loading, MicroBatchTimer, StepResult, Waiting, Work
@@ -287,13 +288,15 @@ class Hooks:
         duration_s: float,
         size_bytes: int = 0,
         reason: str = "",
+        in_memory: bool = False,
     ) -> None:
         """What became of this rank's part of the checkpoint of `step`: complete (all of it, with
-        this part), written, skipped (the one before is still being written) or failed, and why.
+        this part), written, skipped (the one before is still being written) or failed, and why;
+        `in_memory`: of a snapshot.
         """
         try:
             self.ring.write(
-                CheckpointRecord(
+                (SnapshotRecord if in_memory else CheckpointRecord)(
                     rank=self.rank,
                     step=step,
                     generation=self.generation,

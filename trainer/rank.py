@@ -251,9 +251,10 @@ class Rank:
         )
         self._tell(self.checkpoints.save_if_due(at, is_storing=is_storing, is_last=is_last))
         if not is_last:
-            self.checkpoints.snapshot_if_due(
+            copied = self.checkpoints.snapshot_if_due(
                 at, self.fabric, self.spec.node_of, is_copying=is_copying
             )
+            self._tell(copied)
 
     def end_saves(self) -> None:
         """Wait for the last checkpoint."""
@@ -353,6 +354,7 @@ class Rank:
                 duration_s=one.took_s,
                 size_bytes=one.size_bytes,
                 reason=one.why,
+                in_memory=one.in_memory,
             )
 
     def _take_transfers(self) -> tuple[float | None, int]:

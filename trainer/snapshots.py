@@ -8,7 +8,6 @@ filled, no more.
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,10 @@ from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.manifest import Account, CheckpointId, Piece
 from pacekeeper.core.spread import DomainOf
+from pacekeeper.trainer.beside import Beside
 from pacekeeper.trainer.block_state import num_updates
-from pacekeeper.trainer.checkpoint_state import copy_of_pieces, piece_bytes, piece_shapes
+from pacekeeper.trainer.checkpoint_saver import News, Outcome
+from pacekeeper.trainer.checkpoint_state import PieceCopies, piece_bytes, piece_shapes
 from pacekeeper.trainer.collectives import Collectives, PeerLost
 from pacekeeper.trainer.host_copies import Arrival, HostCopies
 from pacekeeper.trainer.model import MoETransformer
@@ -67,18 +68,23 @@ class Snapshots:
     model: MoETransformer
     optimizer: torch.optim.Optimizer
     copies: HostCopies
-    note: Callable[[dict[str, object]], None] = lambda _: None
+    note: Callable[[News], None] = lambda _: None
     kept: tuple[Kept, ...] = ()  # complete ones, newest first
-    _thread: threading.Thread | None = None
-    _news: list[tuple[Kept | None, dict[str, object]]] = field(default_factory=list)  # the thread's
+    _pieces: PieceCopies = field(init=False)
+    _beside: Beside = field(default_factory=lambda: Beside("snapshot"))
+    _is_filling: bool = False
+    _news: list[tuple[Kept | None, News]] = field(default_factory=list)  # the thread's
     _is_broken: bool = False  # this generation's group
     _ways: tuple[int, _Ways] | None = None  # by generation
+
+    def __post_init__(self) -> None:
+        self._pieces = PieceCopies(self.model, self.optimizer)
 
     @property
     def is_copying(self) -> bool:
         """Is one being filled, or can none be before the next generation?"""
         self._take_in()
-        return self._is_broken or self._thread is not None
+        return self._is_broken or self._is_filling
 
     def begin(
         self,
@@ -93,10 +99,9 @@ class Snapshots:
         """Copy what this rank has to, and send it on its way. All ranks begin alike, and none while
         any is copying. Raises PeerLost where the group for it can not be formed.
         """
-        assert self._thread is None, "one at a time"
+        assert not self._is_filling, "one at a time"
         ways = self._ways_of(layout, domain_of)
-        make = partial(copy_of_pieces, self.model, self.optimizer, ways.own)
-        pieces, arrival = self.copies.make(make)
+        pieces, arrival = self.copies.make(partial(self._pieces.of, ways.own))
         new = Kept(
             id=CheckpointId(life=self.life, generation=layout.generation, step=step),
             num_updates=num_updates(self.optimizer),
@@ -109,15 +114,12 @@ class Snapshots:
             self._keep(new)
             return
         group = fabric.group(fabric.ranks, GROUP)
-        self._thread = threading.Thread(
-            target=self._fill, args=(new, arrival, ways, group), daemon=True, name="snapshot"
-        )
-        self._thread.start()
+        self._is_filling = True
+        self._beside.begin(partial(self._fill, new, arrival, ways, group))
 
     def wait(self) -> None:
         """Until nothing is being filled."""
-        if self._thread is not None:
-            self._thread.join()
+        self._beside.wait()
         self._take_in()
 
     def leave(self) -> None:
@@ -130,9 +132,9 @@ class Snapshots:
         self.kept = tuple(one for one in self.kept if one.id == all_but)
 
     def _take_in(self) -> None:
-        if self._thread is None or self._thread.is_alive():
+        if not self._is_filling or self._beside.is_busy:
             return
-        self._thread = None
+        self._is_filling = False
         for one, told in self._news:
             self.note(told)
             if one is not None:
@@ -144,22 +146,25 @@ class Snapshots:
         self.kept = (one, *self.kept)[:NUM_COMPLETE]
 
     def _fill(self, new: Kept, arrival: Arrival, ways: _Ways, group: Collectives) -> None:
-        began_s, whole, size = time.monotonic(), None, 0
+        began_s, whole, size, why = time.monotonic(), None, 0, "a bug"
         try:
             arrival.wait()
             theirs = self._swap(new.pieces, ways, group)
             size = sum(t.nbytes for part in theirs.values() for t in part.values())
             whole = replace(new, pieces={**new.pieces, **theirs})
+            why = ""
         except (PeerLost, PacekeeperError) as error:
-            _log.warning("snapshot of step=%d is given up: %s", new.id.step, error)
+            why = str(error)
+            _log.warning("snapshot of step=%d is given up: %s", new.id.step, why)
         finally:
-            told: dict[str, object] = {
-                "event": "snapshot",
-                "step": new.id.step,
-                "outcome": "failed" if whole is None else "complete",
-                "took_s": time.monotonic() - began_s,
-                "kept_bytes": size,
-            }
+            told = News(
+                step=new.id.step,
+                outcome=Outcome.FAILED if whole is None else Outcome.COMPLETE,
+                took_s=time.monotonic() - began_s,
+                size_bytes=size,
+                why=why,
+                in_memory=True,
+            )
             self._news.append((whole, told))
 
     def _swap(self, own: Pieces, ways: _Ways, group: Collectives) -> Pieces:

@@ -221,3 +221,41 @@ def test_an_absurd_number_behind_a_right_checksum_is_refused(manifest: Manifest,
     body[key] = float("inf")
     with pytest.raises(ValueError):
         decode_manifest(sealed(body))
+
+
+def numbers_in(plain: object, path: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Where whole numbers stand in a document, but for the layout, which checks its own."""
+    if type(plain) is int:
+        return [path]
+    items: object = plain.items() if isinstance(plain, dict) else ()
+    items = enumerate(plain) if isinstance(plain, list) else items
+    inside = [(key, value) for key, value in items if key not in ("layout", "costs", "identity")]  # type: ignore[attr-defined]
+    return [place for key, value in inside for place in numbers_in(value, (*path, key))]
+
+
+@given(
+    manifests(),
+    st.sampled_from([-1, 1.5, True, None, "1", [], float("nan"), float("inf"), 1 << 60, 10**400]),
+    st.data(),
+)
+def test_a_number_that_is_none_is_refused_though_it_is_sealed(
+    manifest: Manifest, value: object, data: st.DataObject
+) -> None:
+    """Somebody made it with care: whoever reckons with it later must not be who finds out."""
+    body = json.loads(encode_manifest(manifest))["body"]
+    places = [place for place in numbers_in(body) if place[-1] != "step" or value is not None]
+    *path, last = data.draw(st.sampled_from(places))
+    inside = body
+    for key in path:
+        inside = inside[key]
+    inside[last] = value
+    with pytest.raises(ValueError):
+        decode_manifest(sealed(body))
+
+
+@given(manifests(), st.sampled_from([None, True, [], {}, float("nan"), float("inf")]))
+def test_an_identity_holds_numbers_and_texts_only(manifest: Manifest, value: object) -> None:
+    body = json.loads(encode_manifest(manifest))["body"]
+    body["identity"]["seed"] = value
+    with pytest.raises(ValueError, match="seed is"):
+        decode_manifest(sealed(body))

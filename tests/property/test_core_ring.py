@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.record_codec import PAYLOAD_BYTES, REASON_BYTES, RecordKind, pack, unpack
+from pacekeeper.core.record_codec import REASON_BYTES, pack, unpack
+from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
 from pacekeeper.core.records import (
     LOADS_PER_RECORD,
     ExpertLoadRecord,

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.record_codec import PAYLOAD_BYTES, RecordKind, unpack
+from pacekeeper.core.record_codec import unpack
+from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
 from pacekeeper.core.records import MicroBatchRecord, Record
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample

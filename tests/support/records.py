@@ -13,6 +13,7 @@ from pacekeeper.core.records import (
     ProbeRecord,
     RankExitRecord,
     Record,
+    SnapshotRecord,
     StepRecord,
 )
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
@@ -50,12 +51,12 @@ records: st.SearchStrategy[Record] = st.one_of(
         PlanRefusedRecord, rank=u32, generation=u32, plan_generation=u32, layout_crc=u32,
         reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=24),
     ),
-    st.builds(
-        CheckpointRecord, rank=u32, step=u32, generation=u32,
+    *(st.builds(
+        kind, rank=u32, step=u32, generation=u32,
         outcome=st.sampled_from(SAVE_OUTCOMES), duration_s=seconds, size_bytes=u64,
         ended_mono_s=seconds,
         reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=18),
-    ),
+    ) for kind in (CheckpointRecord, SnapshotRecord)),
     st.builds(
         ProbeRecord, rank=u32, step=u32, generation=u32, number=u64, gemm_s=seconds,
         copy_s=seconds, exchange_s=seconds, duration_s=seconds, ended_mono_s=seconds,

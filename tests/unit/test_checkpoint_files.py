@@ -10,6 +10,7 @@ from benchmarks.object_store import object_store
 
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.manifest import MANIFEST_FILE
+from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, complete_ids, reject
 from pacekeeper.trainer.checkpoint_files import (
     LocalStorage,
     RemoteStorage,
@@ -17,6 +18,7 @@ from pacekeeper.trainer.checkpoint_files import (
     below,
     open_storage,
 )
+from support.checkpoints import Lone
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +197,13 @@ def test_a_url_of_this_machines_files_is_a_directory(tmp_path: Path) -> None:
     assert isinstance(storage, LocalStorage)
     storage.publish("a/file", b"x")
     assert (tmp_path / "there" / "a" / "file").read_bytes() == b"x"
+
+
+def test_a_reason_that_is_no_text_is_kept_as_far_as_it_is(tmp_path: Path) -> None:
+    """A manifest may hold half a character, and what is wrong with it is told with it."""
+    lone = Lone(tmp_path)
+    lone.save()
+    storage = open_storage(str(lone.root))
+    (one,) = complete_ids(storage)
+    reject(storage, one, "layout format \udcff")
+    assert (lone.root / one.name / REJECTED_FILE).read_text() == "layout format ?"

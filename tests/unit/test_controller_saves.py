@@ -1,5 +1,6 @@
 """Storage that is late or fails is a state that is told once, and ends with the next whole one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.saves import Saves, take
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.controller.views import job_view
-from pacekeeper.core.records import SAVE_OUTCOMES, CheckpointRecord
+from pacekeeper.core.records import SAVE_OUTCOMES, CheckpointRecord, SnapshotRecord
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.checkpoint_saver import Outcome
@@ -53,7 +54,7 @@ def test_late_storage_is_said_when_it_begins_and_counted() -> None:
     late, words = after(
         told("skipped", 20, 1, reason="slow"), told("skipped", 20, reason="it"), before=well
     )
-    assert words == "checkpoints=late step=20 rank 0: it"
+    assert words == "late step=20 rank 0: it"
     assert (late.trouble, late.since_step, late.missed, late.complete) == ("late", 20, 1, (1, 10))
     later, words = after(told("skipped", 30, 1, reason="slow"), before=late)
     assert (words, later.since_step, later.missed) == ("", 20, 2)
@@ -61,7 +62,7 @@ def test_late_storage_is_said_when_it_begins_and_counted() -> None:
 
 def test_the_reason_is_that_of_the_rank_that_told_first() -> None:
     found, words = after(told("failed", 20, 3, reason="No space left on device"))
-    assert words == "checkpoints=failed step=20 rank 3: No space left on device"
+    assert words == "failed step=20 rank 3: No space left on device"
     assert found.reason == "rank 3: No space left on device"
 
 
@@ -77,7 +78,7 @@ def test_the_next_whole_one_ends_it_and_one_from_before_does_not() -> None:
     still, words = after(told("complete", 10, duration_s=99.0), before=late)
     assert (still.complete, still.trouble, words) == ((1, 10), "late", "")
     well, words = after(told("complete", 40), before=still)
-    assert (well, words) == (Saves(complete=(1, 40), duration_s=2.0), "checkpoints=well step=40")
+    assert (well, words) == (Saves(complete=(1, 40), duration_s=2.0), "well step=40")
 
 
 def test_a_trouble_that_is_over_is_not_told_again() -> None:
@@ -108,14 +109,16 @@ def test_people_are_shown_what_is_missed_and_what_there_is() -> None:
     assert not unknown.HasField("checkpoints")
     view = job_view(State(), JobState(name="train", saves=LATE)).checkpoints
     assert (view.step, view.since_step, view.missed, view.trouble) == (300, 400, 2, "late")
-    line = status._checkpoints(view)
+    line = status._saves("checkpoints", view)
     assert "checkpoints late:" in line and "2 missed since step 400: rank 1: busy" in line
     assert line.endswith("newest complete at step 300, written in 1.2 s")
     first = Saves(trouble="failed", reason="rank 0: full", since_step=10, missed=1)
     none = job_view(State(), JobState(name="train", saves=first)).checkpoints
-    assert not none.HasField("step") and "none complete yet" in status._checkpoints(none)
+    assert not none.HasField("step") and "none complete yet" in status._saves("checkpoints", none)
     well = job_view(State(), JobState(name="train", saves=Saves(complete=(1, 7)))).checkpoints
-    assert status._checkpoints(well) == ("checkpoints: newest complete at step 7, written in 0.0 s")
+    assert status._saves("checkpoints", well) == (
+        "checkpoints: newest complete at step 7, written in 0.0 s"
+    )
 
 
 def test_programs_are_told_in_series_that_end_with_the_trouble() -> None:
@@ -130,3 +133,28 @@ def test_programs_are_told_in_series_that_end_with_the_trouble() -> None:
     metrics.update(State(jobs={"train": JobState(name="train", saves=Saves(complete=(1, 600)))}))
     assert told("step") == 600
     assert told("trouble", cause="late") is None
+
+
+def test_snapshots_in_memory_are_told_beside_and_change_nothing_of_checkpoints() -> None:
+    own = Attachment(job="train", rank=2, world_size=4, pid=7, life=1)
+    late = SnapshotRecord(
+        rank=2, step=30, generation=1, outcome="skipped", duration_s=0.0, reason="on its way"
+    )
+    well = SnapshotRecord(rank=2, step=20, generation=1, outcome="complete", duration_s=0.25)
+    report = JobReport(job="train", life=1, attached=(own,), records=(told("complete", 9), well))
+    state, said = take_in(State(), "node", report, 0.0)
+    assert not [one for one in said if isinstance(one, Say) and "=well" in one.text]
+    state, said = take_in(state, "node", replace(report, records=(late,)), 0.0)
+    assert Say(text="job=train snapshots=late step=30 rank 2: on its way") in said
+    job = state.jobs["train"]
+    assert job.saves == Saves(complete=(1, 9), duration_s=2.0)
+    view = job_view(state, job)
+    assert view.snapshots.trouble == "late" and not view.checkpoints.trouble
+    line = status._saves("snapshots", view.snapshots)
+    assert "snapshots late:" in line
+    assert line.endswith("rank 2: on its way; newest complete at step 20, copied in 0.2 s")
+    metrics = ControllerMetrics()
+    metrics.update(state)
+    assert value(metrics, "job_snapshot_step", job_name="train") == 20
+    assert value(metrics, "job_snapshot_trouble", job_name="train", cause="late") == 1
+    assert value(metrics, "job_checkpoint_trouble", job_name="train", cause="late") is None

@@ -219,6 +219,11 @@ CASES = {
         quiet={once("job_checkpoint_trouble", job_name="j", cause="late"): "1x15 stale"},
         labels={"job_name": "j", "cause": "late"},
     ),
+    "PacekeeperSnapshotsMissed": Case(
+        fires={once("job_snapshot_trouble", job_name="j", cause="late"): ON},
+        quiet={once("job_snapshot_trouble", job_name="j", cause="late"): "1x15 stale"},
+        labels={"job_name": "j", "cause": "late"},
+    ),
     "PacekeeperThroughputFell": Case(
         fires={once("job_tokens_per_second", job_name="j"): "100x120 60x60"},
         quiet={

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pacekeeper.core.record_codec import CAUSE_BYTES
-from pacekeeper.core.records import CheckpointRecord
+from pacekeeper.core.records import CheckpointRecord, SnapshotRecord
 from pacekeeper.trainer import hooks
 from support.rings import records_in
 
@@ -22,3 +22,12 @@ def test_what_became_of_a_checkpoint_is_a_record(tmp_path: Path) -> None:
     assert record.reason and reason.startswith(record.reason)
     assert len(record.reason.encode()) > CAUSE_BYTES - 2, "as much as there is room for"
     assert pace.ring.num_errors == 1, "training goes on"
+
+
+def test_what_became_of_a_snapshot_is_a_record_of_its_own(tmp_path: Path) -> None:
+    pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path))
+    pace.checkpointed(step=9, outcome="skipped", duration_s=0.0, reason="late", in_memory=True)
+    assert pace.ring.path is not None
+    (record,) = records_in(pace.ring.path)
+    assert isinstance(record, SnapshotRecord)
+    assert (record.rank, record.step, record.outcome, record.reason) == (1, 9, "skipped", "late")

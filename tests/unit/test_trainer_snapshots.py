@@ -12,7 +12,7 @@ import torch
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout import Block, BlockKind, even_layout
-from pacekeeper.trainer import parcels, snapshots
+from pacekeeper.trainer import hooks, parcels, snapshots
 from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint_files import open_storage
 from pacekeeper.trainer.collectives import PeerLost
@@ -201,10 +201,18 @@ def test_training_goes_on_while_a_snapshot_is_on_its_way_and_skips_the_next(
             rank.save(is_storing=ballot.is_storing, is_copying=ballot.is_copying)
         rank.fabric.exchange([1.0])
         gate.set()
-        rank.checkpoints.close()
+        rank.end_saves()
         return tuple(kept.id.step for kept in rank.checkpoints.snapshots.kept)
 
+    told: list[tuple[int, str, bool]] = []
+
+    def tell(self: object, *, step: int, outcome: str, in_memory: bool, **_: object) -> None:
+        told.append((step, outcome, in_memory))
+
+    monkeypatch.setattr(hooks.Hooks, "checkpointed", tell)
     assert set(job.together(go_on).values()) == {(1,)}
+    seen = [(1, "complete", True), (2, "skipped", True), (3, "skipped", True)]
+    assert sorted(told) == sorted(seen * 4), "what a controller shows"
     assert job.step == 3 and "step=2 snapshot skipped" in caplog.text
     job.close()
 
