@@ -23,6 +23,7 @@ GARBAGE_AFTER = 100_000  # allocations
 @click.option("--metrics-listen", help="HOST:PORT for Prometheus; empty: none.")
 @click.option("--web", help="HOST:PORT of the web page; empty: none.")
 @click.option("--lease", help="etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME: one of several.")
+@click.option("--advertise", help="HOST:PORT where the other controllers reach this one.")
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond loopback unprotected.")
 def command(
     config_file: str | None,
@@ -31,6 +32,7 @@ def command(
     metrics_listen: str | None,
     web: str | None,
     lease: str | None,
+    advertise: str | None,
     insecure: bool | None,
 ) -> None:
     """Run the central controller: many jobs, one service.
@@ -47,7 +49,7 @@ def command(
         web=web,
         insecure=insecure,
     )
-    config = replace(config, lease=override(config.lease, url=lease))
+    config = replace(config, lease=override(config.lease, url=lease, advertise=advertise))
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr
     )

@@ -24,6 +24,7 @@ from pacekeeper.controller.open_lease import open_lease_store
 from pacekeeper.controller.replicas import Replicas
 from pacekeeper.controller.runtime import Controller
 from pacekeeper.controller.standby import open_standby, pause
+from pacekeeper.controller.standby_page import open_page
 from pacekeeper.controller.store import Store
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
@@ -128,6 +129,7 @@ async def _stand_by(
     with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
         print(f"listening on {config.listen}", flush=True)
     _log.info("member=%s stands by", member.name)
+    page = await open_page(config, why)
     copy = Copy(Path(config.store), keeper.stand)
     following = asyncio.create_task(_follow(config, keeper, member, copy))
     try:
@@ -143,6 +145,8 @@ async def _stand_by(
         with contextlib.suppress(asyncio.CancelledError):
             await following
         copy.close()
+        if page is not None:
+            page.close()  # its port is the leader's page's
         await server.stop(None)
 
 

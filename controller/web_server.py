@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import uvicorn
 
+from pacekeeper.controller.web_tls import page_context
 from pacekeeper.core.addresses import joined
 from pacekeeper.core.errors import ConfigError, listen_error
 from pacekeeper.core.security_config import TlsConfig
@@ -34,7 +34,7 @@ class WebServer:
     def __init__(self, app: Any, address: tuple[str, int], tls: TlsConfig) -> None:
         """Raises ConfigError (certificate) and HostError (the port is taken)."""
         self._tls = tls
-        self._context = _context(tls) if tls.cert else None
+        self._context = page_context(tls) if tls.cert else None
         self._stamp = _stamp(tls)
         self._socket = _bound(*address)
         config = uvicorn.Config(
@@ -82,23 +82,12 @@ class WebServer:
             return
         self._stamp = stamp
         try:
-            _context(self._tls)  # first into one that nobody uses
+            page_context(self._tls)  # first into one that nobody uses
             self._context.load_cert_chain(self._tls.cert, self._tls.key, password="")
         except (ConfigError, OSError) as error:
             _log.error("the web page's certificate stays as it was: %s", error)
         else:
             _log.info("certificate=%s read again for the web page", self._tls.cert)
-
-
-def _context(tls: TlsConfig) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    try:
-        context.load_cert_chain(tls.cert, tls.key, password="")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "reason", None) or str(error)
-        raise ConfigError(f"{tls.cert}, {tls.key}: no certificate with its key: {why}") from None
-    return context
 
 
 def _stamp(tls: TlsConfig) -> Stamp:

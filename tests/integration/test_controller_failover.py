@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import httpx
 import pytest
 
 from pacekeeper.core.errors import ExitCode
@@ -23,6 +24,7 @@ from support.controllers import (
 )
 from support.etcd import Etcd
 from support.failover import FAST, Pair, running
+from support.ports import free_port
 
 JOB = "train"
 LAYOUT = first_layout()
@@ -111,22 +113,28 @@ def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(
 ) -> None:
     with Pair(tmp_path, lease_url, FAST.replace("2.5", "60.0")) as pair:
         (tmp_path / "c0.toml").write_text(FAST)
+        web = f"127.0.0.1:{free_port()}"
+        settings = (tmp_path / "c1.toml").read_text()
+        (tmp_path / "c1.toml").write_text(f'[controller]\nweb = "{web}"\n{settings}')
         first = pair.start(0)
         assert pair.leader(0) == 0
         pair.start(1)
         pair.await_copy(0)
+        asked = httpx.get(f"http://{web}/")
+        assert (asked.status_code, pair.addresses[0] in asked.text) == (503, True)
         agent = ScriptedAgent(pair.addresses[1], hello("a"))
         code, words = agent.wait_for_end()
         assert code is grpc.StatusCode.UNAVAILABLE
         assert pair.addresses[0] in words
-        asked = pacekeeper("status", "--controller", ",".join(pair.addresses[::-1]))
-        assert (asked.returncode, asked.stdout) == (ExitCode.OK, "no jobs yet\n"), asked.stderr
-        asked = pacekeeper("status", "--controller", pair.addresses[1])
-        assert asked.returncode == ExitCode.UNREACHABLE
-        assert pair.addresses[0] in asked.stderr
+        said = pacekeeper("status", "--controller", ",".join(pair.addresses[::-1]))
+        assert (said.returncode, said.stdout) == (ExitCode.OK, "no jobs yet\n"), said.stderr
+        said = pacekeeper("status", "--controller", pair.addresses[1])
+        assert said.returncode == ExitCode.UNREACHABLE
+        assert pair.addresses[0] in said.stderr
 
         first.process.terminate()
         assert pair.leader(1) == 1, "long before its 60 s are over"
+        assert httpx.get(f"http://{web}/").status_code == 200, "now the page is served here"
         assert first.process.wait(30.0) == ExitCode.OK
 
 

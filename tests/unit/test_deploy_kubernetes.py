@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +19,32 @@ from support.tree import ROOT
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 yaml = pytest.importorskip("yaml")
 BASE = ROOT / "deploy" / "kubernetes"
+SEVERAL = ROOT / "deploy" / "kubernetes-ha"
 # Custom resources: no schema of theirs comes with Kubernetes.
 MONITORING = "monitoring.coreos.com/v1"
 Object = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def objects() -> list[Object]:
+def made(folder: Path) -> list[Object]:
     """What would be applied."""
     kubectl = shutil.which("kubectl")
     if kubectl is None:
         pytest.skip("needs kubectl")
     done = subprocess.run(
-        [kubectl, "kustomize", str(BASE)], capture_output=True, text=True, timeout=60
+        [kubectl, "kustomize", str(folder)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stderr
     return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+@pytest.fixture(scope="module")
+def objects() -> list[Object]:
+    return made(BASE)
+
+
+@pytest.fixture(scope="module")
+def several() -> list[Object]:
+    return made(SEVERAL)
 
 
 def of_kind(objects: list[Object], kind: str) -> list[Object]:
@@ -131,3 +142,88 @@ def test_no_container_has_a_right_it_does_not_need(objects: list[Object]) -> Non
         assert rights["allowPrivilegeEscalation"] is False and rights["readOnlyRootFilesystem"]
         assert not rights.get("privileged")
     assert pod_of(objects, "Deployment")["securityContext"]["runAsNonRoot"] is True
+
+
+def test_the_overlay_of_two_controllers_fits_its_schemas(several: list[Object]) -> None:
+    known = [item for item in several if item["apiVersion"] != MONITORING]
+    kinds = {item["kind"] for item in known}
+    assert {"StatefulSet", "Role", "RoleBinding", "PodDisruptionBudget", "NetworkPolicy"} <= kinds
+    assert not {"Deployment", "PersistentVolumeClaim"} & kinds, "the one controller's are gone"
+    for item in known:
+        kubernetes_validate.validate(item, "1.30", strict=True)
+    places = {item["metadata"].get("namespace") for item in several if item["kind"] != "Namespace"}
+    assert places == {"pacekeeper"}
+
+
+def test_controllers_may_do_with_the_lease_what_they_do_and_nothing_else(
+    several: list[Object],
+) -> None:
+    (role,), (binding,) = of_kind(several, "Role"), of_kind(several, "RoleBinding")
+    assert not of_kind(several, "ClusterRole") + of_kind(several, "ClusterRoleBinding")
+    config = controller_of(several)
+    kind, _, place = config.lease.url.partition("://")
+    namespace, _, name = place.partition("/")
+    assert (kind, namespace) == ("k8s", role["metadata"]["namespace"])
+    granted = {
+        (verb, *rule.get("resourceNames", ["any"]))
+        for rule in role["rules"]
+        for verb in rule["verbs"]
+    }
+    assert granted == {("create", "any"), ("get", name), ("update", name)}
+    assert all(rule["apiGroups"] == ["coordination.k8s.io"] for rule in role["rules"])
+    assert all(rule["resources"] == ["leases"] for rule in role["rules"])
+    spec = pod_of(several, "StatefulSet")
+    (subject,) = binding["subjects"]
+    assert (subject["name"], subject["namespace"]) == (spec["serviceAccountName"], namespace)
+    assert spec["automountServiceAccountToken"] is True
+    assert pod_of(several, "DaemonSet")["automountServiceAccountToken"] is False
+
+
+def test_agents_and_the_other_controller_call_names_that_pods_have(several: list[Object]) -> None:
+    (pods,), services = of_kind(several, "StatefulSet"), of_kind(several, "Service")
+    (service,) = [one for one in services if one["spec"].get("clusterIP") == "None"]
+    assert pods["spec"]["serviceName"] == service["metadata"]["name"]
+    labels = pods["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    (container,) = pods["spec"]["template"]["spec"]["containers"]
+    advertised = container["args"][container["args"].index("--advertise") + 1]
+    names = [f"{pods['metadata']['name']}-{index}" for index in range(pods["spec"]["replicas"])]
+    called = [advertised.replace("$(POD_NAME)", name) for name in names]
+    told = (SEVERAL / "agent.toml").read_text()
+    assert read_config(AgentConfig, told, file="agent.toml").controller == ",".join(called)
+    options = main.get_command(click.Context(main), "controller").params  # type: ignore[union-attr]
+    assert "--advertise" in {text for option in options for text in option.opts}
+    # All else is as with one controller.
+    one = read_config(ControllerConfig, (BASE / "controller.toml").read_text(), file="base")
+    assert replace(controller_of(several), lease=one.lease) == one
+
+
+def test_no_host_and_no_drain_takes_both_controllers(several: list[Object]) -> None:
+    (budget,) = of_kind(several, "PodDisruptionBudget")
+    spec = pod_of(several, "StatefulSet")
+    (rule,) = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"] == budget["spec"]["selector"]
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_every_port_that_is_served_is_let_through_and_no_other(several: list[Object]) -> None:
+    policies = {
+        item["metadata"]["name"]: item["spec"] for item in of_kind(several, "NetworkPolicy")
+    }
+    assert policies["pacekeeper-nobody"] == {
+        "podSelector": {}, "policyTypes": ["Ingress", "Egress"]
+    }  # fmt: skip
+    for kind, name in (("StatefulSet", "pacekeeper-controller"), ("DaemonSet", "pacekeeper-agent")):
+        (container,) = pod_of(several, kind)["containers"]
+        served = {port["name"] for port in container["ports"]}
+        rules = policies[name]["ingress"]
+        assert {port["port"] for rule in rules for port in rule["ports"]} == served
+        assert all(rule["from"] for rule in rules), "nobody unnamed"
+    agents = policies["pacekeeper-agent"]["egress"]
+    assert {port["port"] for rule in agents for port in rule["ports"]} == {7443, 53}
+
+
+def controller_of(objects: list[Object]) -> ControllerConfig:
+    (maps,) = [m for m in of_kind(objects, "ConfigMap") if "controller" in m["metadata"]["name"]]
+    return read_config(ControllerConfig, maps["data"]["pacekeeper.toml"], file="pacekeeper.toml")
