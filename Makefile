@@ -12,6 +12,8 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,certs,web,top,dev]"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[emulators]" \
 	    || echo "no emulator of an object store can be had here: its tests will skip themselves"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]" \
+	    || echo "other trainers can not be had here: tests of their adapters will skip themselves"
 	touch $@
 
 venv: $(VENV)/.stamp

@@ -8,6 +8,7 @@ end is left untold; nothing is guessed and nothing is told twice. No call raises
 import functools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
@@ -21,6 +22,7 @@ from pacekeeper.trainer.device import device_uuid, new_event
 from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock, WallClock
 
 UNTOLD: Work = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
+_runs: Counter[str] = Counter()  # of this process, by job
 _P = ParamSpec("_P")
 
 
@@ -59,16 +61,20 @@ def attach(
 ) -> hooks.Hooks:
     """`hooks.attach` of a torch trainer's rank, with the clock of the device that it computes on.
 
-    Raises ValueError for a wrong job name or rank only, as that does.
+    A process may train the same job more than once: each run is a life of its own. Raises
+    ValueError for a wrong job name, rank or life only, as that does.
     """
     rank, world_size = place_of_rank(rank, world_size)
     clock, timer = clock_of(device)
+    life = hooks.life_of_environment() + _runs[job]
+    _runs[job] += 1
     return hooks.attach(
         job=job,
         rank=rank,
         world_size=world_size,
         ring_dir=ring_dir,
         role=role,
+        life=life,
         clock=clock,
         timer=timer,
         device_uuid=device_uuid(device) if device.type == "cuda" else "",
@@ -147,6 +153,11 @@ class Teller:
         self._resume()
         work, self._work = self._work, None
         self.pace.told(self.pace.timer.end(), work)
+
+    @counted
+    def batch_fails(self) -> None:
+        """The open micro-batch came to nothing: it is forgotten."""
+        self._work = None
 
     @counted
     def step_ends(

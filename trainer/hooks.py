@@ -71,7 +71,7 @@ def attach(
     name, rank or life only.
     """
     if life is None:
-        life = _life_of_environment()
+        life = life_of_environment()
     attachment = Attachment(
         job=job,
         rank=rank,
@@ -391,7 +391,7 @@ class Hooks:
         return Loading(self)
 
 
-def _life_of_environment() -> int:
+def life_of_environment() -> int:
     text = os.environ.get(LIFE_VARIABLE, "")
     if text and not (text.isascii() and text.isdigit()):
         raise ValueError(f"{LIFE_VARIABLE}: expected a whole number above 0, got {text!r}")

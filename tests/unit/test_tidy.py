@@ -37,7 +37,18 @@ BANNED_WORDS = {
     "usec": "the ending _us",
 }
 # Names that others chose: a function that takes the place of one of theirs.
-FOREIGN_NAMES = {("controller/placement.py", "num_gpus")}
+FOREIGN_NAMES = {
+    ("controller/placement.py", "num_gpus"),
+    *(
+        ("trainer/nvrx_report.py", name)
+        for name in (
+            "gpu_relative_perf_scores",
+            "gpu_individual_perf_scores",
+            "gpu_rel_threshold",
+            "gpu_indiv_threshold",
+        )
+    ),
+}
 ABSOLUTE = re.compile(r"(?<![\w.~$-])/(?:work|opt|root|home|Users|mnt)/")
 LATER = re.compile("TO" + "DO|FIX" + "ME|NotImplemented" + "Error")  # put together: not said here
 

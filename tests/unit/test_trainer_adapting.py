@@ -17,6 +17,7 @@ from support.rings import records_in
 CALLS = (
     *("step_begins", "step_ends", "batch_begins", "batch_ends", "waits", "goes_on"),
     *("leaves", "returns", "loading_begins", "loading_ends", "abandon"),
+    "batch_fails",
 )
 
 
@@ -170,6 +171,8 @@ def test_in_any_order_only_what_began_and_ended_is_told(
             is_open = True
         if call == "batch_ends" and is_open:
             is_open, batches = False, batches + 1
+        if call == "batch_fails":
+            is_open = False
         if call == "abandon":
             steps += open_step
             open_step = is_open = is_away = False
