@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import torch
 
@@ -82,12 +82,12 @@ def attach(
 
 
 def counted(
-    call: Callable[Concatenate["Teller", _P], None],
-) -> Callable[Concatenate["Teller", _P], None]:
+    call: Callable[Concatenate[Any, _P], None],
+) -> Callable[Concatenate[Any, _P], None]:
     """What goes wrong in `call` is counted by the ring, and no matter of the training's."""
 
     @functools.wraps(call)
-    def guarded(self: "Teller", /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def guarded(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
         try:
             call(self, *args, **kwargs)
         except Exception as error:

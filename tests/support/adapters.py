@@ -1,0 +1,65 @@
+"""What tests of adapters share: a clock by script, the hooks on it, and what was told."""
+
+from pathlib import Path
+
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from pacekeeper.trainer import hooks
+from pacekeeper.trainer.timing import ComputeTime
+from support.rings import records_in
+
+
+class ScriptedClock:
+    """A pipeline's clock in whose time things happen when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._since_s = 0.0
+        self._spent_s = 0.0
+
+    def begin(self) -> None:
+        self._spent_s, self._since_s = 0.0, self.now_s
+
+    def pause(self) -> None:
+        self._spent_s += self.now_s - self._since_s
+
+    def resume(self) -> None:
+        self._since_s = self.now_s
+
+    def set_aside(self) -> object:
+        self.pause()
+        return self._spent_s
+
+    def take_up(self, aside: float) -> None:
+        self._spent_s, self._since_s = aside, self.now_s
+
+    def end(self) -> ComputeTime | None:
+        self.pause()
+        return ComputeTime(compute_s=self._spent_s)
+
+
+class Pace:
+    """Hooks of one rank on a scripted clock, and the records in its ring."""
+
+    def __init__(self, directory: Path) -> None:
+        self.clock = ScriptedClock()
+        self.hooks = hooks.attach(
+            job="job", rank=0, world_size=1, ring_dir=str(directory), timer=self.clock, life=1
+        )
+
+    @property
+    def records(self) -> list[Record]:
+        assert self.hooks.ring.num_errors == 0, self.hooks.ring.reason
+        assert self.hooks.ring.path is not None
+        return records_in(self.hooks.ring.path)
+
+    @property
+    def micro_batches(self) -> list[MicroBatchRecord]:
+        return [r for r in self.records if isinstance(r, MicroBatchRecord)]
+
+    @property
+    def steps(self) -> list[StepRecord]:
+        return [r for r in self.records if isinstance(r, StepRecord)]
+
+    @property
+    def loads(self) -> list[ExpertLoadRecord]:
+        return [r for r in self.records if isinstance(r, ExpertLoadRecord)]

@@ -1,0 +1,173 @@
+"""Passes that take turns: each micro-batch has its own time and work, told once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from pacekeeper.trainer.adapting import UNTOLD
+from pacekeeper.trainer.adapting_passes import PassTeller, sum_of_work, work_of_call
+from support.adapters import Pace
+
+OVER = (0, 0, 0, 0)
+
+
+@pytest.fixture
+def pace(tmp_path: Path) -> Pace:
+    return Pace(tmp_path)
+
+
+@pytest.fixture
+def teller(pace: Pace) -> PassTeller:
+    return PassTeller(pace.hooks, tensor_share=0.5)
+
+
+def run(pace: Pace, teller: PassTeller, key: int, took_s: float, *, is_last: bool) -> None:
+    teller.enters(key)
+    pace.clock.now_s += took_s
+    teller.completes() if is_last else teller.pauses()
+    pace.clock.now_s += 100.0  # somebody else's
+
+
+def test_micro_batches_that_take_turns_keep_their_own_time(pace: Pace, teller: PassTeller) -> None:
+    teller.step_begins(7)
+    run(pace, teller, 0, 1.0, is_last=False)
+    run(pace, teller, 1, 10.0, is_last=False)
+    run(pace, teller, 0, 2.0, is_last=True)
+    run(pace, teller, 1, 20.0, is_last=True)
+    teller.step_ends()
+    told = [(r.step, r.micro_batch, r.compute_s) for r in pace.micro_batches]
+    assert told == [(7, 0, 3.0), (7, 1, 30.0)]
+    assert [r.step for r in pace.steps] == [7]
+
+
+def test_work_and_rows_are_of_the_micro_batch_that_computes(pace: Pace, teller: PassTeller) -> None:
+    teller.step_begins(0)
+    teller.enters("a")
+    teller.adds_work((100, 5000, 0, 0, OVER, 2, 0, 1.0))
+    teller.adds_rows([20, 0, 300])
+    teller.adds_rows([1, 1, 1])
+    teller.adds_total(7)
+    teller.pauses()
+    teller.adds_rows([9])  # nobody's
+    teller.enters("b")
+    teller.completes()
+    teller.enters("a")
+    teller.completes()
+    b, a = pace.micro_batches
+    assert (a.tokens, a.sum_len_squared, a.num_documents, a.tensor_share) == (100, 5000, 2, 0.5)
+    assert (a.expert_rows, a.num_active_experts) == (330, 5)
+    assert (a.rows_over_16, a.rows_over_64, a.rows_over_256) == (4 + 284, 236, 44)
+    assert (b.tokens, b.expert_rows, b.num_active_experts) == (0, 0, 0)
+
+
+def test_a_second_forward_of_a_micro_batch_is_more_of_it(pace: Pace, teller: PassTeller) -> None:
+    teller.step_begins(0)
+    for tokens in (10, 20):
+        teller.enters("a")
+        teller.adds_work((tokens, tokens * tokens, 0, 0, OVER, 1, 0, 1.0))
+        pace.clock.now_s += 1.0
+    teller.completes()
+    teller.completes()
+    (told,) = pace.micro_batches
+    assert (told.tokens, told.sum_len_squared, told.compute_s) == (30, 500, 2.0)
+
+
+def test_half_of_a_sum_is_untold() -> None:
+    whole = (10, 100, 0, 0, OVER, 1, 0, 1.0)
+    assert sum_of_work(whole, (5, 0, 0, 0, OVER, 0, 0, 1.0)) == (15, 0, 0, 0, OVER, 0, 0, 1.0)
+
+
+def test_outside_of_steps_nothing_is_told(pace: Pace, teller: PassTeller) -> None:
+    run(pace, teller, 0, 1.0, is_last=True)
+    teller.adds_loads(0, torch.ones(4))
+    teller.step_ends()
+    teller.step_begins(1)
+    teller.leaves()
+    run(pace, teller, 0, 1.0, is_last=True)  # an evaluation's
+    teller.returns()
+    teller.step_ends()
+    assert pace.micro_batches == []
+    assert [r.step for r in pace.steps] == [1]
+
+
+def test_what_a_step_left_open_is_forgotten_with_it(pace: Pace, teller: PassTeller) -> None:
+    teller.step_begins(1)
+    run(pace, teller, 0, 1.0, is_last=False)
+    teller.enters(1)
+    teller.adds_loads(0, torch.ones(4))
+    teller.abandon()
+    teller.step_begins(1)
+    run(pace, teller, 0, 5.0, is_last=False)
+    run(pace, teller, 0, 5.0, is_last=True)
+    teller.step_ends()
+    assert [r.compute_s for r in pace.micro_batches] == [10.0]
+    assert pace.loads == []
+
+
+def test_what_a_backward_pass_computes_again_is_counted_once(
+    pace: Pace, teller: PassTeller
+) -> None:
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        teller.adds_rows([3])
+        teller.adds_total(2)
+        teller.adds_loads(0, torch.tensor([2, 1]))
+        return (x * x).sum()
+
+    teller.step_begins(0)
+    teller.enters(0)
+    out = checkpoint(layer, torch.ones(2, requires_grad=True), use_reentrant=False)
+    out.backward()
+    teller.completes()
+    teller.step_ends()
+    assert [r.expert_rows for r in pace.micro_batches] == [5]
+    assert [r.counts for r in pace.loads] == [(2, 1)]
+
+
+def test_loads_are_summed_over_the_micro_batches_of_a_step(pace: Pace, teller: PassTeller) -> None:
+    for step in (4, 5):
+        teller.step_begins(step)
+        for key in range(2):
+            teller.enters(key)
+            teller.adds_loads(3, torch.tensor([1, 2, step]))
+            teller.completes()
+        teller.step_ends()
+    assert [(r.step, r.layer, r.counts) for r in pace.loads] == [
+        (4, 3, (2, 4, 8)),
+        (5, 3, (2, 4, 10)),
+    ]
+
+
+def test_a_failing_call_is_counted_and_gives_nothing(pace: Pace, teller: PassTeller) -> None:
+    assert teller.quietly(len, (1, 2)) == 2
+    assert teller.quietly(len, 5) is None
+    assert teller.pace.ring.num_errors == 1
+
+
+def test_waits_for_input_are_told(pace: Pace, teller: PassTeller) -> None:
+    teller.step_begins(0)
+    assert list(teller.loading(iter("ab"))) == ["a", "b"]
+    teller.step_ends()
+    (step,) = pace.steps
+    assert step.input_wait_s is not None and step.input_wait_s > 0.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "tokens", "squared"),
+    [
+        ((torch.zeros(2, 8, dtype=torch.int64),), {}, 16, 128),
+        ((), {"input_ids": torch.zeros(2, 8)}, 16, 128),
+        (({"input_ids": torch.zeros(3, 4)},), {}, 12, 48),
+        ((torch.zeros(5), torch.zeros(2, 8, 64)), {}, 16, 128),
+        ((None,), {"tokens": torch.zeros(1, 6)}, 6, 36),
+    ],
+)
+def test_work_is_read_off_the_shapes_of_a_call(
+    arguments: tuple[object, ...], named: dict[str, object], tokens: int, squared: int
+) -> None:
+    assert work_of_call(arguments, named)[:2] == (tokens, squared)
+
+
+def test_a_call_without_tokens_is_untold() -> None:
+    assert work_of_call((torch.zeros(5), "text"), {"labels": None}) == UNTOLD

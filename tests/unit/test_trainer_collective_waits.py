@@ -1,0 +1,186 @@
+"""Waits of torch.distributed, overheard: what pauses a clock, and what does not."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import _functional_collectives as functional
+
+from pacekeeper.trainer.collective_waits import CollectiveWaits
+from pacekeeper.trainer.timing import ComputeTime
+
+
+class Told:
+    """A clock that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def begin(self) -> None: ...
+
+    def pause(self) -> None:
+        self.heard.append("pause")
+
+    def resume(self) -> None:
+        self.heard.append("resume")
+
+    def end(self) -> ComputeTime | None:
+        return None
+
+    @property
+    def num_waits(self) -> int:
+        assert self.heard == ["pause", "resume"] * (len(self.heard) // 2)
+        return len(self.heard) // 2
+
+
+class Broken(Told):
+    def pause(self) -> None:
+        raise RuntimeError("no clock")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def errors() -> list[Exception]:
+    return []
+
+
+def listening(clock: Told, errors: list[Exception]) -> Iterator[CollectiveWaits]:
+    waits = CollectiveWaits(clock, errors.append)
+    waits.attach()
+    yield waits
+    waits.detach()
+
+
+@pytest.fixture
+def clock() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def waits(alone: None, clock: Told, errors: list[Exception]) -> Iterator[CollectiveWaits]:
+    yield from listening(clock, errors)
+    assert errors == []
+
+
+def test_a_collective_of_an_open_pass_is_a_wait(waits: CollectiveWaits, clock: Told) -> None:
+    waits.opened()
+    dist.all_reduce(torch.ones(3))
+    assert clock.num_waits > 0
+
+
+def test_outside_of_a_pass_nothing_pauses(waits: CollectiveWaits, clock: Told) -> None:
+    dist.all_reduce(torch.ones(3))
+    waits.opened()
+    waits.closed()
+    dist.barrier()
+    assert clock.heard == []
+
+
+def test_an_asynchronous_one_is_waited_for_when_it_is_waited_for(
+    waits: CollectiveWaits, clock: Told
+) -> None:
+    waits.opened()
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    assert clock.heard == []
+    work.wait()
+    assert clock.num_waits == 1
+
+
+def test_functional_collectives_are_waits_where_they_are_used(
+    waits: CollectiveWaits, clock: Told
+) -> None:
+    waits.opened()
+    given = torch.ones(4, requires_grad=True)
+    got = functional.all_to_all_single_autograd(given, [4], [4], [0])
+    total = (got * 2).sum()
+    forward = clock.num_waits
+    total.backward()  # from C++: no Python of torch's is in between
+    assert forward == 1
+    assert clock.num_waits == 2
+
+
+def test_a_wait_within_a_wait_counts_once(waits: CollectiveWaits, clock: Told) -> None:
+    waits.opened()
+    with waits.around():
+        dist.barrier()
+    assert clock.num_waits == 1
+
+
+def test_another_thread_waits_for_itself(waits: CollectiveWaits, clock: Told) -> None:
+    waits.opened()
+    other = threading.Thread(target=dist.all_reduce, args=(torch.ones(3),))
+    other.start()
+    other.join()
+    assert clock.heard == []
+
+
+def test_what_autograds_threads_wait_for_is_the_passes(waits: CollectiveWaits, clock: Told) -> None:
+    class Reduced(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(gradients[0])
+            return gradients[0]
+
+    waits.opened()
+    leaf = torch.ones(2, requires_grad=True)
+    reduced: torch.Tensor = Reduced.apply(leaf)  # type: ignore[no-untyped-call]
+    backward = reduced.sum().backward
+    other = threading.Thread(target=backward)
+    other.start()
+    other.join()
+    assert clock.num_waits > 0
+
+
+def test_a_clock_that_fails_stops_no_collective(alone: None, errors: list[Exception]) -> None:
+    made = listening(Broken(), errors)
+    next(made).opened()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [1.0] * 3
+    assert {str(error) for error in errors} == {"no clock"}
+    assert list(made) == []
+
+
+def test_a_method_named_by_its_user_is_a_wait_too(
+    alone: None, clock: Told, errors: list[Exception]
+) -> None:
+    class Sharded:
+        def gather(self) -> int:
+            return 7
+
+    plain = Sharded.gather
+    waits = CollectiveWaits(clock, errors.append)
+    waits.attach((Sharded, "gather"))
+    waits.opened()
+    assert Sharded().gather() == 7
+    assert clock.num_waits == 1
+    waits.detach()
+    assert Sharded.gather is plain
+
+
+def test_who_is_the_last_to_go_puts_everything_back(
+    alone: None, clock: Told, errors: list[Exception]
+) -> None:
+    before = c10d.ProcessGroup.allreduce, c10d.Work.wait
+    one, other = CollectiveWaits(clock, errors.append), CollectiveWaits(Told(), errors.append)
+    one.attach()
+    other.attach()
+    one.detach()
+    one.detach()  # again does no harm
+    assert c10d.Work.wait is not before[1]
+    other.detach()
+    assert (c10d.ProcessGroup.allreduce, c10d.Work.wait) == before
