@@ -1,12 +1,11 @@
 """`pacekeeper agent`: the daemon of one node."""
 
 import asyncio
-import logging
 import os
-import sys
 
 import click
 
+from pacekeeper.cli.log_lines import log_lines
 from pacekeeper.cli.settings import settings
 from pacekeeper.core.agent_config import AgentConfig
 
@@ -51,9 +50,7 @@ def command(
         metrics_listen=metrics_listen,
         insecure=insecure,
     )
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s agent %(message)s", stream=sys.stderr
-    )
+    log_lines("agent")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     from pacekeeper.agent.runtime import Agent
 

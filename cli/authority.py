@@ -135,7 +135,7 @@ def show(cert_file: Path) -> Shown:
     cert = _load(cert_file)
     try:
         return _shown(cert_file, cert)
-    except (ValueError, x509.DuplicateExtension, x509.InvalidVersion):
+    except (ValueError, x509.DuplicateExtension):
         # Its parts are read one by one, when they are asked for.
         raise ConfigError(f"{cert_file}: a damaged certificate") from None
 
@@ -248,7 +248,7 @@ def _load(path: Path) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise ConfigError(f"{path}: no certificate in PEM") from None
 
 

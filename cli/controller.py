@@ -2,13 +2,12 @@
 
 import asyncio
 import gc
-import logging
 import os
-import sys
 from dataclasses import replace
 
 import click
 
+from pacekeeper.cli.log_lines import log_lines
 from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.toml_reader import override
@@ -50,9 +49,7 @@ def command(
         insecure=insecure,
     )
     config = replace(config, lease=override(config.lease, url=lease, advertise=advertise))
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s controller %(message)s", stream=sys.stderr
-    )
+    log_lines("controller")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what matters we say ourselves
     # Our matrices are small: threads of BLAS only wait for each other (11 s of planning for 0.7 s).
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

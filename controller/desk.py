@@ -13,9 +13,8 @@ from pacekeeper.controller.events import Event, OrderGiven, ProposalAnswered
 from pacekeeper.controller.proposals import found
 from pacekeeper.controller.state import State
 from pacekeeper.core.orders import Order, OrderKind
+from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.proposals import Answer, Proposal
-
-MOST_CHARACTERS = 500  # of a name or a reason
 
 
 class Why(StrEnum):
@@ -51,14 +50,14 @@ class Desk:
             waiting = sorted(proposal.proposal_id for proposal in open_now if proposal is not None)
             known = ", ".join(map(str, waiting)) or "none"
             raise RefusedError(Why.UNKNOWN, f"no proposal {number}; open are: {known}")
-        who = f"{_line(said_by) or 'somebody'} ({caller})"
+        who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
         if before.answer is Answer.WAITING:
             await self.put(
                 ProposalAnswered(
                     proposal_id=number,
                     is_approved=is_approved,
                     said_by=who,
-                    reason="" if is_approved else _line(reason),
+                    reason="" if is_approved else one_line(reason).strip(),
                 )
             )
         after = found(self.state(), number) or before
@@ -86,9 +85,15 @@ class Desk:
             raise RefusedError(Why.UNKNOWN, why)
         if not is_on and before is None:
             raise RefusedError(Why.UNKNOWN, f"no order {kind} of {subject or 'everything'} stands")
-        who = f"{_line(said_by) or 'somebody'} ({caller})"
+        who = f"{one_line(said_by).strip() or 'somebody'} ({caller})"
         await self.put(
-            OrderGiven(kind=kind, subject=subject, is_on=is_on, said_by=who, reason=_line(reason))
+            OrderGiven(
+                kind=kind,
+                subject=subject,
+                is_on=is_on,
+                said_by=who,
+                reason=one_line(reason).strip(),
+            )
         )
         after = orders.found(self.state(), kind, subject)
         if (after is not None) != is_on:
@@ -96,11 +101,6 @@ class Desk:
         order = after or before
         assert order is not None, "one of both stands"
         return order
-
-
-def _line(text: str) -> str:
-    """One line of bounded length: it goes into logs and onto terminals."""
-    return "".join(c if c.isprintable() else " " for c in text[:MOST_CHARACTERS]).strip()
 
 
 def _why_not(proposal: Proposal) -> str:

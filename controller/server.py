@@ -21,6 +21,7 @@ from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, Node
 from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.rates import Limit, full, owe
 from pacekeeper.controller.sequences import Sequences
+from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
 from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
@@ -32,6 +33,7 @@ ACK_EVERY_S = 1.0
 ACKS_PER_S = 2000
 ACK_SPARSEST = 5.0  # times
 HELLO_WITHIN_S = 10.0
+MOST_OF_A_WORD = 64  # characters that an agent says of itself
 NO_LEADER = "this controller leads no more"
 NO_LIMIT = Limit(per_s=1e9, at_once=1 << 30)
 OUR_VERSION = version("pacekeeper")
@@ -235,6 +237,8 @@ class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
             )
         assert first is not None, "refusing raises"
         theirs = first.hello
+        theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
+        theirs.agent_life = one_line(theirs.agent_life, MOST_OF_A_WORD)
         # First the version: with another one nothing else can be trusted.
         if theirs.protocol_version != wire.PROTOCOL_VERSION:
             await self._refuse(

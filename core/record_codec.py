@@ -11,6 +11,7 @@ from dataclasses import astuple, fields
 from functools import partial
 from operator import attrgetter
 
+from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind, payload_of
 from pacekeeper.core.records import (
     DURATIONS,
@@ -376,7 +377,7 @@ _READERS: dict[int, Callable[[bytes], Record]] = {
 
 def _to_text(told: bytes) -> str:
     """Without a character that was cut in two, and the zeros a payload is filled with."""
-    return told.decode(errors="ignore").rstrip("\0")
+    return one_line(told.decode(errors="ignore").rstrip("\0"))
 
 
 def _to_optional(value: float) -> float | None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.records import (
     DURATIONS,
     LOADS_PER_RECORD,
@@ -34,12 +35,22 @@ from pacekeeper.core.reports import (
     NodeReport,
     PlanFile,
 )
-from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
+from pacekeeper.core.topology import (
+    JOB_NAME_RULE,
+    Attachment,
+    Clock,
+    DeviceSample,
+    HostSample,
+    ModelShape,
+    is_job_name,
+)
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
 PROTOCOL_VERSION = 1
 MAX_CALLS_PER_CONNECTION = 128
 MAX_RECORDS = 4 * MAX_RECORDS_PER_REPORT  # in a report that is taken in
+MAX_PARTS = {"jobs": 1024, "devices": 1024}  # a few bytes each, and a millisecond to look at
+MAX_REMARKS = 64
 HANDSHAKE_MS = 20_000
 CONNECTION_GRACE_MS = 5_000  # for calls that are open when a connection is over
 
@@ -119,10 +130,14 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
 def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
     """The batch in a message. Raises ValueError naming the column that is wrong."""
     health = message.health
-    jobs: list[JobReport] = []
+    for name, most in MAX_PARTS.items():
+        if len(getattr(message, name)) > most:
+            raise ValueError(f"more than {most} {name} in one report")
+    jobs, num_records = list[JobReport](), 0
     for job in message.jobs:
         jobs.append(_job_from_message(job))
-        if sum(len(told.records) for told in jobs) > MAX_RECORDS:
+        num_records += len(jobs[-1].records)
+        if num_records > MAX_RECORDS:
             raise ValueError(f"more than {MAX_RECORDS} records in one report")
     return NodeReport(
         sequence=message.sequence,
@@ -131,13 +146,13 @@ def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
         devices=tuple(_device_from_message(sample) for sample in message.devices),
         host=_host_from_message(message.host) if message.HasField("host") else None,
         health=AgentHealth(
-            nvml=health.nvml,
+            nvml=one_line(health.nvml),
             num_devices=health.num_devices,
             records_read=health.records_read,
             records_lost=health.records_lost,
             records_corrupt=health.records_corrupt,
             batches_dropped=health.batches_dropped,
-            unreadable=tuple(health.unreadable),
+            unreadable=tuple(map(one_line, health.unreadable[:MAX_REMARKS])),
         ),
     )
 
@@ -206,6 +221,8 @@ def _fill_columns(columns: Any, records: Sequence[Any]) -> None:
 
 
 def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
+    if not is_job_name(message.job):
+        raise ValueError(f"job name {message.job!r:.100}: expected {JOB_NAME_RULE}")
     records: list[Record] = []
     for column_group, kind in _MESSAGES:
         columns = getattr(message, column_group)
@@ -233,6 +250,8 @@ def _from_columns(columns: Any, kind: Callable[..., T], where: str) -> Iterable[
         column = list(told) if len(told) == length else [defaults[name]] * length
         if name in optional:
             column = [None if value != value else value for value in column]
+        elif column and isinstance(column[0], str):
+            column = [one_line(value) for value in column]
         elif column and isinstance(column[0], float):
             floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
             for value in column:
@@ -309,9 +328,9 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
         rank=message.rank,
         world_size=message.world_size,
         pid=message.pid,
-        role=message.role,
+        role=one_line(message.role),
         clock=Clock(message.clock),
-        device_uuid=message.device_uuid,
+        device_uuid=one_line(message.device_uuid),
         model=model,
         life=message.life,
         can_probe=message.can_probe,
@@ -339,9 +358,9 @@ def _device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
     values = _told(message)
     if message.HasField("health"):
         values["health"] = DeviceHealth(**_told(message.health))
-    # What proto3 leaves out where it is zero.
-    plain = {name: getattr(message, name) for name in ("device_index", "device_uuid")}
-    return DeviceSample(sampled_s=message.sampled_mono_s, **(plain | values))
+    values["device_index"] = message.device_index  # proto3 leaves it out where it is zero
+    values["device_uuid"] = one_line(message.device_uuid)
+    return DeviceSample(sampled_s=message.sampled_mono_s, **values)
 
 
 def _host_to_message(sample: HostSample) -> telemetry_pb2.HostSample:
@@ -375,6 +394,6 @@ def _told(message: Any) -> dict[str, Any]:
         name = field.name
         if name in _LISTS:
             values[name] = tuple(getattr(value, _LISTS[name]))
-        elif name not in ("sampled_mono_s", "health"):
-            values[name] = value
+        elif name not in ("sampled_mono_s", "health", "device_uuid"):
+            values[name] = one_line(value) if isinstance(value, str) else value
     return values

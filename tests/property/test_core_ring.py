@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
+from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.record_codec import REASON_BYTES, pack, unpack
 from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
 from pacekeeper.core.records import (
@@ -37,7 +38,7 @@ def test_of_a_long_reason_the_beginning_is_told(reason: str) -> None:
     beginning = reason.encode(errors="replace").decode()
     while len(beginning.encode()) > REASON_BYTES:
         beginning = beginning[:-1]
-    assert unpack(pack(record)) == replace(record, reason=beginning.rstrip("\0"))
+    assert unpack(pack(record)) == replace(record, reason=one_line(beginning.rstrip("\0")))
 
 
 @given(st.integers(0, 2**40), records)

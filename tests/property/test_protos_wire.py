@@ -17,6 +17,10 @@ from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2, wire
 from support.records import ATTACHMENT, records
 
+# What a node says in words is one printable line; other text becomes one (unit tests).
+words = st.text(
+    st.characters(codec="ascii", exclude_categories=["C"]) | st.just("\xe9"), max_size=9
+)
 BARE = Attachment(job="x", rank=0, world_size=1, pid=1)
 numbers = st.integers(0, 2**31)
 maybe_float = st.none() | st.floats(0, 1e9)
@@ -30,11 +34,11 @@ healths = st.builds(
 )  # fmt: skip
 samples = st.builds(
     DeviceSample,
-    parent_uuid=st.text(max_size=5), is_lost=st.booleans(), hw_thermal_held_s=maybe_float,
+    parent_uuid=words, is_lost=st.booleans(), hw_thermal_held_s=maybe_float,
     nvlink_sent_bytes=st.none() | numbers, sm_active_ratio=maybe_float, answer_s=maybe_float,
     health=st.none() | healths,
-    device_index=numbers, device_uuid=st.text(max_size=5), sampled_s=st.floats(0, 1e9),
-    name=st.text(max_size=5), sm_clock_mhz=maybe_float, temperature_celsius=maybe_float,
+    device_index=numbers, device_uuid=words, sampled_s=st.floats(0, 1e9),
+    name=words, sm_clock_mhz=maybe_float, temperature_celsius=maybe_float,
     power_watts=maybe_float, utilisation_ratio=maybe_float, memory_used_bytes=st.none() | numbers,
     clock_event_reasons=st.none() | numbers, pcie_width=st.none() | numbers,
     ecc_uncorrected=st.none() | numbers, processes=st.none() | st.just(()) | st.just((1, 2)),
@@ -47,14 +51,14 @@ hosts = st.none() | st.builds(
     fabric_errors=st.none() | numbers, is_clock_synchronised=st.none() | st.booleans(),
 )  # fmt: skip
 health = st.builds(
-    AgentHealth, nvml=st.text(max_size=9), num_devices=numbers, records_read=numbers,
+    AgentHealth, nvml=words, num_devices=numbers, records_read=numbers,
     records_lost=numbers, records_corrupt=numbers, batches_dropped=numbers,
-    unreadable=st.lists(st.text(max_size=5), max_size=2).map(tuple),
+    unreadable=st.lists(words, max_size=2).map(tuple),
 )  # fmt: skip
 jobs = st.builds(
     JobReport,
     life=st.integers(0, 2**42),
-    job=st.text(max_size=5),
+    job=st.from_regex(r"[a-z0-9][a-z0-9-]{0,4}", fullmatch=True),
     attached=st.sampled_from([(), (ATTACHMENT,), (BARE, ATTACHMENT)]),
     records=st.lists(records, max_size=6).map(tuple),
     layouts=st.lists(st.tuples(numbers, st.binary(max_size=9)), max_size=2).map(tuple),

@@ -2,6 +2,7 @@
 
 from hypothesis import strategies as st
 
+from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.record_codec import WHOLE_SHARE
 from pacekeeper.core.records import (
     SAVE_OUTCOMES,
@@ -22,6 +23,13 @@ u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
 seconds = st.floats(0, allow_infinity=False)
 maybe = st.none() | st.floats(allow_nan=False)
+
+
+def printable(most: int) -> st.SearchStrategy[str]:
+    """A reason as it comes through: one line."""
+    return st.text(st.characters(codec="utf-8"), max_size=most).map(one_line)
+
+
 records: st.SearchStrategy[Record] = st.one_of(
     st.builds(
         MicroBatchRecord, rank=u32, step=u32, micro_batch=u32, generation=u32,
@@ -49,13 +57,13 @@ records: st.SearchStrategy[Record] = st.one_of(
     ),
     st.builds(
         PlanRefusedRecord, rank=u32, generation=u32, plan_generation=u32, layout_crc=u32,
-        reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=24),
+        reason=printable(24),
     ),
     *(st.builds(
         kind, rank=u32, step=u32, generation=u32,
         outcome=st.sampled_from(SAVE_OUTCOMES), duration_s=seconds, size_bytes=u64,
         ended_mono_s=seconds,
-        reason=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=18),
+        reason=printable(18),
     ) for kind in (CheckpointRecord, SnapshotRecord)),
     st.builds(
         ProbeRecord, rank=u32, step=u32, generation=u32, number=u64, gemm_s=seconds,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pacekeeper.core.records import LOADS_PER_RECORD
+from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord
 from pacekeeper.protos import telemetry_pb2, wire
-from pacekeeper.protos.wire import MAX_RECORDS
+from pacekeeper.protos.wire import MAX_PARTS, MAX_RECORDS, MAX_REMARKS
 
 
 def report(*jobs: telemetry_pb2.JobReport) -> telemetry_pb2.NodeReport:
@@ -46,3 +46,45 @@ def test_more_counts_than_all_records_hold_are_refused() -> None:
     )  # fmt: skip
     with pytest.raises(ValueError, match="counts, more than may come at once"):
         wire.report_from_message(report(telemetry_pb2.JobReport(job="a", expert_loads=loads)))
+
+
+@pytest.mark.parametrize("part", sorted(MAX_PARTS))
+def test_empty_parts_cost_bytes_only_up_to_a_number(part: str) -> None:
+    """Ten thousand jobs of five bytes held the controller up for half a minute."""
+    message = telemetry_pb2.NodeReport(sequence=1)
+    for _ in range(MAX_PARTS[part] + 1):
+        one = getattr(message, part).add()
+        if part == "jobs":
+            one.job = "a"
+    with pytest.raises(ValueError, match=f"more than {MAX_PARTS[part]} {part}"):
+        wire.report_from_message(message)
+
+
+def test_a_job_name_is_looked_at_before_anything_is_said_of_it() -> None:
+    job = telemetry_pb2.JobReport(job="a\nb", steps=steps(1))
+    job.steps.tokens.extend([1])
+    with pytest.raises(ValueError, match=r"job name 'a\\nb'"):
+        wire.report_from_message(report(job))
+
+
+def test_what_a_node_says_in_words_moves_no_terminals_cursor() -> None:
+    """Ranks' users write some of it: reasons, roles, names of files and devices."""
+    evil = "x\x1b[2J\n\x9b31m\u202ey"
+    refused = telemetry_pb2.PlanRefusedColumns(
+        rank=[0], generation=[1], plan_generation=[2], layout_crc=[0], reason=[evil]
+    )
+    attached = telemetry_pb2.Attachment(
+        job="a", world_size=1, role=evil, device_uuid=evil, clock="wall"
+    )
+    job = telemetry_pb2.JobReport(job="a", plans_refused=refused, attached=[attached])
+    device = telemetry_pb2.DeviceSample(device_uuid=evil, name=evil)
+    health = telemetry_pb2.AgentHealth(nvml=evil, unreadable=[evil] * (MAX_REMARKS + 1))
+    told = wire.report_from_message(
+        telemetry_pb2.NodeReport(sequence=1, jobs=[job], devices=[device], health=health)
+    )
+    ((record,), (rank,)) = told.jobs[0].records, told.jobs[0].attached
+    assert isinstance(record, PlanRefusedRecord)
+    words = [record.reason, rank.role, rank.device_uuid, told.devices[0].device_uuid]
+    words += [told.devices[0].name or "", told.health.nvml, *told.health.unreadable]
+    assert set(words) == {"x [2J  31m y"}
+    assert len(told.health.unreadable) == MAX_REMARKS
