@@ -94,7 +94,11 @@ def gc(path: str, keep: int, dry_run: bool, as_json: bool) -> None:
     try:
         newest = next(iter(complete_ids(storage)), None)
         if newest is None:
-            raise DataError(f"{path}: no complete checkpoint there: nothing is known to be useless")
+            jobs = sorted({of.root for of, _ in _find(path)} - {storage.root})
+            raise DataError(
+                f"{path}: no complete checkpoint there: nothing is known to be useless",
+                remedy=f"name the directory of a job, such as {jobs[0]!a}" if jobs else "",
+            )
         found = removable(storage, newest, keep)
         if not dry_run:
             sweep(storage, newest, keep)

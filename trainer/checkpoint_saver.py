@@ -8,7 +8,7 @@ them. What fails is said and counted; training goes on.
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -134,6 +134,7 @@ class Saver:
         self._news: SimpleQueue[News] = SimpleQueue()
         self.has_failed = False  # the last one that is over
         self._known: Known = {}
+        self._is_crowd_said = False
         self._began_s = 0.0
         self._published: Manifest | None = None  # the last one
 
@@ -183,8 +184,9 @@ class Saver:
         why = "a bug"
         try:
             if snapshot.is_sweeper:
-                self._look_back()
+                missing = self._missing_before()
                 self._sweep(snapshot.id)
+                self._look_back(missing)
             outcome = self._written_on(snapshot, so_far)
             why = ""
             if outcome is Outcome.COMPLETE:
@@ -244,21 +246,24 @@ class Saver:
             self._storage.publish(name, encode_part(part))
         return Outcome.COMPLETE if self._publish(snapshot) else Outcome.WRITTEN
 
-    def _look_back(self) -> None:
-        """Did the one before become whole? Each rank sees no more than that its own part is."""
+    def _missing_before(self) -> list[int]:
+        """Of which ranks nothing is there, if the one before did not become whole."""
         if self._before is None:
-            return
-        folder = self._before.id.name
+            return []
         try:
-            names = self._storage.names(folder)
+            names = self._storage.names(self._before.id.name)
         except OSError:
-            return  # who can not look can not write either, and says that
+            return []  # who can not look can not write either, and says that
         missing = sorted(r for r in self._before.writers if part_name(r) not in names)
-        if missing and MANIFEST_FILE not in names:
+        return [] if MANIFEST_FILE in names else missing
+
+    def _look_back(self, missing: Sequence[int]) -> None:
+        """What became of the one before, which each rank knows of its own part only."""
+        if missing and self._before is not None and not self._is_crowd_said:
             _log.warning(
                 "checkpoint=%s never became whole: of ranks %s nothing is in %s; "
                 "unless they died, do all nodes see it?",
-                folder,
+                self._before.id.name,
                 missing[:_NAMED_RANKS],
                 self._storage.root,
             )
@@ -270,6 +275,13 @@ class Saver:
         except OSError as error:
             root, why = self._storage.root, error.strerror or str(error)
             _log.warning("an older checkpoint in %s can not be removed: %s", root, why)
+        if not self._is_crowd_said and any(one.life > newest.life for one in self._known):
+            self._is_crowd_said = True
+            _log.warning(
+                "a later launch of this job saves in %s, too, and removes what this one saves: end "
+                "one of them, or give it a job name of its own",
+                self._storage.root,
+            )
 
     def _write(self, snapshot: Snapshot, so_far: Written) -> None:
         """Files with all pieces, and what lies where in them."""

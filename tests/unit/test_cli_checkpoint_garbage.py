@@ -197,3 +197,11 @@ def test_another_jobs_directory_shows_nothing_of_it_in_ours(tmp_path: Path) -> N
     other.go_back()
     assert other.step == 2
     assert [row["state"] for row in rows("verify", str(lone.root))] == ["whole"] * 3
+
+
+def test_gc_of_what_is_above_jobs_names_one_of_them(tmp_path: Path) -> None:
+    """`ls` of the same path shows complete ones: what is there is not the question."""
+    lone = saved(tmp_path)
+    code, text = run("gc", str(tmp_path))
+    assert code == ExitCode.DATA and "no complete checkpoint there" in text
+    assert f"name the directory of a job, such as '{lone.root}'" in text
