@@ -18,6 +18,7 @@ from pacekeeper.trainer.adapting_passes import PassTeller, work_of_call
 from pacekeeper.trainer.blocks import Work
 from pacekeeper.trainer.expert_hooks import ExpertsBegin, Routed
 from pacekeeper.trainer.pass_watch import is_in_backward
+from pacekeeper.trainer.wrapping import Wrapping
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
 _ONLY = "only"  # the key of micro-batches that never overlap
@@ -60,22 +61,21 @@ class EngineWatch:
         self.engine = engine
         self._work_of = work_of
         self._handles: list[Any] = []
-        self._wrapped: list[str] = []
+        self._wrapping = Wrapping()
         teller.quietly(self._attach)
 
     def close(self) -> None:
         """The engine is as it was; the rank is done."""
         for handle in self._handles:
             handle.remove()
-        for name in self._wrapped:
-            vars(self.engine).pop(name, None)
-        self._handles, self._wrapped = [], []
+        self._handles = []
+        self._wrapping.undo()
         self.teller.detach()
 
     def _attach(self) -> None:
         engine = self.engine
         if _is_pipeline(engine):
-            self._wrap("train_batch", self._train_batch)
+            self._wrapping.wrap(engine, "train_batch", self._train_batch)
             self._attach_instructions()
         else:
             self._handles.append(
@@ -85,23 +85,16 @@ class EngineWatch:
             )
             # Also run by backward passes that the engine is not asked for; there since 0.18.
             epilogue = "_backward_epilogue"
-            self._wrap(epilogue if hasattr(engine, epilogue) else "backward", self._backward)
-            self._wrap("step", self._step)
+            self._wrapping.wrap(
+                engine, epilogue if hasattr(engine, epilogue) else "backward", self._backward
+            )
+            self._wrapping.wrap(engine, "step", self._step)
         for layer, (gate, experts) in enumerate(_moe_layers(engine.module)):
             self._handles += [
                 gate.register_forward_hook(Routed(self.teller, layer, lambda output: output[-1])),
                 experts.register_forward_pre_hook(ExpertsBegin(self.teller)),
             ]
         self.teller.waits_of_others.attach()
-
-    def _wrap(self, name: str, around: Callable[..., Any]) -> None:
-        original = getattr(self.engine, name)
-
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return around(original, *args, **kwargs)
-
-        setattr(self.engine, name, wrapped)
-        self._wrapped.append(name)
 
     # -- an engine without pipeline
 
@@ -160,13 +153,13 @@ class EngineWatch:
             plain[kinds["BackwardPass"]](engine, buffer_id=buffer_id, **more)
             teller.completes()
 
-        self.engine._INSTRUCTION_MAP = {
+        ours = {
             **plain,
             kinds["LoadMicroBatch"]: load,
             kinds["ForwardPass"]: forward,
             kinds["BackwardPass"]: backward,
         }
-        self._wrapped.append("_INSTRUCTION_MAP")
+        self._wrapping.put(self.engine, "_INSTRUCTION_MAP", ours)
 
 
 def _moe_layers(module: Any) -> list[tuple[Any, Any]]:

@@ -1,0 +1,286 @@
+"""torchtitan's adapter by the order of a trainer's calls, whose names are those of 0.3."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.trainer import adapter_torchtitan
+from pacekeeper.trainer.adapter_torchtitan import TrainerWatch
+from support.rings import records_in
+
+
+class Experts(nn.Module):
+    def forward(self, x: Tensor, by_expert: Tensor) -> Tensor:
+        return x
+
+
+class RoutedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner_experts = Experts()
+
+    def forward(self, x: Tensor, scores: Tensor, ids: Tensor, counts: Tensor) -> Tensor:
+        result: Tensor = self.inner_experts(x, counts)
+        return result
+
+
+class MoE(nn.Module):
+    """Of 0.3: the counts of its own tokens go to the experts as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.routed_experts = nn.Identity(), RoutedExperts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        counts = torch.tensor([x.shape[0] - 1, 1])
+        result: Tensor = self.routed_experts(x, x, x, counts)
+        return result
+
+
+class Router(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, x, torch.tensor([x.shape[0] - 1, 1])
+
+
+class OldMoE(nn.Module):
+    """Of 0.2: the router says them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = Router(), Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        *_, counts = self.router(x)
+        result: Tensor = self.experts(x, counts)
+        return result
+
+
+class Model(nn.Module):
+    def __init__(self, moe: type[nn.Module]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.layers = nn.ModuleDict({"3": nn.ModuleDict({"moe": moe()})})
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = tokens.reshape(-1, 1).to(torch.float32)
+        (layer,) = self.layers.values()
+        loss: Tensor = (layer["moe"](x) * self.weight).sum()  # type: ignore[index]
+        return loss
+
+
+class FlexAttention:
+    class Config: ...
+
+
+class Mesh:
+    def get_local_rank(self) -> int:
+        return 1
+
+
+def dims(**more: int) -> SimpleNamespace:
+    sizes = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "dp_replicate": 2, "dp_shard": 3, **more}
+    return SimpleNamespace(get_mesh=lambda name: Mesh(), **sizes)
+
+
+class Trainer:
+    """The calls that Trainer.train makes, and their order."""
+
+    def __init__(self, moe: type[nn.Module] = MoE, **more: Any) -> None:
+        self.device = torch.device("cpu")
+        self.parallel_dims = dims(**more)
+        self.config: Any = SimpleNamespace(
+            training=SimpleNamespace(disable_cuda_graphs=True),
+            compile=SimpleNamespace(enable=False, components=["model", "loss"]),
+        )
+        self.model_config: Any = SimpleNamespace(
+            first_attention=SimpleNamespace(inner_attention=FlexAttention.Config())
+        )
+        self.model_parts: list[Any] = [Model(moe)]
+        self.metrics_processor: Any = SimpleNamespace()
+        self.metrics_processor.log = lambda step, loss, worst: None
+        self.step = 0
+        self.accumulates = 2
+
+    def forward_backward_step(self, *, input_dict: Any, labels: Any) -> None:
+        for one in input_dict if isinstance(input_dict, list) else [input_dict]:
+            self.model_parts[0](one["input"]).backward()
+
+    def train_step(self, data_iterator: Iterator[Any]) -> str:
+        batches = [next(data_iterator) for _ in range(self.accumulates)]
+        if self.parallel_dims.pp > 1:
+            inputs, labels = zip(*batches, strict=True)
+            self.forward_backward_step(input_dict=list(inputs), labels=list(labels))
+        else:
+            for inputs, labels in batches:
+                self.forward_backward_step(input_dict=inputs, labels=labels)
+        if self.step % 2 == 0:
+            self.metrics_processor.log(self.step, 2.5, 3.0)
+        return "done"
+
+    def train(self, batches: Iterator[Any], steps: int) -> None:
+        for _ in range(steps):
+            self.step += 1
+            try:
+                self.train_step(batches)
+            except StopIteration:
+                self.step -= 1
+                return
+
+    def validate(self) -> None:
+        for part in self.model_parts:
+            part(torch.zeros(1, 99))
+
+
+def batches_of(*shapes: tuple[int, int]) -> Iterator[Any]:
+    return iter([({"input": torch.zeros(*shape)}, torch.zeros(*shape)) for shape in shapes])
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Callable[[Any], TrainerWatch]:
+    return lambda trainer: adapter_torchtitan.watch(trainer, job="job", ring_dir=str(tmp_path))
+
+
+def told(watch: TrainerWatch, kind: type[Any]) -> list[Any]:
+    ring = watch.teller.pace.ring
+    assert ring.num_errors == 0, ring.reason
+    assert ring.path is not None
+    return [record for record in records_in(ring.path) if isinstance(record, kind)]
+
+
+@pytest.mark.parametrize("moe", [MoE, OldMoE])
+def test_steps_passes_rows_and_loads_are_told(
+    watched: Callable[[Any], TrainerWatch], moe: type[nn.Module]
+) -> None:
+    trainer = Trainer(moe)
+    trainer.step = 500  # a checkpoint was loaded
+    watch = watched(trainer)
+    trainer.train(batches_of((1, 4), (2, 3), (1, 8), (1, 5)), 2)
+    batches = told(watch, MicroBatchRecord)
+    assert [(r.step, r.micro_batch, r.tokens, r.sum_len_squared) for r in batches] == [
+        (501, 0, 4, 16),
+        (501, 1, 6, 18),
+        (502, 0, 8, 64),
+        (502, 1, 5, 25),
+    ]
+    assert [(r.expert_rows, r.num_active_experts) for r in batches] == [
+        (4, 2),
+        (6, 2),
+        (8, 2),
+        (5, 2),
+    ]
+    steps = told(watch, StepRecord)
+    assert [(r.step, r.loss, r.tokens) for r in steps] == [(501, None, 0), (502, 2.5, 0)]
+    assert all(r.input_wait_s is not None for r in steps)
+    loads = told(watch, ExpertLoadRecord)
+    assert [(r.step, r.layer, r.counts) for r in loads] == [(501, 3, (8, 2)), (502, 3, (11, 2))]
+
+
+def test_validation_is_not_told(watched: Callable[[Any], TrainerWatch]) -> None:
+    trainer = Trainer()
+    watch = watched(trainer)
+    batches = batches_of(*[(1, 4)] * 4)
+    trainer.train(batches, 1)
+    trainer.validate()
+    trainer.train(batches, 1)
+    assert [r.tokens for r in told(watch, MicroBatchRecord)] == [4] * 4
+    assert [r.counts for r in told(watch, ExpertLoadRecord)] == [(6, 2)] * 2
+
+
+def test_a_step_that_ran_out_of_data_is_not_told(watched: Callable[[Any], TrainerWatch]) -> None:
+    trainer = Trainer()
+    watch = watched(trainer)
+    trainer.train(batches_of((1, 4), (1, 4), (1, 4)), 5)
+    assert [r.step for r in told(watch, StepRecord)] == [1]
+    assert len(told(watch, MicroBatchRecord)) == 2
+
+
+def test_a_pipelines_micro_batches_are_one_record(watched: Callable[[Any], TrainerWatch]) -> None:
+    trainer = Trainer(pp=2, tp=2)
+    watch = watched(trainer)
+    trainer.train(batches_of((1, 4), (1, 6)), 1)
+    (batch,) = told(watch, MicroBatchRecord)
+    assert (batch.tokens, batch.sum_len_squared, batch.tensor_share) == (10, 52, 0.25)
+
+
+def test_documents_count_where_attention_keeps_to_them(
+    watched: Callable[[Any], TrainerWatch],
+) -> None:
+    positions = torch.tensor([[0, 1, 2, 0, 1], [5, 6, 0, 1, 2]])
+    batch = ({"input": torch.zeros(2, 5), "positions": positions}, torch.zeros(2, 5))
+    trainer = Trainer(cp=1)
+    trainer.accumulates = 1
+    watch = watched(trainer)
+    trainer.train(iter([batch]), 1)
+    trainer.model_config.first_attention.inner_attention = SimpleNamespace()
+    trainer.train(iter([batch]), 1)
+    by_document, whole = told(watch, MicroBatchRecord)
+    assert (by_document.tokens, by_document.sum_len_squared) == (10, 9 + 4 + 4 + 9)
+    assert by_document.num_documents == 4
+    assert (whole.sum_len_squared, whole.num_documents) == (50, 2)
+
+
+def test_of_a_sequence_in_parts_this_rank_has_its_own(
+    watched: Callable[[Any], TrainerWatch],
+) -> None:
+    trainer = Trainer(cp=4)
+    trainer.accumulates = 1
+    watch = watched(trainer)
+    trainer.train(batches_of((1, 8)), 1)
+    (batch,) = told(watch, MicroBatchRecord)
+    assert (batch.tokens, batch.sum_len_squared) == (2, 16)
+
+
+def compiled(trainer: Trainer) -> None:
+    trainer.config.compile.enable = True
+
+
+def graphed(trainer: Trainer) -> None:
+    trainer.config.training.disable_cuda_graphs = False
+
+
+def elsewhere(trainer: Trainer) -> None:
+    trainer.device = torch.device("xpu")
+
+
+@pytest.mark.parametrize("change", [compiled, graphed, elsewhere])
+def test_where_passes_can_not_be_timed_steps_alone_are_told(
+    watched: Callable[[Any], TrainerWatch], change: Callable[[Trainer], None]
+) -> None:
+    trainer = Trainer(ep=2)
+    change(trainer)
+    watch = watched(trainer)
+    assert watch.untimed
+    trainer.train(batches_of((1, 4), (1, 6)), 1)
+    assert told(watch, MicroBatchRecord) == []
+    assert told(watch, ExpertLoadRecord) == []
+    (step,) = told(watch, StepRecord)
+    assert step.tokens == 10 * 2 * 3  # of all ranks
+
+
+def test_compiled_without_shared_experts_passes_are_told_and_no_hook_is_in_the_way(
+    watched: Callable[[Any], TrainerWatch],
+) -> None:
+    trainer = Trainer()
+    compiled(trainer)
+    watch = watched(trainer)
+    assert not any(m._forward_pre_hooks for m in trainer.model_parts[0].modules())
+    trainer.train(batches_of((1, 4), (1, 6)), 1)
+    assert [r.tokens for r in told(watch, MicroBatchRecord)] == [4, 6]
+
+
+def test_closed_the_trainer_is_as_it_was(watched: Callable[[Any], TrainerWatch]) -> None:
+    trainer = Trainer()
+    before, logs = dict(vars(trainer)), trainer.metrics_processor.log
+    watch = watched(trainer)
+    assert vars(trainer) != before
+    assert trainer.train_step(batches_of((1, 4), (1, 4))) == "done"
+    watch.close()
+    assert vars(trainer) == before
+    assert trainer.metrics_processor.log is logs
+    assert not any(m._forward_pre_hooks for m in trainer.model_parts[0].modules())
