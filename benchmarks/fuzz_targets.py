@@ -12,6 +12,7 @@ from benchmarks.fuzz_services import certificate, plain_targets
 from pacekeeper.agent.ring_reader import Counts, open_ring
 from pacekeeper.cli.plan_files import read_loads
 from pacekeeper.controller.events import NodeAttached, NodeReported
+from pacekeeper.controller.front import sequence_of
 from pacekeeper.controller.machine import advance
 from pacekeeper.controller.server import report_in
 from pacekeeper.controller.state import State
@@ -95,7 +96,8 @@ def _trace_of(form: Format) -> Callable[[Path], object]:
 
 
 def _report(data: bytes) -> object:
-    return report_in(control_pb2.AttachRequest.FromString(data))
+    sequence_of(data)
+    return report_in(data)
 
 
 def _machine(data: bytes) -> object:

@@ -3,11 +3,12 @@
 `python -m benchmarks.ingest_scale`; three minutes, two cores. The real `pacekeeper controller` on
 one core, over real gRPC on loopback; on the other a swarm of agents, each with a connection of its
 own, that report once a second: their kernels, devices every five seconds, and the records of eight
-ranks at each step of their job. Measured: CPU time of the controller's processes, how long a
+ranks at each step of their job. Measured: CPU time of the controller's two processes, the front
+that takes reports in and the controller that judges them (the bar is the front's), how long a
 newcomer waits for its welcome, reports that were lost or taken in twice. Then two storms: all
 connections break at once; the controller is killed and started again while the agents go on.
 Ends with code 1 where a report was missed or not acknowledged, an agent did not come back, or the
-steady state takes more than 60 % of a core.
+front takes more than 60 % of a core in the steady state.
 """
 
 import argparse
@@ -186,7 +187,7 @@ def is_met(result: dict[str, Any]) -> bool:
     """Are the bars kept: processor time, nobody lost, nothing lost?"""
     storms = [result[name] for name in STORMS if name in result]
     return (
-        sum(result["steady"]["core"].values()) <= BAR_CORE
+        result["steady"]["core"]["front"] <= BAR_CORE
         and all(one["are_back"] and one["all_acknowledged"] for one in storms)
         and all(one["missed"] == 0 for one in storms)
     )

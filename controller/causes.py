@@ -6,7 +6,7 @@ where they tell no times, the newest sample stands for that end. Some readings c
 costly ones each 30 s): for a while it is looked again, and what is surer replaces what was said.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -23,7 +23,8 @@ from pacekeeper.controller.state import (
     State,
 )
 from pacekeeper.core.findings import Finding, Tier
-from pacekeeper.core.reports import NodeReport
+from pacekeeper.core.reports import AgentHealth, NodeReport
+from pacekeeper.core.topology import DeviceSample, HostSample
 from pacekeeper.predictor.cause import explain, in_words, is_explained
 from pacekeeper.predictor.symptoms import Cause, Symptoms, ThreadTime
 from pacekeeper.predictor.witnesses import NodeWindow, Seat, peers_of, symptoms_of
@@ -44,17 +45,63 @@ class _Sampled(Protocol):
 S = TypeVar("S", bound=_Sampled)
 
 
-def remember(node: NodeState, report: NodeReport) -> NodeState:
-    """Put a report's samples into the node's windows. O(devices of the node)."""
-    devices = dict(node.devices)
-    for sample in report.devices:
-        known = devices.get(sample.device_uuid, ())
-        devices[sample.device_uuid] = kept(known, sample)
-    if len(devices) > KEPT_DEVICES:
-        named = {sample.device_uuid for sample in report.devices}
-        devices = {uuid: window for uuid, window in devices.items() if uuid in named}
-    host = node.host if report.host is None else kept(node.host, report.host)
-    return replace(node, devices=devices, host=host)
+def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
+    """Put a report's samples into the node's windows, as they came: most are never looked at."""
+    unread = report.unread
+    if unread is None:
+        devices, host = _with(node.devices, node.host, report.devices, report.host)
+        return replace(node, devices=devices, host=host, health=report.health, last_report_s=now_s)
+    # Not by `replace`, which costs more than all the rest: this is done for each report of a fleet.
+    return NodeState(
+        name=node.name,
+        agent_life=node.agent_life,
+        product_version=node.product_version,
+        rack=node.rack,
+        is_connected=node.is_connected,
+        health=node.health,
+        devices=node.devices,
+        host=node.host,
+        unread_devices=(
+            kept(node.unread_devices, unread) if unread.has_devices else node.unread_devices
+        ),
+        unread_host=kept(node.unread_host, unread) if unread.has_host else node.unread_host,
+        newest=unread,
+        last_report_s=now_s,
+    )
+
+
+def health_of(node: NodeState) -> AgentHealth:
+    """What its agent said of itself last."""
+    return node.health if node.newest is None else node.newest.health()
+
+
+def windows(
+    node: NodeState,
+) -> tuple[Mapping[str, tuple[DeviceSample, ...]], tuple[HostSample, ...]]:
+    """All that is kept of a node's devices and host, read by now. O(what is kept)."""
+    devices, host = node.devices, node.host
+    for unread in node.unread_devices:
+        devices, host = _with(devices, host, unread.devices(), None)
+    for unread in node.unread_host:
+        devices, host = _with(devices, host, (), unread.host())
+    return devices, host
+
+
+def _with(
+    devices: Mapping[str, tuple[DeviceSample, ...]],
+    host: tuple[HostSample, ...],
+    sampled: Sequence[DeviceSample],
+    sampled_host: HostSample | None,
+) -> tuple[Mapping[str, tuple[DeviceSample, ...]], tuple[HostSample, ...]]:
+    """Windows with newer samples. O(devices of the node)."""
+    if sampled:
+        devices = dict(devices)
+        for sample in sampled:
+            devices[sample.device_uuid] = kept(devices.get(sample.device_uuid, ()), sample)
+        if len(devices) > KEPT_DEVICES:
+            named = {sample.device_uuid for sample in sampled}
+            devices = {uuid: window for uuid, window in devices.items() if uuid in named}
+    return devices, host if sampled_host is None else kept(host, sampled_host)
 
 
 def kept(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
@@ -155,16 +202,13 @@ def _symptoms(
         and peer in job.ranks
         and job.ranks[peer].life is RankLife.ALIVE
     ]
-    nodes = {
-        name: NodeWindow(
-            onset_s=place.onset_s,
-            devices=state.nodes[name].devices,
-            host=state.nodes[name].host,
-            pids=place.pids,
-        )
-        for name, place in search.places.items()
-        if name in state.nodes
-    }
+    nodes = {}
+    for name, place in search.places.items():
+        if name in state.nodes:
+            devices, host = windows(state.nodes[name])
+            nodes[name] = NodeWindow(
+                onset_s=place.onset_s, devices=devices, host=host, pids=place.pids
+            )
     involved = (rank, *peers)
     threads = {one: time for one in involved if (time := _thread(by_rank.get(one))) is not None}
     return symptoms_of(
@@ -215,8 +259,9 @@ def _end_s(ranks: Collection[int], by_rank: RankMap[RankWork]) -> float:
 def _newest_s(node: NodeState | None) -> float:
     if node is None:
         return 0.0
-    ends_s = [window[-1].sampled_s for window in node.devices.values() if window]
-    ends_s += [sample.sampled_s for sample in node.host[-1:]]
+    devices, host = windows(node)
+    ends_s = [window[-1].sampled_s for window in devices.values() if window]
+    ends_s += [sample.sampled_s for sample in host[-1:]]
     return max(ends_s, default=0.0)
 
 

@@ -7,7 +7,7 @@ than everything else that is done with it.
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 from zlib import crc32
 
 CHUNK_RANKS = 64
@@ -65,6 +65,11 @@ class ChunkedMap(Mapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         return self._chunks[self._chunk_of(key)][key]
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """As any mapping's; without an exception where the key is not there."""
+        chunk = self._chunks.get(self._chunk_of(key))
+        return default if chunk is None else chunk.get(key, default)
 
     def __iter__(self) -> Iterator[K]:
         for chunk in self._chunks.values():

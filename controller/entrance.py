@@ -4,8 +4,9 @@ import logging
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -81,27 +82,32 @@ class Entrance:
         )
 
     def server(self) -> grpc.aio.Server:
-        """A server of which every method is behind the gate."""
-        limits, is_secured = self._config.limits, bool(self._config.tls.cert)
+        """A server of which every method is behind the gate; callers come to it by the front."""
         return grpc.aio.server(
             interceptors=(self.gate,),
-            options=wire.server_options(
-                limits.max_report_bytes, limits.connection_s if is_secured else None
-            ),
+            options=wire.server_options(self._config.limits.max_report_bytes, None),
         )
 
-    def open(self, server: grpc.aio.Server, address: str) -> int:
-        """The port it listens on; 0 where it can not. Raises ConfigError (certificates)."""
-        tls = self._config.tls
-        try:
-            if not tls.cert:
-                return int(server.add_insecure_port(address))
-            credentials = secure.server_credentials(
-                tls, on_connection=lambda: self.gate.handshakes.began(time.monotonic())
-            )
-            return int(server.add_secure_port(address, credentials))
-        except RuntimeError:
-            return 0
+    def settings(self, listen: str, inner: str) -> dict[str, Any]:
+        """How the front shall serve, and where it hands on what is no agent's stream.
+
+        Raises ConfigError (certificates).
+        """
+        limits, tls = self._config.limits, self._config.tls
+        if tls.cert:
+            secure.server_credentials(tls, on_connection=lambda: None)  # to see that they are good
+        return {
+            "listen": listen,
+            "inner": inner,
+            "tls": asdict(tls),
+            "max_report_bytes": limits.max_report_bytes,
+            "connection_s": limits.connection_s if tls.cert else None,
+            "reports": {"per_s": limits.reports_per_s, "at_once": limits.reports_at_once},
+        }
+
+    def connected(self) -> None:
+        """A connection began its handshake with the front."""
+        self.gate.handshakes.began(time.monotonic())
 
     def note_plan(self, job: str, about: str, reason: str) -> None:
         """The controller itself decided on something."""

@@ -38,6 +38,13 @@ class NodeReported:
     report: NodeReport
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesReported:
+    """Batches of several agents, taken in together: one change of the table of nodes for all."""
+
+    reports: tuple[NodeReported, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """Time went by: look at the policy, at blindness, at what must be said again."""
@@ -74,7 +81,14 @@ class OrderGiven:
 
 
 Event = (
-    NodeAttached | NodeDetached | NodeReported | Tick | DecisionMade | ProposalAnswered | OrderGiven
+    NodeAttached
+    | NodeDetached
+    | NodeReported
+    | NodesReported
+    | Tick
+    | DecisionMade
+    | ProposalAnswered
+    | OrderGiven
 )
 
 

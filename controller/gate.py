@@ -21,6 +21,8 @@ from pacekeeper.controller.access import METHODS, Action, Caller, Role
 from pacekeeper.controller.audit import Audit, Deed, host_of
 from pacekeeper.controller.handshakes import Handshakes
 from pacekeeper.controller.rates import Buckets, Limit
+from pacekeeper.controller.relay import Relayed, relayed
+from pacekeeper.controller.server import Doorkeeper, Refused
 from pacekeeper.controller.state import State
 from pacekeeper.controller.token_file import TokenFile
 from pacekeeper.controller.tokens import caller_of
@@ -28,6 +30,7 @@ from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig
 
 ATTACHES = Limit(per_s=1.0, at_once=20)  # of one node: an agent has one stream at a time
+ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
 _BEARER = "bearer "
 _log = logging.getLogger(__name__)
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
@@ -35,7 +38,7 @@ _OPEN = Caller(name="open", role=Role.OPEN)
 CALLER: ContextVar[Caller] = ContextVar("caller", default=_OPEN)
 
 
-class Gate(grpc.aio.ServerInterceptor):
+class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
     """The interceptor. `asks`: whether callers must show who they are."""
 
     def __init__(
@@ -66,9 +69,14 @@ class Gate(grpc.aio.ServerInterceptor):
             return None
         return self._guarded(handler, handler_call_details.method)
 
-    def may_attach(self, node: str, peer: str) -> str:
-        """Why the present caller may not report of that node; empty: it may. Both are audited."""
-        caller = CALLER.get()
+    async def let_in(self, shown: Relayed) -> Caller:
+        """Who opens an agent's stream. Raises Refused."""
+        context = _Opening(shown)
+        with await self._let_in(ATTACH, (True, True), None, context):
+            return CALLER.get()
+
+    def may_attach(self, caller: Caller, node: str, peer: str) -> str:
+        """Why this caller may not report of that node; empty: it may. Both are audited."""
         verdict = access.speaks_for(caller, node)
         self._audit.note(
             Deed(
@@ -82,9 +90,8 @@ class Gate(grpc.aio.ServerInterceptor):
         )
         return verdict.reason
 
-    def foreign(self, node: str, report: NodeReport) -> str:
+    def foreign(self, caller: Caller, node: str, report: NodeReport) -> str:
         """What a known caller's report says of another node; empty: nothing. Audited."""
-        caller = CALLER.get()
         if caller.role is Role.OPEN:
             return ""
         why = own_node.foreign(self._state(), node, report)
@@ -146,9 +153,10 @@ class Gate(grpc.aio.ServerInterceptor):
         self, method: str, streams: tuple[bool, bool], request: Any, context: Context
     ) -> contextlib.AbstractContextManager[None]:
         """Judge a call; ends it where it is refused. What is returned lasts as long as the call."""
-        action, peer = METHODS.get(method), context.peer()
+        shown = relayed(context)
+        action, peer = METHODS.get(method), shown.peer()
         self.handshakes.called(peer)
-        caller = self.caller(context)
+        caller = self.caller(shown)
         key = host_of(peer) if caller.role in (Role.OPEN, Role.NOBODY) else caller.name
         is_watch = streams == (False, True)
         code, why = self._judge(caller, action, key, None if streams[0] else request)
@@ -231,6 +239,17 @@ class Gate(grpc.aio.ServerInterceptor):
             self._watches[key] -= 1
             if not self._watches[key]:
                 del self._watches[key]
+
+
+class _Opening(Relayed):
+    """The opening of an agent's stream, as a call that can be refused."""
+
+    def __init__(self, caller: Relayed) -> None:
+        super().__init__(caller.shown)
+
+    async def abort(self, code: grpc.StatusCode, why: str) -> None:
+        """As a gRPC context does it: by raising."""
+        raise Refused(code, why)
 
 
 def _in_words(request: Any, action: Action | None) -> str:

@@ -4,7 +4,7 @@ Order does not matter and repetition changes nothing: what ranks say is remember
 they speak of is known. Steps and findings: `steps.py`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from pacekeeper.controller import (
@@ -101,13 +101,15 @@ def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, lis
 
 
 def _take_attachments(
-    job: JobState, node: str, attached: Iterable[Attachment], now_s: float, unix_s: float
+    job: JobState, node: str, attached: Collection[Attachment], now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Learn ranks. Another process under a known rank is a new life of the whole job.
 
     Where lives have numbers, it is their numbers that tell.
     """
     commands: list[Command] = []
+    if not attached:
+        return job, commands
     # Put into the job once for all: a copy of thousands of ranks for each of them took seconds.
     ranks, remembered = dict(job.ranks), dict(job.remembered)
     world_size, is_news = job.world_size, False

@@ -13,6 +13,7 @@ from pacekeeper.controller import (
     endings,
     fleet_memory,
     inbox,
+    joined_reports,
     offers,
     orders,
     probing,
@@ -29,6 +30,7 @@ from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
     NodeReported,
+    NodesReported,
     OrderGiven,
     ProposalAnswered,
     Say,
@@ -55,7 +57,9 @@ def advance(
         case NodeDetached():
             return _detach(state, event), ()
         case NodeReported():
-            return _report(state, event, config, now_s)
+            return _report(state, (event,), config, now_s)
+        case NodesReported():
+            return _report(state, event.reports, config, now_s)
         case Tick():
             return _tick(state, config, now_s)
         case DecisionMade():
@@ -82,6 +86,9 @@ def _attach(state: State, event: NodeAttached, now_s: float) -> State:
             health=known.health,
             devices=known.devices,
             host=known.host,
+            unread_devices=known.unread_devices,
+            unread_host=known.unread_host,
+            newest=known.newest,
         )
     return _with_node(state, node)
 
@@ -95,19 +102,19 @@ def _detach(state: State, event: NodeDetached) -> State:
 
 
 def _report(
-    state: State, event: NodeReported, config: ControllerConfig, now_s: float
+    state: State, events: Sequence[NodeReported], config: ControllerConfig, now_s: float
 ) -> tuple[State, tuple[Command, ...]]:
-    known = state.nodes.get(event.node)
-    if known is not None:
-        node = replace(
-            causes.remember(known, event.report),
-            health=event.report.health,
-            last_report_s=now_s,
-        )
-        state = _with_node(state, node)
+    """What the nodes tell of themselves first, then job by job, both in the order they came."""
+    told: dict[str, NodeState] = {}
+    for event in events:
+        known = told.get(event.node) or state.nodes.get(event.node)
+        if known is not None:
+            told[event.node] = causes.remember(known, event.report, now_s)
+    if told:
+        state = replace(state, nodes=node_map(state.nodes).changed(told))
     commands: list[Command] = []
-    for report in event.report.jobs:
-        state, said = _take_in(state, event.node, report, config, now_s)
+    for node, report in joined_reports.by_job(events):
+        state, said = _take_in(state, node, report, config, now_s)
         commands += said
     return state, tuple(commands)
 

@@ -22,6 +22,7 @@ _COUNTERS = {
     "reports_repeated": "Reports that were passed over, since they had been taken in before.",
     "reports_rejected": "Streams and reports refused as impossible.",
     "advance_failures": "Events dropped because of a bug.",
+    "front_restarts": "Starts anew of the process that serves agents' streams.",
     "store_retries": "Writes to the store that had to be tried again.",
     "refusals": "Calls, streams and connections refused for who made them or how many they were.",
     "audit_failures": "Lines that the audit log did not take.",
@@ -46,6 +47,7 @@ class ControllerMetrics:
         self._repeated = counters["reports_repeated"]
         self._told_sequences = (0, 0)
         self.failures = counters["advance_failures"]
+        self.front_restarts = counters["front_restarts"]
         self.store_retries = counters["store_retries"]
         self.refusals = counters["refusals"]
         self.audit_failures = counters["audit_failures"]

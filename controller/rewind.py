@@ -34,6 +34,8 @@ def follow(job: JobState, records: Iterable[StepFact]) -> tuple[JobState, list[C
     if not ended_s:
         return job, []
     job = replace(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    if not again:
+        return job, []  # nearly always: not worth a walk over all ranks
     ranks = running(job)
     if not ranks or job.unattached or not all(rank in again for rank in ranks):
         return job, []

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import signal
 import sqlite3
+import tempfile
 import threading
 import time
 from collections import deque
@@ -24,36 +25,20 @@ from grpc_reflection.v1alpha import reflection
 from pacekeeper.controller import machine
 from pacekeeper.controller.entrance import Entrance, refuse_open, why_not
 from pacekeeper.controller.events import (
-    AskDecision,
-    AskProbe,
     Command,
-    DropOrder,
     Event,
-    Failed,
-    ForgetJob,
-    ForgetLayouts,
     NodeDetached,
-    NodeReported,
-    NotifyDeaths,
-    OfferPlan,
-    SaveDecision,
-    SaveIncident,
-    SaveJob,
-    SaveLayout,
-    SaveOrder,
-    SaveProposal,
-    SaveStrike,
-    Say,
-    StepSummary,
-    TellSuspects,
+    NodesReported,
     Tick,
 )
+from pacekeeper.controller.front_door import FrontDoor, PortTakenError
 from pacekeeper.controller.history import History
+from pacekeeper.controller.joined_reports import together
 from pacekeeper.controller.metrics import ControllerMetrics
+from pacekeeper.controller.obedience import Obedience
 from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.operator_service import Operator
 from pacekeeper.controller.planner import Planner
-from pacekeeper.controller.rates import Limit
 from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.start_up import import_early
 from pacekeeper.controller.state import State
@@ -68,12 +53,10 @@ from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
 from pacekeeper.protos import (
     control_pb2,
-    control_pb2_grpc,
     operator_pb2,
     operator_pb2_grpc,
     status_pb2,
     status_pb2_grpc,
-    wire,
 )
 
 MAX_TOGETHER = 256  # events between two looks at everything else
@@ -125,14 +108,13 @@ class Controller:
         if jobs:
             _log.info("store=%s jobs=%d incidents=%d", config.store, len(jobs), len(incidents))
         self.entrance = Entrance(config, state=lambda: self.state, metrics=self.metrics)
-        limits = config.limits
+        self.front: FrontDoor | None = None
         self.agents = AgentControl(
-            put=self._put,
+            put=self._put_all,
             on_rejected=self.metrics.rejected.inc,
             on_failure=self._count_failure,
-            may_attach=self.entrance.gate.may_attach,
-            foreign=self.entrance.gate.foreign,
-            reports=Limit(per_s=limits.reports_per_s, at_once=limits.reports_at_once),
+            say=lambda frame: None if self.front is None else self.front.say(frame),
+            doorkeeper=self.entrance.gate,
             office=self.office,
         )
         self.history = History(store=self.store, config=config.retention)
@@ -149,10 +131,18 @@ class Controller:
             past_layout=self.store.layout,
         )
         self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
+        self._obedience = Obedience(
+            agents=self.agents,
+            metrics=self.metrics,
+            status=self.status,
+            planner=self.planner,
+            entrance=self.entrance,
+            on_failure=self._count_failure,
+        )
         self.webhook = Webhook(config, on_end=self.metrics.count_webhook)
         self._health = health.aio.HealthServicer()
         # No more wait than there are callers: each waits until its own event is taken in.
-        self._inbox: deque[tuple[Event, asyncio.Future[None]]] = deque()
+        self._inbox: deque[tuple[Sequence[Event], asyncio.Future[None]]] = deque()
         self._has_come = asyncio.Event()
         self._writes = Writes()
         self._is_over = False  # nothing is taken in any more
@@ -178,15 +168,21 @@ class Controller:
                 metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
                 stack.callback(metrics.close)
                 _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
-            server, port = await self._serve()
-            tasks = [asyncio.create_task(self._consume()), asyncio.create_task(self._tick())]
-            stack.push_async_callback(self._drain, server, tasks)
+            inner = stack.enter_context(tempfile.TemporaryDirectory(prefix="pacekeeper-"))
+            server, address = await self._serve(Path(inner))
+            stack.push_async_callback(server.stop, None)
+            front = await self._open_front(address)
+            tasks = [
+                asyncio.create_task(part)
+                for part in (self._consume(), self._tick(), self.agents.acknowledge(), front.run())
+            ]
+            stack.push_async_callback(self._drain, server, front, tasks)
             if self.web is not None:
                 tasks.append(asyncio.create_task(self.web.serve()))
                 stack.push_async_callback(self.web.close, tasks[-1])
                 _log.info("web=%s", self.web.url)
             with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
-                print(f"listening on {joined(self._address[0], port)}", flush=True)
+                print(f"listening on {front.address}", flush=True)
             # The first fit and its thresholds would else stall the inbox for a second.
             threading.Thread(target=import_early, daemon=True).start()
             stopping = asyncio.create_task(stop.wait())
@@ -194,9 +190,9 @@ class Controller:
             for task in done:
                 task.result()
 
-    async def _serve(self) -> tuple[grpc.aio.Server, int]:
+    async def _serve(self, folder: Path) -> tuple[grpc.aio.Server, str]:
+        """All but agents' streams, at a socket in a folder that only we may enter: its address."""
         server = self.entrance.server()
-        control_pb2_grpc.add_AgentControlServiceServicer_to_server(self.agents, server)
         status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
         self.office.serve(server)
@@ -206,22 +202,41 @@ class Controller:
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        port = self.entrance.open(server, joined(*self._address))
-        if port == 0:
-            raise listen_error(
-                joined(*self._address),
-                why_not(*self._address),
-                option="--listen",
-                rival="another controller",
-            )
+        address = f"unix:{folder / 'calls'}"
+        server.add_insecure_port(address)
         await server.start()
-        return server, port
+        return server, address
 
-    async def _drain(self, server: grpc.aio.Server, tasks: Sequence[asyncio.Task[None]]) -> None:
+    async def _open_front(self, inner: str) -> FrontDoor:
+        """The process that serves agents, and hands calls on to `inner`."""
+        listen = joined(*self._address)
+        self.front = front = FrontDoor(
+            self.entrance.settings(listen, inner),
+            on_frames=self.agents.take,
+            on_gone=self._lose_agents,
+            on_restart=self.metrics.front_restarts.inc,
+            on_connection=self.entrance.connected,
+        )
+        try:
+            await front.start()
+        except PortTakenError:
+            raise listen_error(
+                listen, why_not(*self._address), option="--listen", rival="another controller"
+            ) from None
+        return front
+
+    async def _lose_agents(self) -> None:
+        """All streams are lost with the front."""
+        if events := self.agents.gone():
+            await self._put_all(events)
+
+    async def _drain(
+        self, server: grpc.aio.Server, front: FrontDoor, tasks: Sequence[asyncio.Task[None]]
+    ) -> None:
         """Say that we go, end the streams, take in what came before; then stop."""
         await self._health.enter_graceful_shutdown()
-        self.agents.end_all()
         self.status.end_all()
+        await front.drain()
         await server.stop(DRAIN_S)
         for task in tasks:
             task.cancel()
@@ -229,11 +244,16 @@ class Controller:
                 await task
 
     async def _put(self, event: Event) -> None:
+        await self._put_all((event,))
+
+    async def _put_all(self, events: Sequence[Event]) -> None:
         """Through the machine before the caller goes on: back-pressure, and acks mean stored."""
-        if self._is_over and isinstance(event, NodeDetached):
-            return  # all agents leave, since we do
+        if self._is_over:
+            events = [event for event in events if not isinstance(event, NodeDetached)]
+            if not events:
+                return  # all agents leave, since we do
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._inbox.append((event, done))
+        self._inbox.append((events, done))
         self._has_come.set()
         await done
 
@@ -260,10 +280,12 @@ class Controller:
             while not self._inbox:
                 self._has_come.clear()
                 await self._has_come.wait()
-            number = min(len(self._inbox), MAX_TOGETHER)
-            taken = [self._inbox.popleft() for _ in range(number)]
+            taken, number = [], 0
+            while self._inbox and number < MAX_TOGETHER:
+                taken.append(self._inbox.popleft())
+                number += len(taken[-1][0])
             try:
-                await self._take_whole([event for event, _ in taken])
+                await self._take_whole([event for events, _ in taken for event in events])
             except HostError:
                 self._is_over = True
                 for _, done in (*taken, *self._inbox):
@@ -291,7 +313,7 @@ class Controller:
     async def _take(self, events: Sequence[Event]) -> None:
         """Some events: the new state counts once it is stored, and only then anybody is told."""
         state, commands = self.state, list[Command]()
-        for event in events:
+        for event in together(events):
             began_s = time.monotonic()
             try:
                 state, said = machine.advance(state, event, config=self.config, now_s=began_s)
@@ -300,13 +322,13 @@ class Controller:
                 self._count_failure(f"event dropped: {type(event).__name__}", error)
                 continue
             commands += said
-            if isinstance(event, NodeReported):
-                self.metrics.reports.inc()
+            if isinstance(event, NodesReported):
+                self.metrics.reports.inc(len(event.reports))
             self.metrics.advance.observe(time.monotonic() - began_s)
         await self._store(state, commands)
         self.state = state
         for command in commands:
-            self._obey(command)
+            self._obedience.obey(command)
         for command in commands:
             self.history.heard(command)
 
@@ -348,47 +370,6 @@ class Controller:
         self.metrics.say_store(refused)
         for name in ("", _CONTROL):
             await self._health.set(name, _NOT_SERVING if refused else _SERVING)
-
-    def _obey(self, command: Command) -> None:
-        match command:
-            case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base, life=life):
-                offer = wire.offer_to_message(job, layout, base, life)
-                self._send(nodes, "plan", job, control_pb2.AttachResponse(offer_plan=offer))
-            case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, life=life):
-                notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
-                self._send(nodes, "deaths", job, control_pb2.AttachResponse(notify_deaths=notice))
-            case TellSuspects(job=job, nodes=nodes, ranks=ranks, life=life):
-                told = control_pb2.TellSuspects(job=job, ranks=list(ranks), life=life)
-                self._send(nodes, "suspects", job, control_pb2.AttachResponse(tell_suspects=told))
-            case AskProbe(job=job, nodes=nodes, number=number, life=life):
-                asked = control_pb2.AskProbe(job=job, number=number, life=life)
-                self._send(nodes, "probe", job, control_pb2.AttachResponse(ask_probe=asked))
-            case SaveIncident(incident=incident):
-                self.metrics.count_incident(incident)
-                self.status.publish_incident(incident)
-            case StepSummary():
-                self.status.publish_step(command)
-            case AskDecision():
-                self.planner.ask(command)
-            case Say(text=text):
-                _log.info("%s", text)
-            case Failed(what=what, error=error):
-                self._count_failure(what, error)
-            case SaveDecision(job=job, decision=decision):
-                self.metrics.count_decision(decision)
-                if decision.layout is not None:
-                    about = f"generation={decision.layout.generation} rung={decision.rung}"
-                    self.entrance.note_plan(job, about, decision.reason)
-            case SaveLayout() | SaveProposal() | SaveJob() | SaveStrike():
-                pass  # stored already
-            case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():
-                pass  # so are these
-
-    def _send(
-        self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
-    ) -> None:
-        for node in nodes:
-            self.agents.send(node, kind, job, message)
 
     def _count_failure(self, what: str, error: Exception) -> None:
         """A bug of ours: with its traceback once; the same one again is only counted."""

@@ -1,326 +1,365 @@
-"""The agents' side of the controller: streams in, commands out. Decides nothing.
+"""The agents' side of the controller: what the front hands on goes in, commands go out.
 
-Reports go into one bounded inbox with a single consumer; commands go to the outbox of each named
-node, where the newest of a kind replaces what it repeats. Two streams of one node never live side
-by side: the newer one wins.
+Reports of many agents are taken in together and acknowledged once they are stored; an agent that
+sends one again is told so, and nothing else happens. Two streams of one node never live side by
+side: the newer one wins.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 import grpc
-import grpc.aio
+from google.protobuf.message import DecodeError
 
+from pacekeeper.controller import line
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
+from pacekeeper.controller.line import Frame
 from pacekeeper.controller.office import Alone, Office
-from pacekeeper.controller.rates import Limit, full, owe
+from pacekeeper.controller.relay import Relayed
 from pacekeeper.controller.sequences import Sequences
 from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import JOB_NAME_RULE, NODE_NAME_RULE, is_job_name, is_node_name
-from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
+from pacekeeper.protos import control_pb2, wire
 
-OUTBOX_COMMANDS = 256  # per node; commands are said again, so the oldest may go
 ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
 # Of a large fleet each is acknowledged less often, or acks would cost as much as all reports.
 ACKS_PER_S = 2000
 ACK_SPARSEST = 5.0  # times
-HELLO_WITHIN_S = 10.0
+ACK_LOOK_S = 0.05
+FRESH_S = 0.5  # of a leader's message: one that waits longer might be said after the lease
 MOST_OF_A_WORD = 64  # characters that an agent says of itself
 NO_LEADER = "this controller leads no more"
-NO_LIMIT = Limit(per_s=1e9, at_once=1 << 30)
 OUR_VERSION = version("pacekeeper")
+_PARTS = control_pb2.ReportRequestParts
 _log = logging.getLogger(__name__)
 
-Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+
+class Refused(Exception):
+    """A stream is not taken, or ended: a status code and the reason."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code, self.why = code, why
 
 
 class _ForeignReportError(ValueError):
     """A report speaks of ranks of another node."""
 
 
-def _anybody(node: str, peer: str) -> str:
-    return ""
+class Doorkeeper:
+    """Lets everybody in, and takes what they say."""
 
+    async def let_in(self, shown: Relayed) -> Any:
+        """Who calls. Raises Refused."""
+        return None
 
-def _anything(node: str, report: NodeReport) -> str:
-    return ""
+    def may_attach(self, caller: Any, node: str, peer: str) -> str:
+        """Why `caller` may not report of that node; empty: it may."""
+        return ""
 
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Outbox:
-    """What one node is to be told, oldest first. A newer message with the same key takes over."""
-
-    capacity: int = OUTBOX_COMMANDS
-    _waiting: dict[tuple[str, str], control_pb2.AttachResponse] = field(default_factory=dict)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _is_closed: bool = False
-
-    def put(self, key: tuple[str, str], message: control_pb2.AttachResponse) -> None:
-        """Queue `message`; beyond the capacity the oldest one goes."""
-        self._waiting.pop(key, None)
-        self._waiting[key] = message
-        while len(self._waiting) > self.capacity:
-            del self._waiting[next(iter(self._waiting))]
-        self._news.set()
-
-    def close(self) -> None:
-        """Nothing more will come after what waits."""
-        self._is_closed = True
-        self._news.set()
-
-    async def get(self) -> control_pb2.AttachResponse | None:
-        """The oldest message; None once closed and empty."""
-        while not self._waiting and not self._is_closed:
-            self._news.clear()
-            await self._news.wait()
-        if not self._waiting:
-            return None
-        return self._waiting.pop(next(iter(self._waiting)))
+    def foreign(self, caller: Any, node: str, report: NodeReport) -> str:
+        """What a report says of another node; empty: nothing."""
+        return ""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Stream:
-    """One agent's open stream. `end`: why we end it, a status code and words."""
+    """One agent's open stream. `newest`: the sequence of the last report that came by it."""
 
+    number: int
     node: str
     life: str
-    outbox: Outbox = field(default_factory=Outbox)
+    who: Any
+    newest: int = -1
     handled: int = 0  # sequence of the newest report that went through the machine
     unacknowledged: int = 0
-    ack_timer: asyncio.TimerHandle | None = None
-    end: tuple[grpc.StatusCode, str] | None = None
-
-    def taken_in(self, sequence: int, sparse: float) -> None:
-        """One more report is stored: say so soon, and at once where many wait.
-
-        `sparse`: so many times less often than to the agent of a small fleet.
-        """
-        self.handled = sequence
-        self.unacknowledged += 1
-        if self.unacknowledged >= ACK_EVERY_REPORTS * sparse:
-            self.acknowledge()
-        elif self.ack_timer is None:
-            loop = asyncio.get_running_loop()
-            self.ack_timer = loop.call_later(ACK_EVERY_S * sparse, self.acknowledge)
-
-    def close(self, code: grpc.StatusCode | None = None, why: str = "") -> None:
-        """End the stream: in peace, or with a code and the reason."""
-        if code is not None and self.end is None:
-            self.end = (code, why)
-        if self.ack_timer is not None:
-            self.ack_timer.cancel()
-            self.ack_timer = None
-        self.outbox.close()
-
-    def acknowledge(self) -> None:
-        """Everything handled so far needs not be sent again."""
-        if self.ack_timer is not None:
-            self.ack_timer.cancel()
-            self.ack_timer = None
-        self.unacknowledged = 0
-        acknowledge = control_pb2.Acknowledge(sequence=self.handled)
-        message = control_pb2.AttachResponse(acknowledge=acknowledge)
-        self.outbox.put(("", "acknowledge"), message)
+    is_over: bool = False
 
 
-@dataclass(kw_only=True)
-class AgentControl(control_pb2_grpc.AgentControlServiceServicer):
-    """The servicer. `put` takes an event and returns when the machine has taken it in.
+@dataclass(slots=True, kw_only=True)
+class _Outcome:
+    """What is to be said of one batch once all of it is stored."""
 
-    `on_rejected` counts what an agent did wrong, `on_failure` what we did. `may_attach(node, peer)`
-    and `foreign(node, report)` say why the caller may not speak for that node; empty: it may.
-    `reports`: how many of them one stream may bring. `office`: whether anything may be said now.
+    welcomes: list[_Stream] = field(default_factory=list)
+    taken: list[tuple[_Stream, int, bool]] = field(default_factory=list)  # (.., is it a greeting)
+    again: list[tuple[_Stream, int]] = field(default_factory=list)
+    ends: list[tuple[_Stream, grpc.StatusCode, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AgentControl:
+    """`put` takes events and returns when the machine has taken them in, and they are stored.
+
+    `on_rejected` counts what an agent did wrong, `on_failure` what we did. `say` puts a frame onto
+    the line to the front. `office`: whether anything may be said now.
     """
 
-    put: Callable[[Event], Awaitable[None]]
+    put: Callable[[Sequence[Event]], Awaitable[None]]
     on_rejected: Callable[[], None]
     on_failure: Callable[[str, Exception], None]
-    may_attach: Callable[[str, str], str] = _anybody
-    foreign: Callable[[str, NodeReport], str] = _anything
-    reports: Limit = NO_LIMIT
+    say: Callable[[bytes], None]
+    doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
     office: Office = field(default_factory=Alone)
-    streams: dict[str, _Stream] = field(default_factory=dict)
     sequences: Sequences = field(default_factory=Sequences)
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _of_node: dict[str, _Stream] = field(default_factory=dict)
+    _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
 
-    async def Attach(
-        self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Context
-    ) -> AsyncIterator[control_pb2.AttachResponse]:
-        """One agent, from its Hello to the end of its stream."""
-        hello = await self._greet(request_iterator, context)
-        stream = _Stream(node=hello.node, life=hello.agent_life)
-        self._replace(stream)
-        reader: asyncio.Task[None] | None = None
+    async def take(self, frames: Sequence[Frame]) -> None:
+        """What the front handed on, in order; returns when all of it is stored and answered."""
+        events, outcome = list[Event](), _Outcome()
+        for kind, number, value, data in frames:
+            if kind == line.OPENED:
+                await self._open(number, data, events, outcome)
+                continue
+            stream = self._streams.get(number)
+            if stream is None:
+                continue  # it was refused, or is of a front that is gone
+            if kind == line.CLOSED:
+                del self._streams[number]
+                self._leave(stream, events)
+            elif stream.is_over:
+                continue  # what it still brings is not acknowledged: it is sent again
+            elif kind == line.REPORT:
+                self._report(stream, value, data, events, outcome)
+            elif kind == line.FINISHED:
+                outcome.ends.append((stream, grpc.StatusCode.OK, ""))
+            elif kind == line.MALFORMED:
+                self._reject(stream, ValueError(data.decode()), outcome)
         try:
-            await self.put(
-                NodeAttached(
-                    node=hello.node,
-                    product_version=hello.product_version,
-                    agent_life=hello.agent_life,
-                    rack=hello.rack,
-                )
-            )
+            if events:
+                await self.put(events)
+        except Exception as error:
+            # Our bug: these streams end, their agents come back and send their reports again.
+            self.on_failure("taking reports in failed", error)
+            for stream in {one for one, *_ in outcome.taken} | set(outcome.welcomes):
+                why = "the controller failed to read a report"
+                self._end(stream, grpc.StatusCode.INTERNAL, why)
+            return
+        self._answer(outcome)
+
+    def gone(self) -> list[Event]:
+        """The front is gone, and all streams with it: the events of that."""
+        events: list[Event] = []
+        for stream in self._streams.values():
+            self._leave(stream, events)
+        self._streams.clear()
+        self._of_node.clear()
+        self._to_acknowledge.clear()
+        return events
+
+    def send(self, node: str, kind: str, job: str, message: control_pb2.AttachResponse) -> None:
+        """Tell a node something; nothing where it is away (it is said again)."""
+        stream = self._of_node.get(node)
+        if stream is not None:
+            self._say(stream, f"{job}/{kind}", message)
+
+    async def acknowledge(self) -> None:
+        """Say now and then what is stored, in one frame for all streams. Until cancelled."""
+        while True:
+            await asyncio.sleep(ACK_LOOK_S)
+            due_s = time.monotonic() - ACK_EVERY_S * self._sparse
+            due: list[_Stream] = []
+            while self._to_acknowledge and self._to_acknowledge[0][0] <= due_s:
+                due.append(self._to_acknowledge.popleft()[1])
+            self._acknowledge(due)
+
+    @property
+    def _sparse(self) -> float:
+        """So many times less often than to the agent of a small fleet."""
+        # Well within what agents were promised: else they would look for another controller.
+        promised_s = self.office.answer_within_s
+        sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
+        return max(1.0, min(sparsest, len(self._streams) / ACKS_PER_S))
+
+    def _answer(self, outcome: _Outcome) -> None:
+        for stream in outcome.welcomes:
             welcome = control_pb2.Welcome(
                 protocol_version=wire.PROTOCOL_VERSION,
                 product_version=OUR_VERSION,
                 answer_within_s=self.office.answer_within_s,
             )
-            message: control_pb2.AttachResponse | None
-            message = control_pb2.AttachResponse(welcome=welcome)
-            reader = asyncio.create_task(self._read(stream, request_iterator))
-            while message is not None:
-                term = self.office.term()
-                if term is None:  # at the last moment: what waited here may be of a past term
-                    stream.close(grpc.StatusCode.UNAVAILABLE, NO_LEADER)
-                    break
-                message.term = term
-                yield message
-                message = await stream.outbox.get()
-        finally:
-            stream.close()
-            if reader is not None:
-                reader.cancel()
-            if self.streams.get(stream.node) is stream:
-                del self.streams[stream.node]
-                await self.put(NodeDetached(node=stream.node, agent_life=stream.life))
-        if stream.end is not None:
-            await context.abort(*stream.end)
+            self._say(stream, "welcome", control_pb2.AttachResponse(welcome=welcome))
+        now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
+        for stream, number, is_greeting in outcome.taken:
+            self.sequences.take(stream.node, stream.life, number, is_greeting=is_greeting)
+        at_once: list[_Stream] = []
+        taken = [(stream, number) for stream, number, _ in outcome.taken]
+        for stream, number in (*taken, *outcome.again):
+            stream.handled = max(stream.handled, number)
+            stream.unacknowledged += 1
+            if stream.unacknowledged == 1:
+                self._to_acknowledge.append((now_s, stream))
+            elif stream.unacknowledged >= many:
+                at_once.append(stream)
+        self._acknowledge([*at_once, *(stream for stream, *_ in outcome.ends)])
+        for stream, code, why in outcome.ends:
+            self._end(stream, code, why)
 
-    def send(self, node: str, kind: str, job: str, message: control_pb2.AttachResponse) -> None:
-        """Queue a command for a node; nothing where it is away (it is said again)."""
-        stream = self.streams.get(node)
-        if stream is not None:
-            stream.outbox.put((job, kind), message)
-
-    def end_all(self) -> None:
-        """The service is going down: end all streams, agents come back by themselves."""
-        for stream in self.streams.values():
-            stream.close(grpc.StatusCode.UNAVAILABLE, "the controller is going down")
-
-    @property
-    def _sparse(self) -> float:
-        # Well within what agents were promised: else they would look for another controller.
-        promised_s = self.office.answer_within_s
-        sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
-        return max(1.0, min(sparsest, len(self.streams) / ACKS_PER_S))
-
-    def _replace(self, stream: _Stream) -> None:
-        older = self.streams.get(stream.node)
-        self.streams[stream.node] = stream
-        if older is None:
+    async def _open(self, number: int, data: bytes, events: list[Event], outcome: _Outcome) -> None:
+        """A stream begins: whoever calls is let in, and a node attaches; or it ends."""
+        shown, first = line.parted(data)
+        caller = Relayed(line.shown_from(shown))
+        try:
+            who = await self.doorkeeper.let_in(caller)
+            hello = self._greeted(caller, who, first)
+        except Refused as refusal:
+            self.say(line.frame(line.END, number, refusal.code.value[0], refusal.why.encode()))
             return
-        if older.life != stream.life:
-            _log.warning(
-                "node=%s attached anew: agent %s replaces %s", stream.node, stream.life, older.life
+        stream = _Stream(number=number, node=hello.node, life=hello.agent_life, who=who)
+        self._streams[number] = stream
+        self._replace(stream)
+        events.append(
+            NodeAttached(
+                node=hello.node,
+                product_version=hello.product_version,
+                agent_life=hello.agent_life,
+                rack=hello.rack,
             )
-        older.close(
-            grpc.StatusCode.ABORTED,
-            f"another agent attached as node {stream.node}; give each its own --node",
         )
+        outcome.welcomes.append(stream)
 
-    async def _greet(
-        self, requests: AsyncIterator[control_pb2.AttachRequest], context: Context
-    ) -> control_pb2.Hello:
-        first = None
-        with contextlib.suppress(StopAsyncIteration, TimeoutError):
-            first = await asyncio.wait_for(_next(requests), HELLO_WITHIN_S)
-        if first is None or first.WhichOneof("message") != "hello":
-            await self._refuse(
-                context, grpc.StatusCode.INVALID_ARGUMENT, "the first message must be Hello"
-            )
-        assert first is not None, "refusing raises"
-        theirs = first.hello
+    def _greeted(self, caller: Relayed, who: Any, first: bytes) -> control_pb2.Hello:
+        """The Hello of an agent that may attach. Raises Refused."""
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        try:
+            request = control_pb2.AttachRequest.FromString(first)
+        except DecodeError:
+            request = control_pb2.AttachRequest()
+        if request.WhichOneof("message") != "hello":
+            raise self._refused(caller, invalid, "the first message must be Hello")
+        theirs = request.hello
         theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
         theirs.agent_life = one_line(theirs.agent_life, MOST_OF_A_WORD)
         # First the version: with another one nothing else can be trusted.
         if theirs.protocol_version != wire.PROTOCOL_VERSION:
-            await self._refuse(
-                context,
+            raise self._refused(
+                caller,
                 grpc.StatusCode.FAILED_PRECONDITION,
                 f"agent {theirs.product_version or '?'} speaks protocol {theirs.protocol_version}, "
                 f"controller {OUR_VERSION} speaks {wire.PROTOCOL_VERSION}; install the "
                 "same pacekeeper on both",
             )
         if not is_node_name(theirs.node):
-            await self._refuse(
-                context, grpc.StatusCode.INVALID_ARGUMENT, f"node name: expected {NODE_NAME_RULE}"
-            )
+            raise self._refused(caller, invalid, f"node name: expected {NODE_NAME_RULE}")
         if theirs.rack and not is_node_name(theirs.rack):
-            await self._refuse(
-                context, grpc.StatusCode.INVALID_ARGUMENT, f"rack name: expected {NODE_NAME_RULE}"
-            )
-        if why := self.may_attach(theirs.node, context.peer()):
-            await self._refuse(context, grpc.StatusCode.PERMISSION_DENIED, why)
+            raise self._refused(caller, invalid, f"rack name: expected {NODE_NAME_RULE}")
+        if why := self.doorkeeper.may_attach(who, theirs.node, caller.peer()):
+            raise self._refused(caller, grpc.StatusCode.PERMISSION_DENIED, why)
         # Last: what is said of terms ends a leader's term, so who says it must be known.
         if theirs.seen_term > (self.office.term() or 0):
-            why = self.office.outdated(theirs.seen_term)
-            await self._refuse(context, grpc.StatusCode.UNAVAILABLE, f"{theirs.node}: {why}")
+            why = f"{theirs.node}: {self.office.outdated(theirs.seen_term)}"
+            raise self._refused(caller, grpc.StatusCode.UNAVAILABLE, why)
         return theirs
 
-    async def _refuse(self, context: Context, code: grpc.StatusCode, why: str) -> None:
+    def _refused(self, caller: Relayed, code: grpc.StatusCode, why: str) -> Refused:
         self.on_rejected()
-        _log.warning("refused an agent from %s: %s", context.peer(), why)
-        await context.abort(code, why)
+        _log.warning("refused an agent from %s: %s", caller.peer(), why)
+        return Refused(code, why)
 
-    async def _read(
-        self, stream: _Stream, requests: AsyncIterator[control_pb2.AttachRequest]
+    def _replace(self, stream: _Stream) -> None:
+        older = self._of_node.get(stream.node)
+        self._of_node[stream.node] = stream
+        if older is None:
+            return
+        if older.life != stream.life:
+            _log.warning(
+                "node=%s attached anew: agent %s replaces %s", stream.node, stream.life, older.life
+            )
+        why = f"another agent attached as node {stream.node}; give each its own --node"
+        self._end(older, grpc.StatusCode.ABORTED, why)
+
+    def _leave(self, stream: _Stream, events: list[Event]) -> None:
+        stream.is_over = True
+        if self._of_node.get(stream.node) is stream:
+            del self._of_node[stream.node]
+            events.append(NodeDetached(node=stream.node, agent_life=stream.life))
+
+    def _report(
+        self, stream: _Stream, number: int, data: bytes, events: list[Event], outcome: _Outcome
     ) -> None:
-        """Reports into the inbox until the agent goes; then end the stream's other half."""
-        bucket, is_greeting = full(self.reports, time.monotonic()), True
-        node, life, sequences = stream.node, stream.life, self.sequences
+        """One report: passed over where it was taken in before, refused where it is impossible."""
+        is_greeting = stream.newest < 0
+        is_again = number > 0 and (
+            number <= stream.newest or not self.sequences.is_news(stream.node, stream.life, number)
+        )
+        stream.newest = max(stream.newest, number)
+        if is_again and not is_greeting:
+            outcome.again.append((stream, number))
+            return
         try:
-            async for request in requests:
-                number = request.report.sequence
-                is_again = number > 0 and not sequences.is_news(node, life, number)
-                if is_again and not is_greeting:
-                    stream.taken_in(number, self._sparse)
-                    continue
-                report = report_in(request)
-                if why := self.foreign(node, report):
-                    raise _ForeignReportError(why)
-                bucket, wait_s = owe(bucket, self.reports, time.monotonic())
-                if wait_s > 0.0:
-                    await asyncio.sleep(wait_s)  # what is not read stays with its sender
-                await self.put(NodeReported(node=node, agent_life=life, report=report))
-                sequences.take(node, life, number, is_greeting=is_greeting)
-                stream.taken_in(number, self._sparse)
-                is_greeting = False
+            report = report_in(data)
+            if why := self.doorkeeper.foreign(stream.who, stream.node, report):
+                raise _ForeignReportError(why)
         except ValueError as error:
-            self.on_rejected()
-            _log.warning("node=%s sent an impossible report: %s", stream.node, error)
             # Acknowledged all the same: sent again, it would block the good ones for ever.
-            stream.handled = request.report.sequence
-            sequences.take(node, life, stream.handled, is_greeting=is_greeting)
-            stream.acknowledge()
-            is_foreign = isinstance(error, _ForeignReportError)
-            wrong = grpc.StatusCode.INVALID_ARGUMENT
-            stream.close(grpc.StatusCode.PERMISSION_DENIED if is_foreign else wrong, str(error))
-        except grpc.aio.AioRpcError as error:
-            _log.info("node=%s stream broke: %s", stream.node, error.code().name)
+            outcome.taken.append((stream, number, is_greeting))
+            self._reject(stream, error, outcome)
         except Exception as error:
-            # Our bug: this stream ends, the agent comes back and sends its reports again.
             self.on_failure(f"node={stream.node} reader failed", error)
-            stream.close(grpc.StatusCode.INTERNAL, "the controller failed to read a report")
-        finally:
-            stream.close()
+            stream.is_over = True
+            why = "the controller failed to read a report"
+            outcome.ends.append((stream, grpc.StatusCode.INTERNAL, why))
+        else:
+            events.append(NodeReported(node=stream.node, agent_life=stream.life, report=report))
+            outcome.taken.append((stream, number, is_greeting))
+
+    def _reject(self, stream: _Stream, error: ValueError, outcome: _Outcome) -> None:
+        self.on_rejected()
+        _log.warning("node=%s sent an impossible report: %s", stream.node, error)
+        stream.is_over = True
+        is_foreign = isinstance(error, _ForeignReportError)
+        wrong = grpc.StatusCode.INVALID_ARGUMENT
+        code = grpc.StatusCode.PERMISSION_DENIED if is_foreign else wrong
+        outcome.ends.append((stream, code, str(error)))
+
+    def _acknowledge(self, streams: Sequence[_Stream]) -> None:
+        pairs = []
+        for stream in streams:
+            if stream.unacknowledged and stream.number in self._streams:
+                pairs.append((stream.number, stream.handled))
+            stream.unacknowledged = 0
+        if not pairs:
+            return
+        term = self.office.term()
+        if term is not None:
+            self.say(line.acknowledged(term, self._until_ms(), pairs))
+
+    def _say(self, stream: _Stream, key: str, message: control_pb2.AttachResponse) -> None:
+        """The term is asked for at the last moment: what waited here may be of a past one."""
+        term = self.office.term()
+        if term is None:
+            self._end(stream, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
+            return
+        message.term = term
+        data = line.with_head(key.encode(), message.SerializeToString())
+        self.say(line.frame(line.SEND, stream.number, self._until_ms(), data))
+
+    def _until_ms(self) -> int:
+        """With a lease nothing may wait in the front for longer than a lease has left for sure."""
+        if not self.office.answer_within_s:
+            return 0
+        return round((time.monotonic() + FRESH_S) * 1e3)
+
+    def _end(self, stream: _Stream, code: grpc.StatusCode, why: str) -> None:
+        stream.is_over = True
+        self.say(line.frame(line.END, stream.number, code.value[0], why.encode()))
 
 
-async def _next(requests: AsyncIterator[control_pb2.AttachRequest]) -> control_pb2.AttachRequest:
-    return await anext(requests)
+def report_in(data: bytes) -> NodeReport:
+    """The report in the bytes of an AttachRequest; its samples stay unread.
 
-
-def report_in(request: control_pb2.AttachRequest) -> NodeReport:
-    """Raises ValueError for anything but a whole report."""
-    if request.WhichOneof("message") != "report":
-        raise ValueError("expected a report after Hello")
-    report = wire.report_from_message(request.report)
+    Raises ValueError for anything but a whole report.
+    """
+    report = wire.report_from_parts(_PARTS.FromString(data).report)
     for job in report.jobs:
         if not is_job_name(job.job):
             raise ValueError(f"job name {job.job!r}: expected {JOB_NAME_RULE}")

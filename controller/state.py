@@ -13,7 +13,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
-from pacekeeper.core.reports import AgentHealth
+from pacekeeper.core.reports import AgentHealth, Unread
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.advice import SpreadWindow
 from pacekeeper.predictor.canary import Canaries
@@ -269,7 +269,8 @@ class JobState:
 
     def last_heard_s(self, rank: int) -> float:
         """When this rank last said anything, if only that it is there."""
-        return max(self.heard_s.get(rank, 0.0), self.ranks[rank].attached_s)
+        heard_s: float = self.heard_s.get(rank, 0.0)
+        return max(heard_s, self.ranks[rank].attached_s)
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -303,7 +304,8 @@ class JobState:
 class NodeState:
     """One node's agent. `devices` (by uuid) and `host`: the last minute, oldest sample first.
 
-    `rack`: what it stands in, empty where it has not told.
+    `rack`: what it stands in, empty where it has not told. What nobody has looked at yet lies in
+    `unread_devices` and `unread_host` (see causes.py); `newest` is the last of it.
     """
 
     name: str
@@ -314,6 +316,9 @@ class NodeState:
     health: AgentHealth = field(default_factory=AgentHealth)
     devices: Mapping[str, tuple[DeviceSample, ...]] = field(default_factory=dict)
     host: tuple[HostSample, ...] = ()
+    unread_devices: tuple[Unread, ...] = ()
+    unread_host: tuple[Unread, ...] = ()
+    newest: Unread | None = None
     last_report_s: float = 0.0
 
 

@@ -29,6 +29,7 @@ from pacekeeper.controller.standing_by import standing_by
 from pacekeeper.controller.state import (
     JobState,
     RankLife,
+    RankState,
     RankWork,
     State,
     StepDraft,
@@ -320,8 +321,15 @@ def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:
         if rank in ranks:
             # Unknown are all while the job is in its warm-up, some while their role is.
             is_measuring = not judgement.expected_s or isnan(judgement.expected_s[i])
-            ranks[rank] = replace(
-                ranks[rank],
+            known = ranks[rank]
+            # Not by `replace`, which costs several times as much: each step does it for each rank.
+            ranks[rank] = RankState(
+                attachment=known.attachment,
+                node=known.node,
+                life=known.life,
+                observed_generation=known.observed_generation,
+                observed_crc=known.observed_crc,
+                attached_s=known.attached_s,
                 observed_s=judgement.observed_s[i],
                 expected_s=None if is_measuring else judgement.expected_s[i],
                 slowdown=None if is_measuring else judgement.slowdown[i],

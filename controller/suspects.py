@@ -16,5 +16,7 @@ def suspects(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
     """The living ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
     found = (incident.finding for incident in job.open_incidents)
     accused = {finding.rank for finding in found if finding.kind in ACCUSING}
+    if not accused and not lemons:
+        return ()
     nodes = {known.node for rank, known in job.ranks.items() if rank in accused}.union(lemons)
     return tuple(rank for rank in job.living if job.ranks[rank].node in nodes)

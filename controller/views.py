@@ -2,7 +2,7 @@
 
 import math
 
-from pacekeeper.controller import fleet_memory, orders
+from pacekeeper.controller import causes, fleet_memory, orders
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
@@ -125,18 +125,19 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
     ]
     cordon = orders.found(state, OrderKind.CORDON_NODE, node.name)
     unix_s = state.ticked_s + state.unix_offset_s
+    health = causes.health_of(node)
     return status_pb2.Node(
         name=node.name,
         is_connected=node.is_connected,
         product_version=node.product_version,
         rack=node.rack,
-        nvml=node.health.nvml,
-        num_devices=node.health.num_devices,
+        nvml=health.nvml,
+        num_devices=health.num_devices,
         jobs=sorted(jobs),
-        records_lost=node.health.records_lost,
-        records_corrupt=node.health.records_corrupt,
-        batches_dropped=node.health.batches_dropped,
-        unreadable=list(node.health.unreadable),
+        records_lost=health.records_lost,
+        records_corrupt=health.records_corrupt,
+        batches_dropped=health.batches_dropped,
+        unreadable=list(health.unreadable),
         last_report_unix_s=node.last_report_s + state.unix_offset_s,
         history=fleet_memory.history(state.strikes, node.name, unix_s),
         is_lemon=fleet_memory.is_lemon(state.strikes, node.name, unix_s),

@@ -1,6 +1,7 @@
 """What a node and the controller tell each other, as plain values: messages without the wire."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
@@ -41,9 +42,29 @@ class AgentHealth:
     unreadable: tuple[str, ...] = ()
 
 
+class Unread(Protocol):
+    """What a report tells of its node, as bytes that are read when somebody looks at them.
+
+    `sampled_s`: when the report was made, on the node's monotonic clock.
+    """
+
+    sampled_s: float
+    has_devices: bool
+    has_host: bool
+
+    def devices(self) -> tuple[DeviceSample, ...]: ...
+
+    def host(self) -> HostSample | None: ...
+
+    def health(self) -> AgentHealth: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReport:
-    """One batch of one agent; `sequence` ascends by one within one life of the agent."""
+    """One batch of one agent; `sequence` ascends by one within one life of the agent.
+
+    `unread`: in place of devices, host and health, where those may wait.
+    """
 
     sequence: int
     sent_mono_s: float
@@ -51,6 +72,7 @@ class NodeReport:
     devices: tuple[DeviceSample, ...] = ()
     host: HostSample | None = None
     health: AgentHealth = AgentHealth()
+    unread: Unread | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,12 @@ class AttachRequest(_message.Message):
     report: _telemetry_pb2.NodeReport
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., report: _Optional[_Union[_telemetry_pb2.NodeReport, _Mapping]] = ...) -> None: ...
 
+class ReportRequestParts(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: _telemetry_pb2.NodeReportParts
+    def __init__(self, report: _Optional[_Union[_telemetry_pb2.NodeReportParts, _Mapping]] = ...) -> None: ...
+
 class Welcome(_message.Message):
     __slots__ = ("protocol_version", "product_version", "answer_within_s")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]

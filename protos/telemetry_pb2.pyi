@@ -513,3 +513,19 @@ class NodeReport(_message.Message):
     health: AgentHealth
     host: HostSample
     def __init__(self, sequence: _Optional[int] = ..., sent_mono_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobReport, _Mapping]]] = ..., devices: _Optional[_Iterable[_Union[DeviceSample, _Mapping]]] = ..., health: _Optional[_Union[AgentHealth, _Mapping]] = ..., host: _Optional[_Union[HostSample, _Mapping]] = ...) -> None: ...
+
+class NodeReportParts(_message.Message):
+    __slots__ = ("sequence", "sent_mono_s", "jobs", "devices", "health", "host")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SENT_MONO_S_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    DEVICES_FIELD_NUMBER: _ClassVar[int]
+    HEALTH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    sequence: int
+    sent_mono_s: float
+    jobs: _containers.RepeatedCompositeFieldContainer[JobReport]
+    devices: _containers.RepeatedScalarFieldContainer[bytes]
+    health: bytes
+    host: bytes
+    def __init__(self, sequence: _Optional[int] = ..., sent_mono_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobReport, _Mapping]]] = ..., devices: _Optional[_Iterable[bytes]] = ..., health: _Optional[bytes] = ..., host: _Optional[bytes] = ...) -> None: ...

@@ -6,11 +6,10 @@ A column of defaults is left out: it costs nothing, and who does not know it is 
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
-from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.plain_text import one_line
@@ -30,7 +29,6 @@ from pacekeeper.core.records import (
 )
 from pacekeeper.core.reports import (
     MAX_RECORDS_PER_REPORT,
-    AgentHealth,
     JobReport,
     NodeReport,
     PlanFile,
@@ -39,18 +37,23 @@ from pacekeeper.core.topology import (
     JOB_NAME_RULE,
     Attachment,
     Clock,
-    DeviceSample,
-    HostSample,
     ModelShape,
     is_job_name,
 )
 from pacekeeper.protos import control_pb2, telemetry_pb2
+from pacekeeper.protos.samples import (
+    UnreadSamples,
+    device_from_message,
+    device_to_message,
+    health_from_message,
+    host_from_message,
+    host_to_message,
+)
 
 PROTOCOL_VERSION = 1
 MAX_CALLS_PER_CONNECTION = 128
 MAX_RECORDS = 4 * MAX_RECORDS_PER_REPORT  # in a report that is taken in
 MAX_PARTS = {"jobs": 1024, "devices": 1024}  # a few bytes each, and a millisecond to look at
-MAX_REMARKS = 64
 HANDSHAKE_MS = 20_000
 CONNECTION_GRACE_MS = 5_000  # for calls that are open when a connection is over
 
@@ -91,6 +94,12 @@ _MESSAGES: tuple[tuple[str, type[Any]], ...] = (
     ("checkpoints", CheckpointRecord),
     ("snapshots", SnapshotRecord),
 )
+# Asked of the classes once: at each report it would cost more than the report itself.
+_NAMES = {kind: tuple(field.name for field in fields(kind)) for _, kind in _MESSAGES}
+_DEFAULTS: dict[type[Any], dict[str, Any]] = {
+    kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    for _, kind in _MESSAGES
+}
 
 
 def server_options(
@@ -113,8 +122,8 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
         sequence=report.sequence,
         sent_mono_s=report.sent_mono_s,
         jobs=[_job_to_message(job) for job in report.jobs],
-        devices=[_device_to_message(sample) for sample in report.devices],
-        host=None if report.host is None else _host_to_message(report.host),
+        devices=[device_to_message(sample) for sample in report.devices],
+        host=None if report.host is None else host_to_message(report.host),
         health=telemetry_pb2.AgentHealth(
             nvml=health.nvml,
             num_devices=health.num_devices,
@@ -129,32 +138,50 @@ def report_to_message(report: NodeReport) -> telemetry_pb2.NodeReport:
 
 def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
     """The batch in a message. Raises ValueError naming the column that is wrong."""
-    health = message.health
+    _refuse_many_parts(message)
+    return NodeReport(
+        sequence=message.sequence,
+        sent_mono_s=message.sent_mono_s,
+        jobs=_jobs_from_messages(message.jobs),
+        devices=tuple(device_from_message(sample) for sample in message.devices),
+        host=host_from_message(message.host) if message.HasField("host") else None,
+        health=health_from_message(message.health),
+    )
+
+
+def report_from_parts(parts: telemetry_pb2.NodeReportParts) -> NodeReport:
+    """The same batch of which nobody has looked at the samples yet. Raises as the other does.
+
+    The bytes must have been a whole NodeReport: what is read later is read without a doubt.
+    """
+    _refuse_many_parts(parts)
+    return NodeReport(
+        sequence=parts.sequence,
+        sent_mono_s=parts.sent_mono_s,
+        jobs=_jobs_from_messages(parts.jobs),
+        unread=UnreadSamples(
+            sampled_s=parts.sent_mono_s,
+            devices=tuple(parts.devices),
+            host=parts.host,
+            health=parts.health,
+        ),
+    )
+
+
+def _refuse_many_parts(message: telemetry_pb2.NodeReport | telemetry_pb2.NodeReportParts) -> None:
     for name, most in MAX_PARTS.items():
         if len(getattr(message, name)) > most:
             raise ValueError(f"more than {most} {name} in one report")
+
+
+def _jobs_from_messages(messages: Iterable[telemetry_pb2.JobReport]) -> tuple[JobReport, ...]:
     jobs, num_records = list[JobReport](), 0
-    for job in message.jobs:
+    for job in messages:
         jobs.append(_job_from_message(job))
         num_records += len(jobs[-1].records)
         if num_records > MAX_RECORDS:
             raise ValueError(f"more than {MAX_RECORDS} records in one report")
-    return NodeReport(
-        sequence=message.sequence,
-        sent_mono_s=message.sent_mono_s,
-        jobs=tuple(jobs),
-        devices=tuple(_device_from_message(sample) for sample in message.devices),
-        host=_host_from_message(message.host) if message.HasField("host") else None,
-        health=AgentHealth(
-            nvml=one_line(health.nvml),
-            num_devices=health.num_devices,
-            records_read=health.records_read,
-            records_lost=health.records_lost,
-            records_corrupt=health.records_corrupt,
-            batches_dropped=health.batches_dropped,
-            unreadable=tuple(map(one_line, health.unreadable[:MAX_REMARKS])),
-        ),
-    )
+    return tuple(jobs)
 
 
 def offer_to_message(
@@ -225,9 +252,11 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
         raise ValueError(f"job name {message.job!r:.100}: expected {JOB_NAME_RULE}")
     records: list[Record] = []
     for column_group, kind in _MESSAGES:
-        columns = getattr(message, column_group)
-        records += _from_columns(columns, kind, f"{message.job} {column_group}")
-    records += _loads_from_columns(message.expert_loads, message.job)
+        if message.HasField(column_group):
+            columns = getattr(message, column_group)
+            records += _from_columns(columns, kind, f"{message.job} {column_group}")
+    if message.HasField("expert_loads"):
+        records += _loads_from_columns(message.expert_loads, message.job)
     return JobReport(
         job=message.job,
         life=message.life,
@@ -237,29 +266,34 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
     )
 
 
-def _from_columns(columns: Any, kind: Callable[..., T], where: str) -> Iterable[T]:
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    optional = {field.name for field in fields(kind) if field.default is None}  # type: ignore[arg-type]
-    defaults = {f.name: f.default for f in fields(kind) if f.default is not MISSING}  # type: ignore[arg-type]
+def _from_columns(columns: Any, kind: type[T], where: str) -> list[T]:
+    names, defaults = _NAMES[kind], _DEFAULTS[kind]
     length = _length(columns, names[0], where)
-    values = []
+    told, values = list[str](), list[list[Any]]()
     for name in names:
-        told = getattr(columns, name)
-        if len(told) != length and (len(told) or name not in defaults):
-            raise ValueError(f"{where}: column {name} has {len(told)} entries, not {length}")
-        column = list(told) if len(told) == length else [defaults[name]] * length
-        if name in optional:
+        column = list(getattr(columns, name))
+        if len(column) != length:
+            if column or name not in defaults:
+                raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
+            continue  # all of them are what a record has by default
+        if name in defaults and defaults[name] is None:
             column = [None if value != value else value for value in column]
         elif column and isinstance(column[0], str):
             column = [one_line(value) for value in column]
         elif column and isinstance(column[0], float):
-            floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
-            for value in column:
-                if not (math.isfinite(value) and value >= floor):
-                    raise ValueError(f"{where}: impossible {name} {value}")
+            _refuse_impossible(column, name, where)
+        told.append(name)
         values.append(column)
-    for row in zip(*values, strict=True):
-        yield kind(**dict(zip(names, row, strict=True)))
+    return [kind(**dict(zip(told, row, strict=True))) for row in zip(*values, strict=True)]
+
+
+def _refuse_impossible(column: list[float], name: str, where: str) -> None:
+    floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
+    if math.isfinite(sum(column)) and min(column) >= floor:
+        return
+    for value in column:
+        if not (math.isfinite(value) and value >= floor):
+            raise ValueError(f"{where}: impossible {name} {value}")
 
 
 def _length(columns: Any, name: str, where: str) -> int:
@@ -335,65 +369,3 @@ def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
         life=message.life,
         can_probe=message.can_probe,
     )
-
-
-_LISTS = {"processes": "pids", "xids": "codes"}  # unset and empty are two answers
-# The fields that a message has under the same names: to ask for them at each sample would cost.
-_SAME_NAMES = {
-    kind: tuple(field.name for field in fields(kind) if field.name not in ("sampled_s", "health"))
-    for kind in (DeviceSample, DeviceHealth, HostSample)
-}
-
-
-def _device_to_message(sample: DeviceSample) -> telemetry_pb2.DeviceSample:
-    message = telemetry_pb2.DeviceSample(sampled_mono_s=sample.sampled_s)
-    _fill(message, sample)
-    if sample.health is not None:
-        message.health.SetInParent()
-        _fill(message.health, sample.health)
-    return message
-
-
-def _device_from_message(message: telemetry_pb2.DeviceSample) -> DeviceSample:
-    values = _told(message)
-    if message.HasField("health"):
-        values["health"] = DeviceHealth(**_told(message.health))
-    values["device_index"] = message.device_index  # proto3 leaves it out where it is zero
-    values["device_uuid"] = one_line(message.device_uuid)
-    return DeviceSample(sampled_s=message.sampled_mono_s, **values)
-
-
-def _host_to_message(sample: HostSample) -> telemetry_pb2.HostSample:
-    message = telemetry_pb2.HostSample(sampled_mono_s=sample.sampled_s)
-    _fill(message, sample)
-    return message
-
-
-def _host_from_message(message: telemetry_pb2.HostSample) -> HostSample:
-    return HostSample(sampled_s=message.sampled_mono_s, **_told(message))
-
-
-def _fill(message: Any, sample: DeviceSample | DeviceHealth | HostSample) -> None:
-    """What was told of a sample; what was not stays unset."""
-    for name in _SAME_NAMES[type(sample)]:
-        value = getattr(sample, name)
-        if value is None:
-            continue
-        if name in _LISTS:
-            part = getattr(message, name)
-            part.SetInParent()
-            getattr(part, _LISTS[name]).extend(value)
-        else:
-            setattr(message, name, value)
-
-
-def _told(message: Any) -> dict[str, Any]:
-    """The fields that are set, by name. Its cost is that of what was told, not of what could be."""
-    values: dict[str, Any] = {}
-    for field, value in message.ListFields():
-        name = field.name
-        if name in _LISTS:
-            values[name] = tuple(getattr(value, _LISTS[name]))
-        elif name not in ("sampled_mono_s", "health", "device_uuid"):
-            values[name] = one_line(value) if isinstance(value, str) else value
-    return values

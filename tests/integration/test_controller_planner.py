@@ -33,10 +33,10 @@ def play(tmp_path: Path, scene: Scene) -> Controller:
     controller = Controller(config)
 
     async def run() -> None:
-        server, port = await controller._serve()
+        server, address = await controller._serve(tmp_path)
         consumer = asyncio.create_task(controller._consume())
         try:
-            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            async with grpc.aio.insecure_channel(address) as channel:
                 async with asyncio.timeout(PATIENCE_S):
                     await scene(controller, status_pb2_grpc.StatusServiceStub(channel))
         finally:

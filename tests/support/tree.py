@@ -67,6 +67,7 @@ SHELLS = {
         "audit",
         "course_views",
         "entrance",
+        *("front", "front_door", "obedience", "outbox", "relay"),
         "gate",
         "history",
         "kept_rows",

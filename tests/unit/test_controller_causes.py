@@ -52,14 +52,14 @@ class TestWindows:
         node = NodeState(name="n", agent_life="a")
         full = NodeReport(sequence=1, sent_mono_s=0.0, devices=(DEVICE,), host=HOST)
         empty = NodeReport(sequence=2, sent_mono_s=1.0)
-        node = remember(remember(node, full), empty)
+        node = remember(remember(node, full, 1.0), empty, 2.0)
         assert (node.devices, node.host) == ({"d": (DEVICE,)}, (HOST,))
 
     def test_devices_that_come_and_go_do_not_pile_up(self) -> None:
         node = NodeState(name="n", agent_life="a")
         for number in range(300):
             sample = replace(DEVICE, device_uuid=f"d{number}")
-            node = remember(node, NodeReport(sequence=1, sent_mono_s=0.0, devices=(sample,)))
+            node = remember(node, NodeReport(sequence=1, sent_mono_s=0.0, devices=(sample,)), 1.0)
             assert len(node.devices) <= causes.KEPT_DEVICES
         assert "d299" in node.devices
 

@@ -211,12 +211,10 @@ def test_a_certificates_identity_is_a_caller(world: World) -> None:
 
 
 def test_an_agent_that_speaks_for_another_node_is_refused_and_audited(world: World) -> None:
-    async def scene(node: str) -> str:
-        CALLER.set(access.identify(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False))
-        return world.gate.may_attach(node, "ipv4:192.0.2.1:5")
-
-    assert asyncio.run(scene("a")) == ""
-    assert "may not report of node 'b'" in asyncio.run(scene("b"))
+    caller = access.identify(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False)
+    assert world.gate.may_attach(caller, "a", "ipv4:192.0.2.1:5") == ""
+    why = world.gate.may_attach(caller, "b", "ipv4:192.0.2.1:5")
+    assert "may not report of node 'b'" in why
     assert [line["verdict"] for line in world.lines()] == ["allowed", "refused"]
 
 

@@ -1,0 +1,211 @@
+"""Keeps the front alive: starts it, reads from it, starts it again where it dies, hangs or errs.
+
+Agents then come back by themselves with what was not acknowledged. A front that does not stay ends
+the controller, with a clear message: nothing hangs, and nobody is served by halves.
+"""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from pacekeeper.controller import line
+from pacekeeper.controller.line import Frame
+from pacekeeper.core.errors import HostError
+
+STARTS_WITHIN_S = 60.0  # on a host that is busy with other things
+PING_S = 1.0
+ALIVE_WITHIN_S = 20.0
+AGAIN_S = 0.2
+MAX_RESTARTS, WITHIN_S = 5, 60.0
+DRAINS_WITHIN_S = 4.0
+UNSENT_BYTES = 64 << 20  # what a front that reads nothing may keep waiting here
+READ_BYTES = 1 << 18
+SLACK_BYTES = 1 << 17  # of a frame beyond its report: who calls, with which token
+_log = logging.getLogger(__name__)
+
+
+class PortTakenError(Exception):
+    """It can not listen; the words are the system's, or those of a bad certificate."""
+
+
+class FrontDoor:
+    """The front of one controller. `on_frames` returns when all they bring is stored: until then
+    nothing more is read. `on_gone` is told when all its streams are lost.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        *,
+        on_frames: Callable[[Sequence[Frame]], Awaitable[None]],
+        on_gone: Callable[[], Awaitable[None]],
+        on_restart: Callable[[], None],
+        on_connection: Callable[[], None],
+    ) -> None:
+        """`settings`: see `front.serve`."""
+        self._settings = dict(settings)
+        self._on_frames, self._on_gone = on_frames, on_gone
+        self._on_restart, self._on_connection = on_restart, on_connection
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._alive_s = 0.0
+        self._reading_s: float | None = None  # since when it is listened to; None: not now
+        self._is_draining = False
+        self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return str(self._settings["listen"])
+
+    def say(self, frame: bytes) -> None:
+        """Put a frame onto the line; nothing where the front is away, as its streams are."""
+        if self._writer is not None:
+            self._writer.write(frame)
+
+    async def start(self) -> int:
+        """The port it listens on. Raises PortTakenError, and HostError where it does not start."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "pacekeeper.controller.front", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+            )
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._frames = line.Frames(self._settings["max_report_bytes"] + SLACK_BYTES)
+        self.say(line.serve(self._settings))
+        try:
+            async with asyncio.timeout(STARTS_WITHIN_S):
+                frames = await self._read()
+        except (TimeoutError, ValueError, ConnectionError):
+            frames = []
+        self._alive_s = time.monotonic()
+        if not frames or frames[0][0] != line.LISTENS:
+            await self._end()
+            raise HostError(
+                "the process that serves agents did not start",
+                remedy="its own messages stand above; is the host out of memory or processes?",
+            )
+        _, _, port, why = frames[0]
+        if not port:
+            await self._end()
+            raise PortTakenError(why.decode())
+        host, _, _ = self._settings["listen"].rpartition(":")
+        self._settings["listen"] = f"{host}:{port}"  # the same one, should it be started again
+        if len(frames) > 1:
+            await self._on_frames(frames[1:])
+        return port
+
+    async def run(self) -> None:
+        """Until it is drained, or cancelled. Raises HostError where the front does not stay."""
+        while True:
+            why = await self._serve()
+            if self._is_draining:
+                return
+            await self._end()
+            await self._on_gone()
+            self._on_restart()
+            now_s = time.monotonic()
+            if len(self._restarts) == MAX_RESTARTS and now_s - self._restarts[0] < WITHIN_S:
+                raise HostError(
+                    f"the process that serves agents ended {MAX_RESTARTS + 1} times within "
+                    f"{WITHIN_S:.0f} s, at last: {why}",
+                    remedy="its own messages stand above; is the host out of memory?",
+                )
+            self._restarts.append(now_s)
+            _log.error("the process that serves agents is started again: %s", why)
+            await asyncio.sleep(AGAIN_S)
+            try:
+                await self.start()
+            except PortTakenError as error:
+                raise HostError(
+                    f"{self._settings['listen']} was taken while the process that serves agents "
+                    f"was started again: {error}",
+                    remedy="end what listens there, then start the controller again",
+                ) from error
+
+    async def drain(self) -> None:
+        """End all streams in peace, take in what came before, then the process."""
+        self._is_draining = True
+        self.say(line.frame(line.DRAIN))
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAINS_WITHIN_S):
+                    await self._process.wait()
+        await self._end()
+
+    async def _serve(self) -> str:
+        """Read until the line ends; why it did."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            while frames := await self._read():
+                self._reading_s = None
+                await self._on_frames(frames)
+        except ValueError as error:
+            return f"it errs: {error}"
+        except ConnectionError:
+            pass  # what it had not read is lost with it
+        finally:
+            watching.cancel()
+        code = None
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    code = await self._process.wait()
+        return "it closed the line" if code is None else f"it ended with code {code}"
+
+    async def _read(self) -> list[Frame]:
+        """The next frames for the controller; none: the line is over. Raises ValueError."""
+        assert self._reader is not None, "it was started"
+        self._reading_s = time.monotonic()
+        while data := await self._reader.read(READ_BYTES):
+            self._alive_s = time.monotonic()
+            frames = []
+            for frame in self._frames.feed(data):
+                if frame[0] == line.CONNECTED:
+                    self._on_connection()
+                elif frame[0] != line.ALIVE:
+                    frames.append(frame)
+            if frames:
+                return frames
+        return []
+
+    async def _watch(self) -> None:
+        """A front that hangs is killed, which ends the line."""
+        while True:
+            self.say(line.frame(line.PING))
+            await asyncio.sleep(PING_S)
+            assert self._writer is not None, "it was started"
+            unsent = self._writer.transport.get_write_buffer_size()
+            # While this side is at its reports an answer may wait for its turn.
+            heard_s = max(self._alive_s, self._reading_s or 0.0)
+            silent_s = 0.0 if self._reading_s is None else time.monotonic() - heard_s
+            if silent_s > ALIVE_WITHIN_S or unsent > UNSENT_BYTES:
+                _log.error("the process that serves agents hangs: silent for %.0f s", silent_s)
+                self._kill()
+                return
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    async def _end(self) -> None:
+        """Whatever is left of it."""
+        self._kill()
+        if self._process is not None:
+            await self._process.wait()
+        if self._writer is not None:
+            self._writer.close()
+        self._process = self._reader = self._writer = None

@@ -1,0 +1,136 @@
+"""Frames between the controller and its front, the process that ends agents' streams. Pure.
+
+A frame is a kind, the number of a stream, another number and bytes. Both ends are ours and started
+together: what does not fit is a mistake, and the line is given up with a ValueError.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from struct import Struct, error, iter_unpack
+from typing import Any
+
+Frame = tuple[int, int, int, bytes]
+"""Kind, stream, number, bytes."""
+
+# To the controller. Of a stream there is one OPENED, then reports, then one CLOSED.
+LISTENS = 1  # number: the port; 0: it can not, and the bytes say why
+OPENED = 2  # the bytes: who called, and what was said first
+REPORT = 3  # number: its sequence; the bytes are those of the AttachRequest
+FINISHED = 4  # the agent will send no more
+MALFORMED = 5  # what came is no report, and why
+CLOSED = 6
+CONNECTED = 7  # a connection began its handshake
+ALIVE = 8
+# To the front.
+SERVE = 16  # the bytes: how
+SEND = 17  # number: until when, in ms of the host's monotonic clock; 0: it may wait
+ACKNOWLEDGE = 18  # many streams at once
+END = 19  # number: the status code; the bytes: the reason
+PING = 20
+DRAIN = 21  # end all, then the process
+
+_KINDS = frozenset((*range(LISTENS, ALIVE + 1), *range(SERVE, DRAIN + 1)))
+_HEADER = Struct("<BIQI")
+_ACKED = Struct("<IQ")
+_TERM = Struct("<QQ")
+_KEY = Struct("<H")
+
+
+def frame(kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> bytes:
+    """One frame."""
+    return _HEADER.pack(kind, stream, number, len(data)) + data
+
+
+class Frames:
+    """Bytes in, whole frames out."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """`max_bytes`: of one frame."""
+        self._max_bytes = max_bytes
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole by now. Raises ValueError for what is none."""
+        data = self._rest + data if self._rest else data
+        frames: list[Frame] = []
+        at, size = 0, _HEADER.size
+        while len(data) - at >= size:
+            kind, stream, number, length = _HEADER.unpack_from(data, at)
+            if kind not in _KINDS or length > self._max_bytes:
+                raise ValueError(f"no frame: kind {kind}, {length} bytes")
+            if len(data) - at - size < length:
+                break
+            at += size
+            frames.append((kind, stream, number, data[at : at + length]))
+            at += length
+        self._rest = data[at:]
+        return frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """Who calls, as a gRPC context says it: all that a gate looks at."""
+
+    peer: str
+    authorization: tuple[str, ...] = ()
+    has_certificate: bool = False
+    uris: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """For the line, or for a header."""
+        fields = (self.peer, self.authorization, self.has_certificate, self.uris, self.names)
+        return json.dumps(fields).encode()
+
+
+def shown_from(data: bytes) -> Shown:
+    """What `Shown.to_bytes` made. Raises ValueError for anything else."""
+    try:
+        peer, authorization, has_certificate, uris, names = json.loads(data)
+        return Shown(
+            peer=peer,
+            authorization=tuple(authorization),
+            has_certificate=has_certificate,
+            uris=tuple(uris),
+            names=tuple(names),
+        )
+    except (TypeError, ValueError) as trouble:
+        raise ValueError("not what a front says of a caller") from trouble
+
+
+def with_head(head: bytes, data: bytes) -> bytes:
+    """Two parts as one: a short one, and the rest."""
+    return _KEY.pack(len(head)) + head + data
+
+
+def parted(data: bytes) -> tuple[bytes, bytes]:
+    """The two parts of `with_head`. Raises ValueError."""
+    try:
+        (length,) = _KEY.unpack_from(data)
+    except error as trouble:
+        raise ValueError("a frame ends before its head") from trouble
+    end = _KEY.size + length
+    if end > len(data):
+        raise ValueError("a frame ends in its head")
+    return data[_KEY.size : end], data[end:]
+
+
+def acknowledged(term: int, until_ms: int, pairs: Sequence[tuple[int, int]]) -> bytes:
+    """One frame: of each stream the number up to which all is stored."""
+    data = _TERM.pack(term, until_ms) + b"".join(_ACKED.pack(*pair) for pair in pairs)
+    return frame(ACKNOWLEDGE, data=data)
+
+
+def acknowledged_in(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]]:
+    """Term, until when, and (stream, number) of each. Raises ValueError."""
+    try:
+        term, until_ms = _TERM.unpack_from(data)
+        return term, until_ms, iter_unpack(_ACKED.format, data[_TERM.size :])
+    except error as trouble:
+        raise ValueError("not a list of acknowledgements") from trouble
+
+
+def serve(settings: Mapping[str, Any]) -> bytes:
+    """The first frame to a front: how it shall serve."""
+    return frame(SERVE, data=json.dumps(settings).encode())

@@ -1,0 +1,115 @@
+"""What a front does with calls that are no agent's stream: hands them on, bytes for bytes.
+
+The controller serves them on a socket that only its own user can open; who really calls stands in
+one header, which nobody else can set: the caller's own headers of that name are left out.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pacekeeper.controller.line import Shown, shown_from
+from pacekeeper.protos import wire
+
+CALLER_HEADER = "x-pacekeeper-caller-bin"
+_OURS = "x-pacekeeper-"
+_HOPS = ("grpc-", ":", "te", "content-type", "user-agent")  # of one connection each
+Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+
+
+def shown_by(context: Context) -> Shown:
+    """What a call shows of its caller, for the line."""
+    auth: Mapping[str, Any] = context.auth_context()
+    uris, names = (
+        tuple(bytes(value).decode(errors="replace") for value in auth.get(kind, ()))
+        for kind in ("peer_uri", "peer_dns")
+    )
+    return Shown(
+        peer=context.peer(),
+        authorization=tuple(
+            value
+            for name, value in context.invocation_metadata() or ()
+            if name.lower() == "authorization" and isinstance(value, str)
+        ),
+        has_certificate=bool(auth.get("x509_pem_cert")),
+        uris=uris,
+        names=names,
+    )
+
+
+class Relayed:
+    """A caller as a gate sees it, at whichever end of the line: peer, headers, certificate."""
+
+    def __init__(self, shown: Shown) -> None:
+        self.shown = shown
+
+    def peer(self) -> str:
+        """Where it calls from."""
+        return self.shown.peer
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Its token, where it shows one."""
+        return tuple(("authorization", value) for value in self.shown.authorization)
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """What stands in its certificate."""
+        if not self.shown.has_certificate:
+            return {}
+        return {
+            "x509_pem_cert": [b"shown to the front"],
+            "peer_uri": [uri.encode() for uri in self.shown.uris],
+            "peer_dns": [name.encode() for name in self.shown.names],
+        }
+
+
+def relayed(context: Context) -> Any:
+    """Who called the front, where the call came by it; else the context as it is."""
+    for name, value in context.invocation_metadata() or ():
+        if name == CALLER_HEADER:
+            return Relayed(shown_from(value))
+    return context
+
+
+class Relay:
+    """Hands calls on to `address`, all kinds as streams: on the wire they are the same."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=wire.GRPC_OPTIONS_CLIENT)
+
+    def handler(self, method: str) -> Any:
+        """Of any method."""
+
+        async def hand_on(requests: AsyncIterator[bytes], context: Context) -> None:
+            left_s = context.time_remaining()
+            stub: Any = self._channel.stream_stream(method)
+            call = stub(requests, metadata=_headers(context), timeout=left_s)
+            try:
+                async for message in call:
+                    await context.write(message)
+                code, words = await call.code(), await call.details()
+                context.set_trailing_metadata(_own(await call.trailing_metadata()))
+            except grpc.aio.AioRpcError as error:
+                code, words = error.code(), error.details()
+                context.set_trailing_metadata(_own(error.trailing_metadata()))
+            finally:
+                call.cancel()
+            if code is not grpc.StatusCode.OK:
+                await context.abort(code, words or "")
+
+        return grpc.stream_stream_rpc_method_handler(hand_on)
+
+    async def close(self) -> None:
+        """Calls that are open end."""
+        await self._channel.close()
+
+
+def _headers(context: Context) -> list[tuple[str, str | bytes]]:
+    own = _own(context.invocation_metadata())
+    kept = [(name, value) for name, value in own if not name.lower().startswith(_OURS)]
+    return [*kept, (CALLER_HEADER, shown_by(context).to_bytes())]
+
+
+def _own(metadata: Any) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple((name, value) for name, value in metadata or () if not name.startswith(_HOPS))

@@ -1,0 +1,231 @@
+"""What the front hands on: taken in at once, acknowledged once stored, passed over when old."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+import pytest
+
+from pacekeeper.controller import line, server
+from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
+from pacekeeper.controller.line import Frame, Frames, Shown, with_head
+from pacekeeper.controller.relay import Relayed
+from pacekeeper.controller.server import AgentControl, Doorkeeper, Refused
+from pacekeeper.core.reports import NodeReport
+from pacekeeper.protos import control_pb2, telemetry_pb2, wire
+
+INTERNAL, ABORTED, INVALID, DENIED = 13, 10, 3, 7  # as gRPC numbers its status codes
+
+
+@dataclass
+class Desk:
+    """An AgentControl of which all that it stores and says is kept."""
+
+    doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
+    is_broken: bool = False
+    events: list[Event] = field(default_factory=list)
+    said: list[Frame] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    rejected: int = 0
+
+    def __post_init__(self) -> None:
+        self.control = AgentControl(
+            put=self._put,
+            on_rejected=self._reject,
+            on_failure=lambda what, _: self.failures.append(what),
+            say=lambda data: self.said.extend(Frames(1 << 20).feed(data)),
+            doorkeeper=self.doorkeeper,
+        )
+
+    async def _put(self, events: Sequence[Event]) -> None:
+        if self.is_broken:
+            raise ZeroDivisionError
+        self.events += events
+
+    def _reject(self) -> None:
+        self.rejected += 1
+
+    def take(self, *frames: Frame) -> list[Frame]:
+        """What is said on account of these frames."""
+        self.said.clear()
+        asyncio.run(self.control.take(frames))
+        return list(self.said)
+
+    @property
+    def taken(self) -> list[tuple[str, int]]:
+        """(node, sequence) of the reports that went in."""
+        return [(e.node, e.report.sequence) for e in self.events if isinstance(e, NodeReported)]
+
+
+def opened(number: int, node: str = "n", life: str = "x", **more: Any) -> Frame:
+    hello = control_pb2.Hello(
+        node=node, agent_life=life, **{"protocol_version": wire.PROTOCOL_VERSION, **more}
+    )
+    first = control_pb2.AttachRequest(hello=hello).SerializeToString()
+    return line.OPENED, number, 0, with_head(Shown(peer="ipv4:192.0.2.1:5").to_bytes(), first)
+
+
+def reported(number: int, sequence: int, **more: Any) -> Frame:
+    report = telemetry_pb2.NodeReport(sequence=sequence, **more)
+    data = control_pb2.AttachRequest(report=report).SerializeToString()
+    return line.REPORT, number, sequence, data
+
+
+def ends(said: Sequence[Frame]) -> list[tuple[int, int]]:
+    """(stream, code) of those that are ended."""
+    return [(stream, code) for kind, stream, code, _ in said if kind == line.END]
+
+
+def acknowledged(said: Sequence[Frame]) -> list[tuple[int, int]]:
+    return [
+        pair
+        for kind, _, _, data in said
+        if kind == line.ACKNOWLEDGE
+        for pair in line.acknowledged_in(data)[2]
+    ]
+
+
+def test_a_batch_of_many_agents_goes_in_at_once_and_in_order() -> None:
+    desk = Desk()
+    welcomes = desk.take(opened(1, "a"), opened(2, "b"))
+    assert [(kind, stream) for kind, stream, *_ in welcomes] == [(line.SEND, 1), (line.SEND, 2)]
+    desk.take(reported(1, 0), reported(2, 0), reported(1, 1), reported(2, 1), reported(1, 2))
+    assert desk.taken == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
+
+
+def test_nothing_is_acknowledged_that_is_not_stored() -> None:
+    desk = Desk()
+    desk.take(opened(1))
+    desk.is_broken = True
+    said = desk.take(*(reported(1, n) for n in range(20)))
+    assert (acknowledged(said), ends(said)) == ([], [(1, INTERNAL)])
+    assert desk.failures == ["taking reports in failed"]
+    # Who comes back with them finds that they are news.
+    desk.is_broken = False
+    desk.take((line.CLOSED, 1, 0, b""), opened(2), *(reported(2, n) for n in range(20)))
+    assert len(desk.taken) == 20
+
+
+def test_where_many_wait_the_newest_number_says_it_for_all() -> None:
+    desk = Desk()
+    desk.take(opened(1))
+    assert acknowledged(desk.take(*(reported(1, n) for n in range(9)))) == [(1, 8)]
+
+
+def test_a_report_that_comes_again_is_passed_over_and_acknowledged() -> None:
+    desk = Desk()
+    desk.take(opened(1), *(reported(1, n) for n in range(4)))
+    # A new stream: its greeting has the number of the last report that was settled.
+    desk.take((line.CLOSED, 1, 0, b""), opened(2), reported(2, 1))
+    said = desk.take(*(reported(2, n) for n in range(2, 5)), (line.FINISHED, 2, 0, b""))
+    assert [number for _, number in desk.taken] == [0, 1, 2, 3, 1, 4]
+    assert acknowledged(said) == [(2, 4)]
+    assert desk.control.sequences.repeated == 3  # the greeting's number and two reports
+
+
+def test_the_same_report_twice_in_one_batch_goes_in_once() -> None:
+    desk = Desk()
+    desk.take(opened(1), reported(1, 0), reported(1, 1), reported(1, 1))
+    assert [number for _, number in desk.taken] == [0, 1]
+
+
+def test_of_a_node_that_came_anew_the_older_stream_is_ended_and_heard_no_more() -> None:
+    desk = Desk()
+    desk.take(opened(1), reported(1, 0))
+    said = desk.take(opened(2), reported(1, 1), reported(2, 0), (line.CLOSED, 1, 0, b""))
+    assert ends(said) == [(1, ABORTED)]
+    assert desk.taken == [("n", 0), ("n", 0)]
+    assert not any(isinstance(event, NodeDetached) for event in desk.events)
+    desk.take((line.CLOSED, 2, 0, b""))
+    assert desk.events[-1] == NodeDetached(node="n", agent_life="x")
+
+
+def test_an_impossible_report_is_acknowledged_and_ends_its_stream_alone() -> None:
+    desk = Desk()
+    desk.take(opened(1, "a"), opened(2, "b"), reported(1, 0), reported(2, 0))
+    wrong = reported(1, 1, jobs=[telemetry_pb2.JobReport(job="no job's name")])
+    said = desk.take(wrong, reported(1, 2), reported(2, 1))
+    assert (ends(said), acknowledged(said)) == ([(1, INVALID)], [(1, 1)])
+    assert desk.taken == [("a", 0), ("b", 0), ("b", 1)]
+    assert desk.rejected == 1
+
+
+def test_what_is_no_report_at_all_ends_its_stream() -> None:
+    desk = Desk()
+    desk.take(opened(1))
+    assert ends(desk.take((line.MALFORMED, 1, 0, b"torn"))) == [(1, INVALID)]
+
+
+def test_a_report_of_another_node_is_refused() -> None:
+    class Strict(Doorkeeper):
+        def foreign(self, caller: Any, node: str, report: NodeReport) -> str:
+            return "rank 7 is of node b" if report.sequence == 1 else ""
+
+    desk = Desk(doorkeeper=Strict())
+    desk.take(opened(1), reported(1, 0))
+    assert ends(desk.take(reported(1, 1))) == [(1, DENIED)]
+    assert desk.taken == [("n", 0)]
+
+
+def test_a_mistake_of_ours_in_reading_one_costs_that_stream_and_no_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = server.report_in
+
+    def failing(data: bytes) -> NodeReport:
+        report = real(data)
+        if report.sequence == 7:
+            raise KeyError("a bug")
+        return report
+
+    monkeypatch.setattr(server, "report_in", failing)
+    desk = Desk()
+    desk.take(opened(1, "a"), opened(2, "b"))
+    said = desk.take(reported(1, 6), reported(1, 7), reported(2, 1))
+    assert (ends(said), acknowledged(said)) == ([(1, INTERNAL)], [(1, 6)])
+    assert desk.taken == [("a", 6), ("b", 1)]
+    assert desk.failures == ["node=a reader failed"]
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (opened(1, protocol_version=99), grpc.StatusCode.FAILED_PRECONDITION),
+        (opened(1, node=""), grpc.StatusCode.INVALID_ARGUMENT),
+        (opened(1, rack="\n"), grpc.StatusCode.INVALID_ARGUMENT),
+        (opened(1, seen_term=5), grpc.StatusCode.UNAVAILABLE),
+        (
+            (line.OPENED, 1, 0, with_head(Shown(peer="p").to_bytes(), b"")),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        ),
+    ],
+)
+def test_who_may_not_attach_is_told_why(frame: Frame, code: grpc.StatusCode) -> None:
+    desk = Desk()
+    said = desk.take(frame)
+    assert ends(said) == [(1, code.value[0])]
+    assert (desk.events, desk.rejected) == ([], 1)
+
+
+def test_who_is_not_let_in_never_attaches() -> None:
+    class Closed(Doorkeeper):
+        async def let_in(self, shown: Relayed) -> Any:
+            raise Refused(grpc.StatusCode.UNAUTHENTICATED, shown.peer())
+
+    desk = Desk(doorkeeper=Closed())
+    ((kind, stream, _, why),) = desk.take(opened(1))
+    assert (kind, stream, why) == (line.END, 1, b"ipv4:192.0.2.1:5")
+    assert desk.events == []
+
+
+def test_with_the_front_all_its_nodes_are_away() -> None:
+    desk = Desk()
+    desk.take(opened(1, "a"), opened(2, "b"), (line.CLOSED, 2, 0, b""))
+    assert desk.control.gone() == [NodeDetached(node="a", agent_life="x")]
+    desk.take(reported(1, 0))  # of the front that is gone
+    assert desk.taken == []
+    desk.take(opened(1, "a"), reported(1, 0))
+    assert desk.taken == [("a", 0)]
+    assert isinstance(desk.events[0], NodeAttached)
