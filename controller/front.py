@@ -7,6 +7,7 @@ and reports stay with their agents. It lives as long as that socket.
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -36,6 +37,7 @@ UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more i
 READ_BYTES = 1 << 18
 DRAIN_S = 2.0
 COMMAND_BYTES = 64 << 20
+GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make no cycles
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _log = logging.getLogger(__name__)
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
@@ -65,10 +67,14 @@ class Line:
             self._packet.clear()
             self._size = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Too much is on its way: nothing more should be read of agents."""
+        return self._size + self._writer.transport.get_write_buffer_size() > UNSENT_BYTES
+
     async def ready(self) -> None:
         """Until there is room."""
-        if self._size > UNSENT_BYTES:
-            self.flush()
+        self.flush()
         await self._writer.drain()
 
 
@@ -136,7 +142,8 @@ class Front(grpc.GenericRpcHandler):
             if wait_s > 0.0:
                 await asyncio.sleep(wait_s)  # what is not read stays with its sender
             out.put(line.REPORT, number, sequence, data)
-            await out.ready()
+            if out.is_full:
+                await out.ready()
         out.put(line.FINISHED, number)
 
     def hear(self, kind: int, number: int, value: int, data: bytes) -> None:
@@ -250,6 +257,7 @@ def main() -> None:
     # A terminal and systemd send these to both processes: it is the controller that ends this one.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     code = 0
     try:
         asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))

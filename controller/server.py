@@ -32,7 +32,7 @@ ACK_EVERY_REPORTS = 8
 ACK_EVERY_S = 1.0
 # Of a large fleet each is acknowledged less often, or acks would cost as much as all reports.
 ACKS_PER_S = 2000
-ACK_SPARSEST = 5.0  # times
+ACK_SPARSEST = 8.0  # times: an agent gives a stream up that says nothing for 15 s
 ACK_LOOK_S = 0.05
 FRESH_S = 0.5  # of a leader's message: one that waits longer might be said after the lease
 MOST_OF_A_WORD = 64  # characters that an agent says of itself

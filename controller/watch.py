@@ -6,6 +6,7 @@ between steps the clock does: ranks that fall silent, records that make no step.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from zlib import crc32
 
 from pacekeeper.controller.events import Command, Say
@@ -156,7 +157,11 @@ def after_silence(
     median_s = sorted(job.recent_step_s)[len(job.recent_step_s) // 2] if job.recent_step_s else 0.0
     limit_s = max(config.blind_after_s, PATIENCE_STEPS * median_s)
     ranks = running(job)
-    silent = tuple(rank for rank in ranks if now_s - job.last_heard_s(rank) > limit_s)
+    silent: tuple[int, ...] = ()
+    # Nearly always all were heard of just now: that is seen at a glance, rank by rank it costs.
+    heard_s = job.heard_s.values() if len(job.heard_s) == len(job.ranks) else ()
+    if min(heard_s, default=-inf) < now_s - limit_s:
+        silent = tuple(rank for rank in ranks if now_s - job.last_heard_s(rank) > limit_s)
     job = job if silent == job.silent else replace(job, silent=silent)
     blind = _blind_between_steps(job, ranks, now_s, limit_s)
     if blind is None:
@@ -167,12 +172,11 @@ def after_silence(
 def _blind_between_steps(
     job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
 ) -> Blind | None:
-    apart = f"ranks {list(job.unattached)} have not attached" if job.unattached else ""
     if job.silent:
         reason = f"no record of ranks {list(job.silent)} for {limit_s:.0f} s"
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     if not ranks:
-        reason = "; ".join(filter(None, ("no rank is known to run", apart)))
+        reason = "; ".join(filter(None, ("no rank is known to run", _apart(job))))
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     attached_s = max((job.ranks[rank].attached_s for rank in ranks), default=now_s)
     since_s = attached_s if job.judged_s is None else max(job.judged_s, attached_s)
@@ -184,8 +188,15 @@ def _blind_between_steps(
         told = {r for r, work in job.pending[step].by_rank.items() if work.is_whole}
         missing = [rank for rank in ranks if rank not in told]
         reason += f": of step {step} ranks {missing} are missing" if missing else ""
+    apart = _apart(job)
     reason += f"; {apart}" if apart else ""
     return Blind(why=Blindness.NO_STEPS, reason=reason)
+
+
+def _apart(job: JobState) -> str:
+    """Who should be there and never came."""
+    missing = job.unattached
+    return f"ranks {list(missing)} have not attached" if missing else ""
 
 
 def _entered(

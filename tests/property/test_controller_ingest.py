@@ -33,6 +33,8 @@ def test_a_rank_map_is_the_dictionary_of_its_changes(changes: list[dict[int, int
         assert dict(made) == expected
         assert (len(made), set(made)) == (len(expected), set(expected))
         assert all((rank in made) == (rank in expected) for rank in range(3 * CHUNK_RANKS))
+        assert sorted(made.values()) == sorted(expected.values())
+        assert [made.get(rank, -1) for rank in range(9)] == [expected.get(r, -1) for r in range(9)]
         assert before == content, "the one from before is as it was"
     assert made == RankMap(expected)
 

@@ -1,0 +1,69 @@
+"""Samples that are read when somebody looks are the samples that were sent."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller.causes import health_of, remember, windows
+from pacekeeper.controller.state import NodeState
+from pacekeeper.core.reports import AgentHealth, NodeReport
+from pacekeeper.protos import control_pb2, telemetry_pb2, wire
+from support.symptoms import DEVICE, HOST
+
+
+def parts_of(report: NodeReport) -> telemetry_pb2.NodeReportParts:
+    """As the controller gets it: the bytes of a whole request."""
+    request = control_pb2.AttachRequest(report=wire.report_to_message(report))
+    return control_pb2.ReportRequestParts.FromString(request.SerializeToString()).report
+
+
+def at(second: int) -> NodeReport:
+    """An agent's report of that second: its host each time, its devices every fifth."""
+    devices = tuple(
+        replace(
+            DEVICE, device_uuid=f"d{i}", sampled_s=float(second), temperature_celsius=second + i
+        )
+        for i in range(3)
+    )
+    return NodeReport(
+        sequence=second,
+        sent_mono_s=float(second),
+        devices=devices if second % 5 == 0 else (),
+        host=replace(HOST, sampled_s=float(second), load_1min=float(second)),
+        health=AgentHealth(nvml="ok", records_read=second),
+    )
+
+
+def test_what_was_sent_is_read_later() -> None:
+    report = at(5)
+    unread = wire.report_from_parts(parts_of(report)).unread
+    assert unread is not None
+    assert (unread.devices(), unread.host()) == (report.devices, report.host)
+    assert (unread.health(), unread.sampled_s) == (report.health, 5.0)
+    assert (unread.has_devices, unread.has_host) == (True, True)
+
+
+def test_what_was_not_sent_is_not_there() -> None:
+    unread = wire.report_from_parts(parts_of(NodeReport(sequence=1, sent_mono_s=1.0))).unread
+    assert unread is not None
+    assert (unread.has_devices, unread.has_host) == (False, False)
+    assert (unread.devices(), unread.host()) == ((), None)
+
+
+def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
+    read = late = NodeState(name="n", agent_life="x")
+    for second in range(200):
+        report = at(second)
+        read = remember(read, report, float(second))
+        late = remember(late, wire.report_from_parts(parts_of(report)), float(second))
+        assert health_of(late) == read.health
+        if second % 17 == 0:
+            assert windows(late) == windows(read)
+    assert windows(late) == windows(read)
+    assert late.devices == {} and len(late.unread_devices) <= 12
+
+
+def test_devices_without_number_are_refused() -> None:
+    parts = telemetry_pb2.NodeReportParts(devices=[b""] * (wire.MAX_PARTS["devices"] + 1))
+    with pytest.raises(ValueError, match="more than 1024 devices"):
+        wire.report_from_parts(parts)
