@@ -11,7 +11,6 @@ import contextlib
 import logging
 import signal
 import sqlite3
-import tempfile
 import threading
 import time
 from collections import deque
@@ -31,7 +30,7 @@ from pacekeeper.controller.events import (
     NodesReported,
     Tick,
 )
-from pacekeeper.controller.front_door import FrontDoor, PortTakenError
+from pacekeeper.controller.front_door import FrontDoor, PortTakenError, no_folder, own_folder
 from pacekeeper.controller.history import History
 from pacekeeper.controller.joined_reports import together
 from pacekeeper.controller.metrics import ControllerMetrics
@@ -168,8 +167,7 @@ class Controller:
                 metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
                 stack.callback(metrics.close)
                 _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
-            inner = stack.enter_context(tempfile.TemporaryDirectory(prefix="pacekeeper-"))
-            server, address = await self._serve(Path(inner))
+            server, address = await self._serve(stack.enter_context(own_folder()))
             stack.push_async_callback(server.stop, None)
             front = await self._open_front(address)
             tasks = [
@@ -203,7 +201,10 @@ class Controller:
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         address = f"unix:{folder / 'calls'}"
-        server.add_insecure_port(address)
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise no_folder(f"no socket at {address}") from error
         await server.start()
         return server, address
 
