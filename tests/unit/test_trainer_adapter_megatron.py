@@ -187,6 +187,9 @@ def test_a_step_lasts_until_the_optimizer_has_stepped(tmp_path: Path) -> None:
 def test_without_an_optimizer_it_lasts_as_long_as_its_passes(tmp_path: Path) -> None:
     job = Job(tmp_path).watched(optimizer=None)
     run(job.chunks, "F0B0", job.batches(4))
+    job.chunks[0].eval()
+    with torch.no_grad():
+        run(job.chunks, "F0", job.batches(99), forward_only=True)
     assert [r.step for r in job.told(StepRecord)] == [0]
 
 
@@ -198,6 +201,7 @@ def test_evaluations_are_not_told(tmp_path: Path) -> None:
     assert job.watch is not None
     with torch.no_grad():
         run(job.chunks, "F0F0", job.watch.fed(job.batches(99, 99)), forward_only=True)
+    assert job.watch.teller.pace.input_s is None  # nor what it waited for
     job.chunks[0].train()
     run(job.chunks, "F0B0", job.watch.fed(job.batches(6)))
     job.optimizer.step()

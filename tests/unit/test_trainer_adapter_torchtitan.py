@@ -106,8 +106,11 @@ class Trainer:
         self.metrics_processor.log = lambda step, loss, worst: None
         self.step = 0
         self.accumulates = 2
+        self.fails = False
 
     def forward_backward_step(self, *, input_dict: Any, labels: Any) -> None:
+        if self.fails:
+            raise ConnectionError("a rank is gone")
         for one in input_dict if isinstance(input_dict, list) else [input_dict]:
             self.model_parts[0](one["input"]).backward()
 
@@ -198,6 +201,18 @@ def test_a_step_that_ran_out_of_data_is_not_told(watched: Callable[[Any], Traine
     trainer.train(batches_of((1, 4), (1, 4), (1, 4)), 5)
     assert [r.step for r in told(watch, StepRecord)] == [1]
     assert len(told(watch, MicroBatchRecord)) == 2
+
+
+def test_a_step_that_raises_leaves_nothing_behind(watched: Callable[[Any], TrainerWatch]) -> None:
+    trainer = Trainer()
+    watch = watched(trainer)
+    trainer.fails = True
+    with pytest.raises(ConnectionError):
+        trainer.train(batches_of((1, 4), (1, 6)), 1)
+    trainer.step, trainer.fails = 0, False
+    trainer.train(batches_of((1, 8), (1, 5)), 1)
+    assert [r.tokens for r in told(watch, MicroBatchRecord)] == [8, 5]
+    assert [r.step for r in told(watch, StepRecord)] == [1]
 
 
 def test_a_pipelines_micro_batches_are_one_record(watched: Callable[[Any], TrainerWatch]) -> None:
