@@ -7,6 +7,7 @@ job the records of eight ranks: micro-batches, expert loads, the step's end. One
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Protocol
 
 from benchmarks.agent_swarm import Body, varint
 from pacekeeper.core.layout import Layout, even_layout
@@ -141,7 +142,19 @@ def uuid_of(node: int, device: int) -> str:
     return f"GPU-{node:08x}-0000-0000-0000-{device:012x}"
 
 
-def body_of(node: int, job: Job | None, place: int) -> Body:
+class Tells(Protocol):
+    """A job as its nodes' agents tell of it; steps are told each `step_every` reports."""
+
+    step_every: int
+
+    def greeting(self, place: int) -> bytes:
+        """Who is here, of the node at `place` in the job."""
+
+    def step(self, place: int, number: int) -> bytes:
+        """The records of one step of that node's ranks."""
+
+
+def body_of(node: int, job: Tells | None, place: int) -> Body:
     """What the agent of this node tells; `place`: of the node in its job."""
     names = [
         t.DeviceSample(device_index=i, device_uuid=uuid_of(node, i)).SerializeToString()

@@ -64,6 +64,11 @@ class Controller:
         line = self._process.stdout.readline()
         assert line.startswith("listening on"), (self._folder / "controller.log").read_text()
 
+    @property
+    def log(self) -> Path:
+        """What it said."""
+        return self._folder / "controller.log"
+
     def kill(self) -> None:
         """As a power cut would."""
         assert self._process is not None

@@ -18,6 +18,7 @@ _COMMANDS = {
     "train": ("pacekeeper.cli.train", "Train the MoE model in one process, without a fleet."),
     "status": ("pacekeeper.cli.status", "Ask the controller for jobs, ranks and nodes."),
     "top": ("pacekeeper.cli.top", "Watch jobs, ranks and incidents live, with keys."),
+    "fleet": ("pacekeeper.cli.fleet", "Ask which nodes were found slow, lemons first."),
     "incidents": ("pacekeeper.cli.incidents", "Ask the controller for incidents."),
     "explain": ("pacekeeper.cli.explain", "Say all that is known of one incident."),
     "approve": ("pacekeeper.cli.approve", "Approve a plan that waits for a person."),

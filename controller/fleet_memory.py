@@ -79,9 +79,14 @@ def hint(known: Strikes, node: str, device_uuid: str, job: str, unix_s: float) -
     return told + (f"; {node} is a lemon" if is_lemon(known, node, unix_s) else "")
 
 
+def newest_first(known: Strikes, node: str, unix_s: float) -> tuple[Strike, ...]:
+    """The strikes of a node that are remembered."""
+    return _fresh(known.get(node, ()), unix_s)[::-1]
+
+
 def history(known: Strikes, node: str, unix_s: float) -> list[str]:
     """One line for each strike of a node, newest first."""
-    return [line(one, unix_s) for one in reversed(_fresh(known.get(node, ()), unix_s))]
+    return [line(one, unix_s) for one in newest_first(known, node, unix_s)]
 
 
 def line(strike: Strike, unix_s: float) -> str:

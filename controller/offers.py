@@ -21,6 +21,8 @@ from pacekeeper.core.findings import Decision
 from pacekeeper.core.layout import Layout
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
+HOST_BYTES = 24.0  # of an offer: a host of an expert, in words
+OFFERED_BYTES_PER_S = 64e6  # to all nodes together: a large job's offer is said again less often
 OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
 
 
@@ -66,7 +68,7 @@ def say_again(
     if now_s - job.said_s < REPEAT_S:
         return job, []
     commands: list[Command] = []
-    if job.desired is not None:
+    if job.desired is not None and _is_due(job, job.desired, now_s):
         commands.append(_offered(job, job.desired))
     runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
     if set(job.dead) & runs and job.living:
@@ -104,6 +106,16 @@ def _why_over(job: JobState, now_s: float) -> str:
     if not why and now_s - job.offered_s > OFFER_LIFE_S:
         return f"not taken for {OFFER_LIFE_S:.0f} s"
     return why
+
+
+def _is_due(job: JobState, plan: Layout, now_s: float) -> bool:
+    """Is it time to say the offer again? Streams lose nothing: this is for agents that came anew.
+
+    As often as notices, or, where it is megabytes for each of a thousand nodes, less.
+    """
+    num_hosts = sum(len(hosts) for layer in plan.experts for hosts in layer)
+    period_s = max(REPEAT_S, num_hosts * HOST_BYTES * len(job.nodes) / OFFERED_BYTES_PER_S)
+    return (now_s - job.offered_s) // period_s > (job.said_s - job.offered_s) // period_s
 
 
 def _offered(job: JobState, plan: Layout) -> OfferPlan:

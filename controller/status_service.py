@@ -16,6 +16,7 @@ from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.history import History
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.controller.views import (
+    gone_nodes,
     incident_view,
     job_view,
     node_view,
@@ -79,6 +80,8 @@ class Status(status_pb2_grpc.StatusServiceServicer):
         """All nodes, by name."""
         state = self.state()
         nodes = [node_view(state, state.nodes[name]) for name in sorted(state.nodes)]
+        if request.with_gone:
+            nodes += [node_view(state, node) for node in gone_nodes(state)]
         return status_pb2.ListNodesResponse(nodes=nodes)
 
     async def ListIncidents(self, request: Any, context: Context) -> Any:

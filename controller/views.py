@@ -141,8 +141,25 @@ def node_view(state: State, node: NodeState) -> status_pb2.Node:
         last_report_unix_s=node.last_report_s + state.unix_offset_s,
         history=fleet_memory.history(state.strikes, node.name, unix_s),
         is_lemon=fleet_memory.is_lemon(state.strikes, node.name, unix_s),
+        strikes=[
+            status_pb2.Strike(
+                incident_id=one.incident_id,
+                job=one.job,
+                device_uuid=one.device_uuid,
+                kind=one.kind,
+                slowdown=one.slowdown,
+                unix_s=one.unix_s,
+            )
+            for one in fleet_memory.newest_first(state.strikes, node.name, unix_s)
+        ],
         cordon=None if cordon is None else order_view(cordon),
     )
+
+
+def gone_nodes(state: State) -> list[NodeState]:
+    """Nodes that are known for their past only, by name."""
+    names = sorted(state.strikes.keys() - state.nodes.keys())
+    return [NodeState(name=name, agent_life="", is_connected=False) for name in names]
 
 
 def incident_view(state: State, incident: Incident) -> status_pb2.Incident:

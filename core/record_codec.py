@@ -76,6 +76,8 @@ def pack(record: Record) -> bytes:
         case StepRecord():
             return pack_step(*astuple(record))
         case ExpertLoadRecord():
+            if len(record.counts) > LOADS_PER_RECORD:
+                raise ValueError(f"a ring's record holds 1 to {LOADS_PER_RECORD} loads")
             return pack_expert_load(*astuple(record))
         case PlanAppliedRecord():
             return pack_plan_applied(*astuple(record))
@@ -182,7 +184,6 @@ def pack_expert_load(
     rank: int, step: int, generation: int, layer: int, first_expert: int, counts: Sequence[int]
 ) -> bytes:
     """The payload of an ExpertLoadRecord of these fields, in its order."""
-    num_counts = len(counts)
     return _EXPERT_LOAD.pack(
         _IS_EXPERT_LOAD,
         rank,
@@ -190,9 +191,9 @@ def pack_expert_load(
         generation,
         layer,
         first_expert,
-        num_counts,
+        len(counts),
         *counts,
-        *_NO_LOADS[num_counts:],
+        *_NO_LOADS[len(counts) :],
     )
 
 

@@ -125,7 +125,7 @@ class Rank(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., node: _Optional[str] = ..., state: _Optional[str] = ..., slowdown: _Optional[float] = ..., observed_s: _Optional[float] = ..., expected_s: _Optional[float] = ..., suspicion: _Optional[float] = ..., batch_share: _Optional[float] = ..., num_expert_replicas: _Optional[int] = ..., device_uuid: _Optional[str] = ..., is_cordoned: bool = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s", "rack", "history", "is_lemon", "cordon")
+    __slots__ = ("name", "is_connected", "product_version", "nvml", "num_devices", "jobs", "records_lost", "records_corrupt", "batches_dropped", "unreadable", "last_report_unix_s", "rack", "history", "is_lemon", "strikes", "cordon")
     NAME_FIELD_NUMBER: _ClassVar[int]
     IS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
     PRODUCT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,7 @@ class Node(_message.Message):
     RACK_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     IS_LEMON_FIELD_NUMBER: _ClassVar[int]
+    STRIKES_FIELD_NUMBER: _ClassVar[int]
     CORDON_FIELD_NUMBER: _ClassVar[int]
     name: str
     is_connected: bool
@@ -155,8 +156,25 @@ class Node(_message.Message):
     rack: str
     history: _containers.RepeatedScalarFieldContainer[str]
     is_lemon: bool
+    strikes: _containers.RepeatedCompositeFieldContainer[Strike]
     cordon: Order
-    def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ..., rack: _Optional[str] = ..., history: _Optional[_Iterable[str]] = ..., is_lemon: bool = ..., cordon: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., is_connected: bool = ..., product_version: _Optional[str] = ..., nvml: _Optional[str] = ..., num_devices: _Optional[int] = ..., jobs: _Optional[_Iterable[str]] = ..., records_lost: _Optional[int] = ..., records_corrupt: _Optional[int] = ..., batches_dropped: _Optional[int] = ..., unreadable: _Optional[_Iterable[str]] = ..., last_report_unix_s: _Optional[float] = ..., rack: _Optional[str] = ..., history: _Optional[_Iterable[str]] = ..., is_lemon: bool = ..., strikes: _Optional[_Iterable[_Union[Strike, _Mapping]]] = ..., cordon: _Optional[_Union[Order, _Mapping]] = ...) -> None: ...
+
+class Strike(_message.Message):
+    __slots__ = ("incident_id", "job", "device_uuid", "kind", "slowdown", "unix_s")
+    INCIDENT_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_UUID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SLOWDOWN_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    incident_id: int
+    job: str
+    device_uuid: str
+    kind: str
+    slowdown: float
+    unix_s: float
+    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., device_uuid: _Optional[str] = ..., kind: _Optional[str] = ..., slowdown: _Optional[float] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class Incident(_message.Message):
     __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe")
@@ -253,8 +271,10 @@ class GetJobResponse(_message.Message):
     def __init__(self, job: _Optional[_Union[Job, _Mapping]] = ...) -> None: ...
 
 class ListNodesRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("with_gone",)
+    WITH_GONE_FIELD_NUMBER: _ClassVar[int]
+    with_gone: bool
+    def __init__(self, with_gone: bool = ...) -> None: ...
 
 class ListNodesResponse(_message.Message):
     __slots__ = ("nodes",)

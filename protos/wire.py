@@ -41,6 +41,7 @@ from pacekeeper.core.topology import (
     is_job_name,
 )
 from pacekeeper.protos import control_pb2, telemetry_pb2
+from pacekeeper.protos.load_columns import loads_from_columns
 from pacekeeper.protos.samples import (
     UnreadSamples,
     device_from_message,
@@ -256,7 +257,9 @@ def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
             columns = getattr(message, column_group)
             records += _from_columns(columns, kind, f"{message.job} {column_group}")
     if message.HasField("expert_loads"):
-        records += _loads_from_columns(message.expert_loads, message.job)
+        loads, most = message.expert_loads, LOADS_PER_RECORD * MAX_RECORDS
+        _length(loads, "rank", f"{message.job} expert_loads")
+        records += loads_from_columns(loads, message.job, most_counts=most)
     return JobReport(
         job=message.job,
         life=message.life,
@@ -302,36 +305,6 @@ def _length(columns: Any, name: str, where: str) -> int:
     if length > MAX_RECORDS:
         raise ValueError(f"{where}: {length} records, at most {MAX_RECORDS} may come at once")
     return length
-
-
-def _loads_from_columns(columns: Any, job: str) -> Iterable[ExpertLoadRecord]:
-    where = f"{job} expert_loads"
-    length, num_counts = _length(columns, "rank", where), len(columns.counts)
-    if num_counts > LOADS_PER_RECORD * MAX_RECORDS:
-        raise ValueError(f"{where}: {num_counts} counts, more than may come at once")
-    names = ("rank", "step", "generation", "layer", "first_expert", "num_counts")
-    for name in names:
-        if len(getattr(columns, name)) != length:
-            found = len(getattr(columns, name))
-            raise ValueError(f"{where}: column {name} has {found} entries, not {length}")
-    counts, at = list(columns.counts), 0
-    values = [list(getattr(columns, name)) for name in names]
-    for rank, step, generation, layer, first, number in zip(*values, strict=True):
-        if at + number > len(counts):
-            raise ValueError(f"{where}: num_counts promises more than counts holds")
-        if not 1 <= number <= LOADS_PER_RECORD:
-            raise ValueError(f"{where}: impossible num_counts {number}")
-        yield ExpertLoadRecord(
-            rank=rank,
-            step=step,
-            generation=generation,
-            layer=layer,
-            first_expert=first,
-            counts=tuple(counts[at : at + number]),
-        )
-        at += number
-    if at != len(counts):
-        raise ValueError(f"{where}: counts holds {len(counts)} entries, num_counts promises {at}")
 
 
 def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:

@@ -134,3 +134,18 @@ def test_a_watch_ends_with_a_reason_when_the_controller_goes(
         going.kill()
         assert watch.wait(30.0) == ExitCode.UNREACHABLE
         assert going.address in watch.stderr.read()
+
+
+def test_the_fleet_is_told_by_what_was_found_of_its_devices(controller: ControllerProcess) -> None:
+    def fleet(*arguments: str) -> str:
+        done = pacekeeper("fleet", "--controller", controller.address, *arguments)
+        assert done.returncode == ExitCode.OK, done.stderr
+        return done.stdout
+
+    (node,) = json.loads(fleet("--json"))["nodes"]
+    (strike,) = node["strikes"]
+    assert (strike["job"], strike["kind"]) == ("a", "device") and strike["slowdown"] > 1.5
+    assert "1 nodes: 0 lemons, 1 with a slow device" in fleet()
+    assert "in a, 0.0 days ago (incident " in fleet(node["name"])
+    none = pacekeeper("fleet", "--controller", controller.address, "elsewhere")
+    assert none.returncode != ExitCode.OK and "no node elsewhere is known" in none.stderr

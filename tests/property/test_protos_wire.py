@@ -11,7 +11,7 @@ from pacekeeper.core.layout import even_layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.core.record_codec import unpack
 from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
-from pacekeeper.core.records import MicroBatchRecord, Record
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record
 from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2, wire
@@ -212,6 +212,25 @@ def test_counts_that_do_not_add_up_are_refused(
     loads.counts.extend(counts)
     with pytest.raises(ValueError, match=complaint):
         wire.report_from_message(message)
+
+
+def test_loads_that_follow_each_other_come_as_one_record_and_others_alone() -> None:
+    def loads(rank: int, layer: int, first: int, number: int) -> ExpertLoadRecord:
+        counts = tuple(range(first, first + number))
+        return ExpertLoadRecord(
+            rank=rank, step=3, generation=1, layer=layer, first_expert=first, counts=counts
+        )
+
+    told = [loads(rank, 0, first, 16) for rank in (0, 1) for first in range(0, 64, 16)]
+    told += [loads(1, 1, 0, 16), loads(1, 1, 32, 7), loads(1, 1, 39, 1), loads(1, 1, 8, 2)]
+    report = NodeReport(
+        sequence=1, sent_mono_s=0.0, jobs=(JobReport(job="j", records=tuple(told)),)
+    )
+    (job,) = wire.report_from_message(wire.report_to_message(report)).jobs
+    assert job.records == (
+        *(loads(0, 0, 0, 64), loads(1, 0, 0, 64)),
+        *(loads(1, 1, 0, 16), loads(1, 1, 32, 8), loads(1, 1, 8, 2)),
+    )
 
 
 def test_a_clock_nobody_knows_is_refused() -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller import offers
 from pacekeeper.controller.events import (
     NodeAttached,
     NodeDetached,
@@ -44,6 +45,20 @@ class TestOffers:
         driver.report(*applied(plan))
         driver.tick(5.0)
         assert not driver.all_said(OfferPlan)
+
+    def test_an_offer_that_is_large_for_many_nodes_is_said_again_less_often(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        num_hosts = sum(len(hosts) for layer in FIRST.experts for hosts in layer)
+        bytes_to_all = 2 * num_hosts * offers.HOST_BYTES
+        monkeypatch.setattr(offers, "OFFERED_BYTES_PER_S", bytes_to_all / 5.0)
+        driver = with_plan()
+        told_s = []
+        for tick in range(1, 60):
+            driver.tick(0.2)
+            if driver.all_said(OfferPlan):
+                told_s.append(round(0.2 * tick))
+        assert told_s == [5, 10]
 
     def test_an_offer_nobody_takes_is_given_up_and_made_anew_under_a_new_number(self) -> None:
         driver = with_plan()

@@ -7,6 +7,7 @@ import pytest
 from pacekeeper.core import errors, ring
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.record_codec import pack, unpack
 from pacekeeper.core.records import LOADS_PER_RECORD, ExpertLoadRecord
 from pacekeeper.core.topology import Attachment, ModelShape, is_job_name
 
@@ -82,12 +83,18 @@ def test_names_that_may_not(name: str) -> None:
         Attachment(job=name, rank=0, world_size=1, pid=1)
 
 
-@pytest.mark.parametrize("num_loads", [0, LOADS_PER_RECORD + 1])
-def test_a_record_holds_a_bounded_number_of_loads(num_loads: int) -> None:
-    with pytest.raises(ValueError, match="1 to 16 loads"):
-        ExpertLoadRecord(
-            rank=0, step=0, generation=1, layer=0, first_expert=0, counts=(1,) * num_loads
+def test_a_record_holds_some_loads_and_one_of_a_ring_no_more_than_there_is_room() -> None:
+    def loads(number: int) -> ExpertLoadRecord:
+        counts = (1,) * number
+        return ExpertLoadRecord(
+            rank=0, step=0, generation=1, layer=0, first_expert=0, counts=counts
         )
+
+    with pytest.raises(ValueError, match="at least one load"):
+        loads(0)
+    assert unpack(pack(loads(LOADS_PER_RECORD))) == loads(LOADS_PER_RECORD)
+    with pytest.raises(ValueError, match="1 to 16 loads"):
+        pack(loads(LOADS_PER_RECORD + 1))
 
 
 def test_an_incident_is_open_until_it_is_closed() -> None:

@@ -275,6 +275,7 @@ CASES = {
     ),
     "PacekeeperEventsDropped": counter("advance_failures_total"),
     "PacekeeperReportsRejected": counter("reports_rejected_total"),
+    "PacekeeperReportsMissed": counter("reports_missed_total"),
     "PacekeeperCallersRefused": Case(
         fires={once("refusals_total"): "0+2x99"}, quiet={once("refusals_total"): "0+0.5x99"}
     ),

@@ -1,0 +1,45 @@
+"""`pacekeeper fleet [NODE]`: nodes and devices by what was found of them, over all jobs."""
+
+import json
+import sys
+import time
+
+import click
+
+from pacekeeper.cli.options import asks_controller
+from pacekeeper.core.client_config import ClientConfig
+
+FILE_WIDTH = 160  # columns where the output is no terminal
+
+
+@click.command()
+@asks_controller
+@click.argument("node", default="")
+@click.option("--all", "with_well", is_flag=True, help="Also nodes of which nothing was found.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> None:
+    """Ask which nodes were found slow again and again, lemons first; of NODE, its devices' past."""
+    from rich.console import Console
+
+    from pacekeeper.cli import fleet_print
+    from pacekeeper.cli.client import as_dict, ask, status_stub
+    from pacekeeper.protos import status_pb2
+
+    with status_stub(client) as stub:
+        nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest(with_gone=True)).nodes)
+    if node:
+        nodes = [one for one in nodes if one.name == node]
+        if not nodes:
+            raise click.ClickException(f"no node {node} is known; see `pacekeeper fleet --all`")
+    found = fleet_print.worst_first(nodes, with_well=with_well or bool(node))
+    if as_json:
+        click.echo(json.dumps({"nodes": [as_dict(one) for one in found]}))
+        return
+    width = None if sys.stdout.isatty() else FILE_WIDTH
+    console = Console(width=width, highlight=False, soft_wrap=True)
+    if node:
+        console.print(fleet_print.past(found[0], time.time()))
+        return
+    console.print(fleet_print.overview(nodes))
+    if found:
+        console.print(fleet_print.table(found, time.time()))

@@ -1,0 +1,100 @@
+"""The fleet by its past: lemons first, each device's history, nothing made up of the others."""
+
+from rich.console import Console
+
+from pacekeeper.cli import fleet_print
+from pacekeeper.controller.fleet_memory import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.state import NodeState, State
+from pacekeeper.controller.views import gone_nodes, node_view
+from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.orders import Order, OrderKind
+from pacekeeper.protos import status_pb2
+
+NOW_S = 1000.0 * DAY_S
+
+
+def strike(number: int, node: str, device: str, days_ago: float) -> Strike:
+    return Strike(
+        incident_id=number,
+        node=node,
+        device_uuid=device,
+        job=f"job-{number}",
+        kind=FindingKind.DEVICE,
+        slowdown=1.0 + number / 10,
+        unix_s=NOW_S - days_ago * DAY_S,
+    )
+
+
+def views() -> dict[str, status_pb2.Node]:
+    """One well, one struck once, a lemon, one cordoned, one that is known for its past only."""
+    strikes: Strikes = {}
+    for one in (
+        strike(1, "gone", "GPU-g", 40.0),
+        strike(2, "once", "GPU-o", 3.0),
+        strike(3, "lemon", "GPU-a", 9.0),
+        strike(4, "lemon", "GPU-b", 6.0),
+        strike(5, "lemon", "GPU-a", 2.0),
+    ):
+        strikes = remember(strikes, one)
+    names = ("well", "once", "lemon", "cordoned")
+    order = Order(
+        kind=OrderKind.CORDON_NODE,
+        subject="cordoned",
+        said_by="ada",
+        reason="fan",
+        since_unix_s=NOW_S,
+    )
+    state = State(
+        nodes={name: NodeState(name=name, agent_life="a", rack="r1") for name in names},
+        strikes=strikes,
+        orders=(order,),
+        ticked_s=NOW_S,
+    )
+    found = [*state.nodes.values(), *gone_nodes(state)]
+    return {node.name: node_view(state, node) for node in found}
+
+
+def printed(value: object) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(value)
+    return capture.get()
+
+
+def test_lemons_come_first_then_the_most_and_the_newest_strikes_and_the_well_are_left_out() -> None:
+    nodes = list(views().values())
+    names = [one.name for one in fleet_print.worst_first(nodes, with_well=False)]
+    assert names == ["lemon", "once", "gone", "cordoned"]
+    everybody = [one.name for one in fleet_print.worst_first(nodes, with_well=True)]
+    assert everybody == ["lemon", "once", "gone", "cordoned", "well"]
+
+
+def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
+    nodes = fleet_print.worst_first(list(views().values()), with_well=True)
+    lines = printed(fleet_print.table(nodes, NOW_S)).splitlines()
+    assert lines[1].split()[:7] == ["lemon", "attached", "r1", "lemon", "3", "2", "3"]
+    assert "device x1.50 in job-5, 2.0 days ago" in lines[1]
+    assert lines[3].split()[:4] == ["gone", "away", "-", "struck"]
+    assert lines[4].split()[:7] == ["cordoned", "attached", "r1", "cordoned", "0", "0", "0"]
+    assert lines[5].split()[3] == "well"
+    told = fleet_print.overview(nodes)
+    assert told == "5 nodes: 1 lemons, 3 with a slow device in the last 90 days, 1 cordoned"
+
+
+def test_a_node_s_past_is_told_by_device_the_most_struck_first() -> None:
+    lines = printed(fleet_print.past(views()["lemon"], NOW_S)).splitlines()
+    assert [line.strip() for line in lines] == [
+        "lemon  lemon",
+        "GPU-a: 2 times",
+        "device x1.50 in job-5, 2.0 days ago (incident 5)",
+        "device x1.30 in job-3, 9.0 days ago (incident 3)",
+        "GPU-b: once",
+        "device x1.40 in job-4, 6.0 days ago (incident 4)",
+        "to take the work from it: pacekeeper cordon lemon",
+    ]
+
+
+def test_who_is_cordoned_is_told_by_whom_and_who_is_well_that_nothing_was_found() -> None:
+    cordoned = printed(fleet_print.past(views()["cordoned"], NOW_S))
+    assert "cordoned by ada: fan" in cordoned
+    assert "nothing was found" in printed(fleet_print.past(views()["well"], NOW_S))
