@@ -5,9 +5,12 @@ dense and with experts, layers that differ, some devices slow or dead; home and 
 `plan_partition` makes, its price against `step_events.py`, which knows ranks, layers and links.
 Placements: random loads and speeds of a data-parallel job; the layout that our policy decides on,
 priced with what the detector says of the speeds and with the loads it saw, against the steps that
-follow, whose loads have moved on as far as recorded ones do in 100 steps. Prints median and 95th
-percentile of the deviation, last one line of JSON; `jitter`: every rank's time in every layer
-varies by so much, of which a forecast knows nothing.
+follow, whose loads have moved on as far as recorded ones do in 100 steps. A forecast can be wrong
+in two ways, told apart: the planner prices a step wrongly (`placement`: played at the speeds it was
+told), and it was told wrong speeds (`slowdowns as told`: of the rank that is told worst, after the
+few steps that the detector needs; `at true speeds`: both together, as a job sees it). The bar is
+the planner's. Prints median and 95th percentile of the deviation, last one line of JSON; `jitter`:
+every rank's time in every layer varies by so much, of which a forecast knows nothing.
 """
 
 import argparse
@@ -128,9 +131,12 @@ def partition_deviations(seeds: range) -> Deviations:
     return found
 
 
-def placement_deviations(seeds: range) -> Deviations:
-    """(forecast - steps) / steps of layouts that our policy decides on."""
-    found: Deviations = {"placement": [], "placement, loads moved on": []}
+def placement_deviations(seeds: range) -> tuple[Deviations, Deviations]:
+    """(forecast - steps) / steps of layouts that our policy decides on: at the speeds it was told,
+    and with what the detector told wrongly.
+    """
+    planned: Deviations = {}
+    told: Deviations = {}
     dispatch = Dispatch.EVENED
     for seed in seeds:
         draw = np.random.default_rng(seed)
@@ -152,14 +158,22 @@ def placement_deviations(seeds: range) -> Deviations:
         )
         decision = decide(_view(job, first, parts, sight.slow), PolicyConfig())
         layout = decision.layout or first
-        told_s = decision.planned_step_s if decision.layout else decision.current_step_s
-        if not told_s:  # so many are slow that a person must look: nothing is forecast
+        forecast_s = decision.planned_step_s if decision.layout else decision.current_step_s
+        if not forecast_s:  # so many are slow that a person must look: nothing is forecast
             continue
         later = parts * np.exp(draw.normal(0.0, DRIFT, parts.shape))
         later /= later.sum(axis=1, keepdims=True)
-        for name, loads in zip(found, (parts, later), strict=True):
-            found[name].append(told_s / job.step_s(layout, loads, speed, dispatch) - 1.0)
-    return found
+        believed = {rank: 1.0 / slowdown for rank, slowdown in sight.slow.items()}
+        for name, loads in (("placement", parts), ("placement, loads moved on", later)):
+            for found, end, speeds in ((planned, "", believed), (told, ", at true speeds", speed)):
+                played_s = job.step_s(layout, loads, speeds, dispatch)
+                found.setdefault(name + end, []).append(forecast_s / played_s - 1.0)
+        wrong = [
+            sight.slow.get(rank, 1.0) * speed.get(rank, 1.0) - 1.0 for rank in {*speed, *sight.slow}
+        ]
+        if wrong:
+            told.setdefault("slowdowns as told", []).append(max(wrong, key=abs))
+    return planned, told
 
 
 def _random_job(draw: np.random.Generator) -> JobModel:
@@ -210,8 +224,8 @@ def figures(found: Deviations) -> dict[str, dict[str, float]]:
     return rows
 
 
-def show(rows: dict[str, dict[str, float]]) -> None:
-    table = Table(title="forecast over what is played, less 1")
+def show(title: str, rows: dict[str, dict[str, float]]) -> None:
+    table = Table(title=title)
     for head in ("what", "cases", "median", "95 %", "most", "mean"):
         table.add_column(head, justify="left" if head == "what" else "right")
     for name, row in rows.items():
@@ -227,11 +241,15 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     arguments = parser.parse_args()
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.cases)
-    rows = figures(partition_deviations(seeds) | placement_deviations(seeds))
-    show(rows)
-    met = {name: row["p95"] <= BAR for name, row in rows.items()}
-    print(json.dumps({"bar": BAR, "met": all(met.values()), "rows": rows}))
-    return 0 if all(met.values()) else 1
+    of_placements, told = placement_deviations(seeds)
+    rows = figures(partition_deviations(seeds) | of_placements)
+    show("forecast over what is played, less 1", rows)
+    of_detector = figures(told)
+    show("the same with slowdowns told wrongly: the detector's part", of_detector)
+    is_met = all(row["p95"] <= BAR for row in rows.values())
+    result = {"bar": BAR, "met": is_met, "rows": rows, "with_detector": of_detector}
+    print(json.dumps(result))
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":

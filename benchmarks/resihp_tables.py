@@ -65,6 +65,28 @@ def show_stops(title: str, rows: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
+def show_rates(rows: Sequence[Row], console: Console) -> None:
+    """The large job at several rates of faults."""
+    table = Table(
+        title="256 devices, a fault every ..., mended after ...: over (most: of the limit)"
+    )
+    for name in ("every", "mended after", "lost", "ours over resihp"):
+        table.add_column(name, justify="right")
+    for name in LARGE_OVER:
+        table.add_column(f"ours over {name}+ (most)", justify="right")
+        table.add_column(f"resihp over {name}+", justify="right")
+    for row in rows:
+        cells = [f"{row['every_h']:g} h", f"{row['mended_h']:g} h", f"{row['lost']:.1%}",
+                 f"{row['resihp']:.3f}"]  # fmt: skip
+        for name in LARGE_OVER:
+            cells += [
+                f"{row[name]:.3f} ({row[f'most_{name}']:.3f})",
+                f"{row[f'resihp_{name}']:.3f}",
+            ]
+        table.add_row(*cells)
+    console.print(table)
+
+
 def summary(
     slow: Sequence[Row],
     stops: Sequence[Row],

@@ -2,12 +2,13 @@
 
 `python -m benchmarks.simulate_faults`; hours (`--quick`, one model, two seeds and thirty days: some
 minutes; `--seeds`, `--days` and `--only` choose).
-The whole P3 and G4dn traces and Parcae's hours (`spot_bamboo`, `spot_parcae`), at most ten nodes
-drawn by seed, recorded routing; the log of faults (`infinitehbd_faults`) with a node taken out by
-any fault, and with fail-slow kinds slowing it to half, loads even. Jobs and policies are those of
-`simulate_lazarus`, and "none", which begins anew; on the servers checkpoints are as far apart as
-Young's rule (1974) says for the losses of that very log, for every policy. Prints tables with 95 %
-intervals over seeds, last one line of JSON; `won`: in how many cells ours trained most.
+Every trace of spot nodes that is there, the whole P3 and G4dn ones and Parcae's hours among them
+(`spot_bamboo`, `spot_parcae`), at most ten nodes drawn by seed, recorded routing; the log of faults
+(`infinitehbd_faults`) with a node taken out by any fault, and with fail-slow kinds slowing it to
+half, loads even. Jobs and policies are those of `simulate_lazarus`, and "none", which begins anew;
+on the servers checkpoints are as far apart as Young's rule (1974) says for the losses of that very
+log, for every policy. Prints tables with 95 % intervals over seeds, last one line of JSON; `won`:
+in how many cells ours trained most.
 """
 
 import argparse
@@ -89,19 +90,25 @@ def paced(policy: Policy, steps: int, review_steps: int) -> Policy:
 
 
 def spot_histories(data: Path) -> dict[str, History]:
-    paths = sorted((data / "spot_bamboo").glob("*g4dn*.csv"))
-    paths += sorted((data / "spot_parcae").glob("gpt-6.7b_trace_*.txt"))
-    whole = data / "spot_bamboo" / "p3-trace.csv"
-    found = {"P3": read_spot(whole)} if whole.exists() else {}
-    for path in paths:
-        name = _short(path.stem)
-        found[path.stem if name in found else name] = read_spot(path)
+    """Every trace of spot nodes that is there, by a short name or that of its file."""
+    found: dict[str, History] = {}
+    for folder in ("spot_bamboo", "spot_parcae"):
+        for path in sorted((data / folder).glob("*.*")):
+            if path.suffix in (".csv", ".txt") and not path.name.startswith("LICENSE"):
+                short = _short(path)
+                found[path.stem if short in found else short] = read_spot(path)
     return found
 
 
-def _short(stem: str) -> str:
-    """G4dn, or Parcae's hour by its availability and pre-emption."""
-    return "G4dn" if "g4dn" in stem else f"Parcae {stem.partition('trace_')[2][:2]}"
+def _short(path: Path) -> str:
+    """P3, G4dn, or Parcae's hour by its model, availability and pre-emption."""
+    model, is_hour, hour = path.stem.partition("_trace_")
+    if is_hour:
+        return f"Parcae {hour[:2]} {model}"
+    if path.parent.name == "spot_parcae":
+        return f"Parcae {path.stem}"
+    known = {"p3-trace": "P3", "g4dn": "G4dn", "p2": "P2", "a100": "A100"}
+    return next((name for part, name in known.items() if part in path.stem), path.stem)
 
 
 def server_histories(data: Path, days: float) -> dict[str, History]:

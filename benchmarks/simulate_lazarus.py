@@ -125,12 +125,14 @@ def routing_of(data: Path, paper: Paper) -> Routing:
 
 
 def share_lost(data: Path) -> float:
-    """The mean part of the nodes that a loss takes, over all recorded spot traces but P3.
+    """The mean part of the nodes that a loss takes, over Bamboo's recorded traces but P3.
 
     A layout stands until the next loss: this is how likely a rank is among the lost.
     """
     parts: list[float] = []
-    for path in sorted((data / "spot_bamboo").glob("a*-*.*")):
+    for path in sorted((data / "spot_bamboo").glob("*-*.*")):
+        if path.suffix not in (".csv", ".txt") or path.stem.startswith("p3"):
+            continue
         there = 0
         for change in read_spot(path).changes:
             match change:

@@ -5,9 +5,10 @@ iterations of the large job). Six models on 16 to 64 devices (research 4.1-4.3):
 slow, so that the unmitigated job loses 35, 55 or 70 % of its throughput, and 1,000 iterations of
 the healthy job's time are played from then on; one device stops every 2 h, 1 h or 30 min, until
 half are gone; stops and medium slow ones in turn. Then 256 devices over 10,000 iterations, with
-faults that are mended. Figures are goodput of the whole span: what noticing, deciding and moving
-take counts. What is fitted is said in `benchmarks/resihp_paper.py`, each policy's rules in
-docs/simulator.md. `whole` cells: ours where a micro-batch is handed on whole, as the others do.
+faults that are mended (`--rates`: this alone, at several rates, as the paper tells none; `most`:
+the fluid limit over that policy). Figures are goodput of the whole span: what noticing, deciding
+and moving take counts. What is fitted is said in `benchmarks/resihp_paper.py`, each policy's rules
+in docs/simulator.md. `whole` cells: ours where a micro-batch is handed on whole, as the others do.
 Prints tables, last one line of JSON.
 """
 
@@ -22,6 +23,7 @@ from rich.console import Console
 from benchmarks.resihp_paper import (
     DROPS,
     LARGE,
+    LARGE_OVER,
     PAPERS,
     Paper,
     fitted_flops,
@@ -29,7 +31,7 @@ from benchmarks.resihp_paper import (
     job_of,
     slow_speed,
 )
-from benchmarks.resihp_tables import Row, rounded, show_slow, show_stops, summary
+from benchmarks.resihp_tables import Row, rounded, show_rates, show_slow, show_stops, summary
 from pacekeeper.simulator.changes import History, NodesJoined, SpeedChanged
 from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
 from pacekeeper.simulator.pipeline_job import PipelineJob
@@ -47,6 +49,8 @@ from pacekeeper.simulator.simulate import Outcome, simulate
 ROWS, WHOLE_ROWS = 16, 1  # of a micro-batch
 STEPS = 1000  # iterations of the healthy job, from the onset of a slowdown
 LARGE_STEPS = 10_000
+RATE = (1.0, 4.0)  # h between two faults of the large job, and until one is mended
+RATES = ((4.0, 4.0), (2.0, 4.0), RATE, (1.0, 8.0))
 HOURS = {"2h": 2.0, "1h": 1.0, "30min": 0.5}
 HOUR_S = 3600.0
 
@@ -185,15 +189,16 @@ def stop_cell(paper: Paper, flops: float, interval: str, seeds: int, *, is_mixed
     }
 
 
-def large(flops: float, steps: int, seeds: int) -> Row:
-    """256 devices: every hour one stops or becomes slow, in turn; each is back after 4 h."""
+def large(flops: float, steps: int, seeds: int, rate: tuple[float, float] = RATE) -> Row:
+    """256 devices: one stops or becomes slow, in turn, so often; each is back after so long."""
     job = job_of(LARGE, flops, ROWS)
     duration_s = steps * home_step_s(job)
+    every_h, mended_h = rate
     rule = FaultRule(
         kinds=(FaultKind.STOP, FaultKind.SLOW),
-        every_s=HOUR_S,
+        every_s=every_h * HOUR_S,
         slow_speed=slow_speed(job, 0, DROPS["medium"]),
-        mended_after_s=4.0 * HOUR_S,
+        mended_after_s=mended_h * HOUR_S,
     )
     ratios: dict[str, list[float]] = {}
     for seed in range(seeds):
@@ -204,6 +209,8 @@ def large(flops: float, steps: int, seeds: int) -> Row:
         for name in STRONG:
             ratio = found["resihp"].samples / found[name].samples
             ratios.setdefault(f"resihp_{name}", []).append(ratio)
+            most = found[name].fluid_samples / found[name].samples
+            ratios.setdefault(f"most_{name}", []).append(most)
         lost = 1.0 - found["ours"].samples / (duration_s / home_step_s(job) * _step_samples(job))
         ratios.setdefault("lost", []).append(lost)
     return {name: round(float(np.mean(of)), 3) for name, of in ratios.items()}
@@ -213,16 +220,30 @@ def _step_samples(job: PipelineJob) -> float:
     return job.problem.rows_per_step * job.samples_per_row
 
 
+def swept(flops: float, seeds: int, console: Console) -> int:
+    """The large job at every rate of faults."""
+    rows = []
+    for every_h, mended_h in RATES:
+        row = large(flops, LARGE_STEPS, seeds, (every_h, mended_h))
+        rows.append({"every_h": every_h, "mended_h": mended_h, **row})
+    show_rates(rows, console)
+    print(json.dumps({"seeds": seeds, "large_bars": LARGE_OVER, "rows": rows}))
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="one draw, fewer intervals")
+    parser.add_argument("--rates", action="store_true", help="the large job at several rates")
     arguments = parser.parse_args()
     seeds = 1 if arguments.quick else arguments.seeds
     intervals = ["1h"] if arguments.quick else list(HOURS)
     console = Console(width=180)
     flops = {paper.case.name: fitted_flops(paper, ROWS) for paper in PAPERS}
+    if arguments.rates:
+        return swept(float(np.mean(list(flops.values()))), seeds, console)
     slow = [
         slow_cell(paper, flops[paper.case.name], severity, seeds)
         for paper in PAPERS

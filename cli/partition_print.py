@@ -1,5 +1,6 @@
 """How `pacekeeper plan` shows a plan for a partition: a table, a JSON document."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -8,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.controller.partition_plan import Plan
+from pacekeeper.core.schedule import Schedule, pipeline_program
+from pacekeeper.core.schedule_text import program_lines
 
 SHOWN_PIPELINES = 16
 
@@ -34,6 +37,35 @@ def as_document(plan: Plan, present_step_s: float | None) -> dict[str, Any]:
         "evicted": list(plan.evicted),
         "reason": plan.reason,
     }
+
+
+def programs(plan: Plan, schedule: Schedule) -> list[dict[str, Any]]:
+    """The step program of each kind of pipeline, and which pipelines run it."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for at, pipeline in enumerate(plan.partition.pipelines):
+        kinds.setdefault((len(pipeline.cells), len(pipeline.micro_batches)), []).append(at)
+    return [
+        {
+            "pipelines": members,
+            "num_microbatches": number,
+            "stages": program_lines(
+                pipeline_program(schedule, num_stages=depth, num_microbatches=number)
+            ),
+        }
+        for (depth, number), members in kinds.items()
+    ]
+
+
+def show_programs(found: Sequence[dict[str, Any]]) -> None:
+    """For people: a line for each stage."""
+    console = Console(highlight=False, soft_wrap=True)
+    for program in found:
+        of = ", ".join(map(str, program["pipelines"]))
+        console.print(
+            f"step program of pipelines {of}: {program['num_microbatches']} micro-batches"
+        )
+        for stage, line in enumerate(program["stages"]):
+            console.print(f"  stage {stage}: {escape(line)}")
 
 
 def show(plan: Plan, present_s: float | None) -> None:

@@ -11,9 +11,10 @@ import click
 @click.option("--speeds", default="", help="RANK=SPEED,..: those that are not 1.0; 0: dead.")
 @click.option("--current", type=Path, help="An earlier plan (--json): what runs now.")
 @click.option("--whole", is_flag=True, help="Every living rank keeps some work.")
+@click.option("--program", is_flag=True, help="What each stage does in a step, in order, too.")
 @click.option("--json", "as_json", is_flag=True, help="The whole plan as one JSON document.")
 def partition(
-    description: Path, speeds: str, current: Path | None, whole: bool, as_json: bool
+    description: Path, speeds: str, current: Path | None, whole: bool, program: bool, as_json: bool
 ) -> None:
     """Which ranks hold which layers and shards, and compute which rows.
 
@@ -22,7 +23,7 @@ def partition(
     """
     from dataclasses import replace
 
-    from pacekeeper.cli.partition_print import as_document, show
+    from pacekeeper.cli.partition_print import as_document, programs, show, show_programs
     from pacekeeper.controller.partition import plan_partition
     from pacekeeper.controller.partition_price import price
     from pacekeeper.core.errors import ConfigError
@@ -36,10 +37,13 @@ def partition(
         raise ConfigError(f"{description}: {error}") from None
     is_alive = set(problem.now.ranks) <= set(problem.living)
     present_s = price(problem.now, problem).step_s if is_alive else None
+    found = programs(plan, problem.schedule) if program else []
     if as_json:
-        click.echo(json.dumps(as_document(plan, present_s)))
+        document = as_document(plan, present_s)
+        click.echo(json.dumps(document | {"programs": found} if program else document))
     else:
         show(plan, present_s)
+        show_programs(found)
 
 
 def _speeds(text: str) -> dict[int, float]:

@@ -1,16 +1,32 @@
 """What the planner of the partition is told: model, devices, links, the job. Values only. Pure.
 
 Compute is counted in forward seconds of one row on one device of speed 1 that holds all shards;
-bytes of state are weights, master weights, moments and gradients together.
+bytes of state are weights, master weights, moments and gradients together. What lies outside of the
+ranges below is a slip of units, and no sum of such values is a number any more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import inf, isfinite
+from math import inf
 
 from pacekeeper.controller.partition_plan import Partition
 from pacekeeper.core.schedule import Schedule
+
+LEAST_S, MOST_S = 1e-12, 1e6  # of anything that takes time, for one row
+MOST_BYTES = 1e18
+SPEEDS = (1e-6, 1e6)  # of a device that is not dead, and of its link
+BANDWIDTHS = (1e-3, 1e18)  # bytes/s
+
+
+def _check_costs(owner: object, names: Iterable[str]) -> None:
+    """Times end in _s, all others are bytes."""
+    for name in names:
+        most = MOST_S if name.endswith("_s") else MOST_BYTES
+        if not 0.0 <= getattr(owner, name) <= most:
+            raise ValueError(
+                f"{type(owner).__name__}.{name}: expected 0 to {most:g}, got {getattr(owner, name)}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +50,10 @@ class LayerCost:
     dispatch_bytes: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not 0.0 <= getattr(self, name) < inf:
-                raise ValueError(f"LayerCost.{name} must be finite and not negative")
-        if self.attention_s + self.mlp_s + self.replicated_s + self.expert_s <= 0.0:
-            raise ValueError("a layer takes time")
+        _check_costs(self, self.__slots__)
+        taken_s = self.attention_s + self.mlp_s + self.replicated_s + self.expert_s
+        if taken_s < LEAST_S:
+            raise ValueError(f"a layer takes time: expected {LEAST_S:g} s at least, got {taken_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +82,12 @@ class ModelCost:
     def __post_init__(self) -> None:
         if not self.layers or min(self.num_attention_shards, self.num_mlp_shards) < 1:
             raise ValueError("a model has layers, and each at least one shard of either kind")
-        for name in ("boundary_bytes", "embedding_s", "embedding_bytes", "head_s", "head_bytes"):
-            if not 0.0 <= getattr(self, name) < inf:
-                raise ValueError(f"ModelCost.{name} must be finite and not negative")
-        if not 0.0 <= self.launch_s < inf or not 0.0 <= self.gradient_share <= 1.0:
-            raise ValueError("launch_s must be 0 or more, gradient_share in 0 to 1")
-        if not 0.0 < self.backward_ratio < inf:
-            raise ValueError("backward_ratio must be above 0")
+        names = ("boundary_bytes", "embedding_s", "embedding_bytes", "head_s", "head_bytes")
+        _check_costs(self, (*names, "launch_s"))
+        if not 0.0 <= self.gradient_share <= 1.0:
+            raise ValueError(f"gradient_share: expected 0 to 1, got {self.gradient_share}")
+        if not 1e-3 <= self.backward_ratio <= 1e3:
+            raise ValueError(f"backward_ratio: expected 0.001 to 1000, got {self.backward_ratio}")
 
     @property
     def has_experts(self) -> bool:
@@ -93,8 +107,13 @@ class Device:
     def __post_init__(self) -> None:
         if self.rank < 0 or not self.memory_bytes > 0.0:
             raise ValueError(f"rank {self.rank}: ranks count from 0, devices have memory")
-        if not isfinite(self.speed) or self.speed < 0.0 or not 0.0 < self.link_speed < inf:
-            raise ValueError(f"rank {self.rank}: speed from 0, link_speed above 0")
+        least, most = SPEEDS
+        is_dead = self.speed == 0.0
+        if not (is_dead or least <= self.speed <= most) or not least <= self.link_speed <= most:
+            raise ValueError(
+                f"rank {self.rank}: speed from 0 (dead; else {least:g} to {most:g}), link_speed "
+                f"{least:g} to {most:g}, got {self.speed} and {self.link_speed}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +126,14 @@ class Links:
     between_latency_s: float = 2e-5
 
     def __post_init__(self) -> None:
-        if not min(self.inside_bytes_per_s, self.between_bytes_per_s) > 0.0:
-            raise ValueError("links have a bandwidth above 0")
-        if min(self.inside_latency_s, self.between_latency_s) < 0.0:
-            raise ValueError("latencies must not be negative")
+        least, most = BANDWIDTHS
+        for name in ("inside_bytes_per_s", "between_bytes_per_s"):
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(
+                    f"{name}: expected a bandwidth of {least:g} to {most:g}, got "
+                    f"{getattr(self, name)}"
+                )
+        _check_costs(self, ("inside_latency_s", "between_latency_s"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +144,11 @@ class MovePrices:
     pause_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1 or not 0.0 <= self.pause_s < inf:
-            raise ValueError("a plan lasts for a step at least, its pause is 0 s or more")
+        if not 1 <= self.num_steps <= 10**12 or not 0.0 <= self.pause_s <= MOST_S:
+            raise ValueError(
+                f"a plan lasts for 1 to 10^12 steps, its pause 0 to {MOST_S:g} s, got "
+                f"{self.num_steps} and {self.pause_s}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,13 @@ import numpy as np
 
 from pacekeeper.controller.partition_cost import (
     Array,
+    GroupCost,
     cell_cost,
     forward_row_s,
     layer_sums,
     message_s,
 )
+from pacekeeper.controller.partition_meetings import MixedStage, mixed_stage
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_sync import cell_sync_s
@@ -44,8 +46,10 @@ class _CellTimes:
     """compute_s, told_s: one row's forward and its messages; sum_s: messages of a micro-batch.
 
     expert_s: of one row of all that share the experts, at speed 1; launch_s: of a micro-batch.
+    cost: of its tensor group.
     """
 
+    cost: GroupCost
     compute_s: float
     told_s: float
     sum_s: float
@@ -105,19 +109,37 @@ class Clock:
         expert *= self.problem.unevenness / speed.sum(axis=0)
         launch = np.array([cell.launch_s for cell in cells[0]])
         together_s = expert[:, None] * rows.sum(axis=0) + launch[:, None]
+        mixed = self._mixed(pipelines, cells, rows)
 
         def chunk_s(scale: float, *, has_messages: bool = True) -> Array:
             """Until the slowest pipeline is there: who computes longest need not tell longest."""
             own_s = scale * compute[:, :, None] * rows[:, None, :]
             if has_messages:
                 own_s += told[:, :, None] * rows[:, None, :] + sums[:, :, None]
-            slowest: Array = own_s.max(axis=0) + scale * together_s
+            slowest: Array = own_s.max(axis=0)
+            for stage, groups in mixed:
+                slowest[stage] = groups.chunk_s(scale) if has_messages else groups.weight_s(scale)
+            slowest += scale * together_s
             return slowest
 
         weight_s = chunk_s(0.5 * ratio, has_messages=False)
         if self.problem.schedule is Schedule.ZERO_BUBBLE:
             return chunk_s(1.0), chunk_s(0.5 * ratio), weight_s
         return chunk_s(1.0), chunk_s(ratio) - weight_s, weight_s  # one chunk: who waits, waits once
+
+    def _mixed(
+        self, pipelines: Sequence[Pipeline], cells: Sequence[Sequence[_CellTimes]], rows: Array
+    ) -> list[tuple[int, MixedStage]]:
+        """Stages whose experts are shared by groups that differ."""
+        if len(pipelines) == 1:
+            return []
+        found = []
+        for stage, cell in enumerate(pipelines[0].cells):
+            costs = [of_pipeline[stage].cost for of_pipeline in cells]
+            mixed = mixed_stage(costs, cell.first_layer, cell.end_layer, self.sums, rows)
+            if mixed is not None:
+                found.append((stage, mixed))
+        return found
 
     def _cell(self, cell: Cell) -> _CellTimes:
         found = self._cells.get(cell)
@@ -127,6 +149,7 @@ class Clock:
             cost = cell_cost(cell, problem.model, problem.links, problem.device_of)
             compute_s, told_s = forward_row_s(sums, cost)
             found = self._cells[cell] = _CellTimes(
+                cost=cost,
                 compute_s=float(compute_s[end] - compute_s[first]),
                 told_s=float(told_s[end] - told_s[first]),
                 sum_s=(end - first) * cost.sum_s,

@@ -25,6 +25,7 @@ from pacekeeper.controller.partition_layers import best_cuts
 from pacekeeper.controller.partition_memory import in_flight
 from pacekeeper.core.apportion import apportion
 
+NEXT_TO_NOTHING = 1e-9  # of the slowest stage
 TURNS = 4  # of cuts and rows; the best of them is kept
 
 
@@ -144,8 +145,9 @@ def row_weights(own: Array, experts: Array) -> Array:
     """Rows [pipelines], 1 in all, with the least slowest stage: bisection on its time.
 
     own [pipelines, stages]: seconds of a pipeline for one row of its own; experts [stages]: for one
-    row of all that share them.
+    row of all that share them. A stage without work of its own takes next to nothing.
     """
+    own = np.maximum(own, NEXT_TO_NOTHING * float(own.max() + experts.max()))
     low = float(experts.max())
     high = low + float(own.max())
     for _ in range(60):

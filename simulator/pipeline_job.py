@@ -139,9 +139,12 @@ class PipelineJob:
 
     def move_s(self, old: Work, new: Work) -> float:
         """Until a rank has what it lacks, new groups included; 0 where nothing changes."""
-        if old == new:
-            return 0.0
+        return 0.0 if old == new else move_s(self._lacking(old, new), self.problem)
+
+    def copied_bytes(self, old: Work, new: Work) -> int:
+        """What all ranks together lack."""
+        return round(sum(self._lacking(old, new).values()))
+
+    def _lacking(self, old: Work, new: Work) -> dict[int, float]:
         problem = self.problem
-        return move_s(
-            lacking_bytes(cells_of(old, problem), cells_of(new, problem), problem), problem
-        )
+        return lacking_bytes(cells_of(old, problem), cells_of(new, problem), problem)

@@ -146,6 +146,7 @@ def gone_to(
             (Use.MOVED, job.move_s(moment.layout, work)),
         ),
         again_after_steps=again,
+        copied_bytes=job.copied_bytes(moment.layout, work),
         memory=known,
         reason="as it is" if work == moment.layout else "reconfigures",
     )

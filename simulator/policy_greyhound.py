@@ -56,10 +56,12 @@ class Greyhound(PipelinePolicy):
         return replace(answer, again_after_steps=ceil(S3_S / lost_s))
 
     def _escalates(self, moment: PipelineMoment, job: PipelineJob, known: Known) -> PipelineAnswer:
+        exchanged = self._exchanged(job, known)
         return PipelineAnswer(
-            layout=self._exchanged(job, known),
+            layout=exchanged,
             phases=((Use.MOVED, S3_S),),
             again_after_steps=known.after(moment.step),
+            copied_bytes=job.copied_bytes(moment.layout, exchanged) if moment.layout else 0,
             memory=known,
             reason="S3: slow groups into the same pipelines",
         )

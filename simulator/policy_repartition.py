@@ -24,6 +24,8 @@ from pacekeeper.simulator.pipeline_watch import Watched, Watcher
 from pacekeeper.simulator.pipeline_work import Planned, Work
 from pacekeeper.simulator.sim_policy import Cause, Costs, Use, lasting
 
+# As in `policy_pacekeeper.py`: checkpoints are copied, and written beside the training.
+OURS = replace(ON_CLUSTER, copy_s_per_byte=1e-9)
 ACT_STEPS = 2  # after a finding: the probe, and the plan at a boundary
 
 
@@ -54,7 +56,7 @@ class Repartition:
     name: str = "pacekeeper"
     checkpoint_steps: int | None = None
     review_steps: int | None = None
-    costs: Costs = ON_CLUSTER
+    costs: Costs = OURS
     dispatch: Dispatch = Dispatch.EVENED
     config: ControllerConfig = field(default_factory=ControllerConfig)
     lengths: Lengths | None = None  # of the documents that its detector sees trained

@@ -29,8 +29,9 @@ def read_spot(path: Path, *, unit_s: float | None = None) -> History:
     """The history in a file. Raises DataError, with the line, for what is none.
 
     Of a trace of counts nobody knows which node was lost: the newest goes first. `unit_s`: of its
-    times; None: seconds, or hours where any has a fraction, as Bamboo's files have it. It lasts
-    until the last line's time (of intervals: until the end of the last).
+    times; None: seconds, but hours where any has a fraction, as in Bamboo's files, and milliseconds
+    where they are whole seconds of these, up to a million and more, as in Parcae's. It lasts until
+    the last line's time (of intervals: until the end of the last).
     """
     notes: list[str] = []
     numbered = enumerate(lines_of(path, notes), 1)
@@ -83,7 +84,7 @@ def _intervals(path: Path, lines: Lines) -> tuple[list[Said], float]:
 def _counts(path: Path, lines: Lines, unit_s: float | None) -> list[tuple[float, int]]:
     cells = [line.split(",") for _, line in lines]
     if unit_s is None:
-        unit_s = HOUR_S if any("." in row[0] for row in cells) else 1.0
+        unit_s = _unit_s([row[0].strip() for row in cells])
     found = []
     for (number, line), row in zip(lines, cells, strict=True):
         if len(row) != 2:
@@ -91,6 +92,14 @@ def _counts(path: Path, lines: Lines, unit_s: float | None) -> list[tuple[float,
         at_s = _number(path, number, row[0]) * unit_s
         found.append((at_s, _whole(path, number, row[1])))
     return found
+
+
+def _unit_s(times: Sequence[str]) -> float:
+    """Of a trace that does not say it: 1,000,000 s are eleven days, 1,000,000 ms a quarter hour."""
+    if any("." in time for time in times):
+        return HOUR_S
+    is_in_ms = all(time == "0" or time.endswith("000") for time in times)
+    return 1e-3 if is_in_ms and len(max(times, key=len)) > 6 else 1.0
 
 
 def _dated(path: Path, lines: Lines) -> list[tuple[float, int]]:

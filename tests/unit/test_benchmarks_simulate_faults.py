@@ -1,6 +1,8 @@
 """What `benchmarks.simulate_faults` asks of policies and makes of their outcomes."""
 
-from benchmarks.simulate_faults import paced, policies, verdict, young_steps
+from pathlib import Path
+
+from benchmarks.simulate_faults import paced, policies, spot_histories, verdict, young_steps
 from benchmarks.simulate_lazarus import MODELS, job_of
 
 from pacekeeper.simulator.changes import History, NodesJoined, NodesLost
@@ -41,3 +43,26 @@ def test_a_cell_is_won_above_every_other_policy() -> None:
     )
     assert (found["cells"], found["won"], found["needless_restarts"]) == (3, 2, 2)
     assert found["over_best"] == {"a": 1.01, "b": 0.99, "c": 3.0}
+
+
+def test_any_trace_that_lies_there_is_played_under_a_name_of_its_own(tmp_path: Path) -> None:
+    hour = '[0, "add", {"nodes": ["a"], "duration": 60000}]\n'
+    files = {
+        "spot_bamboo/aws-spot-instances-g4dn-xlarge-us-east-1b.csv": "0,1\n9,2\n",
+        "spot_bamboo/g4dn-trace.csv": "0,add,a\n9,remove,a\n",
+        "spot_bamboo/t4x1-west2.txt": "2021-12-11, 11:00:00, 2\n2021-12-11, 11:00:09, 1\n",
+        "spot_bamboo/LICENSE.MIT.txt": "MIT",
+        "spot_bamboo/SOURCE.md": "# Traces",
+        "spot_parcae/gpt-1.5b_trace_hl_55_65.txt": hour,
+        "spot_parcae/gpt-6.7b_trace_hl_55_65.txt": hour,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert list(spot_histories(tmp_path)) == [
+        "G4dn",
+        "g4dn-trace",
+        "t4x1-west2",
+        "Parcae hl gpt-1.5b",
+        "Parcae hl gpt-6.7b",
+    ]

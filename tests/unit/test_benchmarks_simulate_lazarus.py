@@ -15,6 +15,7 @@ from benchmarks.simulate_lazarus import (
 )
 from rich.console import Console
 
+from pacekeeper.core.errors import DataError
 from pacekeeper.simulator.changes import NodesLost
 from pacekeeper.simulator.job_nodes import capped
 from pacekeeper.simulator.sim_policy import Use
@@ -82,3 +83,13 @@ def test_four_of_the_ten_nodes_are_lost_in_minute_34_as_the_paper_says() -> None
 @needs_traces
 def test_the_likelihood_of_a_loss_comes_from_other_traces_than_the_one_that_is_played() -> None:
     assert 0.0 < share_lost(DATA) < 0.5
+
+
+def test_the_share_lost_is_of_any_trace_but_p3(tmp_path: Path) -> None:
+    folder = tmp_path / "spot_bamboo"
+    folder.mkdir()
+    (folder / "p3-trace.csv").write_text("0,add,a\n0,add,b\n9,remove,a\n")
+    with pytest.raises(DataError, match="no trace but P3"):
+        share_lost(tmp_path)
+    (folder / "g4dn-trace.csv").write_text("0,add,a\n0,add,b\n0,add,c\n0,add,d\n9,remove,a\n")
+    assert share_lost(tmp_path) == 0.25

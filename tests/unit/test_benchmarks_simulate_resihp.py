@@ -1,5 +1,6 @@
 """What `benchmarks.simulate_resihp` fits, and what it makes of what it found."""
 
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from benchmarks.resihp_paper import (
     job_of,
     slow_speed,
 )
-from benchmarks.resihp_tables import summary
+from benchmarks.resihp_tables import show_rates, summary
 from benchmarks.simulate_resihp import ROWS, deviation, paper_limit, slow_history
+from rich.console import Console
 
 from pacekeeper.simulator.changes import SpeedChanged
 from pacekeeper.simulator.pipeline_work import Planned
@@ -74,3 +76,16 @@ def test_bars_are_met_by_all_cells_together_and_missed_by_any_of_them() -> None:
     found = summary([row(), row(off=row()["off"] | {"resihp": 0.2})], [], [], LARGE_OVER)
     assert found["resihp_within_15"] == 1 and found["greyhound_within_15"] == 2
     assert np.isclose(found["median_fluid_fraction"], 0.96)
+
+
+def test_rates_of_faults_are_shown_beside_what_any_plan_could_reach() -> None:
+    row = {"every_h": 2.0, "mended_h": 4.0, "lost": 0.02, "resihp": 1.1, "recycle": 1.3,
+           "oobleck": 1.2, "resihp_recycle": 1.18, "resihp_oobleck": 1.09, "most_recycle": 1.35,
+           "most_oobleck": 1.25}  # fmt: skip
+    console = Console(width=180, file=StringIO())
+    show_rates([row], console)
+    assert isinstance(console.file, StringIO)
+    cells = [cell.strip() for cell in console.file.getvalue().split("\u2502")]
+    assert cells[1:9] == [
+        "2 h", "4 h", "2.0%", "1.100", "1.300 (1.350)", "1.180", "1.200 (1.250)", "1.090",
+    ]  # fmt: skip

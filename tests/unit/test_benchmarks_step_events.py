@@ -6,10 +6,12 @@ import pytest
 from benchmarks.forecast_error import BAR, LINKS, figures, random_problem
 from benchmarks.step_events import event_step_s
 
+from pacekeeper.controller.partition import plan_partition
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
 from pacekeeper.controller.partition_price import price
 from pacekeeper.controller.partition_problem import Device, LayerCost, ModelCost, Problem
 from pacekeeper.core.layout import ShardRun
+from pacekeeper.core.schedule import Schedule
 
 LAYER = LayerCost(
     attention_s=1.0, mlp_s=2.0, replicated_s=0.5, attention_bytes=1.0, mlp_bytes=1.0,
@@ -67,6 +69,51 @@ def test_pipelines_that_share_experts_wait_for_each_other_in_every_layer() -> No
     assert event_step_s(problem.home, problem) == pytest.approx(
         2 * 3 * (2 * 3.5 + 3 * 4.0 / 2) + sync_s
     )
+
+
+def uneven(rank: int, heads: tuple[int, int], columns: tuple[int, int]) -> Cell:
+    """Both layers on two ranks, so many of the four heads and columns on each."""
+    runs = [
+        tuple(
+            ShardRun(rank + at, first, end)
+            for at, (first, end) in enumerate(((0, c[0]), (c[0], 4)))
+        )
+        for c in (heads, columns)
+    ]
+    return Cell(first_layer=0, end_layer=2, attention=runs[0], mlp=runs[1])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "backward_s"),
+    # For weight gradients nobody waits: each pipeline has five shards' of them, not six.
+    [(Schedule.ONE_F_ONE_B, 14.0), (Schedule.ZERO_BUBBLE, 13.0)],
+)
+def test_who_is_last_at_one_meeting_need_not_be_last_at_the_next(
+    schedule: Schedule, backward_s: float
+) -> None:
+    attends = replace(LAYER, attention_s=4.0, mlp_s=0.0, replicated_s=0.0, expert_s=1.0)
+    computes = replace(attends, attention_s=0.0, mlp_s=4.0)
+    model = ModelCost(
+        layers=(attends, computes), num_attention_shards=4, num_mlp_shards=4, boundary_bytes=0.0,
+        gradient_share=0.0,
+    )  # fmt: skip
+    pipelines = [
+        Pipeline(cells=(cell,), micro_batches=(1, 1), expert_group=0)
+        for cell in (uneven(0, (3, 1), (2, 2)), uneven(2, (2, 2), (3, 1)))
+    ]
+    problem = replace(problem_of(model, *pipelines, speeds=(1.0,) * 4), schedule=schedule)
+    # Each of them waits for three of four shards once: one in the first layer, one in the second.
+    forward_s = 3.0 + 3.0 + 2 * 2 * 1.0 / 4
+    played_s = event_step_s(problem.home, problem)
+    assert played_s == pytest.approx(2 * (forward_s + backward_s), rel=1e-3)
+    assert price(problem.home, problem).step_s == pytest.approx(played_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", (5, 15, 28, 39, 45))
+def test_a_plan_with_groups_of_several_kinds_is_priced_as_it_is_played(seed: int) -> None:
+    problem = random_problem(seed)
+    plan = plan_partition(problem)
+    assert plan.step_s == pytest.approx(event_step_s(plan.partition, problem), rel=1e-3)
 
 
 @pytest.mark.parametrize("seed", range(6))

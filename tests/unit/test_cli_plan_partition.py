@@ -56,6 +56,16 @@ def test_the_example_is_planned_around_a_slow_rank() -> None:
     assert len(plan["memory_bytes"]) == 16 and plan["moves"]["total_bytes"] > 0.0
 
 
+def test_the_step_program_of_each_kind_of_pipeline_is_printed(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    done = CliRunner().invoke(partition, [str(path), "--program"], catch_exceptions=False)
+    assert "step program of pipelines 0: 4 micro-batches" in done.output
+    assert "stage 1: [<F0] F0 B0 [>B0 <F1] F1 B1" in done.output
+    (program,) = planned(path, "--program")["programs"]
+    assert program["pipelines"] == [0] and len(program["stages"]) == 2
+    assert "programs" not in planned(path)
+
+
 def test_layers_of_several_kinds_and_speeds_of_the_file_count(tmp_path: Path) -> None:
     problem = read_problem(written(tmp_path, speeds={"3": 0.5}), {}, None)
     assert [layer.mlp_s for layer in problem.model.layers] == [3.0, 3.0, 3.0, 6.0]

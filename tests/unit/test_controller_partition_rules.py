@@ -1,12 +1,16 @@
 """What a partition may not be, and how much memory it takes, by hand."""
 
+import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from pacekeeper.controller.partition_memory import memory_bytes
 from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
+from pacekeeper.controller.partition_problem import Device, Links, MovePrices
 from pacekeeper.controller.partition_rules import check_lock_step, check_partition
+from pacekeeper.controller.partition_units import row_weights
 from pacekeeper.core.layout import ShardRun
 from support.partitions import even_partition, model_of, problem_of, runs_of
 
@@ -104,3 +108,38 @@ def test_shared_experts_are_held_once_between_the_pipelines() -> None:
     used = memory_bytes(home, problem_of(MOE, home))
     # Of each layer 1 GB of attention and half of 4 GB of experts; 4 rows or 2 in flight.
     assert used == pytest.approx({0: 6.8e9, 1: 6.8e9, 2: 6.4e9, 3: 6.4e9})
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"attention_s": 1e300}, "LayerCost.attention_s: expected 0 to 1e\\+06, got 1e\\+300"),
+        ({"mlp_bytes": 1e30}, "LayerCost.mlp_bytes: expected 0 to 1e\\+18"),
+        ({"attention_s": 1e-300, "mlp_s": 0.0}, "a layer takes time: expected 1e-12 s at least"),
+    ],
+)
+def test_costs_that_no_sum_could_hold_are_refused_by_name(
+    changed: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(DENSE.layers[0], **changed)
+
+
+def test_devices_and_links_that_are_no_numbers_to_plan_with_are_refused() -> None:
+    with pytest.raises(ValueError, match="rank 3: speed from 0"):
+        Device(rank=3, node=0, memory_bytes=1e9, speed=1e-300)
+    with pytest.raises(ValueError, match="between_bytes_per_s: expected a bandwidth"):
+        Links(inside_bytes_per_s=1e9, between_bytes_per_s=1e-300)
+    with pytest.raises(ValueError, match="10\\^12 steps"):
+        MovePrices(pause_s=1e300)
+    with pytest.raises(ValueError, match="backward_ratio: expected"):
+        replace(DENSE, backward_ratio=1e-300)
+
+
+def test_rows_are_weighed_without_a_warning_where_a_pipeline_has_no_work_of_its_own() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        weights = row_weights(np.array([[0.0, 0.0], [1.0, 2.0]]), np.array([0.5, 0.0]))
+        alike = row_weights(np.zeros((2, 1)), np.array([0.5]))
+    assert weights == pytest.approx([1.0, 0.0], abs=1e-6)
+    assert alike == pytest.approx([0.5, 0.5])

@@ -76,6 +76,20 @@ def test_the_unit_of_counts_can_be_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "duration_s"),
+    [
+        ("0,1\n780000,2\n40920000,3\n", 40_920.0),  # Parcae's form: eleven hours, not 473 days
+        ("0,1\n780000,2\n40920001,3\n", 40_920_001.0),
+        ("0,1\n780000,2\n", 780_000.0),
+    ],
+)
+def test_counts_at_whole_thousands_up_to_a_million_and_more_are_in_milliseconds(
+    tmp_path: Path, text: str, duration_s: float
+) -> None:
+    assert read_spot(written(tmp_path, text)).duration_s == duration_s
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "empty"),

@@ -53,6 +53,22 @@ def parts(outcome: Outcome) -> float:
     return outcome.steps / STEPS
 
 
+def test_what_is_copied_is_told_of_every_policy_that_moves_state() -> None:
+    gone = lost(5)
+    assert run(Unmitigated(), gone).copied_bytes == 0
+    assert run(ReCycle(), gone).copied_bytes == 0  # peers hold the parameters
+    for policy in (Oobleck(), ResiHP(), Repartition()):
+        assert run(policy, gone).copied_bytes > 0, policy.name
+
+
+def test_ours_writes_its_checkpoints_beside_the_training() -> None:
+    spent = [
+        run(replace(policy, checkpoint_steps=20)).spent_s[Use.SAVED]
+        for policy in (ResiHP(), Repartition())
+    ]
+    assert 0.0 < spent[1] < 0.25 * spent[0]
+
+
 def test_a_healthy_job_runs_at_home_under_every_policy() -> None:
     for policy in (Unmitigated(), Greyhound(), ResiHP(), ReCycle(), Oobleck(), Repartition()):
         outcome = run(policy, steps=20)
