@@ -17,6 +17,7 @@ _ERRORS = (
     "excessive_buffer_overrun_errors",
 )
 _FABRIC_WORD_BYTES = 4  # unit of port_xmit_data and port_rcv_data
+MOST_OF_A_NAME = 15  # characters, of an interface
 MOST_DIGITS = 20  # of a counter of 64 bits
 MOST = 1 << 63  # and what a report can hold
 _UP = "4"  # "4: ACTIVE"
@@ -61,7 +62,10 @@ class Network:
             values = rest.split()
             if not separator or len(values) < 12 or not all(map(is_count, values)):
                 continue
-            if not (self.sys / "class/net" / name.strip() / "device").exists():
+            interface = name.strip()
+            if len(interface) > MOST_OF_A_NAME or "/" in interface:
+                continue
+            if not (self.sys / "class/net" / interface / "device").exists():
                 continue
             counts = [int(value) for value in values]
             found = {

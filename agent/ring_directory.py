@@ -5,6 +5,7 @@ No link in it is followed: the agent often runs as root, and where a link leads 
 
 import contextlib
 import fcntl
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.topology import is_job_name
 
+_EVERYBODYS = 0o1777
+_log = logging.getLogger(__name__)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -25,7 +28,10 @@ def claim(directory: Path) -> int:
     try:
         if not directory.is_dir():
             directory.mkdir(parents=True)
-            directory.chmod(0o1777)  # ranks of other users make their job's directory
+            directory.chmod(_EVERYBODYS)  # ranks of other users make their job's directory
+        elif directory.is_symlink() and directory.lstat().st_uid not in (0, os.geteuid()):
+            raise HostError(f"ring directory {directory}: a link of another user", remedy=remedy)
+        _take_over(directory)
         with tempfile.TemporaryFile(dir=directory):
             pass
         lock = os.open(directory, _DIRECTORY)
@@ -41,6 +47,25 @@ def claim(directory: Path) -> int:
     except OSError as error:
         raise HostError(f"ring directory {directory}: {error.strerror}", remedy=remedy) from None
     return lock
+
+
+def _take_over(directory: Path) -> None:
+    """Ranks that came first made it as their user, who could take away what we write there."""
+    if os.geteuid() != 0:
+        return
+    descriptor = os.open(directory, _DIRECTORY)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner != 0:
+            os.fchown(descriptor, 0, -1)
+            os.fchmod(descriptor, _EVERYBODYS)
+            _log.warning("rings=%s was made by user %d: it is root's now", directory, owner)
+    except PermissionError:  # root of a container, or without the right to
+        _log.warning(
+            "rings=%s stays user %d's, who can take away what is kept there", directory, owner
+        )
+    finally:
+        os.close(descriptor)
 
 
 def jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:

@@ -19,7 +19,8 @@ _INTEGERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 PATCHES = (
     b"\x00", b"\xff", b"\x80", b"\x7f", b"\x00" * 8, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\n",
     b"\r\n", b",", b'"', b"\\", b"{", b"}", b"[" * 2000, b'{"a":' * 2000, b"\xc3\x28",
-    b"\xef\xbb\xbf",     b"\xf0\x9f\x92\xa9", b"\x1f\x8b", b"PAR1", b"=", b"[[", b"'''", b"#",
+    b"\xff" * 9 + b"\x01", b"\x80" * 9 + b"\x01",
+    b"\xef\xbb\xbf", b"\xf0\x9f\x92\xa9", b"\x1f\x8b", b"PAR1", b"=", b"[[", b"'''", b"#",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from pacekeeper.protos import control_pb2, secure, wire
 
 ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
 HELLO_WITHIN_S = 10.0
+MOST_OF_A_HELLO = 64 << 10
 FLUSH_S = 0.005  # what comes within so long is handed on together
 UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more is read of agents
 READ_BYTES = 1 << 18
@@ -109,6 +110,9 @@ class Front(grpc.GenericRpcHandler):
             first = await asyncio.wait_for(context.read(), HELLO_WITHIN_S)
         if first is grpc.aio.EOF:
             first = b""
+        if len(first) > MOST_OF_A_HELLO:  # of nobody, as far as is known yet
+            why = f"the first message must be Hello: {len(first)} bytes are none"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, why)
         self._newest = number = self._newest % 0xFFFFFFFF + 1
         stream = self._streams[number] = _Stream()
         self._out.put(line.OPENED, number, data=line.with_head(shown_by(context).to_bytes(), first))

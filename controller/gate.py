@@ -4,6 +4,7 @@ Every method passes here, also those of health and reflection; one that `access.
 name is refused. The handler finds its caller in `CALLER`.
 """
 
+import asyncio
 import contextlib
 import inspect
 import logging
@@ -31,6 +32,8 @@ from pacekeeper.core.security_config import AccessConfig, LimitsConfig
 
 ATTACHES = Limit(per_s=1.0, at_once=20)  # of one node: an agent has one stream at a time
 ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
+STRANGERS = 4  # nobodies whose request is read at once: each may be as large as a report
+READ_WITHIN_S = 20.0
 _BEARER = "bearer "
 _log = logging.getLogger(__name__)
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
@@ -56,6 +59,7 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         self._calls = Buckets(limit=Limit(per_s=limits.calls_per_s, at_once=limits.calls_at_once))
         self._attaches = Buckets(limit=ATTACHES)
         self._watches: Counter[str] = Counter()
+        self._strangers = asyncio.Semaphore(STRANGERS)
         self.handshakes = Handshakes(patience_s=limits.handshake_s)
 
     async def intercept_service(
@@ -123,12 +127,14 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
 
     def _guarded(self, handler: Any, method: str) -> Any:
         streams = (handler.request_streaming, handler.response_streaming)
-        kind, make = _KINDS[streams]
-        inner = getattr(handler, kind)
+        inner = getattr(handler, _KINDS[streams])
+        # To gRPC all requests are streams: it would read a single one whole before it asks us.
+        make = _MAKERS[streams[1]]
         guarded: Callable[..., Any]
         if inspect.isasyncgenfunction(inner):
 
-            async def answers(request: Any, context: Context) -> AsyncIterator[Any]:
+            async def answers(requests: Any, context: Context) -> AsyncIterator[Any]:
+                request = requests if streams[0] else await self._one(method, requests, context)
                 with await self._let_in(method, streams, request, context):
                     async with contextlib.aclosing(inner(request, context)) as messages:
                         async for message in messages:
@@ -138,7 +144,8 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
         else:
             assert inspect.iscoroutinefunction(inner), f"{method}: a handler of another kind"
 
-            async def answer(request: Any, context: Context) -> Any:
+            async def answer(requests: Any, context: Context) -> Any:
+                request = requests if streams[0] else await self._one(method, requests, context)
                 with await self._let_in(method, streams, request, context):
                     return await inner(request, context)
 
@@ -148,6 +155,16 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
+
+    async def _one(self, method: str, requests: Any, context: Context) -> Any:
+        """The one request of a call; who is nobody is refused before it is read."""
+        caller = self.caller(relayed(context))
+        if caller.role is not Role.NOBODY:
+            return await _first(requests, context)
+        if not access.authorise(caller, METHODS.get(method)).is_allowed:
+            await self._let_in(method, (False, False), None, context)
+        async with self._strangers:
+            return await _first(requests, context)
 
     async def _let_in(
         self, method: str, streams: tuple[bool, bool], request: Any, context: Context
@@ -257,9 +274,21 @@ def _in_words(request: Any, action: Action | None) -> str:
     return " " + " ".join(str(request).split()) if action is Action.ACT else ""
 
 
-_KINDS: Mapping[tuple[bool, bool], tuple[str, Any]] = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
-    (True, False): ("stream_unary", grpc.stream_unary_rpc_method_handler),
-    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+async def _first(requests: Any, context: Context) -> Any:
+    """Ends the call where none comes."""
+    with contextlib.suppress(StopAsyncIteration, TimeoutError):
+        async with asyncio.timeout(READ_WITHIN_S):
+            return await anext(requests)
+    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "no request came")
+
+
+_KINDS: Mapping[tuple[bool, bool], str] = {
+    (False, False): "unary_unary",
+    (False, True): "unary_stream",
+    (True, False): "stream_unary",
+    (True, True): "stream_stream",
+}
+_MAKERS = {  # by whether it answers with a stream
+    False: grpc.stream_unary_rpc_method_handler,
+    True: grpc.stream_stream_rpc_method_handler,
 }

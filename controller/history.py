@@ -20,6 +20,7 @@ from pacekeeper.core.findings import Decision, Incident
 from pacekeeper.core.retention_config import RetentionConfig
 
 WRITE_EVERY_S = 10.0
+END_OF_NUMBERS = 1 << 63  # SQLite knows no larger one
 MOST_AT_ONCE = 32  # courses and paces in one transaction: a few milliseconds
 _log = logging.getLogger(__name__)
 
@@ -106,4 +107,4 @@ class History:
             for incident in job.incidents:
                 if incident.incident_id == incident_id:
                     return incident
-        return self.store.incident(incident_id)
+        return self.store.incident(incident_id) if incident_id < END_OF_NUMBERS else None

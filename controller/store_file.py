@@ -52,6 +52,7 @@ def lock(path: Path) -> int:
 def connect(path: Path) -> sqlite3.Connection:
     """A store of this version, made or taken over. Raises HostError and VersionError."""
     connection: sqlite3.Connection | None = None
+    _make(path)
     try:
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
@@ -77,6 +78,17 @@ def connect(path: Path) -> sqlite3.Connection:
             raise _refused(path, str(error)) from None
         raise
     return connection
+
+
+def _make(path: Path) -> None:
+    """A new file for its owner only: SQLite would let all others read it, and its log."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from None
 
 
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum

@@ -10,6 +10,7 @@ from typing import Any
 
 import uvicorn
 
+from pacekeeper.controller.web_protocol import ImpatientProtocol
 from pacekeeper.controller.web_tls import page_context
 from pacekeeper.core.addresses import joined
 from pacekeeper.core.errors import ConfigError, listen_error
@@ -45,6 +46,7 @@ class WebServer:
             proxy_headers=False,
             lifespan="off",
             ws="none",
+            http=ImpatientProtocol,
             limit_concurrency=512,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=CLOSE_WITHIN_S,

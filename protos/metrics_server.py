@@ -1,8 +1,8 @@
 """The HTTP endpoint that Prometheus asks: one page, over TLS and for known askers where so set.
 
 Each request has a thread of its own and a time limit, few are answered at once, and a handshake is
-made in that thread: who connects and says nothing holds up nobody. Certificate and token files are
-looked at when somebody connects, so they may rotate.
+made in that thread: who connects and says nothing holds up nobody, and is turned out for others.
+Certificate and token files are looked at when somebody connects, so they may rotate.
 """
 
 import hmac
@@ -22,7 +22,8 @@ from pacekeeper.core.exposition import CONTENT_TYPE
 from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.protos import secure
 
-AT_ONCE = 8  # requests; Prometheus makes one
+AT_ONCE = 8  # connections; Prometheus makes one
+TURN_OUT_S = 1.0
 TIMEOUT_S = 10.0  # of one read or write; what Prometheus waits by default
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class MetricsServer(ThreadingHTTPServer):
         """Port 0: any free one. Raises HostError where it can not be had, or as `check_files`."""
         self._files = _Files(config)
         self._free = threading.BoundedSemaphore(AT_ONCE)
+        self._silent: dict[socket.socket, None] = {}  # no request has come yet, the oldest first
+        self._changing = threading.Lock()
         self.render = render
         try:
             self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -73,8 +76,10 @@ class MetricsServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """In a thread, unless too many are at it."""
         if not self._free.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
+            self._turn_out()
+            if not self._free.acquire(timeout=TURN_OUT_S):
+                self.shutdown_request(request)
+                return
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no thread can be had
@@ -88,11 +93,33 @@ class MetricsServer(ThreadingHTTPServer):
             context = self._files.context()
             with suppress(OSError):  # of the other side, who hears of it
                 if context is not None:
-                    request = context.wrap_socket(request, server_side=True)
+                    request = context.wrap_socket(
+                        request, server_side=True, do_handshake_on_connect=False
+                    )
+                with self._changing:
+                    self._silent[request] = None
+                if context is not None:
+                    request.do_handshake()
                 self.finish_request(request, client_address)
         finally:
+            self.heard(request)
             self._free.release()
             self.shutdown_request(request)
+
+    def heard(self, request: socket.socket) -> None:
+        """Its request has come, or it has gone."""
+        with self._changing:
+            self._silent.pop(request, None)
+
+    def _turn_out(self) -> None:
+        """Whoever has said nothing for longest makes room."""
+        with self._changing:
+            oldest = next(iter(self._silent), None)
+            if oldest is not None:
+                del self._silent[oldest]
+                with suppress(OSError):
+                    # Its thread reads the end. Not of the TLS object, which that thread is using.
+                    socket.socket.shutdown(oldest, socket.SHUT_RDWR)
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -100,6 +127,11 @@ class _Request(BaseHTTPRequestHandler):
 
     server: MetricsServer
     server_version, sys_version = "pacekeeper", ""
+
+    def parse_request(self) -> bool:
+        is_whole = super().parse_request()
+        self.server.heard(self.request)
+        return is_whole
 
     def do_GET(self) -> None:
         self._answer(with_body=True)

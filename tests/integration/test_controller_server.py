@@ -74,6 +74,7 @@ def test_another_protocol_version_is_told_both_versions_and_what_to_do(
         (control_pb2.AttachRequest(hello=hello("a\x1b[2Jb")), "printable"),
         (control_pb2.AttachRequest(hello=hello("x" * 254)), "1 to 253"),
         (control_pb2.AttachRequest(hello=hello("x", rack="a\nb")), "rack name"),
+        (control_pb2.AttachRequest(hello=hello("x", rack="x" * (65 << 10))), "must be Hello: 6"),
     ],
 )
 def test_who_does_not_say_who_he_is_is_refused(

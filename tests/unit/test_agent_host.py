@@ -151,6 +151,16 @@ def test_swapping_is_a_rate_between_two_readings(proc: Path) -> None:
     assert (sample.swap_in_bytes_per_s, sample.swap_out_bytes_per_s) == (10.0 * page, 0.0)
 
 
+def test_lines_that_no_kernel_writes_are_passed_over(proc: Path) -> None:
+    """The agent must not end of a file below /proc, whoever mounted it there."""
+    path = proc / "net/dev"
+    path.write_text(f"{'x' * 5000}: {'1 ' * 16}\n../../etc: {'1 ' * 16}\n" + path.read_text())
+    (proc / "meminfo").write_text(f"MemTotal: {'9' * 5000} kB\nMemAvailable: {'9' * 20} kB\n")
+    sample = Host(interval_s=1.0, proc=proc, sys=proc / "sys").latest(1.0)
+    assert sample.memory_bytes is None and sample.memory_available_bytes is None
+    assert sample.network_errors is not None
+
+
 def test_within_the_interval_the_files_are_left_alone(proc: Path) -> None:
     host = Host(interval_s=1.0, proc=proc)
     first = host.latest(10.0)

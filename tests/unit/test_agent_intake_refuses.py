@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from pacekeeper.agent import ring_directory
 from pacekeeper.agent.intake import Intake
 from pacekeeper.core import ring
+from pacekeeper.core.errors import HostError
 from pacekeeper.core.records import RankExitRecord, Record
 from pacekeeper.core.reports import PlanFile
 from pacekeeper.core.topology import Attachment
@@ -175,3 +177,25 @@ def test_a_layout_that_is_no_file_is_said_and_neither_followed_nor_waited_for(
         assert intake.look(now_s)[0].layouts == ()
     assert list(intake.unreadable) == [f"job/{layout.name}"]
     assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root takes a directory over")
+def test_a_ring_directory_that_a_rank_made_becomes_roots(tmp_path: Path) -> None:
+    """Its owner could take away the verdict and the term that the agent keeps there."""
+    directory = tmp_path / "rings"
+    directory.mkdir(mode=0o755)
+    os.chown(directory, 12345, 12345)
+    os.close(ring_directory.claim(directory))
+    status = directory.stat()
+    assert (status.st_uid, status.st_mode & 0o7777) == (0, 0o1777)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_a_link_of_another_user_is_no_ring_directory(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "rings"
+    link.symlink_to(tmp_path / "elsewhere")
+    os.close(ring_directory.claim(link))  # the administrator's own
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(HostError, match="a link of another user"):
+        ring_directory.claim(link)

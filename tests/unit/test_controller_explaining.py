@@ -1,6 +1,7 @@
 """What is said of an incident rests on its rows: an interval needs values, a gain two layouts."""
 
 from math import nan
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,9 @@ from pacekeeper.controller.explaining import (
     explained,
     measured,
 )
+from pacekeeper.controller.history import History
+from pacekeeper.controller.state import State
+from pacekeeper.controller.store import Store
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 
 
@@ -104,3 +108,10 @@ def test_the_interval_holds_the_median_in_nineteen_of_twenty_cases(count: int) -
     widths = [m.high - m.low for m in held if m.low and m.high]
     of_normal = 2 * 1.96 * 1.2533 * 0.3 / count**0.5
     assert count < 20 or np.median(widths) < 1.5 * of_normal, "and is no wider than it must be"
+
+
+@pytest.mark.parametrize("number", [7, (1 << 63) - 1, 1 << 63, (1 << 64) - 1])
+def test_a_number_that_no_incident_has_is_none_however_large(number: int, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store.sqlite")
+    assert History(store=store).explain(State(), number) is None
+    store.close()

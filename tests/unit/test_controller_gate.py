@@ -26,6 +26,7 @@ READ, WATCH, ATTACH = (
     "/pacekeeper.v1.AgentControlService/Attach",
 )
 ACT = "/pacekeeper.v1.Test/Act"
+HEALTH = "/grpc.health.v1.Health/Check"
 SECRET = "s" * 43
 FOR_EVER = 4e9
 USUAL = LimitsConfig()
@@ -85,6 +86,7 @@ class World:
             state=State,
         )
         self.ran: list[str] = []
+        self.num_read = 0  # requests
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
@@ -101,9 +103,13 @@ class World:
                 served(grpc.unary_unary_rpc_method_handler(inner)), SimpleNamespace(method=method)
             )
             question = status_pb2.ListJobsRequest() if request is None else request
-            return await handler.unary_unary(question, context)
+            return await handler.stream_unary(self.sent(question), context)
 
         return asyncio.run(scene())
+
+    async def sent(self, request: Any) -> AsyncIterator[Any]:
+        self.num_read += 1
+        yield request
 
     def refusal(self, method: str, context: Context, request: Any = None) -> grpc.StatusCode:
         with pytest.raises(Refused):
@@ -117,6 +123,10 @@ def record(token_id: str, role: Role, ends: float) -> TokenRecord:
         token_id=token_id, secret_sha256=digest(SECRET), role=role, name="x",
         created_unix_s=0.0, expires_unix_s=ends,
     )  # fmt: skip
+
+
+async def one(request: Any) -> AsyncIterator[Any]:
+    yield request
 
 
 def served(handler: Any) -> Any:
@@ -136,6 +146,36 @@ def test_a_viewer_reads_and_no_line_is_written(world: World) -> None:
     assert world.call(READ, Context(token=world.tokens[Role.VIEWER])) == "answer"
     assert world.ran == ["viewer/x by token"]
     assert world.lines() == []
+
+
+def test_who_is_nobody_is_refused_before_the_request_is_read(world: World) -> None:
+    """A dozen requests of the largest size, of nobody, took two gigabytes and kept them."""
+    for shown in (world.expired, ""):
+        assert world.refusal(READ, Context(token=shown)) is grpc.StatusCode.UNAUTHENTICATED
+    assert world.num_read == 0
+    assert world.call(READ, Context(token=world.tokens[Role.VIEWER])) == "answer"
+    assert world.call(HEALTH, Context()) == "answer"
+    assert world.num_read == 2
+
+
+def test_a_call_without_a_request_ends(world: World) -> None:
+    async def scene() -> None:
+        async def inner(request: Any, context: Context) -> str:
+            raise AssertionError("it does not run")
+
+        async def nothing() -> AsyncIterator[Any]:
+            return
+            yield
+
+        handler = await world.gate.intercept_service(
+            served(grpc.unary_unary_rpc_method_handler(inner)), SimpleNamespace(method=READ)
+        )
+        await handler.stream_unary(nothing(), context)
+
+    context = Context(token=world.tokens[Role.VIEWER])
+    with pytest.raises(Refused):
+        asyncio.run(scene())
+    assert context.end is not None and context.end[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(world: World) -> None:
@@ -251,14 +291,14 @@ def test_one_caller_may_not_open_watches_without_end(tmp_path: Path) -> None:
             served(grpc.unary_stream_rpc_method_handler(steps)), SimpleNamespace(method=WATCH)
         )
         request = status_pb2.WatchStepsRequest()
-        first = handler.unary_stream(request, Context(token=shown))
+        first = handler.stream_stream(one(request), Context(token=shown))
         told = [await anext(first)]
         second = Context(token=shown)
         with pytest.raises(Refused):
-            await anext(handler.unary_stream(request, second))
+            await anext(handler.stream_stream(one(request), second))
         told.append(second.end)
         await first.aclose()
-        told.append(await anext(handler.unary_stream(request, Context(token=shown))))
+        told.append(await anext(handler.stream_stream(one(request), Context(token=shown))))
         return told
 
     first, refused, again = asyncio.run(scene())

@@ -1,6 +1,7 @@
 """The store opens what is ours, refuses the rest without touching it, and keeps all or nothing."""
 
 import math
+import os
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -287,3 +288,15 @@ def test_strikes_outlive_the_controller_and_the_oldest_go(tmp_path: Path) -> Non
     newest = strike(3, day=120.0)
     store.kept.save_strike(newest)
     assert store.strikes() == {"n": (last, newest)}, "more than 90 days are forgotten"
+
+
+def test_a_new_store_and_its_log_are_their_owners_only(tmp_path: Path) -> None:
+    """Jobs, speeds and layouts are nobody else's business on the controller's host."""
+    before = os.umask(0o022)
+    try:
+        store = Store.open(tmp_path / "store.sqlite")
+        modes = {path.name: path.stat().st_mode & 0o077 for path in tmp_path.iterdir()}
+        store.close()
+    finally:
+        os.umask(before)
+    assert len(modes) >= 3 and not any(modes.values()), modes

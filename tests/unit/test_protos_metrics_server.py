@@ -1,8 +1,10 @@
 """Who asks for metrics is answered if he may be, and who only connects holds up nobody."""
 
+import contextlib
 import http.client
 import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -137,15 +139,40 @@ def test_who_connects_and_says_nothing_holds_up_nobody(monkeypatch: pytest.Monke
 
 def test_more_than_a_few_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_server, "AT_ONCE", 1)
-    with (
-        serving() as server,
-        socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as first,
-    ):
-        first.sendall(b"GET /metrics HTTP/1.0\r\n")  # and not the end of it
-        with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as second:
-            assert second.recv(1) == b""
-        first.sendall(b"\r\n")
-        assert first.recv(1) != b""
+    monkeypatch.setattr(metrics_server, "TURN_OUT_S", 0.05)
+    with serving() as server:
+        asked, answered = threading.Event(), threading.Event()
+
+        def render() -> bytes:
+            asked.set()
+            assert answered.wait(10.0)
+            return PAGE
+
+        server.render = render
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as first:
+            first.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            assert asked.wait(10.0)
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as second:
+                assert second.recv(1) == b""
+            answered.set()
+            assert first.recv(1) != b""
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.0\r\nx: "])
+def test_those_who_never_finish_asking_are_turned_out_for_those_who_ask(said: bytes) -> None:
+    """Eight of them kept Prometheus out for as long as they liked."""
+    with serving() as server:
+        slow = [
+            socket.create_connection(("127.0.0.1", server.server_port), timeout=10)
+            for _ in range(2 * metrics_server.AT_ONCE)
+        ]
+        for one in slow:
+            with contextlib.suppress(OSError):
+                one.sendall(said)
+        for _ in range(3):
+            assert ask(server) == (200, PAGE)
+        for one in slow:
+            one.close()
 
 
 def test_who_was_answered_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
