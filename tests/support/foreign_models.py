@@ -27,10 +27,17 @@ class TinyRouter(torch.nn.Module):
 class TinyModel(torch.nn.Module):
     """Embeds, routes, answers; `is_frozen`: nothing of it learns."""
 
-    def __init__(self, *, num_experts: int = 4, choices: int = 2, is_frozen: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        num_experts: int = 4,
+        choices: int = 2,
+        vocabulary: int = 16,
+        is_frozen: bool = False,
+    ) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.embedding = torch.nn.Embedding(16, 8)
+        self.embedding = torch.nn.Embedding(vocabulary, 8)
         self.router = TinyRouter(8, num_experts, choices)
         self.head = torch.nn.Linear(8, 8)
         self.recomputes = False

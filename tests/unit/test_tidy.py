@@ -39,6 +39,7 @@ BANNED_WORDS = {
 # Names that others chose: a function that takes the place of one of theirs.
 FOREIGN_NAMES = {
     ("controller/placement.py", "num_gpus"),
+    ("trainer/adapter_lightning.py", "on_train_epoch_start"),
     *(
         ("trainer/nvrx_report.py", name)
         for name in (

@@ -1,0 +1,94 @@
+"""Ranks of other trainers as forks of one process that has loaded the library once.
+
+Run as a script of its own (`*_runs.py`): libraries of that size load for seconds. What a rank
+computes is real; a sleep in proportion to its work stands for the device, so that busy test
+machines tell no tales.
+"""
+
+import functools
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from support.ports import free_port
+
+S_PER_TOKEN, S_PER_SQUARE = 4e-4, 4e-6
+SLOW_RANK, SLOWDOWN, HEALTHY_STEPS, STEPS = 1, 2.0, 28, 48
+SEQUENCES = 4
+
+
+class Pace:
+    """The device of a rank: it takes its time for every training pass, and may become slow."""
+
+    def __init__(self, rank: int, *, becomes_slow: bool, passes_per_step: int = 1) -> None:
+        self.is_victim = becomes_slow and rank == SLOW_RANK
+        self.healthy_passes = HEALTHY_STEPS * passes_per_step
+        self.passes = 0
+
+    def take(self, input_ids: Tensor) -> None:
+        rows, length = input_ids.shape
+        self.passes += 1
+        slowdown = SLOWDOWN if self.is_victim and self.passes > self.healthy_passes else 1.0
+        time.sleep(rows * length * (S_PER_TOKEN + length * S_PER_SQUARE) * slowdown)
+
+
+class Lengths:
+    """Batches of drawn lengths; `is_uneven`: the longer, the higher the rank, in every step."""
+
+    def __init__(self, rank: int, *, is_uneven: bool) -> None:
+        self.draw = random.Random(rank)
+        self.scale = 1 + 2 * rank if is_uneven else 2
+
+    def batch(self, _: object = None) -> dict[str, Tensor]:
+        length = self.scale * self.draw.randint(12, 24)
+        ids = torch.arange(SEQUENCES * length).reshape(SEQUENCES, length) % 64
+        return {"input_ids": ids, "labels": ids}
+
+
+def fork(body: Callable[[], None], environment: Mapping[str, str], log: Path) -> int:
+    """The pid of a process that does `body` and ends; what went wrong is in `log`."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.environ.update(environment)
+        with log.open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        torch.set_num_threads(1)
+        body()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def fork_ranks(body: Callable[[int], None], log: Path, world_size: int = 2) -> list[int]:
+    """One process per rank, in an environment as torchrun makes it."""
+    port = free_port()
+    pids = []
+    for rank in range(world_size):
+        environment = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test", "GLOO_SOCKET_IFNAME": "lo",
+        }  # fmt: skip
+        texts = {name: str(value) for name, value in environment.items()}
+        pids.append(fork(functools.partial(body, rank), texts, log.with_suffix(f".{rank}.log")))
+    return pids
+
+
+def await_all(pids: list[int]) -> int:
+    """0 where all ended well."""
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
