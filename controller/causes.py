@@ -62,9 +62,13 @@ def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
         devices=node.devices,
         host=node.host,
         unread_devices=(
-            kept(node.unread_devices, unread) if unread.has_devices else node.unread_devices
+            node.unread_devices
+            if unread.devices is None
+            else kept(node.unread_devices, unread.devices)
         ),
-        unread_host=kept(node.unread_host, unread) if unread.has_host else node.unread_host,
+        unread_host=(
+            node.unread_host if unread.host is None else kept(node.unread_host, unread.host)
+        ),
         newest=unread,
         last_report_s=now_s,
     )
@@ -80,10 +84,10 @@ def windows(
 ) -> tuple[Mapping[str, tuple[DeviceSample, ...]], tuple[HostSample, ...]]:
     """All that is kept of a node's devices and host, read by now. O(what is kept)."""
     devices, host = node.devices, node.host
-    for unread in node.unread_devices:
-        devices, host = _with(devices, host, unread.devices(), None)
-    for unread in node.unread_host:
-        devices, host = _with(devices, host, (), unread.host())
+    for later in node.unread_devices:
+        devices, host = _with(devices, host, later.read(), None)
+    for one in node.unread_host:
+        devices, host = _with(devices, host, (), one.read())
     return devices, host
 
 

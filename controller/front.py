@@ -36,6 +36,9 @@ MOST_OF_A_HELLO = 64 << 10
 FLUSH_S = 0.005  # what comes within so long is handed on together
 UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more is read of agents
 READ_BYTES = 1 << 18
+LATE_S = 0.05
+STREAMS_AT_REST = 100  # so many rest as long as the loop was late, more of them longer
+LONGEST_REST_S = 4.0  # agents wait for 15 s
 DRAIN_S = 2.0
 COMMAND_BYTES = 64 << 20
 GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make no cycles
@@ -52,14 +55,21 @@ class Line:
         writer.transport.set_write_buffer_limits(high=UNSENT_BYTES)
         self._packet: list[bytes] = []
         self._size = 0
+        self._due_s = 0.0
+        self.late_s = 0.0  # how late the last packet was: how much there is to do
         self._loop = asyncio.get_running_loop()
 
     def put(self, kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> None:
         """Say something soon, in order."""
         if not self._packet:
-            self._loop.call_later(FLUSH_S, self.flush)
+            self._due_s = self._loop.time() + FLUSH_S
+            self._loop.call_at(self._due_s, self._flush_in_time)
         self._packet.append(line.frame(kind, stream, number, data))
         self._size += len(data)
+
+    def _flush_in_time(self) -> None:
+        self.late_s = self._loop.time() - self._due_s
+        self.flush()
 
     def flush(self) -> None:
         """Say all of it now."""
@@ -148,6 +158,8 @@ class Front(grpc.GenericRpcHandler):
             out.put(line.REPORT, number, sequence, data)
             if out.is_full:
                 await out.ready()
+            if (rest_s := rest(out.late_s, len(self._streams))) > 0.0:
+                await asyncio.sleep(rest_s)
         out.put(line.FINISHED, number)
 
     def hear(self, kind: int, number: int, value: int, data: bytes) -> None:
@@ -179,6 +191,17 @@ class Front(grpc.GenericRpcHandler):
         """The service is going down: agents come back by themselves."""
         for stream in self._streams.values():
             _end(stream, grpc.StatusCode.UNAVAILABLE, "the controller is going down")
+
+
+def rest(late_s: float, num_streams: int) -> float:
+    """How long a stream is not read, in seconds, by how late everything is.
+
+    gRPC lets one newcomer in for each round of the loop: where a round serves hundreds of reports
+    of those who are in, the others would wait for a minute. What is not read stays with its agent.
+    """
+    if late_s < LATE_S:
+        return 0.0
+    return min(LONGEST_REST_S, late_s * num_streams / STREAMS_AT_REST)
 
 
 def sequence_of(data: bytes) -> int:

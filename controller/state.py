@@ -13,7 +13,7 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
-from pacekeeper.core.reports import AgentHealth, Unread
+from pacekeeper.core.reports import AgentHealth, Later, Unread
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.advice import SpreadWindow
 from pacekeeper.predictor.canary import Canaries
@@ -316,8 +316,8 @@ class NodeState:
     health: AgentHealth = field(default_factory=AgentHealth)
     devices: Mapping[str, tuple[DeviceSample, ...]] = field(default_factory=dict)
     host: tuple[HostSample, ...] = ()
-    unread_devices: tuple[Unread, ...] = ()
-    unread_host: tuple[Unread, ...] = ()
+    unread_devices: tuple[Later[tuple[DeviceSample, ...]], ...] = ()
+    unread_host: tuple[Later[HostSample], ...] = ()
     newest: Unread | None = None
     last_report_s: float = 0.0
 

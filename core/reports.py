@@ -1,7 +1,7 @@
 """What a node and the controller tell each other, as plain values: messages without the wire."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
@@ -42,19 +42,25 @@ class AgentHealth:
     unreadable: tuple[str, ...] = ()
 
 
-class Unread(Protocol):
-    """What a report tells of its node, as bytes that are read when somebody looks at them.
+T = TypeVar("T", covariant=True)
 
-    `sampled_s`: when the report was made, on the node's monotonic clock.
-    """
+
+class Later(Protocol[T]):
+    """Samples as bytes, read when somebody looks; `sampled_s`: when the newest was made."""
 
     sampled_s: float
-    has_devices: bool
-    has_host: bool
 
-    def devices(self) -> tuple[DeviceSample, ...]: ...
+    def read(self) -> T: ...
 
-    def host(self) -> HostSample | None: ...
+
+class Unread(Protocol):
+    """What a report tells of its node, of which nobody has looked at anything yet."""
+
+    @property
+    def devices(self) -> Later[tuple[DeviceSample, ...]] | None: ...
+
+    @property
+    def host(self) -> Later[HostSample] | None: ...
 
     def health(self) -> AgentHealth: ...
 

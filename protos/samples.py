@@ -15,6 +15,7 @@ from pacekeeper.core.topology import DeviceSample, HostSample
 from pacekeeper.protos import telemetry_pb2
 
 MAX_REMARKS = 64
+_Device, _Host = telemetry_pb2.DeviceSample, telemetry_pb2.HostSample
 _LISTS = {"processes": "pids", "xids": "codes"}  # unset and empty are two answers
 # The fields that a message has under the same names: to ask for them at each sample would cost.
 _SAME_NAMES = {
@@ -94,36 +95,45 @@ def health_from_message(message: telemetry_pb2.AgentHealth) -> AgentHealth:
     )
 
 
-class UnreadSamples:
-    """What one report tells of a node, read when it is asked for: a `core.reports.Unread`.
+class _LaterDevices:
+    """All devices of one report. The bytes were a whole report once: they can be read."""
 
-    The bytes were a whole report once: they can be read.
-    """
+    __slots__ = ("_data", "_read", "sampled_s")
 
-    __slots__ = ("_devices", "_health", "_host", "_read", "has_devices", "has_host", "sampled_s")
-
-    def __init__(
-        self, *, sampled_s: float, devices: Sequence[bytes], host: bytes, health: bytes
-    ) -> None:
-        self.sampled_s = sampled_s
-        self._devices, self._host, self._health = devices, host, health
-        self.has_devices, self.has_host = bool(devices), bool(host)
+    def __init__(self, data: Sequence[bytes]) -> None:
+        self._data = data
         self._read: tuple[DeviceSample, ...] | None = None
+        # The newest: one device whose driver hangs must not date the others.
+        self.sampled_s = max(_Device.FromString(one).sampled_mono_s for one in data)
 
-    def devices(self) -> tuple[DeviceSample, ...]:
-        """All readings of devices; read once, for they are looked at again at each step."""
+    def read(self) -> tuple[DeviceSample, ...]:
+        """Once: they are looked at again at each step while a cause is searched for."""
         if self._read is None:
-            self._read = tuple(
-                device_from_message(telemetry_pb2.DeviceSample.FromString(data))
-                for data in self._devices
-            )
+            self._read = tuple(device_from_message(_Device.FromString(one)) for one in self._data)
         return self._read
 
-    def host(self) -> HostSample | None:
-        """The reading of the host; None: there is none."""
-        if not self._host:
-            return None
-        return host_from_message(telemetry_pb2.HostSample.FromString(self._host))
+
+class _LaterHost:
+    __slots__ = ("_data", "sampled_s")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self.sampled_s = _Host.FromString(data).sampled_mono_s
+
+    def read(self) -> HostSample:
+        return host_from_message(_Host.FromString(self._data))
+
+
+class UnreadSamples:
+    """What one report tells of its node, read when it is asked for: a `core.reports.Unread`."""
+
+    __slots__ = ("_health", "devices", "host")
+
+    def __init__(self, parts: telemetry_pb2.NodeReportParts) -> None:
+        devices, host = parts.devices, parts.host
+        self.devices = _LaterDevices(tuple(devices)) if devices else None
+        self.host = _LaterHost(host) if host else None
+        self._health = parts.health
 
     def health(self) -> AgentHealth:
         """What the agent said of itself."""

@@ -77,6 +77,8 @@ GRPC_OPTIONS_SERVER = (
     # A restart brings all agents back at once: the defaults would cancel half of them.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    # Seconds; who waits that long has given up by itself.
+    ("grpc.server_max_unrequested_time_in_server", 120),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     # Else a second controller would share the port in silence.
@@ -160,12 +162,7 @@ def report_from_parts(parts: telemetry_pb2.NodeReportParts) -> NodeReport:
         sequence=parts.sequence,
         sent_mono_s=parts.sent_mono_s,
         jobs=_jobs_from_messages(parts.jobs),
-        unread=UnreadSamples(
-            sampled_s=parts.sent_mono_s,
-            devices=tuple(parts.devices),
-            host=parts.host,
-            health=parts.health,
-        ),
+        unread=UnreadSamples(parts),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from pacekeeper.controller.causes import health_of, remember, windows
 from pacekeeper.controller.state import NodeState
-from pacekeeper.core.reports import AgentHealth, NodeReport
+from pacekeeper.core.reports import AgentHealth, NodeReport, Unread
 from pacekeeper.protos import control_pb2, telemetry_pb2, wire
 from support.symptoms import DEVICE, HOST
 
@@ -34,20 +34,35 @@ def at(second: int) -> NodeReport:
     )
 
 
-def test_what_was_sent_is_read_later() -> None:
-    report = at(5)
+def unread_of(report: NodeReport) -> Unread:
     unread = wire.report_from_parts(parts_of(report)).unread
     assert unread is not None
-    assert (unread.devices(), unread.host()) == (report.devices, report.host)
-    assert (unread.health(), unread.sampled_s) == (report.health, 5.0)
-    assert (unread.has_devices, unread.has_host) == (True, True)
+    return unread
+
+
+def test_what_was_sent_is_read_later() -> None:
+    report = at(5)
+    unread = unread_of(report)
+    assert unread.devices is not None and unread.host is not None
+    assert (unread.devices.read(), unread.host.read()) == (report.devices, report.host)
+    assert (unread.devices.sampled_s, unread.host.sampled_s) == (5.0, 5.0)
+    assert unread.health() == report.health
 
 
 def test_what_was_not_sent_is_not_there() -> None:
-    unread = wire.report_from_parts(parts_of(NodeReport(sequence=1, sent_mono_s=1.0))).unread
-    assert unread is not None
-    assert (unread.has_devices, unread.has_host) == (False, False)
-    assert (unread.devices(), unread.host()) == ((), None)
+    unread = unread_of(NodeReport(sequence=1, sent_mono_s=1.0))
+    assert (unread.devices, unread.host, unread.health().records_read) == (None, None, 0)
+
+
+def test_a_device_that_hangs_does_not_hold_up_what_the_others_tell() -> None:
+    node = NodeState(name="n", agent_life="x")
+    for second in range(0, 60, 5):
+        report = at(second)
+        hangs = replace(report.devices[0], sampled_s=0.0)
+        report = replace(report, devices=(hangs, *report.devices[1:]))
+        node = remember(node, replace(report, devices=(), host=None, unread=unread_of(report)), 0.0)
+    devices, _ = windows(node)
+    assert [len(devices[f"d{i}"]) for i in range(3)] == [1, 12, 12]
 
 
 def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
