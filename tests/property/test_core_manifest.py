@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
+from pacekeeper.core.layout import Block, BlockKind, even_layout
 from pacekeeper.core.manifest import (
     Account,
     CheckpointId,
@@ -259,3 +259,24 @@ def test_an_identity_holds_numbers_and_texts_only(manifest: Manifest, value: obj
     body["identity"]["seed"] = value
     with pytest.raises(ValueError, match="seed is"):
         decode_manifest(sealed(body))
+
+
+@given(manifests(is_partial=True), st.data())
+def test_lost_is_what_an_expert_was_routed_after_its_oldest_piece_was_saved(
+    manifest: Manifest, data: st.DataObject
+) -> None:
+    """Weights may be older than moments, or the other way round: the oldest counts."""
+    routed = tuple(tuple(900 for _ in on) for on in manifest.layout.experts)
+    older = set(manifest.older)
+    pieces = tuple(
+        replace(entry, tokens=data.draw(st.integers(0, 900)) if entry in older else 900)
+        for entry in manifest.pieces
+    )
+    told = replace(manifest, pieces=pieces, account=Account(routed=routed))
+    wanted = [0] * len(routed)
+    for layer, counts in enumerate(routed):
+        for expert, now in enumerate(counts):
+            block = Block(BlockKind.EXPERT, layer, expert)
+            seen = [entry.tokens for entry in told.older if entry.piece.block == block]
+            wanted[layer] += now - min([now, *seen])
+    assert told.lost_tokens == tuple(wanted)
