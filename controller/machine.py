@@ -214,7 +214,9 @@ def _act(
     if not _is_actionable(job) or proposals.is_waited_for(job):
         return state, ()
     number = state.num_asked + 1
-    question = AskDecision(job=name, asked=number, view=view_of(job, now_s, state.nodes))
+    lemons = fleet_memory.lemons(state.strikes, now_s + state.unix_offset_s)
+    view = view_of(job, now_s, state.nodes, lemons)
+    question = AskDecision(job=name, asked=number, view=view)
     job = replace(job, asked=number, asked_s=now_s, asked_on=_grounds(job), decided_on=_basis(job))
     return replace(_with_job(state, job), num_asked=number), (question,)
 

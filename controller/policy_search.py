@@ -62,6 +62,7 @@ class Search:
                 failure_probability=config.failure_probability,
                 rack_failure_probability=config.rack_failure_probability,
                 max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
+                doubted=view.doubted,
             ),
         )
 

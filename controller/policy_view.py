@@ -41,6 +41,8 @@ class View:
     `moves`: how earlier plans went; `promise`: of the present one, where it is open or broken.
     `approved`: what a person has approved: no other plan is looked for.
     `cordoned`: ranks that are to have no work, by a person's order.
+    `doubted`: ranks on nodes that were slow again and again, in whatever job: no expert is left to
+    such ranks alone where others can have it.
     """
 
     layout: Layout
@@ -69,6 +71,7 @@ class View:
     promise: Promise | None = None
     approved: Decision | None = None
     cordoned: frozenset[int] = frozenset()
+    doubted: frozenset[int] = frozenset()
 
     @property
     def is_partitioned(self) -> bool:

@@ -24,6 +24,9 @@ MAX_LOSSES = 3  # said in words
 Flags = npt.NDArray[np.bool_]
 
 
+DOUBTED_TIMES = 10.0  # as likely as others do ranks fail whose node was slow again and again
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
     """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes and racks
@@ -32,7 +35,7 @@ class Wishes:
     `row_s`: seconds of a step that a row more on a layer's fullest rank costs, `replica_s` those
     that a replica costs its rank; `move_s` for a copy, `max_copies` of them;
     `failure_probability` of each rank until the next plan, `rack_failure_probability` of each whole
-    rack, where racks are known.
+    rack, where racks are known. Ranks that are `doubted` fail `DOUBTED_TIMES` as likely.
     """
 
     slots_per_rank: int
@@ -46,6 +49,12 @@ class Wishes:
     failure_probability: float
     rack_failure_probability: float = 0.0
     max_copies: int | None = None
+    doubted: frozenset[int] = frozenset()
+
+    def failure_of(self, rank: int) -> float:
+        """The likelihood that this rank fails until the next plan."""
+        times = DOUBTED_TIMES if rank in self.doubted else 1.0
+        return min(1.0, times * self.failure_probability)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +95,7 @@ def plan_replicas(
         cluster = Cluster(
             speeds=tuple(speeds[rank] for rank in ranks),
             slots=(max(1, wishes.slots_per_rank),) * len(ranks),
-            failure_probability=(wishes.failure_probability,) * len(ranks),
+            failure_probability=tuple(wishes.failure_of(rank) for rank in ranks),
             nodes=tuple(node[rank] for rank in ranks),
             racks=tuple(rack[rank] for rank in ranks),
             rack_failure={rack[rank]: rack_failure for rank in ranks} if rack_failure else {},

@@ -1,6 +1,6 @@
 """From a job's state to what a decision on it rests on. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from pacekeeper.controller import probing
@@ -14,7 +14,12 @@ from pacekeeper.predictor.forecast import Workload, work_parts
 LEAST_DENSE = 0.05  # of a rank's time: loads are means, so the experts' part is one, too
 
 
-def view_of(job: JobState, now_s: float, nodes: Mapping[str, NodeState]) -> View:
+def view_of(
+    job: JobState,
+    now_s: float,
+    nodes: Mapping[str, NodeState],
+    lemons: Collection[str] = (),
+) -> View:
     """Of a job that runs a known layout and whose ranks have told of their model and loads."""
     layout, shape = job.layout, job.shape
     assert layout is not None and shape is not None, "actionable"
@@ -53,6 +58,7 @@ def view_of(job: JobState, now_s: float, nodes: Mapping[str, NodeState]) -> View
         promise=job.promise,
         approved=None if job.approved is None else job.approved.decision,
         cordoned=job.cordoned,
+        doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),
     )
     return _with_work(view, job) if view.is_partitioned else view
 

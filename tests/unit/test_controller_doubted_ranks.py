@@ -1,0 +1,116 @@
+"""Ranks on nodes that were slow again and again are no expert's only hosts, where others can be."""
+
+from dataclasses import replace
+
+import pytest
+
+from pacekeeper.controller import policy_search
+from pacekeeper.controller.events import AskDecision
+from pacekeeper.controller.fleet_memory import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.policy import decide
+from pacekeeper.controller.replica_plan import DOUBTED_TIMES, ReplicaPlan, Wishes, plan_replicas
+from pacekeeper.controller.spread_floor import SpreadFloor
+from pacekeeper.controller.token_shares import split_layers
+from pacekeeper.controller.viewing import view_of
+from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.layout import Host, even_layout
+from support.machine_driver import UNIX_OFFSET_S, WARM, started, train
+
+NODES = {rank: f"node-{rank}" for rank in range(4)}
+PAIRS = ((0, 1), (0, 1), (2, 3), (2, 3))  # hosts of each expert
+
+
+def planned(doubted: set[int]) -> ReplicaPlan | None:
+    """For even loads and speeds: only what may be lost speaks for a move."""
+    hosts = tuple(tuple(Host(rank=rank, share=0.5) for rank in pair) for pair in PAIRS)
+    layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, domain_of=NODES)
+    layout = replace(layout, experts=(hosts,))
+    loads, speeds = ((100.0,) * 4,), dict.fromkeys(range(4), 1.0)
+    return plan_replicas(
+        layout,
+        split_layers(layout, loads=loads, speeds=speeds),
+        loads,
+        speeds,
+        Wishes(
+            slots_per_rank=2,
+            min_hosts=2,
+            spread=SpreadFloor(domain_of=NODES, least=2),
+            row_s=1e-6,
+            replica_s=0.0,
+            num_steps=100,
+            move_s=0.1,
+            restart_s=600.0,
+            failure_probability=0.01,
+            doubted=frozenset(doubted),
+        ),
+    )
+
+
+def test_experts_of_two_doubted_ranks_get_company() -> None:
+    plan = planned(doubted={0, 1})
+    assert plan is not None
+    for hosts in plan.experts[0]:
+        assert {host.rank for host in hosts} - {0, 1}, "somebody who is not doubted"
+    assert plan.loss < plan.loss_now
+
+
+def test_where_nobody_is_doubted_nothing_moves() -> None:
+    assert planned(doubted=set()) is None
+
+
+def test_a_doubted_rank_is_ten_times_as_likely_to_fail_and_never_more_than_sure() -> None:
+    wishes = Wishes(
+        slots_per_rank=2,
+        min_hosts=2,
+        spread=SpreadFloor(),
+        row_s=0.0,
+        replica_s=0.0,
+        num_steps=1,
+        move_s=0.0,
+        restart_s=1.0,
+        failure_probability=0.03,
+        doubted=frozenset({2}),
+    )
+    assert wishes.failure_of(1) == 0.03
+    assert wishes.failure_of(2) == 0.03 * DOUBTED_TIMES
+    assert replace(wishes, failure_probability=0.3).failure_of(2) == 1.0
+
+
+def test_a_decision_knows_the_ranks_of_lemons() -> None:
+    driver = started()
+    unix_s = driver.now_s + UNIX_OFFSET_S
+    strikes: Strikes = {}
+    for number in range(3):
+        strikes = remember(
+            strikes,
+            Strike(
+                incident_id=number,
+                node="node-1",
+                device_uuid=f"GPU-{number}",
+                job=f"earlier-{number}",
+                kind=FindingKind.DEVICE,
+                slowdown=1.5,
+                unix_s=unix_s - DAY_S * number,
+            ),
+        )
+    driver.state = replace(driver.state, strikes=strikes)
+    driver.is_deciding = False
+    asked: list[AskDecision] = []
+    for number in range(WARM):
+        train(driver, number, number + 1)
+        asked += driver.all_said(AskDecision)
+    assert asked and all(one.view.doubted == {2, 3} for one in asked)
+    assert view_of(driver.job, driver.now_s, driver.state.nodes).doubted == frozenset()
+
+
+def test_what_a_decision_knows_of_them_reaches_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = started()
+    train(driver, 0, WARM)
+    config = driver.config.policy
+    known = replace(
+        view_of(driver.job, driver.now_s, driver.state.nodes), doubted=frozenset({1}), slow={2: 2.0}
+    )
+    seen: list[Wishes] = []
+    monkeypatch.setattr(policy_search, "plan_replicas", lambda *given: seen.append(given[-1]))
+    decide(known, config)
+    assert [wishes.doubted for wishes in seen] == [{1}]
