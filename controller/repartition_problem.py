@@ -12,6 +12,7 @@ from pacekeeper.controller.move_costs import MoveCosts
 from pacekeeper.controller.partition_layout import partition_of
 from pacekeeper.controller.partition_plan import Partition
 from pacekeeper.controller.partition_problem import (
+    SPEEDS,
     Device,
     LayerCost,
     Links,
@@ -45,8 +46,8 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
                 rank=rank,
                 node=node[rank],
                 memory_bytes=float(config.memory_bytes) or inf,
-                speed=speeds[rank],
-                link_speed=1.0 / view.slow_links.get(rank, 1.0),
+                speed=max(speeds[rank], SPEEDS[0]),
+                link_speed=max(1.0 / view.slow_links.get(rank, 1.0), SPEEDS[0]),
             )
             for rank in view.layout.ranks
         ),

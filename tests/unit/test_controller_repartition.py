@@ -87,6 +87,14 @@ def test_without_tensor_groups_layers_leave_the_stage_of_a_slow_rank() -> None:
     assert "; layers of the stages 4+4 -> 2+6" in decision.reason
 
 
+def test_a_rank_that_all_but_stands_still_is_moved_around_where_moves_cost_nothing() -> None:
+    one_pipeline = staged_layout(data=1, tensor=1, layers=8, experts=0)
+    view = view_of(one_pipeline, slow={0: 1e7}, home=one_pipeline)
+    decision = decide(view, replace(CONFIG, move_s_per_byte=0.0))
+    assert decision.rung is Rung.MOVE_LAYERS
+    assert cuts(planned(decision)) == [1, 8]
+
+
 def test_experts_go_with_their_layers_and_keep_their_hosts_number() -> None:
     view = view_of(PAIRS, slow={0: 3.0, 2: 3.0}, home=PAIRS)
     decision = decide(view, CONFIG)
