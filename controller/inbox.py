@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import (
     incidents,
+    losses,
     move_costs,
     probing,
     promises,
@@ -310,7 +311,8 @@ def _enter_layout(
         reason = f"ranks {came} joined; {list(layout.ranks)} go on"
     else:
         reason = f"the survivors {list(layout.ranks)} went on by themselves"
-    for rank in before.ranks if before is not None else ():
+    old = before.ranks if before is not None else ()
+    for rank in old:
         known = job.ranks.get(rank) or job.remembered.get(rank)
         if rank not in layout.ranks and known is not None and known.life is RankLife.ALIVE:
             why = "the others went on without it"
@@ -337,6 +339,7 @@ def _enter_layout(
         home=None if is_home or is_of_others(job.home, layout) else job.home,
         known_layouts=kept,
         offered={g: why for g, why in job.offered.items() if g in kept},
+        losses=job.losses if is_ours else losses.after_change(job.losses, old, layout.ranks),
         recent_step_s=(),
         layout_step=job.step,
     )

@@ -6,6 +6,7 @@ What is dear is found when it is first asked for, and once.
 from dataclasses import replace
 from functools import cached_property
 
+from pacekeeper.controller.losses import likelihood
 from pacekeeper.controller.partition_layout import batch_shares_of
 from pacekeeper.controller.partition_steps import with_other_rows
 from pacekeeper.controller.policy_price import Pricing
@@ -59,7 +60,7 @@ class Search:
                 num_steps=config.horizon_steps,
                 move_s=view.shape.expert_bytes * costs.total_s_per_byte,
                 restart_s=config.restart_s,
-                failure_probability=config.failure_probability,
+                failure_probability=likelihood(config.failure_probability, view.losses),
                 rack_failure_probability=config.rack_failure_probability,
                 max_copies=limit // max(1, view.shape.expert_bytes) if limit else None,
                 doubted=view.doubted,

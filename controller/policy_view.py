@@ -43,6 +43,7 @@ class View:
     `cordoned`: ranks that are to have no work, by a person's order.
     `doubted`: ranks on nodes that were slow again and again, in whatever job: no expert is left to
     such ranks alone where others can have it.
+    `losses`: of the ranks, the part that each loss so far took.
     """
 
     layout: Layout
@@ -72,6 +73,7 @@ class View:
     approved: Decision | None = None
     cordoned: frozenset[int] = frozenset()
     doubted: frozenset[int] = frozenset()
+    losses: tuple[float, ...] = ()
 
     @property
     def is_partitioned(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pacekeeper.controller.expert_cluster import Floors, Prices
+from pacekeeper.controller.losses import likelihood
 from pacekeeper.controller.partition_experts import ExpertWishes, JointPlan, plan_with_experts
 from pacekeeper.controller.partition_layout import layout_of
 from pacekeeper.controller.partition_plan import Partition
@@ -145,7 +146,7 @@ def _wishes(view: View, config: PolicyConfig, problem: Problem, floor: SpreadFlo
             restart_s=config.restart_s,
             move_s=view.shape.expert_bytes / problem.links.between_bytes_per_s,
         ),
-        failure_probability=config.failure_probability,
+        failure_probability=likelihood(config.failure_probability, view.losses),
         rack_of={device.node: rack[device.rank] for device in problem.devices} if rack else {},
         rack_failure_probability=config.rack_failure_probability,
         present=tuple(

@@ -194,6 +194,7 @@ class JobState:
     moves: Mapping[int, Move] = field(default_factory=dict)  # of the newest plans, by generation
     home: Layout | None = None
     cordoned: frozenset[int] = frozenset()  # ranks that are to have no work: see orders.py
+    losses: tuple[float, ...] = ()  # of its ranks, the part that each loss took: see losses.py
     known_layouts: Mapping[int, Layout] = field(default_factory=dict)
     offered: Mapping[int, str] = field(default_factory=dict)
     first_behind: int = 0  # a hint like that of StepDraft: who does not run a known layout yet

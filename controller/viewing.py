@@ -59,6 +59,7 @@ def view_of(
         approved=None if job.approved is None else job.approved.decision,
         cordoned=job.cordoned,
         doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),
+        losses=job.losses,
     )
     return _with_work(view, job) if view.is_partitioned else view
 

@@ -55,8 +55,8 @@ class PolicyConfig:
     min_nodes: int = 2
     # The same of racks, where all nodes of the job have told theirs (`rack` of [agent]).
     min_racks: int = 2
-    # Likelihood that a rank fails before the next plan, and seconds that a restart costs where an
-    # expert is lost with it: what a safer placement is worth.
+    # Likelihood that a rank fails before the next plan, until the job's own losses say more, and
+    # seconds that a restart costs where an expert is lost with it: what a safer placement is worth.
     failure_probability: float = 0.01
     restart_s: float = 600.0
     # Likelihood that a rack fails with all its nodes before the next plan; 0: not known, then only

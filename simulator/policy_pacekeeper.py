@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from pacekeeper.controller.losses import after_change
 from pacekeeper.controller.policy import decide
 from pacekeeper.controller.policy_view import View
 from pacekeeper.core.config import PolicyConfig
@@ -40,7 +41,7 @@ OURS = replace(PUBLISHED, notice_s=(1.0, 1.0), copy_s_per_byte=1e-9)
 class _Known:
     """What the controller remembers. `slow`: open findings; `home`: the layout before the first;
     `coming`, `coming_step`: what the detector will have seen at that step; `refused`: what it was
-    asked about last, with the answer to do nothing.
+    asked about last, with the answer to do nothing; `losses`: the part of the nodes each took.
     """
 
     slow: Mapping[int, float] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class _Known:
     coming: Sight | None = None
     coming_step: int = 0
     refused: tuple[Layout, Array] | None = None
+    losses: tuple[float, ...] = ()
 
     def has_refused(self, layout: Layout, parts: Array) -> bool:
         return (
@@ -56,10 +58,11 @@ class _Known:
             and np.array_equal(self.refused[1], parts)
         )
 
-    def without(self, nodes: Collection[int]) -> "_Known":
-        """These nodes are gone, or everybody sits elsewhere: there is no way home any more."""
-        slow = {rank: slowdown for rank, slowdown in self.slow.items() if rank not in nodes}
-        return replace(self, slow=slow, home=None, refused=None)
+    def within(self, held: Sequence[int], nodes: Collection[int]) -> "_Known":
+        """Some of these are gone, or everybody sits elsewhere: there is no way home any more."""
+        slow = {rank: slowdown for rank, slowdown in self.slow.items() if rank in nodes}
+        losses = after_change(self.losses, held, nodes)
+        return replace(self, slow=slow, home=None, refused=None, losses=losses)
 
     def again_after(self, step: int, usual: int | None) -> int | None:
         return usual if self.coming is None else max(1, self.coming_step - step)
@@ -86,27 +89,31 @@ class Pacekeeper:
     nodes_per_rack: int = 0
 
     def answer(self, moment: Moment, job: JobModel) -> Answer:
-        if not moment.nodes or not job.has_room(len(moment.nodes)):
-            return Answer(layout=None, is_rolled_back=True, reason="too few nodes for the model")
         known = moment.memory if isinstance(moment.memory, _Known) else _Known()
+        if moment.layout is not None and moment.cause not in (Cause.PACED, Cause.DUE):
+            known = known.within(moment.layout.ranks, moment.nodes)
+        if not moment.nodes or not job.has_room(len(moment.nodes)):
+            reason = "too few nodes for the model"
+            return Answer(layout=None, is_rolled_back=True, memory=known, reason=reason)
         if moment.layout is None:
-            return self._begin(moment, job)
+            return self._begin(moment, job, _Known(losses=known.losses))
         if moment.cause is Cause.PACED:
             return self._watched(moment, job, known, moment.layout)
         if moment.cause is Cause.DUE:
             return self._review(moment, job, known, moment.layout)
-        return self._regroup(moment, job, known.without(moment.lost), moment.layout)
+        return self._regroup(moment, job, known, moment.layout)
 
-    def _begin(self, moment: Moment, job: JobModel) -> Answer:
+    def _begin(self, moment: Moment, job: JobModel, known: _Known) -> Answer:
         layout = _as_started(moment, job)
         again = self.config.settle_steps
         if moment.is_fresh:
-            return Answer(layout=layout, again_after_steps=again, reason="begins")
+            return Answer(layout=layout, again_after_steps=again, memory=known, reason="begins")
         return Answer(
             layout=layout,
             phases=(self.costs.restart(moment),),
             is_rolled_back=True,
             again_after_steps=again,
+            memory=known,
             reason="starts again",
         )
 
@@ -224,6 +231,7 @@ class Pacekeeper:
             num_load_steps=settled,
             next_generation=layout.generation + 1,
             rack_of=self._racks(layout.ranks),
+            losses=known.losses,
         )
         return decide(view, self._config(job, num_nodes))
 

@@ -94,6 +94,16 @@ def test_after_a_nodes_death_the_next_plan_regains_floors_and_alignment() -> Non
     assert decide(replace(later, num_load_steps=100, steps_since_plan=100), CONFIG).layout is None
 
 
+def test_where_losses_take_many_ranks_at_once_dearer_copies_are_worth_it() -> None:
+    def is_moved(expert_bytes: int, *losses: float) -> bool:
+        view = replace(view_after(survivors_layout(), expert_bytes=expert_bytes), losses=losses)
+        return decide(view, CONFIG).moved_bytes > 0
+
+    dear = next(size for size in (10**n for n in range(3, 16)) if not is_moved(size))
+    assert not is_moved(dear, 0.3), "one loss is no habit"
+    assert is_moved(dear, 0.3, 0.3)
+
+
 def test_a_realignment_that_is_not_worth_its_copies_is_not_made() -> None:
     left = survivors_layout()
     assert decide(view_after(left, expert_bytes=10**12), CONFIG).moved_bytes == 0

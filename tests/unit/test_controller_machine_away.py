@@ -107,6 +107,19 @@ def test_a_layout_for_what_is_over_is_still_one_after_a_restart() -> None:
     assert driver.job.is_makeshift
 
 
+def test_what_each_loss_takes_is_remembered_and_what_a_plan_leaves_out_is_no_loss() -> None:
+    driver = started(QUICK)
+    assert not driver.job.losses
+    first = shrink(FIRST, dead=[1], generation=2, floor=FLOOR)
+    driver.report(exited(1))
+    driver.report(*applied(first), layouts=[first])
+    assert [*driver.job.losses] == [1 / 4]
+    second = shrink(first, dead=[3], generation=3, floor=FLOOR)
+    driver.report(exited(3))
+    driver.report(*applied(second), layouts=[second])
+    assert [*driver.job.losses] == [1 / 4, 1 / 3]
+
+
 def test_a_job_that_begins_anew_has_no_layouts_of_before() -> None:
     driver = started(QUICK)
     train(driver, 0, 3)
