@@ -10,6 +10,10 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(PYTHON) -c "import sys; sys.exit(0 if sys.version_info >= (3, 11) else 'pacekeeper needs Python 3.11 or newer; set PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[trainer,replay,certs,web,top,dev]"
+	touch $@
+
+# What only some tests need, where it can be had.
+$(VENV)/.peers: $(VENV)/.stamp
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[emulators]" \
 	    || echo "no emulator of an object store can be had here: its tests will skip themselves"
 	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[adapters]" \
@@ -23,7 +27,7 @@ demo: venv
 
 # -I: the folders at the top are importable as pacekeeper.<folder> only, as they are for users.
 # What starts fleets of processes runs by itself: beside other work its clocks would tell of that.
-test: venv
+test: venv $(VENV)/.peers
 	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --numprocesses 2 --dist loadfile --durations 12 \
 	    tests/unit tests/property tests/golden tests/sim; alone=$$?; \
 	$(BIN)/python -Im pytest --durations 12 tests/integration tests/gpu && exit $$alone
