@@ -276,6 +276,22 @@ async def serve(own: socket.socket) -> None:
                 front.hear(kind, number, value, content)
 
 
+async def _run(own: socket.socket) -> None:
+    """Ends the process from inside the loop: to cancel thousands of streams first takes for ever,
+    and meanwhile the port is taken for whoever comes next.
+    """
+    code = 0
+    try:
+        await serve(own)
+    except ConnectionError:
+        pass  # the controller is gone
+    except Exception:
+        _log.exception("the front fails")
+        code = 1
+    logging.shutdown()
+    os._exit(code)
+
+
 def main() -> None:
     """`python -m pacekeeper.controller.front FD`: the controller starts it, nobody else."""
     logging.basicConfig(
@@ -285,16 +301,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
-    code = 0
-    try:
-        asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
-    except ConnectionError:
-        pass  # the controller is gone
-    except Exception:
-        _log.exception("the front fails")
-        code = 1
-    logging.shutdown()
-    os._exit(code)  # whatever gRPC still holds is nobody's any more
+    asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
 
 
 if __name__ == "__main__":
