@@ -48,23 +48,32 @@ class Frames:
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: of one frame."""
         self._max_bytes = max_bytes
-        self._rest = b""
+        self._parts: list[bytes] = []  # of what is no whole frame yet
+        self._num_bytes = 0
+        self._wanted_bytes = _HEADER.size  # until then there is none
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that are whole by now. Raises ValueError for what is none."""
-        data = self._rest + data if self._rest else data
+        self._parts.append(data)
+        self._num_bytes += len(data)
         frames: list[Frame] = []
+        if self._num_bytes < self._wanted_bytes:
+            return frames  # joined once: a large frame comes in hundreds of pieces
+        data = b"".join(self._parts)
         at, size = 0, _HEADER.size
+        wanted = size
         while len(data) - at >= size:
             kind, stream, number, length = _HEADER.unpack_from(data, at)
             if kind not in _KINDS or length > self._max_bytes:
                 raise ValueError(f"no frame: kind {kind}, {length} bytes")
             if len(data) - at - size < length:
+                wanted = size + length
                 break
             at += size
             frames.append((kind, stream, number, data[at : at + length]))
             at += length
-        self._rest = data[at:]
+        self._parts, self._num_bytes = [data[at:]], len(data) - at
+        self._wanted_bytes = wanted
         return frames
 
 
