@@ -140,6 +140,8 @@ class Pacekeeper:
 
     def _regroup(self, moment: Moment, job: JobModel, known: _Known, held: Layout) -> Answer:
         """As ranks do by themselves, and then as the controller wants it."""
+        if not set(held.ranks) & set(moment.nodes):  # newcomers are all there is
+            return self._begin(moment, job, known)
         floor = Floor(hosts=self._floor(job, len(moment.nodes)), slots_per_rank=job.slots_per_node)
         regrouped = partial(
             next_of, held, moment.nodes, generation=held.generation + 1, floor=floor

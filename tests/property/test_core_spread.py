@@ -88,9 +88,13 @@ def deaths(draw: st.DrawFn) -> tuple[NodeOf, Layout, set[int]]:
     node_of = draw(nodes(are_equal=draw(st.booleans())))
     replicas = draw(st.integers(1, min(3, len(node_of))))
     layout = first(node_of, draw(experts), replicas)
-    dead = draw(st.sets(st.sampled_from(layout.ranks), min_size=1))
     hosts = [{host.rank for host in on} for layer in layout.experts for on in layer]
-    assume(dead != set(layout.ranks) and not any(on <= dead for on in hosts))
+    number, dead = draw(st.integers(1, len(layout.ranks))), set[int]()
+    for rank in draw(st.permutations(layout.ranks))[:number]:
+        with_it = dead | {rank}
+        if with_it != set(layout.ranks) and not any(on <= with_it for on in hosts):
+            dead = with_it
+    assume(dead)
     return node_of, layout, dead
 
 

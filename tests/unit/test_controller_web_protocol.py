@@ -23,7 +23,8 @@ async def page(scope: Any, receive: Any, send: Any) -> None:
         pass
     if scope["path"] == "/late":
         await asyncio.sleep(0.5)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
+    head = [(b"content-length", b"4")]  # else its last word would not be the page's
+    await send({"type": "http.response.start", "status": 200, "headers": head})
     await send({"type": "http.response.body", "body": b"page"})
 
 

@@ -238,3 +238,17 @@ def test_ours_spreads_experts_over_the_racks_that_agents_tell_and_a_whole_rack_m
         return found
 
     assert restarts(2) == 0 < restarts(0)
+
+
+@pytest.mark.parametrize("lost_s", [24.0, 24.5, 25.0])
+def test_where_newcomers_are_all_that_is_left_ours_starts_again_from_storage(lost_s: float) -> None:
+    """Nodes 2 and 3 wait, or are just let in, while those that hold the state are lost."""
+    changes = (
+        NodesJoined(at_s=0.0, nodes=(0, 1)),
+        NodesJoined(at_s=20.0, nodes=(2, 3)),
+        NodesLost(at_s=lost_s, nodes=(0, 1)),
+    )
+    history = History(name="x", num_nodes=4, duration_s=60.0, changes=changes)
+    policy = Pacekeeper(checkpoint_steps=4, review_steps=5, costs=EXACT)
+    outcome = simulate(history, small_job(), even_routing(2, 2), policy, seed=0)
+    assert outcome.restarts == 1 and outcome.needless_restarts == 0 and outcome.samples > 0.0
