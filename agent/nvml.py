@@ -9,6 +9,7 @@ again, for a stale handle can crash the driver's library (XuehaiPan/nvitop issue
 import ctypes
 import logging
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -133,6 +134,8 @@ def open_nvml(heard: Mapping[int, Xids] = NOTHING_HEARD) -> Nvml | NoNvml:
 
     `heard`: Xids from before it was opened anew.
     """
+    # A package of that name, which others bring along, says so of itself; ours is beside it.
+    warnings.filterwarnings("ignore", "The pynvml package is deprecated", FutureWarning)
     try:
         import pynvml
     except ImportError as error:

@@ -81,7 +81,11 @@ def test_a_scenario_is_played_for_people_and_for_programs(scenario: Path) -> Non
         ('source = "drawn"', 'source = "spot"', "[failures] file: missing"),
         ("every_s = 200.0", "", "[failures] every_s: missing"),
         ("every_s = 200.0", "every_s = nan", "[failures] every_s: expected a finite number"),
-        ('kinds = "stop+slow"', 'kinds = "fire"', "[failures] kinds: expected slow or stop"),
+        (
+            'kinds = "stop+slow"',
+            'kinds = "fire"',
+            "[failures] kinds: expected rack or slow",
+        ),
         ("slow_speed = 0.5", "slow_speed = 1.5", "[failures] slow_speed: expected above 0"),
         ("num_layers = 2", "", "[job] num_layers: missing; expected int"),
         ("num_layers = 2", "num_layers = 0", "[job] num_layers: expected a value above 0"),
