@@ -96,7 +96,7 @@ class Pacekeeper:
             reason = "too few nodes for the model"
             return Answer(layout=None, is_rolled_back=True, memory=known, reason=reason)
         if moment.layout is None:
-            return self._begin(moment, job, _Known(losses=known.losses))
+            return self._begin(moment, job, known)
         if moment.cause is Cause.PACED:
             return self._watched(moment, job, known, moment.layout)
         if moment.cause is Cause.DUE:
@@ -106,6 +106,7 @@ class Pacekeeper:
     def _begin(self, moment: Moment, job: JobModel, known: _Known) -> Answer:
         layout = _as_started(moment, job)
         again = self.config.settle_steps
+        known = _Known(losses=known.losses)  # of nodes that are gone nothing else matters
         if moment.is_fresh:
             return Answer(layout=layout, again_after_steps=again, memory=known, reason="begins")
         return Answer(

@@ -16,7 +16,7 @@ import torch
 from pacekeeper.trainer import adapting
 from pacekeeper.trainer.adapting_passes import PassTeller, work_of_call
 from pacekeeper.trainer.blocks import Work
-from pacekeeper.trainer.expert_hooks import ExpertsBegin, Routed
+from pacekeeper.trainer.expert_hooks import hooked
 from pacekeeper.trainer.pass_watch import is_in_backward
 from pacekeeper.trainer.wrapping import Wrapping
 
@@ -60,15 +60,11 @@ class EngineWatch:
         self.teller = teller
         self.engine = engine
         self._work_of = work_of
-        self._handles: list[Any] = []
         self._wrapping = Wrapping()
         teller.quietly(self._attach)
 
     def close(self) -> None:
         """The engine is as it was; the rank is done."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
         self._wrapping.undo()
         self.teller.detach()
 
@@ -78,7 +74,7 @@ class EngineWatch:
             self._wrapping.wrap(engine, "train_batch", self._train_batch)
             self._attach_instructions()
         else:
-            self._handles.append(
+            self._wrapping.hold(
                 engine.module.register_forward_pre_hook(
                     self._forward_begins, prepend=True, with_kwargs=True
                 )
@@ -90,10 +86,9 @@ class EngineWatch:
             )
             self._wrapping.wrap(engine, "step", self._step)
         for layer, (gate, experts) in enumerate(_moe_layers(engine.module)):
-            self._handles += [
-                gate.register_forward_hook(Routed(self.teller, layer, lambda output: output[-1])),
-                experts.register_forward_pre_hook(ExpertsBegin(self.teller)),
-            ]
+            self._wrapping.hold(
+                *hooked(self.teller, layer, gate, experts, lambda output: output[-1])
+            )
         self.teller.waits_of_others.attach()
 
     # -- an engine without pipeline

@@ -18,7 +18,7 @@ import torch
 from pacekeeper.trainer import adapting
 from pacekeeper.trainer.adapting_passes import PassTeller, work_of_call
 from pacekeeper.trainer.blocks import Work
-from pacekeeper.trainer.expert_hooks import ExpertsBegin, Routed
+from pacekeeper.trainer.expert_hooks import hooked
 from pacekeeper.trainer.wrapping import Wrapping
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
@@ -92,7 +92,6 @@ class ScheduleWatch:
         self._optimizer = optimizer
         self._next_step = first_step
         self._work_of = work_of
-        self._handles: list[Any] = []
         self._wrapping = Wrapping()
         self._timers: HeardTimers | None = None
         self._ends_at = "optimizer"
@@ -103,8 +102,6 @@ class ScheduleWatch:
 
     def close(self) -> None:
         """The model and its configuration are as they were; the rank is done."""
-        for handle in self._handles:
-            handle.remove()
         timers: HeardTimers | None = self._timers
         if timers is not None:
             original = timers.original
@@ -137,7 +134,7 @@ class ScheduleWatch:
         else:
             self._ends_at = "forward-backward"
         # Of the first chunk only: a micro-batch passes all of them.
-        self._handles.append(
+        self._wrapping.hold(
             self._chunks[0].register_forward_pre_hook(self._chunk_begins, with_kwargs=True)
         )
         for chunk in self._chunks:
@@ -157,10 +154,7 @@ class ScheduleWatch:
 
     def _hook_experts(self, chunk: Any) -> None:
         for layer, router, experts in _moe_layers(chunk):
-            self._handles += [
-                router.register_forward_hook(Routed(self.teller, layer, _counts)),
-                experts.register_forward_pre_hook(ExpertsBegin(self.teller)),
-            ]
+            self._wrapping.hold(*hooked(self.teller, layer, router, experts, _counts))
 
     def fed(self, iterator: Any) -> Any:
         """`iterator`, whose waits are told as waits for input and are not computing."""

@@ -20,7 +20,7 @@ from pacekeeper.trainer import adapting
 from pacekeeper.trainer.adapting_passes import PassTeller
 from pacekeeper.trainer.batch_work import work_of_batch
 from pacekeeper.trainer.blocks import Work
-from pacekeeper.trainer.expert_hooks import ExpertsBegin, Routed
+from pacekeeper.trainer.expert_hooks import ExpertsBegin, Routed, hooked
 from pacekeeper.trainer.wrapping import Wrapping
 
 _LAYER = re.compile(r"layers\.(\d+)\.")
@@ -64,7 +64,6 @@ class TrainerWatch:
         self.teller = teller
         self.trainer = trainer
         self.untimed = ""  # why passes are not told, where they are not
-        self._handles: list[Any] = []
         self._wrapping = Wrapping()
         self._work: deque[Work] = deque()  # of the batches that were fetched and not computed yet
         self._num_passes = 0
@@ -74,9 +73,6 @@ class TrainerWatch:
 
     def close(self) -> None:
         """The trainer is as it was; the rank is done."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
         self._wrapping.undo()
         self.teller.detach()
 
@@ -100,19 +96,22 @@ class TrainerWatch:
             layer = int(found[1]) if found else number
             if hasattr(part, "routed_experts"):  # since 0.3
                 routed = _Counted(Routed(self.teller, layer, _counts))
-                self._handles += [
+                self._wrapping.hold(
                     part.routed_experts.register_forward_pre_hook(routed, with_kwargs=True),
                     part.routed_experts.inner_experts.register_forward_pre_hook(
                         ExpertsBegin(self.teller)
                     ),
-                ]
+                )
             else:
-                self._handles += [
-                    part.router.register_forward_hook(
-                        Routed(self.teller, layer, lambda output: _local(output[2]))
-                    ),
-                    part.experts.register_forward_pre_hook(ExpertsBegin(self.teller)),
-                ]
+                self._wrapping.hold(
+                    *hooked(
+                        self.teller,
+                        layer,
+                        part.router,
+                        part.experts,
+                        lambda output: _local(output[2]),
+                    )
+                )
 
     def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
         self._work.clear()

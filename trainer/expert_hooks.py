@@ -55,3 +55,17 @@ class ExpertsBegin:
             self._teller.adds_rows([int(n) for n in by_expert])
         else:
             self._teller.adds_total(shape[0])
+
+
+def hooked(
+    teller: PassTeller,
+    layer: int,
+    router: Any,
+    experts: Any,
+    counts_of: Callable[[Any], Tensor | None],
+) -> tuple[Any, Any]:
+    """Both hooks of one layer; what comes back removes them."""
+    return (
+        router.register_forward_hook(Routed(teller, layer, counts_of)),
+        experts.register_forward_pre_hook(ExpertsBegin(teller)),
+    )

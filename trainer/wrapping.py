@@ -1,4 +1,4 @@
-"""Calls of one foreign object go through ours, until it is given back as it was."""
+"""Calls of foreign objects go through ours, and hooks, until they are given back as they were."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +11,7 @@ class Wrapping:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
+        self._hooks: list[Any] = []
 
     def wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         """`owner.name(...)` becomes `around(original, ...)`."""
@@ -26,8 +27,14 @@ class Wrapping:
         self._before.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
 
+    def hold(self, *handles: Any) -> None:
+        """Hooks of torch's modules, to be removed with the rest."""
+        self._hooks += handles
+
     def undo(self) -> None:
-        """All of them are as they were, the last one first."""
+        """No hook of ours is left, and all attributes are as they were, the last one first."""
+        while self._hooks:
+            self._hooks.pop(0).remove()
         while self._before:
             owner, name, before = self._before.pop()
             if before is _MISSING:
