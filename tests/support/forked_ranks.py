@@ -89,6 +89,17 @@ def fork_ranks(body: Callable[[int], None], log: Path, world_size: int = 2) -> l
     return pids
 
 
-def await_all(pids: list[int]) -> int:
+def _await_all(pids: list[int]) -> int:
     """0 where all ended well."""
     return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
+
+
+def run_all(rank_of: Callable[[str, Path, Path, int], None], alone: Callable[[Path], None]) -> int:
+    """What such a script does, `python -m support.X RINGS FOLDER`: lone runs, and two jobs of two
+    ranks, one with a slow rank, one with uneven sequences. 0 where all ended well.
+    """
+    rings, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    pids = [fork(lambda: alone(folder), {}, folder / "alone.log")]
+    for job in ("slow", "uneven"):
+        pids += fork_ranks(functools.partial(rank_of, job, rings, folder), folder / job)
+    return _await_all(pids)

@@ -1,6 +1,5 @@
 """Runs of Hugging Face's own Trainer with our adapter: `python -m support.huggingface_runs`."""
 
-import functools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments
 
 from pacekeeper.trainer.adapter_huggingface import Pacekeeper
-from support.forked_ranks import STEPS, Lengths, Pace, await_all, fork, fork_ranks
+from support.forked_ranks import STEPS, Lengths, Pace, run_all
 
 LAYERS, EXPERTS, CHOICES, TOKENS = 2, 4, 2, 16
 CONFIG = MixtralConfig(
@@ -109,13 +108,5 @@ def alone(folder: Path) -> None:
     trainer(Paced(None), folder / "nowhere", nowhere, max_steps=2).train()
 
 
-def main() -> int:
-    rings, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    pids = [fork(lambda: alone(folder), {}, folder / "alone.log")]
-    for job in ("slow", "uneven"):
-        pids += fork_ranks(functools.partial(rank_of, job, rings, folder), folder / job)
-    return await_all(pids)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_all(rank_of, alone))

@@ -1,6 +1,5 @@
 """Runs of Lightning's own Trainer with our adapter: `python -m support.lightning_runs`."""
 
-import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from pacekeeper.trainer.adapter_lightning import Pacekeeper
 from support.foreign_models import TinyModel
-from support.forked_ranks import STEPS, Lengths, Pace, await_all, fork, fork_ranks
+from support.forked_ranks import STEPS, Lengths, Pace, run_all
 
 SAMPLES, ROWS, TOKENS = 12, 2, 8  # of the lone runs
 
@@ -137,13 +136,5 @@ def alone(folder: Path) -> None:
     print("all are done")
 
 
-def main() -> int:
-    rings, folder = Path(sys.argv[1]), Path(sys.argv[2])
-    pids = [fork(lambda: alone(folder), {}, folder / "alone.log")]
-    for job in ("slow", "uneven"):
-        pids += fork_ranks(functools.partial(rank_of, job, rings, folder), folder / job)
-    return await_all(pids)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_all(rank_of, alone))
