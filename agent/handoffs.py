@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pacekeeper.core.node_verdict import Fitness, Verdict
+from pacekeeper.core.rank_text import rank_text
 
 SLOW_KEPT_S = 3600.0  # so long a finding speaks for the next start of a job that has ended
 SLOW = "SlowRank"
@@ -64,7 +65,7 @@ def answer(verdict: Verdict, slow: SlowRanks) -> Answer:
 
 def slow_words(slow: SlowRanks) -> str:
     """For people."""
-    named = [f"{', '.join(map(str, sorted(ranks)))} of {job}" for job, ranks in slow.items()]
+    named = [f"{rank_text(ranks)} of {job}" for job, ranks in slow.items()]
     return f"a finding names ranks {'; '.join(named)}"
 
 

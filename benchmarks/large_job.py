@@ -32,6 +32,7 @@ from pacekeeper.core.findings import FindingKind
 from pacekeeper.protos import control_pb2, status_pb2, status_pb2_grpc
 
 PERIOD_S = 1.0  # of reports
+NOBODY_TWICE_S = 1e-6  # less than between two agents of a lap
 STEPS_AHEAD = 2
 WARM_STEPS, QUIET_STEPS, AFTER_STEPS = 17, 4, 4
 SLOWDOWN, LONGER, HOTTER = 1.6, 4.0, 6.0
@@ -64,7 +65,7 @@ class LockStep(Swarm):
             if self.num_waiting > STEPS_AHEAD * len(self.agents):
                 return
             # All are due, and none twice: ranks of one job end a step together.
-            self._lap_s = now_s - 0.999 * self.period_s
+            self._lap_s = now_s - self.period_s + NOBODY_TWICE_S
         super()._speak(now_s)
 
     def _hear(self, agent: Agent, message: control_pb2.AttachResponse, now_s: float) -> None:

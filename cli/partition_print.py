@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.controller.partition_plan import Plan
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.schedule import Schedule, pipeline_program
 from pacekeeper.core.schedule_text import program_lines
 
@@ -86,7 +87,7 @@ def show(plan: Plan, present_s: float | None) -> None:
     console.print(f"fullest memory: rank {fullest} with {used:.3g} bytes")
     for words, ranks in (("stand by", plan.standby), ("are out", plan.evicted)):
         if ranks:
-            console.print(f"ranks {', '.join(map(str, ranks))} {words}")
+            console.print(f"ranks {rank_text(ranks)} {words}")
     table = Table(title="pipelines")
     for name in ("pipeline", "rows", "layers", "ranks (shards of attention, MLP)"):
         table.add_column(name)

@@ -27,6 +27,7 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.records import (
     EXIT_UNSEEN,
     CheckpointRecord,
@@ -308,9 +309,9 @@ def _enter_layout(
     elif before is None:
         reason = "the layout the job runs"
     elif came := sorted(set(layout.ranks).difference(before.ranks)):
-        reason = f"ranks {came} joined; {list(layout.ranks)} go on"
+        reason = f"ranks {rank_text(came)} joined; {rank_text(layout.ranks)} go on"
     else:
-        reason = f"the survivors {list(layout.ranks)} went on by themselves"
+        reason = f"the survivors {rank_text(layout.ranks)} went on by themselves"
     old = before.ranks if before is not None else ()
     for rank in old:
         known = job.ranks.get(rank) or job.remembered.get(rank)

@@ -19,6 +19,7 @@ from pacekeeper.controller.state import JobState
 from pacekeeper.controller.suspects import suspects
 from pacekeeper.core.findings import Decision
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.rank_text import rank_text
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
 HOST_BYTES = 24.0  # of an offer: a host of an expert, in words
@@ -92,9 +93,9 @@ def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int])
     if present != base:
         return f"generation {present} came first"
     if over := sorted(set(slow) - job.evidence.slow.keys()):
-        return f"ranks {over}, for which it was made, are slow no more"
+        return f"ranks {rank_text(over)}, for which it was made, are slow no more"
     if job.evidence.slow and not slow:  # as the way home, or better shares for all
-        return f"made for no one slow, and ranks {sorted(job.evidence.slow)} are"
+        return f"made for no one slow, and ranks {rank_text(job.evidence.slow)} are"
     return ""
 
 

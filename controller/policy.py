@@ -19,6 +19,7 @@ from pacekeeper.controller.spread_floor import SpreadFloor, exposed, floor_of, n
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import COSTLY, Considered, Decision, Rung
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.rank_text import rank_text
 
 WORTH_SAYING = 0.001  # of a step: below it no layout is called better
 WORTH_MORE = 0.01  # of a step: what a rung has to bring beyond the cheaper ones
@@ -97,7 +98,7 @@ def _without_cordoned(view: View, now: _Now) -> tuple[Decision | None, str]:
     ranks = cordoning.leaving(view)
     if not ranks:
         return None, ""
-    who = f"ranks {list(ranks)} are cordoned"
+    who = f"ranks {rank_text(ranks)} are cordoned"
     layout, why = cordoning.left_out(view, now.config)
     if layout is not None and _is_held(view, Rung.LEAVE_OUT, layout):
         layout, why = None, "such plans wait"
@@ -215,7 +216,7 @@ def _why_wait(
     if _is_held(view, rung, layout):
         return ""
     if more := cordoning.adds_work(view, layout):
-        return f", and gives ranks {list(more)} more work, which are cordoned"
+        return f", and gives ranks {rank_text(more)} more work, which are cordoned"
     if layout.stages == view.layout.stages:
         return None
     limit = now.config.max_moved_bytes

@@ -13,6 +13,7 @@ from pacekeeper.controller.events import AskProbe, Command, Say
 from pacekeeper.controller.standing_by import is_due, standing_by, take_reading
 from pacekeeper.controller.state import JobState, ProbeQuestion
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Tier
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.records import ProbeRecord
 from pacekeeper.predictor.confirm import read, tier_of
 
@@ -42,7 +43,7 @@ def ask(
     if not _can_all(job, ranks):
         return _settled(job, UNSUPPORTED)
     job, question = _put(job, ranks, now_s, unix_s)
-    who = ", ".join(map(str, decision.unconfirmed))
+    who = rank_text(decision.unconfirmed)
     text = (
         f"job={job.name} probe={question.number} asked: are ranks {who} slow? ({decision.reason})"
     )

@@ -13,6 +13,7 @@ from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import COSTLY, Decision
 from pacekeeper.core.proposals import Answer, Proposal
+from pacekeeper.core.rank_text import rank_text
 
 KEPT_PROPOSALS = 16  # of one job, to be asked for; the store keeps all
 
@@ -141,7 +142,7 @@ def _why_stale(job: JobState, proposal: Proposal) -> str:
     if job.newest_generation >= plan.generation:
         return f"generation {job.newest_generation} came first"
     if more := sorted(job.evidence.slow.keys() - proposal.slow.keys()):
-        return f"ranks {more} are slow by now, too"
+        return f"ranks {rank_text(more)} are slow by now, too"
     return ""
 
 

@@ -20,6 +20,7 @@ from pacekeeper.controller.spread_floor import SpreadFloor
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import Rung
 from pacekeeper.core.layout import ExpertHosts, Layout
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.spread import numbered
 
 SHOWN = 3  # groups named in a reason
@@ -94,7 +95,7 @@ def difference(new: Layout, old: Layout) -> str:
         ("work again", set(old.standing_by) - set(new.standing_by)),
     ):
         if ranks:
-            words.append(f"ranks {', '.join(map(str, sorted(ranks)))} {what}")
+            words.append(f"ranks {rank_text(ranks)} {what}")
     return "; ".join(words)
 
 

@@ -14,6 +14,7 @@ from pacekeeper.controller.roles import Peers, peers
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Blindness, Watch
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.canary import carried_on, unproved
 from pacekeeper.predictor.detector_state import Judgement
@@ -75,7 +76,7 @@ def after_whole_step(
     Where its work is not told either, it is blind for what lasts.
     """
     whole, blind = job.whole, None
-    why = f"ranks {list(untimed)} report" if untimed else "its ranks report"
+    why = f"ranks {rank_text(untimed)} report" if untimed else "its ranks report"
     why += " no compute time for their work"
     if whole.knowledge is None:
         now, seen = Watch.MEASURING, f"{whole.num_steps} of {LEAST_STEPS} step times"
@@ -99,7 +100,7 @@ def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> B
     """Why a slowdown of some rank would not be named, by the evidence of its role."""
     alone = [group.ranks[0] for group in groups if len(group.ranks) == 1]
     if alone and len(groups) > 1:
-        reason = f"ranks {sorted(alone)} have a role of their own: no peer to be told from"
+        reason = f"ranks {rank_text(alone)} have a role of their own: no peer to be told from"
         return Blind(why=Blindness.NO_PEERS, reason=reason)
     found = (blindness(config.detector, g.evidence, g.ranks, step=step) for g in groups)
     return next((blind for blind in found if blind is not None), None)
@@ -108,7 +109,7 @@ def _blind_of(groups: Sequence[Peers], config: ControllerConfig, step: int) -> B
 def _untimed(ranks: Sequence[int]) -> Blind | None:
     if not ranks:
         return None
-    reason = f"ranks {list(ranks)} report no compute time for their work"
+    reason = f"ranks {rank_text(ranks)} report no compute time for their work"
     return Blind(why=Blindness.NO_TIMES, reason=reason)
 
 
@@ -173,7 +174,7 @@ def _blind_between_steps(
     job: JobState, ranks: Sequence[int], now_s: float, limit_s: float
 ) -> Blind | None:
     if job.silent:
-        reason = f"no record of ranks {list(job.silent)} for {limit_s:.0f} s"
+        reason = f"no record of ranks {rank_text(job.silent)} for {limit_s:.0f} s"
         return Blind(why=Blindness.NO_RECORDS, reason=reason)
     if not ranks:
         reason = "; ".join(filter(None, ("no rank is known to run", _apart(job))))
@@ -187,7 +188,7 @@ def _blind_between_steps(
         step = min(job.pending)
         told = {r for r, work in job.pending[step].by_rank.items() if work.is_whole}
         missing = [rank for rank in ranks if rank not in told]
-        reason += f": of step {step} ranks {missing} are missing" if missing else ""
+        reason += f": of step {step} ranks {rank_text(missing)} are missing" if missing else ""
     apart = _apart(job)
     reason += f"; {apart}" if apart else ""
     return Blind(why=Blindness.NO_STEPS, reason=reason)
@@ -196,7 +197,7 @@ def _blind_between_steps(
 def _apart(job: JobState) -> str:
     """Who should be there and never came."""
     missing = job.unattached
-    return f"ranks {list(missing)} have not attached" if missing else ""
+    return f"ranks {rank_text(missing)} have not attached" if missing else ""
 
 
 def _entered(

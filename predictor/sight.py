@@ -12,6 +12,7 @@ import numpy as np
 
 from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.predictor.charts import WINDOW_STEPS
 from pacekeeper.predictor.detector_state import Evidence, among, limits_of, sigma_of
 from pacekeeper.predictor.peers import MIN_PEERS
@@ -97,7 +98,9 @@ def blindness(
         return Blind(why=Blindness.FROZEN, reason=reason)
     missing = _missing(evidence, ranks, steps)
     if missing:
-        reason = f"ranks {missing} are in none of the last {steps} steps that were judged"
+        reason = (
+            f"ranks {rank_text(missing)} are in none of the last {steps} steps that were judged"
+        )
         return Blind(why=Blindness.MISSING_RANK, reason=reason)
     if evidence.steps_since_fit > config.history_steps:
         reason = (

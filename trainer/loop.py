@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from pacekeeper.core.errors import ExitCode, PacekeeperError
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer import entry, same_text
 from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced
@@ -246,7 +247,7 @@ def _regroup(rank: Rank, stores: Stores, agreement: Agreement, lost: Loss) -> No
         attempts = attempts + 1 if verdict.members == members else 0
         if attempts > MAX_ATTEMPTS:
             raise PacekeeperError(
-                f"ranks {list(members)} live but formed no group {attempts} times: {lost.why}",
+                f"ranks {rank_text(members)} live but formed no group {attempts} times: {lost.why}",
                 remedy="can they reach each other? GLOO_SOCKET_IFNAME names the interface to use",
             )
         next_loss = _settle(rank, stores, agreement, verdict, began_s)

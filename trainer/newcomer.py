@@ -14,6 +14,7 @@ from pathlib import Path
 
 from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.ring import MAX_RANKS
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.joining import (
@@ -173,7 +174,11 @@ def _check_numbers(own: Candidate, facts: JobFacts) -> None:
         return  # as is decided and not said to us yet
     taken = [rank for rank in own.ranks if rank in facts.node_of]
     if holder or taken:
-        what = f"node number {own.node} went to {holder}" if holder else f"ranks {taken} are taken"
+        what = (
+            f"node number {own.node} went to {holder}"
+            if holder
+            else f"ranks {rank_text(taken)} are taken"
+        )
         raise HostError(f"{what} meanwhile", remedy="start this again: it takes others")
 
 

@@ -4,9 +4,8 @@ Launchers compare versions of Python only; two builds of one version may differ 
 """
 
 from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.rank_text import rank_text
 from pacekeeper.trainer.collectives import Collectives, end_together
-
-_NAMED_RANKS = 8
 
 
 def check(crc: int, fabric: Collectives) -> None:
@@ -16,10 +15,8 @@ def check(crc: int, fabric: Collectives) -> None:
     if not others:
         return
     end_together(fabric)
-    more = len(others) - _NAMED_RANKS
     raise ConfigError(
-        f"ranks {others[:_NAMED_RANKS]}{f' and {more} more' if more > 0 else ''} would train on "
-        f"another text than rank {fabric.ranks[0]}: the standard library of their Python is not "
-        "the same",
+        f"ranks {rank_text(others)} would train on another text than rank {fabric.ranks[0]}: "
+        "the standard library of their Python is not the same",
         remedy="use the same build of Python on all nodes",
     )

@@ -53,9 +53,9 @@ def test_all_that_live_go_on_together_once_all_the_dead_are_confirmed(
 @pytest.mark.parametrize(
     ("present", "dead", "goes_on", "reason"),
     [
-        ({3}, {0, 1, 2}, True, r"ranks \[3\] are a majority: 1 of 1"),
-        ({0, 1}, {}, True, r"ranks \[0, 1\] are half, with the lowest: 2 of 4"),
-        ({2, 3}, {}, False, r"ranks \[2, 3\] are no quorum: 2 of 4 .* \[0, 1\] are dead"),
+        ({3}, {0, 1, 2}, True, r"ranks 3 are a majority: 1 of 1"),
+        ({0, 1}, {}, True, r"ranks 0 and 1 are half, with the lowest: 2 of 4"),
+        ({2, 3}, {}, False, r"ranks 2 and 3 are no quorum: 2 of 4 .* 0 and 1 are dead"),
         ({2, 3}, {0}, True, "majority: 2 of 3"),
         ({1, 3}, {0, 2}, True, "majority: 2 of 2"),
         ({1, 2, 3}, {}, True, "majority: 3 of 4"),

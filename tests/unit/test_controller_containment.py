@@ -117,7 +117,7 @@ def test_a_job_whose_ranks_measure_no_time_is_judged_as_a_whole_and_fails_nowher
         assert not driver.all_said(Failed)
     assert (driver.job.watch, driver.job.blind) == (Watch.MEASURING, None)
     assert driver.job.watch_reason == (
-        "ranks [0, 1, 2, 3] report no compute time for their work: the job is watched as a whole; "
+        "ranks 0-3 report no compute time for their work: the job is watched as a whole; "
         f"{WARM + 10} of 60 step times"
     )
     assert driver.job.step == WARM + 9
@@ -129,6 +129,6 @@ def test_a_rank_that_measures_no_time_leaves_the_others_judged() -> None:
         driver.now_s += 0.2
         driver.report(*without_times(number, ranks=(3,)))
     assert (driver.job.watch, driver.job.blind) == (Watch.BLIND, Blindness.NO_TIMES)
-    assert driver.job.watch_reason == "ranks [3] report no compute time for their work"
+    assert driver.job.watch_reason == "ranks 3 report no compute time for their work"
     assert driver.job.ranks[2].slowdown == pytest.approx(1.0, abs=0.05)
     assert driver.job.ranks[3].slowdown is None, "what was not measured is not shown"

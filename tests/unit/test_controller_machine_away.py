@@ -66,7 +66,7 @@ def test_where_no_rank_is_known_to_run_the_watch_is_blind() -> None:
     driver.report(exited(0, signal=0), exited(1, signal=0))
     driver.tick()
     assert driver.job.watch is Watch.BLIND
-    assert driver.job.watch_reason == ("no rank is known to run; ranks [2, 3] have not attached")
+    assert driver.job.watch_reason == ("no rank is known to run; ranks 2 and 3 have not attached")
 
 
 def test_plans_go_to_the_node_that_an_agent_attached_a_rank_from_last() -> None:
@@ -93,7 +93,7 @@ def test_ranks_that_never_attach_are_named(has_layout: bool) -> None:
         driver.report(*step(number, ranks=(0, 1)))
         driver.tick(0.0)
     assert driver.job.watch is Watch.BLIND
-    assert "ranks [2, 3] have not attached" in driver.job.watch_reason
+    assert "ranks 2 and 3 have not attached" in driver.job.watch_reason
     assert states(driver) == {0: "alive", 1: "alive", 2: "unknown", 3: "unknown"}
 
 

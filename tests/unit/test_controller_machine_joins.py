@@ -49,7 +49,7 @@ def test_ranks_beyond_the_first_world_are_known_and_their_layout_is_observed() -
     driver = joined()
     assert driver.job.layout == wider(2)
     assert driver.job.living == tuple(WIDER)
-    assert "ranks [4] joined; [0, 1, 2, 3, 4] go on" in driver.texts
+    assert "ranks 4 joined; 0-4 go on" in driver.texts
     assert not driver.job.incidents, "nobody died"
 
 

@@ -137,7 +137,7 @@ class TestOffers:
             assert driver.job.step < first + 80
             driver.report(*step(driver.job.step + 1, slow=2, generation=plan.generation))
         driver.tick(0.2)
-        assert "given up: made for no one slow, and ranks [2] are" in driver.texts
+        assert "given up: made for no one slow, and ranks 2 are" in driver.texts
 
     def test_plans_keep_their_distance(self) -> None:
         rare = replace(QUICK, policy=PolicyConfig(min_steps_between_plans=20))
@@ -187,7 +187,7 @@ class TestDeaths:
         driver.report(*applied(survivors), layouts=[survivors])
         (closed,) = [c.incident for c in driver.all_said(SaveIncident)]
         assert not closed.is_open
-        assert "survivors [0, 2, 3]" in closed.actions[0]
+        assert "survivors 0, 2 and 3" in closed.actions[0]
         driver.tick(5.0)
         assert not driver.all_said(NotifyDeaths)
 
@@ -289,7 +289,7 @@ class TestSilence:
         driver.report(*step(WARM, ranks=[0, 1]))
         driver.tick(0.1)
         assert driver.job.watch == Watch.BLIND
-        assert "[2, 3]" in driver.job.watch_reason
+        assert "ranks 2 and 3" in driver.job.watch_reason
 
     def test_an_agent_that_is_away_kills_nobody(self) -> None:
         driver = started()

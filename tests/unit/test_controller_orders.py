@@ -204,7 +204,7 @@ def test_a_cordoned_rank_is_left_out_and_comes_back() -> None:
     plan = driver.job.desired
     assert plan is not None and plan.standing_by == (3,) and plan.ranks == (0, 1, 2, 3)
     assert driver.job.last_decision is not None
-    assert driver.job.last_decision.reason.startswith("ranks [3] are cordoned: without them a step")
+    assert driver.job.last_decision.reason.startswith("ranks 3 are cordoned: without them a step")
     first = driver.job.layout
     driver.report(*applied(plan))
     assert driver.job.layout == plan

@@ -209,7 +209,7 @@ def test_a_rank_that_is_well_again_makes_it_stale() -> None:
     driver.tick()
     stale = ended(driver, proposal)
     assert stale.answer is Answer.STALE
-    assert stale.note == "ranks [2], for which it was made, are slow no more"
+    assert stale.note == "ranks 2, for which it was made, are slow no more"
 
 
 def test_another_slow_rank_makes_it_stale() -> None:
@@ -226,7 +226,7 @@ def test_another_slow_rank_makes_it_stale() -> None:
         assert driver.job.step < 80, "it is never found"
     driver.hear(1, is_approved=True)
     stale = ended(driver, proposal)
-    assert (stale.answer, stale.note) == (Answer.STALE, "ranks [0] are slow by now, too")
+    assert (stale.answer, stale.note) == (Answer.STALE, "ranks 0 are slow by now, too")
 
 
 def test_a_job_that_is_started_anew_makes_it_stale_though_the_generation_is_the_same() -> None:

@@ -48,7 +48,7 @@ def test_blind_names_the_silent_ranks_and_coming_back_is_told() -> None:
     driver.report(*step(WARM, ranks=[0, 1]))
     driver.tick(0.1)
     assert state_of(driver) == (Watch.BLIND, Blindness.NO_RECORDS)
-    assert driver.job.watch_reason == "no record of ranks [2, 3] for 30 s"
+    assert driver.job.watch_reason == "no record of ranks 2 and 3 for 30 s"
     assert list(driver.job.silent) == [2, 3]
     driver.report(*step(WARM, ranks=[2, 3]), node="node-1")
     assert state_of(driver) == (Watch.HEALTHY, None)
@@ -68,7 +68,7 @@ def test_records_that_make_no_step_are_blind_and_say_whose_are_missing() -> None
         driver.report(*kept)  # rank 2 ends its steps, but says nothing of its work
         driver.tick(0.0)
     assert state_of(driver) == (Watch.BLIND, Blindness.NO_STEPS)
-    assert f"of step {WARM} ranks [2] are missing" in driver.job.watch_reason
+    assert f"of step {WARM} ranks 2 are missing" in driver.job.watch_reason
 
 
 def test_steps_longer_than_the_limit_are_waited_for() -> None:

@@ -31,8 +31,8 @@ def test_one_text_for_all_is_what_a_job_begins_with() -> None:
 
 
 def test_who_has_another_one_is_named_on_all_ranks() -> None:
-    with pytest.raises(ConfigError, match=r"ranks \[2\] would train on another text than rank 0"):
+    with pytest.raises(ConfigError, match=r"ranks 2 would train on another text than rank 0"):
         same_text.check(7, Told((0, 2, 5), [7, 8, 7]))
     many = Told(tuple(range(40)), [1] + [2] * 39)
-    with pytest.raises(ConfigError, match=r"ranks \[1, .*, 8\] and 31 more would train"):
+    with pytest.raises(ConfigError, match=r"ranks 1-39 would train"):
         same_text.check(2, many)
