@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
+from benchmarks import fuzz_structure
+
 MAX_CASE_BYTES = 1 << 17
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _WORD = re.compile(rb"[A-Za-z_]{2,}")
@@ -15,7 +17,6 @@ NUMBERS = (
     b"18446744073709551616", b"1e308", b"1e999", b"-1e999", b"1e-320", b"NaN", b"Infinity", b"nan",
     b"inf", b"null", b"true", b'""', b"[]", b"{}", b"9" * 400, b"0x7f", b"0.1",
 )  # fmt: skip
-_INTEGERS = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**63, 2**64 - 1)
 PATCHES = (
     b"\x00", b"\xff", b"\x80", b"\x7f", b"\x00" * 8, b"\xff" * 8, b"\x7f" + b"\xff" * 7, b"\n",
     b"\r\n", b",", b'"', b"\\", b"{", b"}", b"[" * 2000, b'{"a":' * 2000, b"\xc3\x28",
@@ -27,8 +28,16 @@ PATCHES = (
 def damaged(seeds: Sequence[bytes], random: Random) -> bytes:
     """One of the seeds after one to six kinds of damage, at most MAX_CASE_BYTES long."""
     data = random.choice(seeds)
+    inner = fuzz_structure.inflated(data)
+    if inner and random.random() < 0.8:  # else the packing itself is damaged
+        return fuzz_structure.deflated(_damaged(inner, seeds, random))[:MAX_CASE_BYTES]
+    return _damaged(data, seeds, random)
+
+
+def _damaged(data: bytes, seeds: Sequence[bytes], random: Random) -> bytes:
+    kinds = _KINDS if random.random() < 0.5 else _MEANT
     for _ in range(random.choice((1, 1, 1, 2, 2, 3, 6))):
-        data = random.choice(_KINDS)(data, seeds, random)[:MAX_CASE_BYTES]
+        data = random.choice(kinds)(data, seeds, random)[:MAX_CASE_BYTES]
     return data
 
 
@@ -108,4 +117,8 @@ def _span(data: bytes, random: Random) -> tuple[int, int]:
 
 _KINDS: tuple[Callable[[bytes, Sequence[bytes], Random], bytes], ...] = (
     _flip, _patch, _noise, _cut, _drop, _double, _splice, _number, _number, _word, _integer,
+)  # fmt: skip
+_MEANT = (
+    fuzz_structure.message, fuzz_structure.document, fuzz_structure.lines, fuzz_structure.cells,
+    _number, _word,
 )  # fmt: skip

@@ -1,15 +1,21 @@
 """Fuzzes every parser of bytes that others made: nothing but the stated error, no hang, no flood.
 
-Valid inputs are damaged (`fuzz_mutations.py`); a case that is accepted, or refused in new words, is
-damaged further. Each parser runs in a process of its own, so that one that dies, hangs in C code or
-eats memory is named with the case that did it. A case may take CPU_S of processor time; the process
-may grow by MAX_GROWTH_BYTES. Prints a table, last one line of JSON; ends with 1 where anything was
-found. `--keep DIR` keeps the cases found.
+Valid inputs are damaged, as bytes (`fuzz_mutations.py`) and by what they mean
+(`fuzz_structure.py`); a case that goes a new way through our code (`fuzz_coverage.py`), or is
+refused in new words, is damaged further. Each parser runs in a process of its own, so that one that
+dies, hangs in C code or eats memory is named with the case that did it. A case may take CPU_S of
+processor time; the process may grow by MAX_GROWTH_BYTES. `--minutes` are of processor time.
+
+Prints a table, last one line of JSON; ends with 1 where anything was found. `--keep DIR` keeps the
+cases found. `--tally FILE` sums up over several runs, keeps the inputs that were worth it beside
+FILE, and gives each parser, in turns of `--turn` minutes, what it lacks of `--minutes`: those first
+that whoever comes by the network can reach. `--tally FILE --minutes 0` prints the sums only.
 """
 
 import argparse
 import hashlib
 import json
+import logging
 import mmap
 import re
 import resource
@@ -19,6 +25,8 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,14 +34,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
+from benchmarks.fuzz_coverage import HOME, Ways  # noqa: E402
 from benchmarks.fuzz_mutations import MAX_CASE_BYTES, damaged  # noqa: E402
 from benchmarks.fuzz_seeds import seeds  # noqa: E402
-from benchmarks.fuzz_targets import Seeds, Target, targets  # noqa: E402
+from benchmarks.fuzz_tally import Tally  # noqa: E402
+from benchmarks.fuzz_targets import EXPOSED, Seeds, Target, targets  # noqa: E402
 
 CPU_S = 10.0
 SILENT_S = 120.0  # without a new case a process counts as hung, in C code that hears no signal
 MAX_GROWTH_BYTES = 2 << 30
-MAX_CORPUS = 400
+MAX_CORPUS = 800
+MAX_KEPT_BYTES = 16 << 10  # of an input that is kept
+MAX_ANSWERS = 300  # beyond, words are no guide: they quote the case
 MAX_FOUND = 20
 # Some seeds of these are of another kind, and rightly refused.
 MIXED = (
@@ -84,39 +96,55 @@ def verdict(target: Target, case: bytes) -> tuple[str, bool]:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
-def fuzz(target: Target, given: Seeds, for_s: float, random: Random, spool: Spool) -> Any:
-    """Try damaged inputs for so long; the result for the table."""
-    corpus, known = list(given), set[str]()
+def fuzz(
+    target: Target,
+    given: Seeds,
+    for_s: float,
+    random: Random,
+    spool: Spool,
+    more: Seeds = (),
+    *,
+    most_found: int = MAX_FOUND,
+) -> Any:
+    """Try damaged inputs for so much processor time; the result for the table.
+
+    `more`: inputs that were worth keeping in earlier runs.
+    """
+    known, ways = set[str](), Ways()
     for seed in given:
-        words, may_be = verdict(target, seed)
+        (words, may_be), _ = ways.run(partial(verdict, target, seed))
         if not (words == "accepted" and may_be) and target.name not in MIXED:
             raise AssertionError(f"{target.name}: a seed is {words}")
-    found: list[dict[str, Any]] = []
-    began_s, number, accepted, slowest_s = time.monotonic(), 0, 0, 0.0
-    while time.monotonic() - began_s < for_s and len(found) < MAX_FOUND:
+    kept = [case for case in more if ways.run(partial(verdict, target, case))[1]]
+    corpus, found = [*given, *kept], list[dict[str, Any]]()
+    began_s, cpu_s, number, accepted, slowest_s = time.monotonic(), time.process_time(), 0, 0, 0.0
+    while time.process_time() - cpu_s < for_s and len(found) < most_found:
         case = damaged(corpus, random)
         number += 1
         spool.put(number, case)
         case_began_s = time.process_time()
-        words, may_be = verdict(target, case)
+        (words, may_be), is_new = ways.run(partial(verdict, target, case))
         slowest_s = max(slowest_s, time.process_time() - case_began_s)
         accepted += words == "accepted"
         if not may_be and words not in {one["what"] for one in found}:
             found.append(finding(words, case))
-        if words not in known:
-            known.add(words)
-            if may_be and len(corpus) < MAX_CORPUS:
-                corpus.append(case)
-        elif words == "accepted" and random.random() < 0.02:
-            corpus = [*given, *corpus[len(given) :][-MAX_CORPUS + 1 :], case]
+        is_news = words not in known and len(known) < MAX_ANSWERS
+        if may_be and len(case) <= MAX_KEPT_BYTES and (is_new or is_news):
+            kept.append(case)
+            corpus = [*given, *kept[-MAX_CORPUS:]]
+        known.add(words)
     return {
         "cases": number,
         "minutes": (time.monotonic() - began_s) / 60.0,
+        "cpu_minutes": (time.process_time() - cpu_s) / 60.0,
         "accepted": accepted / max(1, number),
         "answers": len(known),
+        "ways": len(ways.seen),
+        "files": sorted(name.removeprefix(HOME).lstrip("/") for name in ways.files),
         "slowest_s": slowest_s,
         "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024.0,
         "found": found,
+        "kept": kept,
     }
 
 
@@ -125,30 +153,42 @@ def finding(what: str, case: bytes) -> dict[str, Any]:
     return {"what": what, "sha256": hashlib.sha256(case).hexdigest(), "case": case.hex()}
 
 
-def child(name: str, for_s: float, seed: int, spool_file: Path) -> None:
-    """Fuzz one parser in this process; prints its result."""
+def child(name: str, for_s: float, seed: int, spool_file: Path, corpus: Path | None) -> None:
+    """Fuzz one parser in this process; prints its result and keeps its inputs in `corpus`."""
 
     def too_slow(_number: int, _frame: object) -> None:
         raise SlowError
 
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)  # what is refused is said, a million times
     signal.signal(signal.SIGPROF, too_slow)
     with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
         target = targets(Path(folder))[name]
         given = seeds()[name]
+        files = sorted(corpus.iterdir()) if corpus is not None else []
+        more = tuple(file.read_bytes() for file in files)
         size = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
         limit = size + MAX_GROWTH_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        print(json.dumps(fuzz(target, given, for_s, Random(seed), Spool(spool_file))))
+        result = fuzz(target, given, for_s, Random(seed), Spool(spool_file), more)
+        kept = {hashlib.sha256(case).hexdigest()[:16]: case for case in result.pop("kept")}
+        for file in files:
+            if file.name not in kept:
+                file.unlink()  # it goes no way that others do not
+        if corpus is not None:
+            for digest, case in kept.items():
+                (corpus / digest).write_bytes(case)
+        print(json.dumps(result))
 
 
-def watched(name: str, for_s: float, seed: int, folder: Path) -> Any:
+def watched(name: str, for_s: float, seed: int, folder: Path, corpus: Path | None = None) -> Any:
     """One parser's result, from a process that may die of it."""
     spool_file = folder / "spool"
     spool_file.write_bytes(bytes(HEAD_BYTES + MAX_CASE_BYTES))
     spool = Spool(spool_file)
     command = [sys.executable, "-m", "benchmarks.fuzz_parsers", "--child", str(spool_file)]
     command += ["--only", name, "--minutes", str(for_s / 60.0), "--seed", str(seed)]
+    command += ["--corpus", str(corpus)] if corpus is not None else []
     with (folder / "said").open("w+") as said:
         process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
         at, news_s = (0, b""), time.monotonic()
@@ -169,8 +209,8 @@ def watched(name: str, for_s: float, seed: int, folder: Path) -> Any:
     number, case = spool.get()
     what = "a hang" if code == -signal.SIGKILL else f"the process ended with {code}: {lines[-1:]}"
     return {
-        "cases": number, "minutes": 0.0, "accepted": 0.0, "answers": 0, "slowest_s": 0.0,
-        "peak_mib": 0.0, "found": [finding(what, case)],
+        "cases": number, "minutes": 0.0, "cpu_minutes": 0.0, "accepted": 0.0, "answers": 0,
+        "ways": 0, "files": [], "slowest_s": 0.0, "peak_mib": 0.0, "found": [finding(what, case)],
     }  # fmt: skip
 
 
@@ -181,20 +221,31 @@ def main() -> None:
     parser.add_argument("--only", action="append", help="this parser; repeatable")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="directory for the cases found")
+    parser.add_argument("--tally", type=Path, help="file with the sums of several runs")
+    parser.add_argument("--turn", type=float, default=2.0, help="minutes, with --tally")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--corpus", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
-        child(options.only[0], options.minutes * 60.0, options.seed, options.child)
+        for_s = options.minutes * 60.0
+        child(options.only[0], for_s, options.seed, options.child, options.corpus)
         return
+    every = seeds()
+    names = options.only or [*EXPOSED, *sorted(set(every) - set(EXPOSED))]
+    tally = Tally(options.tally) if options.tally is not None else None
     results: dict[str, Any] = {}
-    print(f"{'parser':<22}{'minutes':>8}{'cases':>10}{'accepted':>10}{'answers':>8}"
+    print(f"{'parser':<24}{'CPU min':>8}{'cases':>10}{'accepted':>10}{'answers':>8}{'ways':>7}"
           f"{'slowest s':>10}{'MiB':>6}  found")  # fmt: skip
     with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
-        for name in options.only or sorted(seeds()):
-            one = watched(name, options.minutes * 60.0, options.seed, Path(folder))
-            results[name] = one
-            print(f"{name:<22}{one['minutes']:>8.1f}{one['cases']:>10}{one['accepted']:>10.1%}"
-                  f"{one['answers']:>8}{one['slowest_s']:>10.2f}{one['peak_mib']:>6.0f}  "
+        for name, minutes in _turns(names, options.minutes, options.turn, tally):
+            corpus = tally.corpus(name) if tally is not None else None
+            seed = options.seed + (tally.of(name)["runs"] if tally is not None else 0)
+            one = results[name] = watched(name, minutes * 60.0, seed, Path(folder), corpus)
+            if tally is not None:
+                tally.add(name, one)
+            print(f"{name:<24}{one['cpu_minutes']:>8.2f}{one['cases']:>10}{one['accepted']:>10.1%}"
+                  f"{one['answers']:>8}{one['ways']:>7}{one['slowest_s']:>10.2f}"
+                  f"{one['peak_mib']:>6.0f}  "
                   f"{'; '.join(f['what'] for f in one['found']) or 'nothing'}",
                   flush=True)  # fmt: skip
             for found in one["found"] if options.keep else ():
@@ -202,10 +253,31 @@ def main() -> None:
                 kept = options.keep / f"{name}-{found['sha256'][:12]}"
                 kept.write_bytes(bytes.fromhex(found["case"]))
     summary = {
-        name: {**one, "found": [f["what"] for f in one["found"]]} for name, one in results.items()
+        name: {key: one[key] for key in ("cpu_minutes", "cases", "ways")}
+        | {"found": [f["what"] for f in one["found"]]}
+        for name, one in results.items()
     }
+    if tally is not None:
+        print(tally.table(names))
+        summary = {name: tally.of(name) for name in names}
+        for one in summary.values():
+            one.pop("files")
     print(json.dumps({"seed": options.seed, "parsers": summary}))
-    sys.exit(1 if any(one["found"] for one in results.values()) else 0)
+    sys.exit(1 if any(one["found"] for one in summary.values()) else 0)
+
+
+def _turns(
+    names: list[str], minutes: float, turn: float, tally: Tally | None
+) -> Iterator[tuple[str, float]]:
+    """(parser, minutes) one after the other; with a tally until none lacks any."""
+    if tally is None:
+        yield from ((name, minutes) for name in names)
+        return
+    for name in names:
+        while (lacks := minutes - tally.of(name)["cpu_minutes"]) > 0.01:
+            if tally.of(name)["found"]:
+                break
+            yield name, min(turn, lacks)
 
 
 def _shape(error: Exception) -> str:

@@ -5,8 +5,10 @@ import hashlib
 import json
 from dataclasses import replace
 
+from benchmarks.fuzz_regroup import regroup_seeds
 from benchmarks.fuzz_service_seeds import service_seeds
 from benchmarks.fuzz_targets import Seeds
+from benchmarks.fuzz_wire import wire_seeds
 from pacekeeper.controller.access import Role
 from pacekeeper.controller.tokens import TokenRecord, encode_tokens
 from pacekeeper.core import manifest_codec, record_codec, ring, tensor_file
@@ -104,6 +106,8 @@ def seeds() -> dict[str, Seeds]:
         "partition": (_text("examples/partition.toml"),),
         "loads": (b"[[1, 2], [3, 4.5]]",),
         **service_seeds(),
+        **regroup_seeds(LAYOUT),
+        **wire_seeds(_reports(), _ring_file(header, slots), ring.encode_command(5, command)),
     }
     of_format = {"steps": (tables["steps"], files["archive"]), **_singly(files), **_singly(tables)}
     of_format["steps"] = (tables["steps"], files["archive"])

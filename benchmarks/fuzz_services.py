@@ -7,6 +7,7 @@ refusal is told by its words, so that inputs which reach another refusal are dam
 import asyncio
 import io
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ QUESTIONS = ("ListJobs", "GetJob", "ListNodes", "ListIncidents", "ListProposals"
 ACTS = ("ApproveProposal", "DenyProposal", "GiveOrder")
 MOST_HEADERS = 64
 LEASE_TIMEOUT_S = 1.0
+_TARGET = re.compile(rb"[\x21-\x7e]+")
 
 
 class AnsweredError(ValueError):
@@ -132,7 +134,10 @@ def _http_scope(data: bytes) -> tuple[dict[str, Any], bytes]:
     head, _, body = data.partition(b"\r\n\r\n")
     line, *headers = head.split(b"\r\n")
     method, _, rest = line.partition(b" ")
-    path, _, query = rest.partition(b" ")[0].partition(b"?")
+    target = rest.partition(b" ")[0]
+    if not _TARGET.fullmatch(target):
+        raise AnsweredError("400 as h11 refuses it, before us")
+    path, _, query = target.partition(b"?")
     pairs = [header.partition(b":") for header in headers[:MOST_HEADERS]]
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",

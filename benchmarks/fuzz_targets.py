@@ -8,7 +8,9 @@ from pathlib import Path
 from google.protobuf.message import DecodeError
 
 from benchmarks.fuzz_node import node_files, node_targets
+from benchmarks.fuzz_regroup import regroup_targets
 from benchmarks.fuzz_services import certificate, plain_targets
+from benchmarks.fuzz_wire import wire_files, wire_targets
 from pacekeeper.agent.ring_reader import Counts, open_ring
 from pacekeeper.cli.plan_files import read_loads
 from pacekeeper.controller.events import NodeAttached, NodeReported
@@ -33,6 +35,16 @@ from pacekeeper.simulator.scenario import read_scenario
 from pacekeeper.simulator.traces import open_runs
 
 Seeds = tuple[bytes, ...]
+# What comes over the network, then what other users of the host write: fuzzed first.
+EXPOSED = (
+    "protocol-machine", "first-message", "front-frames", "protocol-report", "service-status",
+    "service-operator", "web", "token-shown", "identity", "lease-etcd", "lease-kubernetes",
+    "lease-http", "replication", "protocol-command", "ring-file", "ring-resealed", "ring-command",
+    "ring-command-resealed", "ring-payload", "ring-slot", "ring-header", "regroup-job",
+    "regroup-admission", "regroup-verdict", "regroup-report", "regroup-notices", "join-asking",
+    "config", "layout", "tokens", "certificate", "manifest-resealed", "manifest", "scenario",
+    "trace-any",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +75,8 @@ def targets(folder: Path) -> dict[str, Target]:
         "tokens": (decode_tokens, (ValueError,)),
         **plain_targets(folder),
         **node_targets(folder),
+        **regroup_targets(),
+        **wire_targets(),
     }
     of_files: dict[str, tuple[Callable[[Path], object], tuple[type[Exception], ...]]] = {
         "ring-file": (_ring_file, (ValueError, VersionError)),
@@ -75,6 +89,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "loads": (read_loads, (PacekeeperError,)),
         "certificate": (certificate, (ConfigError,)),
         **node_files(),
+        **wire_files(),
     }
     found = {n: Target(name=n, run=run, stated=stated) for n, (run, stated) in plain.items()}
     for name, (read, stated) in of_files.items():

@@ -8,9 +8,12 @@ members then decide lies in the newcomer's own store: the verdict, and the group
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import VersionError
+from pacekeeper.core.toml_reader import read_table
+from pacekeeper.trainer.heard import flag_of, list_of, rank_of, text_of, understood, whole
 from pacekeeper.trainer.quorum import Group
 
 JOB_KEY = "job"  # in every node's store: the facts, as its ranks last knew them
@@ -66,25 +69,25 @@ class JobFacts:
     @classmethod
     def decode(cls, text: str) -> "JobFacts":
         """Raises VersionError where the job's launchers are of another version."""
-        values = json.loads(text)
-        try:
-            return cls(
-                life=values["life"],
-                first_life=values["first_life"],
-                generation=values["generation"],
-                config=TrainConfig(**values["config"]),
-                world_size=values["world_size"],
-                addresses=tuple(values["addresses"]),
-                node_of=dict(values["node_of"]),
-                members=tuple(values["members"]),
-                python=values["python"],
-                corpus=values["corpus"],
-            )
-        except (KeyError, TypeError) as error:
-            raise VersionError(
-                f"the job's launchers say what this one does not understand: {error}",
-                remedy="install the same pacekeeper on all nodes of the job",
-            ) from None
+        return understood("the job's launchers", text, cls._of)
+
+    @classmethod
+    def _of(cls, values: Any) -> "JobFacts":
+        found = cls(
+            life=whole(values["life"]),
+            first_life=whole(values["first_life"]),
+            generation=whole(values["generation"]),
+            config=read_table(TrainConfig, dict(values["config"]), where="config"),
+            world_size=whole(values["world_size"], 1),
+            addresses=list_of(_address, values["addresses"]),
+            node_of=dict(list_of(_pair, values["node_of"])),
+            members=list_of(rank_of, values["members"]),
+            python=text_of(values["python"]),
+            corpus=whole(values["corpus"]),
+        )
+        if not found.members or not set(found.members) <= set(found.node_of):
+            raise ValueError(f"members {found.members!r:.40} of which some have no node")
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,13 +100,14 @@ class Candidate:
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Candidate":
-        """From what `asdict` and JSON made of one. Raises KeyError, TypeError for anything else."""
-        node, address, ranks = values["node"], values["address"], values["ranks"]
-        if not (isinstance(node, int) and isinstance(address, str) and isinstance(ranks, list)):
-            raise TypeError(f"node {node}, address {address}, ranks {ranks}")
-        if not all(isinstance(rank, int) for rank in ranks):
-            raise TypeError(f"ranks {ranks}")
-        return cls(node=node, address=address, ranks=tuple(ranks))
+        """From what `asdict` and JSON made of one.
+
+        Raises KeyError, TypeError, ValueError for anything else.
+        """
+        address = text_of(values["address"])
+        host_and_port(address)
+        ranks = list_of(rank_of, values["ranks"])
+        return cls(node=rank_of(values["node"]), address=address, ranks=ranks)
 
 
 def unknown(waiting: Collection[Candidate], node_of: Mapping[int, int]) -> tuple[Candidate, ...]:
@@ -137,14 +141,9 @@ def encode_asking(candidate: Candidate, beat: int) -> str:
 
 def decode_asking(text: str) -> tuple[Candidate, int]:
     """Raises VersionError for what no launcher of this version asks."""
-    try:
-        values = json.loads(text)
-        return Candidate.of(values), int(values["beat"])
-    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise VersionError(
-            f"it asks what this side does not understand: {error!r}",
-            remedy="install the same pacekeeper on all nodes of the job",
-        ) from None
+    return understood(
+        "nodes that ask", text, lambda values: (Candidate.of(values), whole(values["beat"]))
+    )
 
 
 def encode_admission(group: Group, verdict: str, facts: JobFacts) -> str:
@@ -153,14 +152,31 @@ def encode_admission(group: Group, verdict: str, facts: JobFacts) -> str:
 
 
 def decode_admission(text: str) -> tuple[Group, str, JobFacts]:
-    document = json.loads(text)
+    """The group to follow, the text of its verdict, and the job. Raises VersionError."""
+    return understood("the members", text, _admission)
+
+
+def _admission(document: Any) -> tuple[Group, str, JobFacts]:
     values = document["group"]
     group = Group(
-        generation=values["generation"],
-        members=tuple(values["members"]),
-        name=values["name"],
-        electorates=tuple(tuple(one) for one in values["electorates"]),
-        line=tuple(values["line"]),
-        has_stood=values["has_stood"],
+        generation=whole(values["generation"]),
+        members=list_of(rank_of, values["members"]),
+        name=text_of(values["name"]),
+        electorates=list_of(lambda one: list_of(rank_of, one), values["electorates"]),
+        line=list_of(text_of, values["line"]),
+        has_stood=flag_of(values["has_stood"]),
     )
-    return group, document["verdict"], JobFacts.decode(document["facts"])
+    return group, text_of(document["verdict"]), JobFacts.decode(text_of(document["facts"]))
+
+
+def _address(value: Any) -> str:
+    """Empty: not known."""
+    address = text_of(value)
+    if address:
+        host_and_port(address)
+    return address
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    rank, node = value
+    return rank_of(rank), rank_of(node)

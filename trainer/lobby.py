@@ -13,6 +13,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.errors import UnreachableError, VersionError
+from pacekeeper.trainer.heard import number_in
 from pacekeeper.trainer.joining import ASKING_KEY, Candidate, asking_key, decode_asking, unknown
 from pacekeeper.trainer.stores import connect_store
 
@@ -53,12 +54,16 @@ class Lobby:
         """Who has asked, and has asked again since the last look."""
         if not store.check([ASKING_KEY]):
             return ()
-        names = store.get(ASKING_KEY).decode().split(",")
-        nodes = sorted({int(name) for name in names if name.isdecimal()})
+        names = store.get(ASKING_KEY).decode(errors="replace").split(",")
+        named = {number_in(name) for name in names}
+        nodes = sorted(node for node in named if node is not None)
         found, beats = [], {}
         for node in nodes:
+            if not store.check([asking_key(node)]):
+                continue  # to ask for it would be to wait for it
             try:
-                candidate, beats[node] = decode_asking(store.get(asking_key(node)).decode())
+                text = store.get(asking_key(node)).decode(errors="replace")
+                candidate, beats[node] = decode_asking(text)
             except VersionError as error:
                 if node not in self._refused:
                     _log.warning("node=%d that wants to join is not heard: %s", node, error)

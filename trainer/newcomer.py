@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.errors import ConfigError, ExitCode, HostError, UnreachableError
+from pacekeeper.core.errors import (
+    ConfigError,
+    ExitCode,
+    HostError,
+    UnreachableError,
+    VersionError,
+)
 from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.ring import MAX_RANKS
 from pacekeeper.trainer.device import choose_clock, num_devices, say_clock
+from pacekeeper.trainer.heard import number_in
 from pacekeeper.trainer.joining import (
     ADMISSION_KEY,
     ASKING_KEY,
@@ -157,11 +164,22 @@ def take_numbers(facts: JobFacts, num_ranks: int) -> tuple[int, int]:
             )
         if taken == mine:
             return node, first
-        node, first = node + 1, first + int(taken.split()[0])
+        node, first = node + 1, first + numbers_taken(taken)
     raise HostError(
         f"the job has had {first} ranks, and {MAX_RANKS} is the most in its life",
         remedy="stop it and launch it again from its checkpoint",
     )
+
+
+def numbers_taken(text: str) -> int:
+    """How many ranks a claim is for. Raises VersionError for what is none."""
+    number = number_in(text.partition(" ")[0])
+    if not number:
+        raise VersionError(
+            f"a node that joins claims {text!r:.60}: that is no number of ranks",
+            remedy="install the same pacekeeper on all nodes of the job",
+        )
+    return number
 
 
 def _check_numbers(own: Candidate, facts: JobFacts) -> None:

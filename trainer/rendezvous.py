@@ -8,8 +8,11 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from pacekeeper.core.errors import ConfigError, UnreachableError
+from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
+from pacekeeper.trainer.heard import text_of, understood, whole
 from pacekeeper.trainer.lives import next_life
 from pacekeeper.trainer.stores import Stores, connect_store
 
@@ -89,19 +92,21 @@ def meet(
         life = next_life(after_life)
         for key, text in ((_LIFE_KEY, str(life)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
             stores.write(0, key, text)
-    _check_terms(rendezvous, json.loads(wait_for(_TERMS_KEY)), json.loads(told))
+    check_terms(rendezvous, wait_for(_TERMS_KEY), told)
     _take_place(stores, node_rank, own)
     met = Meeting(
-        addresses=tuple(wait_for(place) for place in places),
-        life=int(wait_for(_LIFE_KEY)),
+        addresses=tuple(_address(wait_for(place)) for place in places),
+        life=understood("the launchers", wait_for(_LIFE_KEY), whole),
         clock=wait_for(_CLOCK_KEY),
     )
     stores.close()
     return met
 
 
-def _check_terms(rendezvous: str, theirs: Terms, ours: Terms) -> None:
-    """Raises ConfigError where they differ."""
+def check_terms(rendezvous: str, told: str, own: str) -> None:
+    """Raises ConfigError where they differ, VersionError where they are none."""
+    theirs: Terms = understood("the launchers", told, _terms)
+    ours: Terms = json.loads(own)
     if theirs["job"] != ours["job"]:
         raise ConfigError(
             f"job {theirs['job']!r} meets at {rendezvous}, not {ours['job']!r}",
@@ -113,6 +118,23 @@ def _check_terms(rendezvous: str, theirs: Terms, ours: Terms) -> None:
                 f"{name}: node 0 has {theirs.get(name)!r}, this node {ours.get(name)!r}",
                 remedy="all launchers of a job need the same settings",
             )
+
+
+def _terms(document: Any) -> Terms:
+    text_of(document["job"])
+    return dict(document)
+
+
+def _address(text: str) -> str:
+    """Raises VersionError."""
+    try:
+        host_and_port(text)
+    except ValueError as error:
+        raise VersionError(
+            f"a launcher says where its store is: {error}",
+            remedy="install the same pacekeeper on all nodes of the job",
+        ) from None
+    return text
 
 
 def _take_place(stores: Stores, node_rank: int, own: str) -> None:

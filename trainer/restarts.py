@@ -19,10 +19,11 @@ from functools import partial
 from torch._C._distributed_c10d import TCPStore
 
 from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.errors import ExitCode, UnreachableError
+from pacekeeper.core.errors import ExitCode, UnreachableError, VersionError
 from pacekeeper.core.restart import Next, back_off_s, next_move, next_nodes
 from pacekeeper.trainer.checkpoint_catalog import complete_ids
 from pacekeeper.trainer.checkpoint_files import below, open_storage
+from pacekeeper.trainer.heard import number_in
 from pacekeeper.trainer.joining import JOB_KEY, JobFacts
 from pacekeeper.trainer.last_rung import LastRung, Life
 from pacekeeper.trainer.loop import rank_main
@@ -181,7 +182,7 @@ class Restarts(LastRung):
             said = ",".join(map(str, able))
             for node in able:
                 said = stores.write_first(node, NEXT_KEY, said) or said
-        return tuple(map(int, said.split(",")))
+        return parse_next(said)
 
     def _take_place(self, nodes: tuple[int, ...], addresses: Sequence[str]) -> bool:
         """Be ready to start again with these nodes only; False where that can not be."""
@@ -243,6 +244,19 @@ def _beginning(config: TrainConfig) -> str:
 
 
 def parse_ends(text: str | None) -> dict[int, int]:
-    """How each node ended, in the value of ENDED_KEY."""
+    """How each node ended, in the value of ENDED_KEY. What names no node and code is nobody's."""
     parts = (part.partition("@") for part in (text or "").split(",") if part)
-    return {int(node): int(code) for node, _, code in parts}
+    named = ((number_in(node), number_in(code)) for node, _, code in parts)
+    return {node: code for node, code in named if node is not None and code is not None}
+
+
+def parse_next(text: str) -> tuple[int, ...]:
+    """The nodes of the next life, in the value of NEXT_KEY. Raises VersionError."""
+    found = [number_in(part) for part in text.split(",")]
+    nodes = tuple(sorted({node for node in found if node is not None}))
+    if len(nodes) < len(found):
+        raise VersionError(
+            f"another launcher says that nodes {text!r:.60} start again: these are none",
+            remedy="install the same pacekeeper on all nodes of the job",
+        )
+    return nodes

@@ -22,6 +22,7 @@ from torch.distributed import DistError
 from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
 from pacekeeper.trainer.desk import Desk
+from pacekeeper.trainer.heard import number_in
 from pacekeeper.trainer.wires import Wire, cut, leads_to, open_wires, peer_port
 
 CONNECT_TIMEOUT_S = 5.0
@@ -224,7 +225,7 @@ class Stores:
         """
         asked = self._glances.pop((node, key), None)
         answer = asked or self._put(
-            node, lambda store: store.get(key).decode() if store.check([key]) else None
+            node, lambda store: _text(store.get(key)) if store.check([key]) else None
         )
         if answer is None:
             return None
@@ -237,9 +238,7 @@ class Stores:
 
     def read(self, node: int, key: str) -> str | None:
         """A key's value without waiting for it; None where it is not set or the node is gone."""
-        return self._ask(
-            node, lambda store: store.get(key).decode() if store.check([key]) else None
-        )
+        return self._ask(node, lambda store: _text(store.get(key)) if store.check([key]) else None)
 
     def write(self, node: int, key: str, value: str) -> None:
         """Set a key; nothing happens where the node is gone."""
@@ -292,7 +291,7 @@ class Stores:
 
     def write_first(self, node: int, key: str, value: str) -> str | None:
         """Set a key unless it is set; the value that stands (None: the node is gone)."""
-        return self._ask(node, lambda store: store.compare_set(key, "", value).decode())
+        return self._ask(node, lambda store: _text(store.compare_set(key, "", value)))
 
     def _ask(self, node: int, question: Callable[[TCPStore], T]) -> T | None:
         """The answer, or None and the node is gone: broken, or silent for `answer_s`.
@@ -358,6 +357,11 @@ class Stores:
             desk.close()
 
 
+def _text(data: bytes) -> str:
+    """What is no text is no word of ours: whoever reads it says so."""
+    return data.decode(errors="replace")
+
+
 # Supervisors append "RANK@GROUP," when a rank's process has died: the last group it belonged to.
 # A rank appends "RANK@GROUP," when it has done all its steps.
 DEATHS_KEY = "deaths"
@@ -372,9 +376,13 @@ def notice(rank: int, group: str) -> str:
 
 
 def parse_notices(text: str | None) -> dict[int, str]:
-    """The ranks in the value of DEATHS_KEY or FINISHED_KEY, each with its group."""
+    """The ranks in the value of DEATHS_KEY or FINISHED_KEY, each with its group.
+
+    What names no rank is nobody's: all that is lost by that is the time for which one is waited.
+    """
     parts = (part.partition("@") for part in (text or "").split(",") if part)
-    return {int(rank): group for rank, _, group in parts}
+    named = ((number_in(rank), group) for rank, _, group in parts)
+    return {rank: group for rank, group in named if rank is not None}
 
 
 def fence_key(rank: int) -> str:

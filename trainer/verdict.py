@@ -3,12 +3,14 @@
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from pacekeeper.core.errors import LostStateError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.shrink import Succession
 from pacekeeper.trainer.commit import Phase, Progress
+from pacekeeper.trainer.heard import flag_of, list_of, rank_of, text_of, understood, whole
 from pacekeeper.trainer.joining import Candidate
 from pacekeeper.trainer.quorum import Group
 
@@ -43,14 +45,19 @@ class Report:
 
     @classmethod
     def decode(cls, text: str) -> "Report":
-        ticket, phase, newest, loss, was_applied, was_silence, step = json.loads(text)
+        """Raises VersionError."""
+        return understood("other ranks", text, cls._of)
+
+    @classmethod
+    def _of(cls, values: Any) -> "Report":
+        ticket, phase, newest, loss, was_applied, was_silence, step = values
         return cls(
-            progress=Progress(ticket=ticket, phase=Phase(phase)),
-            newest_generation=newest,
-            last_loss=loss,
-            was_applied=was_applied,
-            was_silence=was_silence,
-            step=step,
+            progress=Progress(ticket=whole(ticket), phase=Phase(whole(phase))),
+            newest_generation=whole(newest),
+            last_loss=_loss(loss),
+            was_applied=flag_of(was_applied),
+            was_silence=flag_of(was_silence),
+            step=whole(step),
         )
 
 
@@ -115,23 +122,36 @@ def write_lost(error: LostStateError) -> str:
 
 
 def read_verdict(group: Group, text: str) -> Verdict:
-    """What the agreement of `group` came to. Raises LostStateError where nobody can go on."""
-    document = json.loads(text)
+    """What the agreement of `group` came to.
+
+    Raises LostStateError where nobody can go on, VersionError for what is no verdict.
+    """
+    return understood("the others", text, lambda document: _verdict(group, document, text))
+
+
+def _verdict(group: Group, document: Any, text: str) -> Verdict:
     if "lost" in document:
-        raise LostStateError(document["lost"])
+        raise LostStateError(text_of(document["lost"]))
     layout = decode_layout(document["layout"].encode())
     base = document.get("base")
     return Verdict(
         group=group.followed_by(layout.generation, layout.ranks, text),
         layout=layout,
-        restore=tuple(document["restore"]),
-        commits=frozenset(document["commits"]),
-        last_loss=float(document["last_loss"]),
-        was_applied=bool(document["was_applied"]),
-        ticket=document["ticket"],
-        step=document["step"],
+        restore=list_of(text_of, document["restore"]),
+        commits=frozenset(list_of(rank_of, document["commits"])),
+        last_loss=_loss(document["last_loss"]),
+        was_applied=flag_of(document["was_applied"]),
+        ticket=whole(document["ticket"]),
+        step=whole(document["step"]),
         text=text,
-        only_lost=bool(document["only_lost"]),
-        newcomers=tuple(map(Candidate.of, document.get("newcomers", ()))),
+        only_lost=flag_of(document["only_lost"]),
+        newcomers=list_of(Candidate.of, document.get("newcomers", [])),
         base=None if base is None else decode_layout(base.encode()),
     )
+
+
+def _loss(value: Any) -> float:
+    """It may be infinite, or no number: then the step was skipped."""
+    if type(value) not in (int, float):
+        raise TypeError(f"a loss of {value!r:.40}")
+    return float(value)

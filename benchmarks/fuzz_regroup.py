@@ -1,0 +1,97 @@
+"""What is fuzzed of a trainer's meetings: what launchers and ranks write into each other's stores.
+
+Whoever reaches a store may write there; garble must end in words, never in a traceback or a hang.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
+from pacekeeper.core.layout import Layout
+from pacekeeper.core.shrink import Succession
+from pacekeeper.trainer import joining, rendezvous, stores
+from pacekeeper.trainer.commit import Phase, Progress
+from pacekeeper.trainer.joining import Candidate, JobFacts
+from pacekeeper.trainer.newcomer import numbers_taken
+from pacekeeper.trainer.quorum import Group, rule
+from pacekeeper.trainer.restarts import parse_ends, parse_next
+from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
+
+Stated = tuple[type[Exception], ...]
+FIRST = Group.first(1, (0, 1, 2))
+TERMS = {"job": "moe", "steps": 7, "settings": {"seed": 0, "experts": [1, 2]}}
+
+
+def regroup_targets() -> dict[str, tuple[Callable[[bytes], object], Stated]]:
+    """By name: what runs a case, and the errors it states."""
+    return {
+        "regroup-job": (_job, (VersionError,)),
+        "regroup-admission": (_admission, (VersionError, LostStateError)),
+        "regroup-verdict": (_verdict, (VersionError, LostStateError)),
+        "regroup-report": (lambda data: Report.decode(_text(data)), (VersionError,)),
+        "regroup-notices": (_notices, ()),
+        "regroup-terms": (_terms, (ConfigError, VersionError)),
+        "regroup-ends": (lambda data: parse_ends(_text(data)), ()),
+        "regroup-next": (lambda data: parse_next(_text(data)), (VersionError,)),
+        "regroup-numbers": (lambda data: numbers_taken(_text(data)), (VersionError,)),
+    }
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def _job(data: bytes) -> object:
+    """The facts of a job, and what a launcher that joins asks of them."""
+    facts = JobFacts.decode(_text(data))
+    return facts.leader_node, max(facts.node_of), facts.config.job, facts.encode()
+
+
+def _admission(data: bytes) -> object:
+    group, said, facts = joining.decode_admission(_text(data))
+    return read_verdict(group, said), facts.leader_node
+
+
+def _verdict(data: bytes) -> object:
+    verdict = read_verdict(FIRST, _text(data))
+    return verdict.members, verdict.group.standing(), sorted(verdict.commits)
+
+
+def _notices(data: bytes) -> object:
+    """What is told of the dead, and whether the others may go on then."""
+    deaths = stores.parse_notices(_text(data))
+    return rule(FIRST, {0, 1}, deaths)
+
+
+def _terms(data: bytes) -> object:
+    rendezvous.check_terms("h:1", _text(data), json.dumps(TERMS))
+    return TERMS
+
+
+def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
+    """Valid inputs."""
+    facts = JobFacts(
+        life=7, first_life=7, generation=1, config=TrainConfig(job="moe"), world_size=2,
+        addresses=("h:1", ""), node_of={0: 0, 1: 1}, members=(0, 1), python="3.11.7", corpus=9,
+    )  # fmt: skip
+    progress = Progress(ticket=3, phase=Phase.VOTE)
+    report = Report(progress=progress, newest_generation=2, last_loss=1.5, step=3)
+    chosen = Succession(layout=replace(layout, generation=2))
+    plain = write_verdict(chosen, commits=(0,), furthest=report, newcomers=(), base=None)
+    one = Candidate(node=2, address="h:3", ranks=(2,))
+    joined = write_verdict(chosen, commits=(), furthest=report, newcomers=(one,), base=layout)
+    admission = joining.encode_admission(FIRST, joined, facts)
+    told = {
+        "regroup-job": (facts.encode(),),
+        "regroup-admission": (admission,),
+        "regroup-verdict": (plain, joined),
+        "regroup-report": (report.encode(), replace(report, was_silence=True).encode()),
+        "regroup-notices": (stores.notice(2, "first") + stores.notice(1, "2-0badcafe"), ""),
+        "regroup-terms": (json.dumps(TERMS),),
+        "regroup-ends": ("0@1,2@137,", ""),
+        "regroup-next": ("0,2,3", "0"),
+        "regroup-numbers": ("4 17 1772000000",),
+    }
+    return {name: tuple(text.encode() for text in texts) for name, texts in told.items()}

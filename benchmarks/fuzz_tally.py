@@ -1,0 +1,66 @@
+"""What each parser was fuzzed so far, kept over several runs: processor time, cases, inputs.
+
+Time counts for a parser as long as the code that its cases went through is the same; once that has
+changed it begins anew, with the inputs that were kept.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fuzz_coverage import digest
+
+EMPTY: dict[str, Any] = {
+    "cpu_minutes": 0.0, "minutes": 0.0, "cases": 0, "runs": 0, "ways": 0, "files": [], "found": [],
+}  # fmt: skip
+
+
+class Tally:
+    """A JSON file and, beside it, a folder of inputs for each parser."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._rows: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+
+    def of(self, name: str) -> dict[str, Any]:
+        """Of one parser, on the code as it is now."""
+        row = self._rows.get(name)
+        if row is None or digest(row["files"]) != row["digest"]:
+            return dict(EMPTY)
+        return dict(row)
+
+    def corpus(self, name: str) -> Path:
+        """Where its inputs are kept."""
+        folder = self._path.with_suffix(".corpus") / name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def add(self, name: str, result: dict[str, Any]) -> dict[str, Any]:
+        """One run more; the sum."""
+        row = self.of(name)
+        for key in ("cpu_minutes", "minutes", "cases"):
+            row[key] += result[key]
+        row["runs"] += 1
+        row["ways"] = max(row["ways"], result["ways"])
+        row["files"] = sorted({*row["files"], *result["files"]})
+        row["digest"] = digest(row["files"])
+        row["found"] = sorted({*row["found"], *(one["what"] for one in result["found"])})
+        self._rows[name] = row
+        whole = self._path.with_suffix(".new")
+        whole.write_text(json.dumps(self._rows, indent=1))
+        os.replace(whole, self._path)
+        return row
+
+    def table(self, names: list[str]) -> str:
+        """For people."""
+        lines = [f"{'parser':<24}{'CPU min':>8}{'minutes':>8}{'cases':>12}{'ways':>7}  found"]
+        rows = [(name, self.of(name)) for name in names]
+        lines += [
+            f"{name:<24}{row['cpu_minutes']:>8.1f}{row['minutes']:>8.1f}{row['cases']:>12,}"
+            f"{row['ways']:>7}  {'; '.join(row['found']) or 'nothing'}"
+            for name, row in rows
+        ]
+        cases = sum(row["cases"] for _, row in rows)
+        minutes = sum(row["cpu_minutes"] for _, row in rows)
+        return "\n".join([*lines, f"{'all':<24}{minutes:>8.1f}{'':>8}{cases:>12,}"])
