@@ -23,6 +23,7 @@ RAW_ROWS = 96  # of these the first are never merged: before the onset, and what
 MOST_PACE_ROWS = 480  # of one job
 AFTER_STEPS = 24  # that an incident's course goes on once it is closed
 MOST_PLANS, MOST_NOTES = 12, 64  # of one incident
+MOST_COURSES = 64  # of one job at a time: what strikes more ranks at once is the same of all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +145,9 @@ class Chronicle:
     past_course: Callable[[int], Course | None] = lambda incident_id: None
     past_pace: Callable[[str], Sequence[PaceRow]] = lambda job: ()
     courses: dict[int, Course] = field(default_factory=dict)  # open, or over since a few steps
-    changed: set[int] = field(default_factory=set)  # of these, since they were stored
-    changed_jobs: set[str] = field(default_factory=set)
+    # Of these, since they were stored; who has waited longest is the first.
+    changed: dict[int, None] = field(default_factory=dict)
+    changed_jobs: dict[str, None] = field(default_factory=dict)
     _jobs: dict[str, _Job] = field(default_factory=dict)
 
     def pace(self, job: str) -> list[PaceRow]:
@@ -173,10 +175,10 @@ class Chronicle:
             most=MOST_PACE_ROWS,
             raw=0,
         )
-        self.changed_jobs.add(summary.job)
+        self.changed_jobs[summary.job] = None
         for course in [one for one in self.courses.values() if one.job == summary.job]:
             _append(course.rows, _row(known, course.rank), most=MOST_ROWS, raw=RAW_ROWS)
-            self.changed.add(course.incident_id)
+            self.changed[course.incident_id] = None
             if course.left_steps is not None:
                 course.left_steps -= 1
 
@@ -186,6 +188,8 @@ class Chronicle:
         if course is None:
             course = self.past_course(incident.incident_id)
             if course is None:
+                if sum(one.job == incident.job for one in self.courses.values()) >= MOST_COURSES:
+                    return
                 course = self._begun(incident)
             self.courses[incident.incident_id] = course
         known = {note.text for note in course.notes}
@@ -194,7 +198,14 @@ class Chronicle:
                 course.note(Note(step=self._job(incident.job).step, unix_s=unix_s, text=action))
         if not incident.is_open and course.left_steps is None:
             course.left_steps = AFTER_STEPS
-        self.changed.add(incident.incident_id)
+        self.changed[incident.incident_id] = None
+
+    def go_on(self, incidents: Iterable[Incident]) -> None:
+        """After a start: what was stored of incidents that are still open."""
+        for incident in incidents:
+            course = self.past_course(incident.incident_id)
+            if course is not None:
+                self.courses.setdefault(incident.incident_id, course)
 
     def decided(self, job: str, decision: Decision, unix_s: float) -> None:
         """What the policy said while incidents of this job are open."""
@@ -214,24 +225,26 @@ class Chronicle:
         for course in self.courses.values():
             if course.job == job and course.left_steps is None:
                 course.plan(note)
-                self.changed.add(course.incident_id)
+                self.changed[course.incident_id] = None
 
     def stored(self, incidents: Iterable[int], jobs: Iterable[str]) -> None:
         """These were written; those that are over and told need not be kept."""
         for incident_id in incidents:
-            self.changed.discard(incident_id)
+            self.changed.pop(incident_id, None)
             course = self.courses[incident_id]
             if course.left_steps is not None and course.left_steps <= 0:
                 del self.courses[incident_id]
-        self.changed_jobs.difference_update(jobs)
+        for job in jobs:
+            self.changed_jobs.pop(job, None)
 
     def forget(self, jobs: Iterable[str]) -> None:
         """Only these are known any more; what was kept of others is in the store."""
-        for name in self._jobs.keys() - set(jobs):
+        known = set(jobs)
+        for name in self._jobs.keys() - known:
             if name not in self.changed_jobs:
                 del self._jobs[name]
         for incident_id, course in list(self.courses.items()):
-            if course.job not in self._jobs and incident_id not in self.changed:
+            if course.job not in known and incident_id not in self.changed:
                 del self.courses[incident_id]
 
     def _job(self, name: str) -> _Job:

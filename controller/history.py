@@ -9,6 +9,7 @@ import logging
 import sqlite3
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 
 from pacekeeper.controller.chronicle import Chronicle, PaceRow
 from pacekeeper.controller.events import Command, SaveIncident, StepSummary
@@ -35,6 +36,7 @@ class History:
     _chronicle: Chronicle = field(init=False)
     _decisions: dict[str, Decision] = field(default_factory=dict)  # the last one noted of each job
     _written_s: float = field(default_factory=time.monotonic)
+    _goes_on: bool = False  # with what was open when we were started
     _trouble: str = ""
 
     def __post_init__(self) -> None:
@@ -54,6 +56,10 @@ class History:
 
     def look(self, state: State) -> None:
         """On a tick: what was decided since, what is due to be written, and what is to go."""
+        if not self._goes_on:
+            self._goes_on = True
+            for job in state.jobs.values():
+                self._chronicle.go_on(job.open_incidents)
         for name, job in state.jobs.items():
             decision = job.last_decision
             if decision is None or not job.open_incidents:
@@ -69,13 +75,16 @@ class History:
         else:
             self._retention.look(time.monotonic(), time.time())
 
-    def write(self) -> None:
-        """Write the oldest changes; what the store refuses is tried again the next time."""
+    def write(self) -> bool:
+        """Write what has waited longest; what the store refuses is tried again the next time.
+
+        True: it took that, and there is more.
+        """
         chronicle = self._chronicle
-        courses = sorted(chronicle.changed)[:MOST_AT_ONCE]
-        jobs = sorted(chronicle.changed_jobs)[:MOST_AT_ONCE]
+        courses = list(islice(chronicle.changed, MOST_AT_ONCE))
+        jobs = list(islice(chronicle.changed_jobs, MOST_AT_ONCE))
         if not courses and not jobs:
-            return
+            return False
         try:
             with self.store.transaction():
                 for incident_id in courses:
@@ -86,9 +95,15 @@ class History:
             if str(error) != self._trouble:
                 self._trouble = str(error)
                 _log.warning("what happened can not be written: %s", error)
-            return
+            return False
         self._trouble = ""
         chronicle.stored(courses, jobs)
+        return bool(chronicle.changed or chronicle.changed_jobs)
+
+    def close(self) -> None:
+        """Write all of it: nothing more will happen."""
+        while self.write():
+            pass
 
     def pace(self, job: str) -> list[PaceRow]:
         """How fast a job went."""

@@ -64,15 +64,14 @@ def take_in(
     job = move_costs.take(_take_applied(job, report.records), report.records)
     work: list[StepFact] = []
     for record in report.records:
-        if isinstance(record, RankExitRecord):
-            state, job, said = _take_exit(state, job, record, unix_s)
-            commands += said
-        elif isinstance(record, PlanRefusedRecord):
+        if isinstance(record, PlanRefusedRecord):
             job, said = refusals.take(job, record, now_s)
             commands += said
-        elif not isinstance(record, PlanAppliedRecord | ProbeRecord | SaveRecord):
+        elif not isinstance(record, PlanAppliedRecord | ProbeRecord | SaveRecord | RankExitRecord):
             work.append(record)
-    state, job, said = _observe_layout(state, job, unix_s)
+    state, job, said = _take_exits(state, job, report.records, now_s)
+    commands += said
+    state, job, said = _observe_layout(state, job, now_s)
     commands += said
     probes = [record for record in report.records if isinstance(record, ProbeRecord)]
     job, said = probing.take(job, probes, unix_s)
@@ -239,17 +238,30 @@ def _take_saves(job: JobState, records: Iterable[Record]) -> tuple[JobState, lis
     return replace(job, saves=stored, snapshots=copied), said
 
 
-def _take_exit(
-    state: State, job: JobState, record: RankExitRecord, unix_s: float
+def _take_exits(
+    state: State, job: JobState, records: Iterable[Record], now_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    known = job.ranks.get(record.rank)
-    if known is None or known.life is not RankLife.ALIVE or known.attachment.pid != record.pid:
-        return state, job, []
-    if not record.signal and not record.exit_code:
-        rank = replace(known, life=RankLife.FINISHED)
-        job = replace(job, ranks={**job.ranks, record.rank: rank})
-        return state, job, [SaveJob(job=job.name)]
-    return incidents.bury(state, job, record.rank, f"its process ended {_end(record)}", unix_s)
+    """Processes that ended, all at once: to take up thousands of ranks for each of them costs."""
+    finished: dict[int, RankState] = {}
+    dead: dict[int, str] = {}
+    for record in records:
+        if not isinstance(record, RankExitRecord):
+            continue
+        known = job.ranks.get(record.rank)
+        if known is None or known.life is not RankLife.ALIVE or known.attachment.pid != record.pid:
+            continue
+        if record.signal or record.exit_code:
+            dead.setdefault(record.rank, f"its process ended {_end(record)}")
+        else:
+            finished[record.rank] = replace(known, life=RankLife.FINISHED)
+    commands: list[Command] = []
+    if finished:
+        job = replace(job, ranks={**job.ranks, **finished})
+        commands.append(SaveJob(job=job.name))
+    if not dead:
+        return state, job, commands
+    state, job, said = incidents.bury(state, job, dead, now_s)
+    return state, job, [*commands, *said]
 
 
 def _end(record: RankExitRecord) -> str:
@@ -263,7 +275,7 @@ def _end(record: RankExitRecord) -> str:
 
 
 def _observe_layout(
-    state: State, job: JobState, unix_s: float
+    state: State, job: JobState, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """The newest known layout that all its ranks say they run becomes the observed one."""
     present = 0 if job.layout is None else job.layout.generation
@@ -275,7 +287,7 @@ def _observe_layout(
         if at is not None:
             job = replace(job, first_behind=at)
         elif _is_meant(job, layout):
-            return _enter_layout(state, job, layout, unix_s)
+            return _enter_layout(state, job, layout, now_s)
     return state, job, []
 
 
@@ -299,7 +311,7 @@ def _is_meant(job: JobState, layout: Layout) -> bool:
 
 
 def _enter_layout(
-    state: State, job: JobState, layout: Layout, unix_s: float
+    state: State, job: JobState, layout: Layout, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     commands: list[Command] = []
     before = job.layout
@@ -313,17 +325,22 @@ def _enter_layout(
     else:
         reason = f"the survivors {rank_text(layout.ranks)} went on by themselves"
     old = before.ranks if before is not None else ()
-    for rank in old:
-        known = job.ranks.get(rank) or job.remembered.get(rank)
-        if rank not in layout.ranks and known is not None and known.life is RankLife.ALIVE:
-            why = "the others went on without it"
-            state, job, said = incidents.bury(state, job, rank, why, unix_s)
-            commands += said
+    lost = [
+        rank
+        for rank in sorted(set(old).difference(layout.ranks))
+        if (known := job.ranks.get(rank) or job.remembered.get(rank)) is not None
+        and known.life is RankLife.ALIVE
+    ]
+    if lost:
+        dead = dict.fromkeys(lost, "the others went on without it")
+        state, job, said = incidents.bury(state, job, dead, now_s)
+        commands += said
     action = f"generation {layout.generation}: {reason}"
     if is_ours:
         job, said = incidents.note_action(job, action)
     else:
         left = set(job.dead) - set(layout.ranks)
+        unix_s = now_s + state.unix_offset_s
         job, said = incidents.close(job, left, FindingKind.DEATH, unix_s, action)
     commands += said
     job = replace(refusals.after(job, layout), promise=promises.made(job, layout))

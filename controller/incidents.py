@@ -1,12 +1,11 @@
 """The life of an incident: opened by a finding or a death, re-measured, acted on, closed. Pure."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import fleet_memory, lasting
+from pacekeeper.controller import death_notices, fleet_memory, lasting
 from pacekeeper.controller.events import (
     Command,
-    NotifyDeaths,
     SaveIncident,
     SaveJob,
     SaveStrike,
@@ -30,6 +29,13 @@ def open_incident(
     state: State, job: JobState, finding: Finding, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """A finding becomes an incident with the next number, and leaves a strike on its device."""
+    state, incident, commands = _opened(state, job, finding, unix_s)
+    return state, replace(job, incidents=newest((*job.incidents, incident))), commands
+
+
+def _opened(
+    state: State, job: JobState, finding: Finding, unix_s: float
+) -> tuple[State, Incident, list[Command]]:
     state, finding, struck = _struck(state, job, finding, unix_s)
     incident = Incident(
         incident_id=state.next_incident_id, job=job.name, finding=finding, opened_unix_s=unix_s
@@ -41,8 +47,7 @@ def open_incident(
     ]
     if finding.cause:
         commands.append(_cause_told(incident))
-    commands += struck
-    return state, replace(job, incidents=newest((*job.incidents, incident))), commands
+    return state, incident, [*commands, *struck]
 
 
 def _struck(
@@ -77,62 +82,71 @@ def newest(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
 
 
 def bury(
-    state: State, job: JobState, rank: int, reason: str, unix_s: float
+    state: State, job: JobState, dead: Mapping[int, str], now_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    """A rank is dead: open an incident, tell the others, forget its evidence."""
-    finding = Finding(
-        kind=FindingKind.DEATH,
-        tier=Tier.CONFIRMED,
-        rank=rank,
-        slowdown=float("inf"),
-        onset_step=max(0, job.step),
-        step=max(0, job.step),
-        reason=f"rank {rank} is dead: {reason}",
-    )
-    state, job, opened = open_incident(state, job, finding, unix_s)
+    """Ranks are dead, and why: open an incident of each, forget their evidence, tell the others."""
+    unix_s = now_s + state.unix_offset_s
+    commands, fresh = list[Command](), list[Incident]()
     ranks, remembered = dict(job.ranks), dict(job.remembered)
-    if rank in ranks:
-        ranks[rank] = replace(ranks[rank], life=RankLife.DEAD)
-    else:  # lost while we were away: it will never attach to us
-        remembered[rank] = replace(remembered[rank], life=RankLife.DEAD)
+    for rank, reason in dead.items():
+        finding = Finding(
+            kind=FindingKind.DEATH,
+            tier=Tier.CONFIRMED,
+            rank=rank,
+            slowdown=float("inf"),
+            onset_step=max(0, job.step),
+            step=max(0, job.step),
+            reason=f"rank {rank} is dead: {reason}",
+        )
+        state, incident, opened = _opened(state, job, finding, unix_s)
+        commands += opened
+        fresh.append(incident)
+        if rank in ranks:
+            ranks[rank] = replace(ranks[rank], life=RankLife.DEAD)
+        else:  # lost while we were away: it will never attach to us
+            remembered[rank] = replace(remembered[rank], life=RankLife.DEAD)
     job = replace(
         job,
         ranks=ranks,
         remembered=remembered,
-        evidence=forget(job.evidence, [rank]),
-        by_role={role: forget(kept, [rank]) for role, kept in job.by_role.items()},
-        links=forget(job.links, [rank]),
-        inputs=replace(job.inputs, evidence=forget(job.inputs.evidence, [rank])),
-        home=None,  # the layout from before needs the dead rank
+        incidents=newest((*job.incidents, *fresh)),
+        evidence=forget(job.evidence, dead),
+        by_role={role: forget(kept, dead) for role, kept in job.by_role.items()},
+        links=forget(job.links, dead),
+        inputs=replace(job.inputs, evidence=forget(job.inputs.evidence, dead)),
+        home=None,  # the layout from before needs the dead
     )
-    closed: list[Command] = []
     for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
-        job, said = close(job, {rank}, kind, unix_s, "the rank died")
-        closed += said
-    notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
-    return state, job, [*opened, *closed, SaveJob(job=job.name), notice]
+        job, said = close(job, dead, kind, unix_s, "the rank died")
+        commands += said
+    job, said = death_notices.tell(job, now_s)
+    return state, job, [*commands, SaveJob(job=job.name), *said]
 
 
 def close(
     job: JobState, ranks: Collection[int | None], kind: FindingKind, unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
     """Close the open incidents of this kind on these ranks."""
+    due = [
+        i
+        for i, incident in enumerate(job.incidents)
+        if incident.finding.kind is kind and incident.finding.rank in ranks and incident.is_open
+    ]
+    if not due:
+        return job, []  # as nearly always, and of thousands that a killed job leaves
     commands: list[Command] = []
-    incidents = []
-    for incident in job.incidents:
-        finding = incident.finding
-        if incident.is_open and finding.kind is kind and finding.rank in ranks:
-            incident = replace(
-                incident,
-                closed_unix_s=unix_s,
-                closed_step=job.step,
-                actions=(*incident.actions, action),
-            )
-            commands += [
-                SaveIncident(incident=incident),
-                Say(text=f"job={job.name} incident={incident.incident_id} closed: {action}"),
-            ]
-        incidents.append(incident)
+    incidents = list(job.incidents)
+    for i in due:
+        incidents[i] = incident = replace(
+            incidents[i],
+            closed_unix_s=unix_s,
+            closed_step=job.step,
+            actions=(*incidents[i].actions, action),
+        )
+        commands += [
+            SaveIncident(incident=incident),
+            Say(text=f"job={job.name} incident={incident.incident_id} closed: {action}"),
+        ]
     return replace(job, incidents=tuple(incidents)), commands
 
 

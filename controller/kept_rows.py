@@ -5,6 +5,7 @@ one that was never kept. Orders are obeyed: one that can not be read is damage.
 """
 
 import logging
+import sqlite3
 
 from pacekeeper.controller.chronicle import Course, PaceRow
 from pacekeeper.controller.chronicle_rows import (
@@ -43,12 +44,12 @@ class Kept:
 
     def course(self, incident_id: int) -> Course | None:
         """What was kept of an incident; None: nothing (any more)."""
-        row = self._connection.execute(
-            "SELECT course FROM courses WHERE incident_id = ?", (incident_id,)
-        ).fetchone()
         try:
+            row = self._connection.execute(
+                "SELECT course FROM courses WHERE incident_id = ?", (incident_id,)
+            ).fetchone()
             return None if row is None else decode_course(row[0])
-        except ValueError as error:
+        except (sqlite3.Error, ValueError) as error:
             _log.warning("course of incident=%d can not be read: %s", incident_id, error)
             return None
 
@@ -67,10 +68,11 @@ class Kept:
 
     def pace(self, job: str) -> list[PaceRow]:
         """How fast a job went; empty: nothing was kept."""
-        row = self._connection.execute("SELECT pace FROM paces WHERE job = ?", (job,)).fetchone()
         try:
+            found = self._connection.execute("SELECT pace FROM paces WHERE job = ?", (job,))
+            row = found.fetchone()
             return [] if row is None else decode_pace(row[0])
-        except ValueError as error:
+        except (sqlite3.Error, ValueError) as error:
             _log.warning("pace of job=%s can not be read: %s", job, error)
             return []
 

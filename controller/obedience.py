@@ -4,7 +4,7 @@ What must last is stored by then.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from pacekeeper.controller.entrance import Entrance
@@ -34,6 +34,7 @@ from pacekeeper.controller.planner import Planner
 from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.status_service import Status
 from pacekeeper.protos import control_pb2, wire
+from pacekeeper.protos.control_pb2 import AttachResponse
 
 _log = logging.getLogger(__name__)
 
@@ -54,16 +55,16 @@ class Obedience:
         match command:
             case OfferPlan(job=job, nodes=nodes, layout=layout, base_generation=base, life=life):
                 offer = wire.offer_to_message(job, layout, base, life)
-                self._send(nodes, "plan", job, control_pb2.AttachResponse(offer_plan=offer))
+                self.agents.send(nodes, "plan", job, AttachResponse(offer_plan=offer))
             case NotifyDeaths(job=job, nodes=nodes, ranks=ranks, life=life):
                 notice = control_pb2.NotifyDeaths(job=job, ranks=list(ranks), life=life)
-                self._send(nodes, "deaths", job, control_pb2.AttachResponse(notify_deaths=notice))
+                self.agents.send(nodes, "deaths", job, AttachResponse(notify_deaths=notice))
             case TellSuspects(job=job, nodes=nodes, ranks=ranks, life=life):
                 told = control_pb2.TellSuspects(job=job, ranks=list(ranks), life=life)
-                self._send(nodes, "suspects", job, control_pb2.AttachResponse(tell_suspects=told))
+                self.agents.send(nodes, "suspects", job, AttachResponse(tell_suspects=told))
             case AskProbe(job=job, nodes=nodes, number=number, life=life):
                 asked = control_pb2.AskProbe(job=job, number=number, life=life)
-                self._send(nodes, "probe", job, control_pb2.AttachResponse(ask_probe=asked))
+                self.agents.send(nodes, "probe", job, AttachResponse(ask_probe=asked))
             case SaveIncident(incident=incident):
                 self.metrics.count_incident(incident)
                 self.status.publish_incident(incident)
@@ -84,9 +85,3 @@ class Obedience:
                 pass  # stored already
             case ForgetJob() | ForgetLayouts() | SaveOrder() | DropOrder():
                 pass  # so are these
-
-    def _send(
-        self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
-    ) -> None:
-        for node in nodes:
-            self.agents.send(node, kind, job, message)

@@ -5,10 +5,9 @@ taken any more. Pure.
 from collections.abc import Collection
 from dataclasses import replace
 
-from pacekeeper.controller import promises
+from pacekeeper.controller import death_notices, promises
 from pacekeeper.controller.events import (
     Command,
-    NotifyDeaths,
     OfferPlan,
     SaveDecision,
     SaveJob,
@@ -66,15 +65,17 @@ def say_again(
     if job.desired is not None and over:
         given_up = Say(text=f"job={job.name} plan={job.desired.generation} given up: {over}")
         return replace(job, desired=None), [SaveJob(job=job.name), given_up]
-    if now_s - job.said_s < REPEAT_S:
-        return job, []
     commands: list[Command] = []
+    if job.has_untold_deaths:
+        job, commands = death_notices.tell(job, now_s)
+    if now_s - job.said_s < REPEAT_S:
+        return job, commands
     if job.desired is not None and _is_due(job, job.desired, now_s):
         commands.append(_offered(job, job.desired))
     runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
-    if set(job.dead) & runs and job.living:
-        notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
-        commands.append(notice)
+    if now_s - job.deaths_said_s >= REPEAT_S and runs.intersection(job.dead):
+        job, said = death_notices.say(job, now_s)
+        commands += said
     suspect = suspects(job, lemons)
     if suspect or job.was_suspected:  # once it was, also that nobody is any more
         told = TellSuspects(job=job.name, nodes=job.nodes, ranks=suspect, life=job.life)

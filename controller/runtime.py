@@ -160,7 +160,7 @@ class Controller:
         """Until `stop` is set. Raises as `run` does."""
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self.store.close)
-            stack.callback(self.history.write)
+            stack.callback(self.history.close)
             for part in (self.entrance, self.planner, self.webhook):
                 stack.callback(part.close)
             if self._metrics_address is not None:
@@ -268,7 +268,7 @@ class Controller:
             self.metrics.update(self.state)
             self.webhook.look(self.state, time.time())
             self.metrics.say_sequences(self.agents.sequences)
-            self.metrics.say_size(self.store.used_bytes, self.store.log_bytes)
+            self._say_size()
             self.history.look(self.state)
             await self.office.ship(self.store.journal.taken())
             self.entrance.look(time.monotonic())
@@ -371,6 +371,10 @@ class Controller:
         self.metrics.say_store(refused)
         for name in ("", _CONTROL):
             await self._health.set(name, _NOT_SERVING if refused else _SERVING)
+
+    def _say_size(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # a disk that can not be read: writes say so
+            self.metrics.say_size(self.store.used_bytes, self.store.log_bytes)
 
     def _count_failure(self, what: str, error: Exception) -> None:
         """A bug of ours: with its traceback once; the same one again is only counted."""

@@ -140,7 +140,8 @@ class AgentControl:
         except Exception as error:
             # Our bug: these streams end, their agents come back and send their reports again.
             self.on_failure("taking reports in failed", error)
-            for stream in {one for one, *_ in outcome.taken} | set(outcome.welcomes):
+            heard = {stream for stream, *_ in (*outcome.taken, *outcome.ends)}
+            for stream in heard.union(outcome.welcomes):
                 why = "the controller failed to read a report"
                 self._end(stream, grpc.StatusCode.INTERNAL, why)
             return
@@ -156,11 +157,12 @@ class AgentControl:
         self._to_acknowledge.clear()
         return events
 
-    def send(self, node: str, kind: str, job: str, message: control_pb2.AttachResponse) -> None:
-        """Tell a node something; nothing where it is away (it is said again)."""
-        stream = self._of_node.get(node)
-        if stream is not None:
-            self._say(stream, f"{job}/{kind}", message)
+    def send(
+        self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
+    ) -> None:
+        """Tell nodes something; nothing where they are away (it is said again)."""
+        there = (self._of_node.get(node) for node in nodes)
+        self._say([stream for stream in there if stream is not None], f"{job}/{kind}", message)
 
     async def acknowledge(self) -> None:
         """Say now and then what is stored, in one frame for all streams. Until cancelled."""
@@ -187,7 +189,7 @@ class AgentControl:
                 product_version=OUR_VERSION,
                 answer_within_s=self.office.answer_within_s,
             )
-            self._say(stream, "welcome", control_pb2.AttachResponse(welcome=welcome))
+            self._say([stream], "welcome", control_pb2.AttachResponse(welcome=welcome))
         now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
         for stream, number, is_greeting in outcome.taken:
             self.sequences.take(stream.node, stream.life, number, is_greeting=is_greeting)
@@ -333,15 +335,23 @@ class AgentControl:
         if term is not None:
             self.say(line.acknowledged(term, self._until_ms(), pairs))
 
-    def _say(self, stream: _Stream, key: str, message: control_pb2.AttachResponse) -> None:
-        """The term is asked for at the last moment: what waited here may be of a past one."""
+    def _say(
+        self, streams: Sequence[_Stream], key: str, message: control_pb2.AttachResponse
+    ) -> None:
+        """The same to all, made once: of a large job it is kilobytes for a thousand nodes.
+
+        The term is asked for at the last moment: what waited here may be of a past one.
+        """
         term = self.office.term()
         if term is None:
-            self._end(stream, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
+            for stream in streams:
+                self._end(stream, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
             return
         message.term = term
         data = line.with_head(key.encode(), message.SerializeToString())
-        self.say(line.frame(line.SEND, stream.number, self._until_ms(), data))
+        until_ms = self._until_ms()
+        for stream in streams:
+            self.say(line.frame(line.SEND, stream.number, until_ms, data))
 
     def _until_ms(self) -> int:
         """With a lease nothing may wait in the front for longer than a lease has left for sure."""

@@ -185,7 +185,9 @@ class JobState:
     desired_base: int = 0
     desired_for: frozenset[int] = frozenset()  # ranks that were slow when it was decided on
     offered_s: float = 0.0  # when the offer was first made
-    said_s: float = 0.0  # when offers and deaths were last said
+    said_s: float = 0.0  # when offers and deaths were last said again
+    deaths_said_s: float = -inf  # when who is dead was last said
+    has_untold_deaths: bool = False  # since then
     was_suspected: bool = False  # some of its ranks were, and all were told
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
     unkept: Mapping[Rung, Refusal] = field(default_factory=dict)  # the same of plans undone

@@ -19,7 +19,7 @@ from pacekeeper.controller.views import (
     gone_nodes,
     incident_view,
     job_view,
-    node_view,
+    node_views,
     order_view,
     proposal_view,
     step_view,
@@ -79,10 +79,10 @@ class Status(status_pb2_grpc.StatusServiceServicer):
     async def ListNodes(self, request: Any, context: Context) -> Any:
         """All nodes, by name."""
         state = self.state()
-        nodes = [node_view(state, state.nodes[name]) for name in sorted(state.nodes)]
+        nodes = [state.nodes[name] for name in sorted(state.nodes)]
         if request.with_gone:
-            nodes += [node_view(state, node) for node in gone_nodes(state)]
-        return status_pb2.ListNodesResponse(nodes=nodes)
+            nodes += gone_nodes(state)
+        return status_pb2.ListNodesResponse(nodes=node_views(state, nodes))
 
     async def ListIncidents(self, request: Any, context: Context) -> Any:
         """Incidents by number, of one job or of all."""

@@ -1,6 +1,7 @@
 """The state as the messages of the status service. Pure functions of immutable values."""
 
 import math
+from collections.abc import Collection, Iterable
 
 from pacekeeper.controller import causes, fleet_memory, orders
 from pacekeeper.controller.events import StepSummary
@@ -116,13 +117,17 @@ def replicas_by_rank(layout: Layout) -> dict[int, int]:
     return replicas
 
 
-def node_view(state: State, node: NodeState) -> status_pb2.Node:
-    """A node with its agent's own account."""
-    jobs = [
-        job.name
-        for job in state.jobs.values()
-        if any(r.node == node.name and r.life is RankLife.ALIVE for r in job.ranks.values())
-    ]
+def node_views(state: State, nodes: Iterable[NodeState]) -> list[status_pb2.Node]:
+    """Nodes, each with its agent's own account. O(nodes + ranks)."""
+    jobs: dict[str, set[str]] = {}
+    for job in state.jobs.values():
+        for rank in job.ranks.values():
+            if rank.life is RankLife.ALIVE:
+                jobs.setdefault(rank.node, set()).add(job.name)
+    return [_node_view(state, node, jobs.get(node.name, ())) for node in nodes]
+
+
+def _node_view(state: State, node: NodeState, jobs: Collection[str]) -> status_pb2.Node:
     cordon = orders.found(state, OrderKind.CORDON_NODE, node.name)
     unix_s = state.ticked_s + state.unix_offset_s
     health = causes.health_of(node)

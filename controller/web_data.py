@@ -9,7 +9,7 @@ from typing import Any
 
 from pacekeeper.controller.history import History
 from pacekeeper.controller.state import State
-from pacekeeper.controller.views import incident_view, job_view, node_view
+from pacekeeper.controller.views import incident_view, job_view, node_views
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.protos.plain import as_dict
@@ -127,7 +127,8 @@ def incidents_of(state: State, *, job: str = "", open_only: bool = False) -> lis
 
 def nodes_of(state: State) -> list[dict[str, Any]]:
     """Nodes by name, those with something to say first."""
-    nodes = [as_dict(node_view(state, state.nodes[name])) for name in sorted(state.nodes)]
+    known = (state.nodes[name] for name in sorted(state.nodes))
+    nodes = list(map(as_dict, node_views(state, known)))
     return sorted(nodes, key=lambda node: (node["is_connected"], node["cordon"] is None))
 
 

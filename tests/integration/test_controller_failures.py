@@ -148,6 +148,28 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
     assert failures == 2
 
 
+def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+
+    def unreadable(connection: sqlite3.Connection) -> int:
+        asked.append(tmp_path)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def scene(controller: Controller) -> None:
+        parts = [asyncio.create_task(one) for one in (controller._consume(), controller._tick())]
+        while len(asked) < 3:
+            await asyncio.sleep(0)
+            assert not any(part.done() for part in parts)
+        for part in parts:
+            part.cancel()
+
+    monkeypatch.setattr("pacekeeper.controller.store_file.used_bytes", unreadable)
+    config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
+    asyncio.run(scene(Controller(replace(config, tick_interval_s=0.01))))
+
+
 def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path, "--metrics-listen", "127.0.0.1:0") as controller:
         found = re.search(r"metrics=(\S+)", controller.log)

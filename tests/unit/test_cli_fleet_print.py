@@ -5,7 +5,7 @@ from rich.console import Console
 from pacekeeper.cli import fleet_print
 from pacekeeper.controller.fleet_memory import DAY_S, Strike, Strikes, remember
 from pacekeeper.controller.state import NodeState, State
-from pacekeeper.controller.views import gone_nodes, node_view
+from pacekeeper.controller.views import gone_nodes, node_views
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.orders import Order, OrderKind
 from pacekeeper.protos import status_pb2
@@ -51,7 +51,7 @@ def views() -> dict[str, status_pb2.Node]:
         ticked_s=NOW_S,
     )
     found = [*state.nodes.values(), *gone_nodes(state)]
-    return {node.name: node_view(state, node) for node in found}
+    return {view.name: view for view in node_views(state, found)}
 
 
 def printed(value: object) -> str:

@@ -108,6 +108,27 @@ def test_nothing_is_acknowledged_that_is_not_stored() -> None:
     assert len(desk.taken) == 20
 
 
+def test_where_nothing_is_stored_no_stream_is_left_open_and_unheard() -> None:
+    desk = Desk()
+    desk.take(opened(1, "a"), opened(2, "b"), opened(3, "c"))
+    desk.is_broken = True
+    said = desk.take(
+        reported(1, 0), (line.MALFORMED, 2, 0, b"no report"), (line.FINISHED, 3, 0, b"")
+    )
+    assert sorted(ends(said)) == [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]
+
+
+def test_what_is_said_to_many_nodes_is_made_once_and_reaches_those_that_are_there() -> None:
+    desk = Desk()
+    desk.take(opened(1, "a"), opened(2, "b"), opened(3, "c"))
+    desk.said.clear()
+    message = control_pb2.AttachResponse(notify_deaths=control_pb2.NotifyDeaths(job="j", ranks=[4]))
+    desk.control.send(("a", "gone", "c"), "deaths", "j", message)
+    assert [(kind, stream) for kind, stream, *_ in desk.said] == [(line.SEND, 1), (line.SEND, 3)]
+    (first, second) = (line.parted(data) for *_, data in desk.said)
+    assert first == second == (b"j/deaths", message.SerializeToString())
+
+
 def test_where_many_wait_the_newest_number_says_it_for_all() -> None:
     desk = Desk()
     desk.take(opened(1))

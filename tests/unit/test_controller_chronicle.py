@@ -1,11 +1,13 @@
 """What is kept of incidents and jobs: enough to explain them, and never more than its bounds."""
 
+from dataclasses import replace
 from math import isnan
 
 import pytest
 
 from pacekeeper.controller.chronicle import (
     AFTER_STEPS,
+    MOST_COURSES,
     MOST_NOTES,
     MOST_PACE_ROWS,
     MOST_PLANS,
@@ -115,7 +117,7 @@ def test_one_that_is_stored_and_open_goes_on() -> None:
     chronicle.stored([7], ["moe"])
     assert not chronicle.changed and not chronicle.changed_jobs
     chronicle.stepped(summary(13), 13.0)
-    assert chronicle.changed == {7} and chronicle.courses[7].rows[-1].step == 13
+    assert list(chronicle.changed) == [7] and chronicle.courses[7].rows[-1].step == 13
 
 
 def test_rows_are_bounded_and_speak_of_every_step_once() -> None:
@@ -212,6 +214,38 @@ def test_jobs_that_are_over_are_let_go_once_they_are_stored() -> None:
     chronicle.forget([])
     assert not chronicle.courses
     assert not chronicle.pace("moe")
+
+
+def test_an_incident_that_is_open_at_a_start_goes_on_with_the_next_step() -> None:
+    before = found()
+    kept = {7: before.courses[7]}
+    after = Chronicle(past_course=kept.get)
+    after.go_on([incident(), replace(incident(), incident_id=8)])
+    assert set(after.courses) == {7}, "nothing was kept of the other one"
+    assert not after.changed
+    after.forget(["moe"])
+    after.stepped(summary(99), 99.0)
+    assert after.courses[7].rows[-1].step == 99
+
+
+def test_what_strikes_many_ranks_at_once_is_told_of_some() -> None:
+    chronicle = found()
+    for number in range(1000, 1000 + 2 * MOST_COURSES):
+        chronicle.told(replace(incident(), incident_id=number), 20.0)
+    chronicle.told(replace(incident(), incident_id=9000, job="other"), 20.0)
+    assert len(chronicle.courses) == MOST_COURSES + 1
+    assert {7, 9000} <= chronicle.courses.keys()
+
+
+def test_who_has_waited_longest_is_written_first() -> None:
+    chronicle = Chronicle()
+    for name in ("c", "a", "b"):
+        chronicle.stepped(summary(0, job=name), 0.0)
+    chronicle.stepped(summary(1, job="c"), 1.0)  # it waits since then
+    assert list(chronicle.changed_jobs) == ["c", "a", "b"]
+    chronicle.stored([], ["c"])
+    chronicle.stepped(summary(2, job="c"), 2.0)
+    assert list(chronicle.changed_jobs) == ["a", "b", "c"]
 
 
 def test_a_course_survives_the_store_as_it_is() -> None:

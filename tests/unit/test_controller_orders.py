@@ -15,7 +15,7 @@ from pacekeeper.controller.events import (
 )
 from pacekeeper.controller.stored_past import job_record, restored
 from pacekeeper.controller.viewing import view_of
-from pacekeeper.controller.views import job_view, node_view
+from pacekeeper.controller.views import job_view, node_views
 from pacekeeper.core.findings import Rung
 from pacekeeper.core.orders import OrderKind, rank_of
 from pacekeeper.core.proposals import Answer
@@ -192,9 +192,9 @@ def test_orders_are_seen_in_the_status() -> None:
     job = job_view(driver.state, driver.job)
     assert [(o.kind, o.subject) for o in job.orders] == [("cordon_node", "node-1"), ("pause", JOB)]
     assert [r.rank for r in job.ranks if r.is_cordoned] == [2, 3]
-    nodes = driver.state.nodes
-    assert node_view(driver.state, nodes["node-1"]).cordon.said_by == "ada"
-    assert not node_view(driver.state, nodes["node-0"]).HasField("cordon")
+    nodes = {view.name: view for view in node_views(driver.state, driver.state.nodes.values())}
+    assert nodes["node-1"].cordon.said_by == "ada"
+    assert not nodes["node-0"].HasField("cordon")
 
 
 def test_a_cordoned_rank_is_left_out_and_comes_back() -> None:

@@ -14,7 +14,7 @@ from pacekeeper.controller.state import (
     RankState,
     State,
 )
-from pacekeeper.controller.views import incident_view, job_view, node_view, step_view
+from pacekeeper.controller.views import incident_view, job_view, node_views, step_view
 from pacekeeper.core.findings import (
     Blindness,
     Decision,
@@ -172,7 +172,7 @@ def test_the_newest_decision_is_given_in_words() -> None:
 def test_a_node_lists_the_jobs_that_live_on_it() -> None:
     gone = job(name="gone", ranks={0: rank(0, "a", RankLife.FINISHED)})
     state = State(nodes=BOTH.nodes, jobs={"train": job(), "gone": gone}, unix_offset_s=1000.0)
-    view = node_view(state, state.nodes["a"])
+    (view,) = node_views(state, [state.nodes["a"]])
     assert list(view.jobs) == ["train"]
     assert view.last_report_unix_s == 1003.0
 
@@ -185,7 +185,7 @@ def test_a_node_says_what_its_agent_could_not_see() -> None:
         batches_dropped=3,
         unreadable=("x: torn",),
     )
-    view = node_view(State(), NodeState(name="a", agent_life="x", health=health))
+    (view,) = node_views(State(), [NodeState(name="a", agent_life="x", health=health)])
     assert (view.nvml, list(view.unreadable)) == ("no NVML library", ["x: torn"])
     assert (view.records_lost, view.records_corrupt, view.batches_dropped) == (1, 2, 3)
 
