@@ -26,11 +26,14 @@ demo: venv
 	$(BIN)/pacekeeper demo
 
 # -I: the folders at the top are importable as pacekeeper.<folder> only, as they are for users.
-# What starts fleets of processes runs by itself: beside other work its clocks would tell of that.
+# Most tests of processes wait more than they compute, and go first; by itself runs what asks the
+# clock how much others compute, or draws figures from the host's own pace.
+WHOLE := --hypothesis-profile whole --durations 20
 test: venv $(VENV)/.peers
-	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest --numprocesses 2 --dist loadfile --durations 12 \
-	    tests/unit tests/property tests/golden tests/sim; alone=$$?; \
-	$(BIN)/python -Im pytest --durations 12 tests/integration tests/gpu && exit $$alone
+	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) --numprocesses 3 --dist loadfile \
+	    --no-loadscope-reorder -m "not alone" \
+	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \
+	$(BIN)/python -Im pytest $(WHOLE) -m alone tests/integration tests/gpu && exit $$together
 
 bench: venv
 	$(BIN)/python -m benchmarks.hook_cost

@@ -42,13 +42,11 @@ def remember(known: Strikes, strike: Strike) -> Strikes:
     own = known.get(strike.node, ())
     if any(_is_same_trouble(old, strike) for old in own):
         return known
-    kept = {
-        node: fresh
-        for node, strikes in known.items()
-        if node != strike.node and (fresh := _fresh(strikes, strike.unix_s))
-    }
+    kept = dict(known)
+    kept.pop(strike.node, None)
     kept[strike.node] = (*_fresh(own, strike.unix_s), strike)[-KEPT_STRIKES:]
-    while len(kept) > KEPT_NODES:
+    # From the front: to look at all nodes at each strike takes minutes where a store is read.
+    while len(kept) > KEPT_NODES or not _fresh(kept[next(iter(kept))], strike.unix_s):
         del kept[next(iter(kept))]
     return kept
 

@@ -9,11 +9,9 @@ import contextlib
 import logging
 import socket
 import sys
-import tempfile
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pacekeeper.controller import line
@@ -34,22 +32,6 @@ _log = logging.getLogger(__name__)
 
 class PortTakenError(Exception):
     """It can not listen; the words are the system's, or those of a bad certificate."""
-
-
-def no_folder(why: str) -> HostError:
-    """The two processes have no place to meet."""
-    return HostError(why, remedy="let TMPDIR name a short path that can be written to")
-
-
-@contextlib.contextmanager
-def own_folder() -> Iterator[Path]:
-    """A folder that only this user may enter, for as long as it lasts. Raises HostError."""
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="pacekeeper-")
-    except OSError as error:
-        raise no_folder(f"no folder can be made for a socket: {error}") from error
-    with folder as path:
-        yield Path(path)
 
 
 class FrontDoor:

@@ -30,13 +30,14 @@ from pacekeeper.controller.events import (
     NodesReported,
     Tick,
 )
-from pacekeeper.controller.front_door import FrontDoor, PortTakenError, no_folder, own_folder
+from pacekeeper.controller.front_door import FrontDoor, PortTakenError
 from pacekeeper.controller.history import History
 from pacekeeper.controller.joined_reports import together
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.obedience import Obedience
 from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.operator_service import Operator
+from pacekeeper.controller.own_folder import SOCKET, no_folder, own_folder
 from pacekeeper.controller.planner import Planner
 from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.start_up import import_early
@@ -200,7 +201,7 @@ class Controller:
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
-        address = f"unix:{folder / 'calls'}"
+        address = f"unix:{folder / SOCKET}"
         try:
             server.add_insecure_port(address)
         except RuntimeError as error:

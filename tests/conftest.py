@@ -1,15 +1,29 @@
-"""One switch and one profile for all tests: golden files are rewritten on request only."""
+"""What holds for all tests: one switch, two profiles, and nothing that they leave behind."""
 
 import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
+
+from support.leftovers import left_behind
+from support.tree import ROOT
+
+RUNS = ROOT / "runs"
 
 # As in the controller: before anybody imports numpy. Its threads only wait for each other here.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Shared runners are slow at times; a wish is broken by a value, never by a clock.
 settings.register_profile("pacekeeper", deadline=None, print_blob=True)
+# Where all is run, any counter-example will do: to look for a smaller one takes up to 5 minutes.
+settings.register_profile(
+    "whole",
+    parent=settings.get_profile("pacekeeper"),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.target),
+)
 settings.load_profile("pacekeeper")
 
 
@@ -19,3 +33,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the transcripts below tests/golden; review them as a diff",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is temporary lies in a folder of this process, with a short path: sockets lie there."""
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # `tmp_path` stays
+    folder = tempfile.TemporaryDirectory(prefix="pk-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left_behind() -> Iterator[None]:
+    """No process, no file: a test that leaves some is found here, at the end of them all."""
+    was_there = RUNS.exists()
+    yield
+    left = left_behind(Path(tempfile.gettempdir()))
+    if RUNS.exists() and not was_there:  # where a demo writes that is told nothing else
+        left.append(str(RUNS))
+    assert not left, "\n".join(left)

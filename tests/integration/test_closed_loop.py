@@ -130,6 +130,7 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "demo.png").stat().st_size > 10_000
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
     tmp_path: Path,
@@ -160,6 +161,7 @@ def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
         assert steps == list(range(len(steps)))
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(240)
 def test_without_any_emulation_a_rank_that_is_stopped_is_named_and_nobody_else(
     tmp_path: Path,

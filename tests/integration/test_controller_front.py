@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import sys
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -240,15 +239,6 @@ def test_a_front_that_does_not_stay_ends_the_controller(
         assert door.gone == 6
 
     asyncio.run(scene())
-
-
-def test_without_a_place_for_their_socket_the_controller_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(HostError, match="for a socket") as caught, front_door.own_folder():
-        pass
-    assert "TMPDIR" in str(caught.value.remedy)
 
 
 def test_a_front_that_can_not_start_says_so(

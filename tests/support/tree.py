@@ -67,7 +67,7 @@ SHELLS = {
         "audit",
         "course_views",
         "entrance",
-        *("front", "front_door", "obedience", "outbox", "relay"),
+        *("front", "front_door", "obedience", "outbox", "own_folder", "relay"),
         "gate",
         "history",
         "kept_rows",

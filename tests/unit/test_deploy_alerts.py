@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pacekeeper.controller.notices import RULES
 from pacekeeper.controller.saves import FAILED, LATE
 from pacekeeper.controller.state import RankLife
 from pacekeeper.core.findings import Blindness, FindingKind, Watch
-from support.alert_rules import Case, alerts, groups, judged
+from support.alert_rules import FILE, Case, alerts, groups, judged
 from support.series import labels_of_series
 from support.tree import ROOT
 
@@ -286,6 +287,12 @@ CASES = {
         quiet={once("advance_seconds_sum"): "0+20x99"},
     ),
 }
+
+
+@needs_promtool
+def test_promtool_takes_the_file_as_it_stands() -> None:
+    done = subprocess.run(["promtool", "check", "rules", FILE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_promtool

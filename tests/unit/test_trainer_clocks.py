@@ -89,6 +89,7 @@ def test_micro_batches_that_take_turns_are_timed_apart() -> None:
 def test_what_others_compute_in_their_turns_is_not_a_micro_batchs_own(
     clock: WallClock | CpuClock,
 ) -> None:
+    began_s = time.perf_counter()
     clock.begin()
     aside = clock.set_aside()
     clock.begin()
@@ -98,9 +99,10 @@ def test_what_others_compute_in_their_turns_is_not_a_micro_batchs_own(
     other = clock.end()
     clock.take_up(aside)
     own = clock.end()
+    passed_s = time.perf_counter() - began_s
     assert own is not None and other is not None
     assert other.compute_s >= 0.049
-    assert own.compute_s < other.compute_s / 2
+    assert own.compute_s <= passed_s - other.compute_s
 
 
 def test_a_fault_stretches_the_modelled_time() -> None:
@@ -167,13 +169,16 @@ def test_device_time_is_not_merely_proportional_to_tokens() -> None:
 
 def test_the_wall_clock_leaves_waiting_out() -> None:
     clock = WallClock()
+    began_s = time.perf_counter()
     clock.begin()
     clock.pause()
     time.sleep(0.05)
     clock.resume()
     measured = clock.end()
+    passed_s = time.perf_counter() - began_s
     assert measured is not None and measured.wait_s is not None
-    assert measured.compute_s < 0.05 <= measured.wait_s
+    assert measured.wait_s >= 0.05
+    assert measured.compute_s <= passed_s - measured.wait_s
 
 
 def test_the_cpu_clock_sees_cpu_time_and_stalls_but_not_waiting() -> None:

@@ -1,0 +1,64 @@
+"""The folder in which a controller and its front meet: its owner's only, and gone with it.
+
+One that was killed leaves its folder to the next controller of the same user, who takes it away.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pacekeeper.core.errors import HostError
+
+PREFIX = "pacekeeper-"
+SOCKET = "calls"
+
+
+def no_folder(why: str) -> HostError:
+    """The two processes have no place to meet."""
+    return HostError(why, remedy="let TMPDIR name a short path that can be written to")
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A folder that only this user may enter, for as long as it lasts. Raises HostError."""
+    sweep()
+    with contextlib.ExitStack() as stack:
+        try:
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
+            opened = stack.enter_context(_opened(Path(made)))
+        except OSError as error:
+            raise no_folder(f"no folder can be made for a socket: {error}") from error
+        _hold(opened)  # where nothing can be held nobody takes anything away either
+        yield Path(made)
+
+
+def sweep() -> None:
+    """Take away what killed controllers left: folders with a socket that nobody holds."""
+    for left in Path(tempfile.gettempdir()).glob(PREFIX + "*"):
+        with contextlib.suppress(OSError), _opened(left) as opened:
+            # A living one holds its folder before it makes its socket.
+            is_ours = os.fstat(opened).st_uid == os.geteuid()
+            if is_ours and (left / SOCKET).is_socket() and _hold(opened):
+                shutil.rmtree(left)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _hold(opened: int) -> bool:
+    """Until it is closed; False where somebody else does."""
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

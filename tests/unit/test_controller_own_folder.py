@@ -1,0 +1,53 @@
+"""Where a controller and its front meet: nothing of it outlives the next controller."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.controller.own_folder import SOCKET, own_folder
+from pacekeeper.core.errors import HostError
+
+
+def test_without_a_place_for_their_socket_the_controller_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(HostError, match="for a socket") as caught, own_folder():
+        pass
+    assert "TMPDIR" in str(caught.value.remedy)
+
+
+def killed_in(folder: Path) -> None:
+    """A process that made a folder there, with the socket, and was killed."""
+    code = (
+        "import os, socket\n"
+        "from pacekeeper.controller.own_folder import SOCKET, own_folder\n"
+        "with own_folder() as folder:\n"
+        "    socket.socket(socket.AF_UNIX).bind(str(folder / SOCKET))\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(folder)})
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_what_a_killed_controller_left_goes_with_the_next_one_and_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory() as short:  # a socket's name has 108 bytes
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        killed_in(Path(short))
+        (left,) = Path(short).iterdir()
+        other = Path(short) / "pacekeeper-other"
+        other.mkdir()
+        with own_folder() as living, socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(str(living / SOCKET))
+            with own_folder() as second:
+                assert set(Path(short).iterdir()) == {other, living, second}
+        assert list(Path(short).iterdir()) == [other]
+        assert not left.exists()
