@@ -8,9 +8,10 @@ Recording never disturbs: a full disk ends it with one warning, a limit ends a f
 import contextlib
 import logging
 import math
+import os
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -55,12 +56,14 @@ class Recording:
 
     def take(
         self,
-        readings: Iterable[Reading],
+        readings: Sequence[Reading],
         devices: Sequence[DeviceSample] = (),
         host: HostSample | None = None,
     ) -> None:
-        """Write down what is new; samples that were written before are not."""
+        """Write down what is new of all jobs that are looked at; samples written before are not."""
         sampled = self._new_samples([*devices, *([] if host is None else [host])])
+        for over in self._files.keys() - {(reading.job, reading.life) for reading in readings}:
+            self._close(over)  # the job is let go of; should more come, the file goes on
         for reading in readings:
             key = (reading.job, reading.life)
             lines = [attached_line(attachment) for attachment in reading.attached]
@@ -72,9 +75,8 @@ class Recording:
 
     def close(self) -> None:
         """Close all files."""
-        for file in self._files.values():
-            file.close()
-        self._files.clear()
+        for key in list(self._files):
+            self._close(key)
 
     def _new_samples(self, samples: Sequence[DeviceSample | HostSample]) -> list[str]:
         lines = []
@@ -87,35 +89,37 @@ class Recording:
 
     def _write(self, key: tuple[str, int], lines: list[str]) -> None:
         text = "".join(f"{line}\n" for line in lines)
-        size = self._sizes.get(key, 0)
-        if size > self._max_bytes:
+        if self._sizes.get(key, 0) > self._max_bytes:
             return  # it was said when the limit was met
         try:
             file = self._files.get(key) or self._open(key)
-            file.write(text)
-            file.flush()
+            if self._sizes[key] <= self._max_bytes:  # an earlier life of the agent may have met it
+                file.write(text)
+                file.flush()
         except OSError as error:
             _log.warning("record=%s job=%s given up: %s", self._directory, key[0], error.strerror)
             self._sizes[key] = self._max_bytes + 1
-            if key in self._files:
-                with contextlib.suppress(OSError):  # it still holds what could not be written
-                    self._files.pop(key).close()
+            self._close(key)
             return
-        self._sizes[key] = size + len(text)
+        self._sizes[key] += len(text)
         if self._sizes[key] > self._max_bytes:
-            _log.warning("record=%s job=%s is full: %d bytes", self._directory, *key[:1], size)
-            file.close()
-            del self._files[key]
+            size = self._sizes[key]
+            _log.warning("record=%s job=%s is full: %d bytes", self._directory, key[0], size)
+            self._close(key)
 
     def _open(self, key: tuple[str, int]) -> TextIO:
         """A new file; one of an earlier life of the agent is continued."""
         job, life = key
         name = f"{job}-{life}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self._node)}{SUFFIX}"
         path = self._directory / name
-        is_new = not path.exists() or path.stat().st_size == 0
         file = path.open("a", encoding="utf-8")
         self._files[key] = file
-        self._sizes[key] = 0 if is_new else path.stat().st_size
-        if is_new:
+        self._sizes[key] = os.fstat(file.fileno()).st_size
+        if not self._sizes[key]:
             file.write(header_line(TraceHeader(job=job, life=life, node=self._node)) + "\n")
         return file
+
+    def _close(self, key: tuple[str, int]) -> None:
+        if key in self._files:
+            with contextlib.suppress(OSError):  # it still holds what could not be written
+                self._files.pop(key).close()

@@ -64,7 +64,7 @@ class Sampler:
                 heard = _close(nvml)
                 nvml = None
             if nvml is None:
-                found = self._open(heard)
+                found = self._opened(heard)
                 opened_s = now_s
                 if isinstance(found, NoNvml):
                     self._publish((), found.reason)
@@ -73,10 +73,10 @@ class Sampler:
                 nvml, was_there = found, True
             try:
                 samples = nvml.sample(now_s)
-            except GoneError as error:
+            except Exception as error:  # the driver's, or its binding's: to be said, not to end us
                 heard = _close(nvml)
                 nvml = None
-                self._publish((), f"the driver is gone: {error}")
+                self._publish((), _why(error))
                 self._stop.wait(AGAIN_S)
                 continue
             took_s = time.monotonic() - now_s
@@ -88,11 +88,23 @@ class Sampler:
         if nvml is not None:
             nvml.close()
 
+    def _opened(self, heard: Mapping[int, Xids]) -> Nvml | NoNvml:
+        try:
+            return self._open(heard)
+        except Exception as error:
+            return NoNvml(reason=_why(error))
+
     def _publish(self, samples: tuple[DeviceSample, ...], state: str) -> None:
         self._asked_s = None
         if state != self._latest[1]:
             _log.info("nvml=%r devices=%d", state, len(samples))
         self._latest = (samples, state)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, GoneError):
+        return f"the driver is gone: {error}"
+    return f"reading NVML failed: {error!r:.200}"
 
 
 def _close(nvml: Nvml) -> Mapping[int, Xids]:

@@ -8,9 +8,10 @@ from typing import Any
 
 import click
 
-from pacekeeper.cli.client import OverError, as_dict, ask, connected
+from pacekeeper.cli.client import OverError, ask, connected
 from pacekeeper.cli.proposal_print import proposal_lines
 from pacekeeper.core.client_config import ClientConfig
+from pacekeeper.protos.plain import as_dict
 
 PRICED_WITHIN_S = 30.0  # what is approved is priced again: seconds, for the largest jobs
 LOOK_PERIOD_S = 0.2

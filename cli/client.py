@@ -15,9 +15,7 @@ from pacekeeper.core.errors import (
     PacekeeperError,
     UnreachableError,
 )
-from pacekeeper.protos.plain import as_dict
 
-__all__ = ["as_dict", "ask", "connected", "status_stub"]
 DEADLINE_S = 5.0
 SERVES_WITHIN_S = 1.0  # one of several: an answer whether it leads
 TOKEN_VARIABLE = "PACEKEEPER_TOKEN"

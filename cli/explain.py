@@ -20,8 +20,9 @@ def command(client: ClientConfig, incident: int, plot: Path | None, as_json: boo
     """Say all that is known of an incident: what was measured, why, what was planned and passed
     over, and what came of it.
     """
-    from pacekeeper.cli.client import as_dict, ask, status_stub
+    from pacekeeper.cli.client import ask, status_stub
     from pacekeeper.protos import status_pb2
+    from pacekeeper.protos.plain import as_dict
 
     with status_stub(client) as stub:
         request = status_pb2.GetExplanationRequest(incident_id=incident)

@@ -22,15 +22,16 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
     from rich.console import Console
 
     from pacekeeper.cli import fleet_print
-    from pacekeeper.cli.client import as_dict, ask, status_stub
+    from pacekeeper.cli.client import NotFoundError, ask, status_stub
     from pacekeeper.protos import status_pb2
+    from pacekeeper.protos.plain import as_dict
 
     with status_stub(client) as stub:
         nodes = list(ask(stub.ListNodes, status_pb2.ListNodesRequest(with_gone=True)).nodes)
     if node:
         nodes = [one for one in nodes if one.name == node]
         if not nodes:
-            raise click.ClickException(f"no node {node} is known; see `pacekeeper fleet --all`")
+            raise NotFoundError(f"no node {node} is known", remedy="see `pacekeeper fleet --all`")
     found = fleet_print.worst_first(nodes, with_well=with_well or bool(node))
     if as_json:
         click.echo(json.dumps({"nodes": [as_dict(one) for one in found]}))

@@ -18,8 +18,9 @@ from pacekeeper.core.client_config import ClientConfig
 @click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
 def command(client: ClientConfig, job: str, open_only: bool, watch: bool, as_json: bool) -> None:
     """Ask the controller for incidents: what was found, why, and what was done."""
-    from pacekeeper.cli.client import as_dict, ask, status_stub
+    from pacekeeper.cli.client import ask, status_stub
     from pacekeeper.protos import status_pb2
+    from pacekeeper.protos.plain import as_dict
 
     with status_stub(client) as stub:
         # Also before a watch: it has a deadline, and says so where the job is misspelt.
@@ -38,8 +39,8 @@ def command(client: ClientConfig, job: str, open_only: bool, watch: bool, as_jso
 
 def _watch(stub: Any, job: str, open_only: bool, as_json: bool) -> None:
     """Until Ctrl-C. With `open_only` an incident's closing is told too, if its life was shown."""
-    from pacekeeper.cli.client import as_dict
     from pacekeeper.protos import status_pb2
+    from pacekeeper.protos.plain import as_dict
 
     shown: set[int] = set()
     try:

@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from pacekeeper.cli.answering import who
-from pacekeeper.cli.client import NotFoundError, as_dict, ask, connected
+from pacekeeper.cli.client import NotFoundError, ask, connected
 from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.orders import OrderKind, rank_of
+from pacekeeper.protos.plain import as_dict
 
 _WORDS = {
     "cordon_node": "node {} is cordoned",

@@ -55,7 +55,7 @@ def _ask(stub: Any, job: str) -> tuple[list[Any], list[Any]]:
 
 
 def _show(jobs: list[Any], nodes: list[Any], *, as_json: bool) -> None:
-    from pacekeeper.cli.client import as_dict
+    from pacekeeper.protos.plain import as_dict
 
     if not as_json:
         _print(jobs, nodes)

@@ -1,11 +1,14 @@
 """The standby's side: a copy of the leader's store, made of a snapshot and kept by transactions.
 
-What was here before is set aside, not deleted, once a whole snapshot has come.
+What was here before is set aside, not deleted, once a whole snapshot has come. A snapshot has its
+own name before it lies where it counts: under its leader's it would lead, however old it is.
 """
 
 import asyncio
+import contextlib
 import os
 import secrets
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,8 +33,8 @@ class Copy:
     def __init__(self, path: Path, stand: Callable[[str], None]) -> None:
         """Opens what is there. Raises HostError (in use, no store of ours) and VersionError."""
         self._path, self._stand = path, stand
-        self._store = Store.open(path) if path.exists() else None
-        stand(self.name)
+        self._store: Store | None = None
+        self._open()
 
     @property
     def name(self) -> str:
@@ -44,7 +47,12 @@ class Copy:
             self._store = None
 
     async def follow(self, address: str, member: str, tls: TlsConfig) -> str:
-        """Keep a copy of the leader's store there until its stream ends; why it ended."""
+        """Keep a copy of the leader's store there until its stream ends; why it ended.
+
+        Raises HostError where the copy could not be stored. It is the one of before then, or none.
+        """
+        if self._store is None:
+            self._open()
         try:
             channel = secure.agent_channel(address, tls)
         except (ConfigError, HostError) as error:
@@ -65,6 +73,11 @@ class Copy:
             return "the stream broke"
         except TimeoutError:
             return f"no snapshot within {FIRST_PART_WITHIN_S:g} s"
+        except (OSError, sqlite3.Error) as error:
+            raise HostError(
+                f"the copy in {self._path} can not be kept: {error}",
+                remedy="give it room: without it this controller can not take over",
+            ) from None
         finally:
             call.cancel()
             await channel.close()
@@ -91,21 +104,37 @@ class Copy:
                 await call.write(stored)
             message = await call.read()
 
+    def _open(self) -> None:
+        self._store = Store.open(self._path) if self._path.exists() else None
+        self._stand(self.name)
+
     def _install(self, data: bytes, name: str, term: int) -> None:
         """Put a snapshot in the place of the store, under its own name."""
         fresh = self._path.with_name(f"{self._path.name}.incoming")
-        fresh.parent.mkdir(parents=True, exist_ok=True)
-        with fresh.open("wb") as file:
-            file.write(data)
-            os.fchmod(file.fileno(), 0o600)
-            file.flush()
-            os.fsync(file.fileno())
+        _write_named(fresh, data, name, term)
         self.close()
-        for suffix in ("-wal", "-shm"):  # of a store that was not closed: they are of no other
-            Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        _remove_logs(self._path)
         if self._path.exists():
             os.replace(self._path, f"{self._path}{SET_ASIDE}")
         os.replace(fresh, self._path)
-        self._store = Store.open(self._path)
-        self._store.name_copy(name, term)
-        self._stand(name)
+        self._open()
+
+
+def _write_named(path: Path, data: bytes, name: str, term: int) -> None:
+    """A store of its own, whole in one file and on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_logs(path)
+    with path.open("wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+        file.write(data)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _remove_logs(path: Path) -> None:
+    """Of a store that was not closed: they are of no other."""
+    for suffix in ("-wal", "-shm", "-journal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)

@@ -28,11 +28,12 @@ from pacekeeper.controller.standby_page import open_page
 from pacekeeper.controller.store import Store
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.errors import ConfigError, listen_error
+from pacekeeper.core.errors import ConfigError, HostError, listen_error
 from pacekeeper.protos import replication_pb2_grpc
 
 LOOK_S = 0.05  # between two looks whether it leads
 FOLLOW_AGAIN_S = 0.5
+STORE_AGAIN_S = 10.0  # after a copy could not be stored: each attempt takes a whole snapshot
 _log = logging.getLogger(__name__)
 
 
@@ -135,7 +136,7 @@ async def _stand_by(
     try:
         while not stop.is_set():
             if following.done():
-                following.result()  # raises: the disk, most likely
+                following.result()  # raises: our bug
             if (term := keeper.term()) is not None:
                 return term
             await pause(stop, LOOK_S)
@@ -153,13 +154,17 @@ async def _stand_by(
 async def _follow(config: ControllerConfig, keeper: Keeper, member: Member, copy: Copy) -> None:
     said = ""
     while True:
-        record = keeper.record
+        record, again_s = keeper.record, FOLLOW_AGAIN_S
         if record is not None and record.life not in ("", member.life) and record.address:
-            why = await copy.follow(record.address, member.name, config.tls)
+            try:
+                why = await copy.follow(record.address, member.name, config.tls)
+            except HostError as error:
+                why, again_s = str(error), STORE_AGAIN_S
             if why != said:
-                _log.info("leader=%s not followed any more: %s", record.address, why)
+                level = logging.INFO if again_s == FOLLOW_AGAIN_S else logging.WARNING
+                _log.log(level, "leader=%s not followed any more: %s", record.address, why)
             said = why
-        await asyncio.sleep(FOLLOW_AGAIN_S)
+        await asyncio.sleep(again_s)
 
 
 async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: asyncio.Event) -> None:
@@ -178,7 +183,8 @@ async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: async
         finally:
             watching.cancel()
     finally:
-        keeper.resign() if not stop.is_set() else None
+        if not stop.is_set():
+            keeper.resign()
 
 
 async def _watch(office: Led, stop: asyncio.Event, over: asyncio.Event) -> None:

@@ -17,7 +17,8 @@ STALE_S = 30.0
 REPEAT_S = 5.0  # an agent says the same again as often, another verdict at once
 MAX_LINE = 80  # characters: node-problem-detector cuts what is longer
 CONDITION = "PacekeeperUnfit"  # of a Kubernetes node
-_NUMBERS = ("since_unix_s", "written_unix_s")
+LAST_UNIX_S = 253402300799.0  # the end of the year 9999: no calendar goes on
+_TIMES = ("since_unix_s", "written_unix_s")
 
 
 class Fitness(StrEnum):
@@ -129,9 +130,13 @@ def decode(data: bytes) -> Verdict:
     if not isinstance(told, dict) or set(told) != set(Verdict.__slots__):
         raise ValueError(f"no verdict: expected the fields {', '.join(Verdict.__slots__)}")
     for name, value in told.items():
-        if not isinstance(value, (int, float) if name in _NUMBERS else str):
+        if not (_is_time(value) if name in _TIMES else isinstance(value, str)):
             raise ValueError(f"no verdict: impossible {name} {value!r:.40}")
     return Verdict(**told | {"fitness": Fitness(told["fitness"])})
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0.0 <= value <= LAST_UNIX_S
 
 
 def nothing_known(why: str, *, node: str, now_unix_s: float) -> Verdict:
@@ -152,4 +157,6 @@ def of_now(verdict: Verdict, *, now_unix_s: float) -> Verdict:
     if -STALE_S <= age_s <= STALE_S:
         return verdict
     why = f"the agent has said nothing for {age_s:.0f} s"
+    if age_s < 0.0:
+        why = f"the agent's word is of {-age_s:.0f} s from now: the clock was set back"
     return nothing_known(why, node=verdict.node, now_unix_s=now_unix_s)

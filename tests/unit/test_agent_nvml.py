@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.agent import nvml
+from pacekeeper.agent import sampler as sampler_module
 from pacekeeper.agent.nvml import NoNvml, Nvml, open_nvml
 from pacekeeper.agent.nvml_device import GoneError
 from pacekeeper.agent.sampler import HUNG_S, Sampler
@@ -328,3 +329,20 @@ def test_a_driver_that_hangs_is_said_to_hang_and_stops_nobody(gate: threading.Ev
     are_daemons = {thread.daemon for thread in threading.enumerate() if thread.name == "nvml"}
     assert are_daemons == {True}, "the agent's end does not wait for it"
     sampler.stop()
+
+
+def test_what_fails_unforeseen_is_said_and_tried_again(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a binding of another age may fail: the thread that reads does not end of it."""
+    monkeypatch.setattr(sampler_module, "AGAIN_S", 0.01)
+    watched = Sampler(0.01)
+    watched.start()
+    wait_for_state(watched, "ok")
+    well = driver.answers["nvmlDeviceGetUUID"]
+    driver.answers["nvmlDeviceGetUUID"] = TypeError("torn")
+    wait_for_state(watched, "reading NVML failed: TypeError('torn')")
+    assert watched.latest(0.0)[0] == ()
+    driver.answers["nvmlDeviceGetUUID"] = well
+    wait_for_state(watched, "ok")
+    watched.stop()

@@ -1,5 +1,6 @@
 """What an agent reads can be kept and replayed; keeping it disturbs nobody."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -156,3 +157,25 @@ def test_samples_go_once_into_the_file_of_each_job_that_runs(tmp_path: Path) -> 
         assert [sample.sampled_s for sample in node.host] == [2.0]
     (node,) = read_native([next(tmp_path.glob("moe*"))]).samples
     assert node.pids == {9}
+
+
+def test_the_file_of_a_job_that_is_let_go_is_closed_and_goes_on_should_more_come(
+    tmp_path: Path,
+) -> None:
+    recording = Recording.begin(tmp_path, node="n", max_bytes=1 << 20)
+    num_open = len(os.listdir("/proc/self/fd"))
+    for life in range(1, 20):  # as jobs come and go on a node, for months
+        recording.take([Reading(job="moe", life=life, records=records(0, 0))])
+    recording.take([Reading(job="moe", life=1, records=records(0, 1))])
+    recording.take([])
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    trace = read_native([tmp_path / "moe-1-n.trace.jsonl"])
+    assert trace.compute is not None
+    assert trace.compute.step.tolist() == [0, 1]
+
+
+def test_what_an_earlier_life_of_the_agent_wrote_counts_for_the_limit(tmp_path: Path) -> None:
+    for _ in range(10):
+        recorded(tmp_path, "n", 0, max_bytes=1000)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_size < 2000, "one portion more than the limit, whoever wrote it"

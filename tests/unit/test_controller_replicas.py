@@ -15,19 +15,7 @@ from pacekeeper.controller.store import Store
 from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
 from support.agents import until
-
-
-class PaperKeeper:
-    """The record names what is wanted at once, or, while it is `away`, when it is back."""
-
-    def __init__(self) -> None:
-        self.named: list[tuple[str, ...]] = []
-        self.answers = asyncio.Event()
-        self.answers.set()
-
-    async def want(self, copies: tuple[str, ...]) -> None:
-        await self.answers.wait()
-        self.named.append(copies)
+from support.replication import PaperKeeper, replicating
 
 
 class Standby:
@@ -54,22 +42,13 @@ class Standby:
 async def leading(
     folder: Path, within_s: float
 ) -> AsyncIterator[tuple[Store, Replicas, PaperKeeper, Standby]]:
-    store, keeper = Store.open(folder / "store"), PaperKeeper()
-    store.journal.is_kept = True
-    replicas = Replicas(store, keeper, term=3, sync_within_s=within_s)  # type: ignore[arg-type]
-    server = grpc.aio.server()
-    replication_pb2_grpc.add_ReplicationServiceServicer_to_server(replicas, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    standby = Standby(port, "theirs")
-    try:
-        async with asyncio.timeout(30.0):
+    async with replicating(folder, within_s) as (store, replicas, keeper, port):
+        standby = Standby(port, "theirs")
+        try:
             yield store, replicas, keeper, standby
-    finally:
-        standby.call.cancel()
-        await standby.channel.close()
-        await server.stop(None)
-        store.close()
+        finally:
+            standby.call.cancel()
+            await standby.channel.close()
 
 
 def changed(store: Store) -> Sequence[Any]:

@@ -89,7 +89,9 @@ def test_a_verdict_comes_back_as_it_was() -> None:
 @pytest.mark.parametrize(
     "data",
     [b"", b"[]", b"{}", b"\xff", b"[" * 60_000, encode(said()).replace(b'"unknown"', b'"dead"'),
-     encode(said()).replace(b"100.0", b'"x"')],
+     encode(said()).replace(b"100.0", b'"x"'), encode(said()).replace(b"100.0", b"NaN"),
+     encode(said()).replace(b"100.0", b"Infinity"), encode(said()).replace(b"100.0", b"1" * 400),
+     encode(said()).replace(b"100.0", b"-1.0"), encode(said()).replace(b"100.0", b"1e12")],
 )  # fmt: skip
 def test_what_is_no_verdict_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):

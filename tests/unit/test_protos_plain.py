@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.cli.client import as_dict
 from pacekeeper.protos import status_pb2
+from pacekeeper.protos.plain import as_dict
 
 FIELD_KINDS = {"TYPE_MESSAGE": 11, "type": 5, "has_presence": False}
 
