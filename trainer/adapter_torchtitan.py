@@ -20,6 +20,7 @@ from pacekeeper.trainer import adapting
 from pacekeeper.trainer.adapting_passes import PassTeller
 from pacekeeper.trainer.batch_work import work_of_batch
 from pacekeeper.trainer.blocks import Work
+from pacekeeper.trainer.collective_waits import waits_of_fsdp
 from pacekeeper.trainer.expert_hooks import ExpertsBegin, Routed, hooked
 from pacekeeper.trainer.wrapping import Wrapping
 
@@ -88,7 +89,7 @@ class TrainerWatch:
         if not _is_compiled(trainer.config):  # a hook would have to be compiled, too
             for part in trainer.model_parts:
                 self._hook_experts(part)
-        self.teller.waits_of_others.attach(*_waits_of_fsdp())
+        self.teller.waits_of_others.attach(*waits_of_fsdp())
 
     def _hook_experts(self, model: Any) -> None:
         for number, (name, part) in enumerate(_moe_layers(model)):
@@ -233,12 +234,3 @@ def _moe_layers(model: Any) -> list[tuple[str, Any]]:
         for name, part in model.named_modules()
         if hasattr(part, "router") and (hasattr(part, "routed_experts") or hasattr(part, "experts"))
     ]
-
-
-def _waits_of_fsdp() -> list[tuple[Any, str]]:
-    """Where torch's sharded data parallelism waits by streams: for parameters, and at the end."""
-    try:
-        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-    except ImportError:
-        return []
-    return [(FSDPParamGroup, "wait_for_unshard"), (FSDPParamGroup, "finalize_backward")]

@@ -15,8 +15,9 @@ from typing import Any, Concatenate, ParamSpec
 import torch
 
 from pacekeeper.core.expert_rows import NO_ROWS_OVER
-from pacekeeper.core.topology import Clock
+from pacekeeper.core.topology import Clock, ModelShape
 from pacekeeper.trainer import hooks
+from pacekeeper.trainer.attaching import life_of_environment
 from pacekeeper.trainer.blocks import Work
 from pacekeeper.trainer.device import device_uuid, new_event
 from pacekeeper.trainer.timing import CpuClock, DeviceEventClock, SegmentClock, WallClock
@@ -58,6 +59,7 @@ def attach(
     world_size: int | None = None,
     role: str = "train",
     ring_dir: str | None = None,
+    model: ModelShape | None = None,
 ) -> hooks.Hooks:
     """`hooks.attach` of a torch trainer's rank, with the clock of the device that it computes on.
 
@@ -66,7 +68,7 @@ def attach(
     """
     rank, world_size = place_of_rank(rank, world_size)
     clock, timer = clock_of(device)
-    life = hooks.life_of_environment() + _runs[job]
+    life = life_of_environment() + _runs[job]
     _runs[job] += 1
     return hooks.attach(
         job=job,
@@ -75,6 +77,7 @@ def attach(
         ring_dir=ring_dir,
         role=role,
         life=life,
+        model=model,
         clock=clock,
         timer=timer,
         device_uuid=device_uuid(device) if device.type == "cuda" else "",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
+from pacekeeper.core.expert_rows import rows_over
 from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import ComputeTime, SegmentClock
 
@@ -62,7 +63,10 @@ class StepResult:
 
 
 class MicroBatchTimer:
-    """Measures what runs in it. A micro-batch that raises is not told."""
+    """Measures what runs in it. A micro-batch that raises is not told.
+
+    What is known only inside, such as the rows that its experts got, is told to what it hands out.
+    """
 
     __slots__ = ("_moments", "_work")
 
@@ -70,9 +74,26 @@ class MicroBatchTimer:
         self._moments = moments
         self._work = work
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "MicroBatchTimer":
         try:
             self._moments.timer.begin()
+        except Exception as error:
+            self._moments.ring.count_error(error)
+        return self
+
+    def adds_rows(self, rows: Sequence[int] | int) -> None:
+        """In it, a layer computes so many rows at each expert of this rank; one number where only
+        the device knows which has how many. Once for each layer, not again where it is recomputed.
+        """
+        try:
+            tokens, squared, known, active, over, documents, head, share = self._work
+            if isinstance(rows, int):
+                known += rows
+            else:
+                known += sum(rows)
+                active += sum(n > 0 for n in rows)
+                over = [a + b for a, b in zip(over, rows_over(rows), strict=True)]
+            self._work = (tokens, squared, known, active, over, documents, head, share)
         except Exception as error:
             self._moments.ring.count_error(error)
 

@@ -1,8 +1,9 @@
 """Waiting in torch.distributed is not compute, whoever calls it: its waits are overheard.
 
 A foreign trainer's collectives are called in its own code and in torch's. All of them pass one of
-three places: a method of a process group (where NCCL runs what is not asynchronous), `Work.wait`,
-and the operator that waits for a functional collective, in backward passes called from C++. While
+four places: a method of a process group (where NCCL runs what is not asynchronous), `Work.wait`,
+the operator that waits for a functional collective, in backward passes called from C++, and the
+end of a backward pass, where DistributedDataParallel waits in C++ for the gradients of all. While
 a `CollectiveWaits` is attached these pause its clock. Nothing else about them is changed.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from pacekeeper.trainer.pass_watch import is_in_backward
+from pacekeeper.trainer.pass_watch import at_end_of_backward, is_in_backward
 from pacekeeper.trainer.timing import SegmentClock
 
 # Of torch 2.6 to 2.13; those that a version does not have are passed over.
@@ -28,9 +29,12 @@ _METHODS = (
     *("reduce_scatter_tensor_coalesced", "send"),
 )
 _FUNCTIONAL = "_c10d_functional"
+_RUNS = "_engine_run_backward"  # of torch.autograd: what its `backward` and `grad` call
 Call = Callable[..., Any]
 _listening: "list[CollectiveWaits]" = []  # of this process: mostly one
-_replaced: list[tuple[Any, str, Call]] = []  # owner, name, what was there
+_INHERITED = object()
+# Owner, name, what stood there: not what `getattr` makes of it, which of a C++ class is unbound.
+_replaced: list[tuple[Any, str, Any]] = []
 
 
 class CollectiveWaits:
@@ -65,8 +69,11 @@ class CollectiveWaits:
             _listening.remove(self)
         if not _listening:
             while _replaced:
-                owner, name, original = _replaced.pop()
-                setattr(owner, name, original)
+                owner, name, before = _replaced.pop()
+                if before is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
 
     def opened(self) -> None:
         """A pass began in this thread, on its present stream."""
@@ -80,6 +87,20 @@ class CollectiveWaits:
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         """A wait, if it is the pass's: one inside another counts once."""
+        is_ours = self._begins()
+        try:
+            yield
+        finally:
+            if is_ours:
+                self._ends()
+
+    def computed_all(self) -> None:
+        """All gradients of a backward pass are there; what was queued for its end runs next."""
+        if self._begins():
+            at_end_of_backward(self._ends)  # after that: DistributedDataParallel's wait
+
+    def _begins(self) -> bool:
+        """A wait begins; False where it is no wait of the pass, or lies within another."""
         is_ours = False
         try:
             if self._thread and not self._is_paused and self._is_of_pass():
@@ -87,20 +108,28 @@ class CollectiveWaits:
                 self._timer.pause()
         except Exception as error:
             self._count_error(error)
+        return is_ours
+
+    def _ends(self) -> None:
+        self._is_paused = False
         try:
-            yield
-        finally:
-            if is_ours:
-                self._is_paused = False
-                try:
-                    self._timer.resume()
-                except Exception as error:
-                    self._count_error(error)
+            self._timer.resume()
+        except Exception as error:
+            self._count_error(error)
 
     def _is_of_pass(self) -> bool:
         if threading.get_ident() != self._thread and not is_in_backward():
             return False
         return bool(_current_stream() == self._stream)
+
+
+def waits_of_fsdp() -> list[tuple[Any, str]]:
+    """Where torch's sharded data parallelism waits by streams: for parameters, and at the end."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    except ImportError:
+        return []
+    return [(FSDPParamGroup, "wait_for_unshard"), (FSDPParamGroup, "finalize_backward")]
 
 
 def _current_stream() -> Any:
@@ -112,13 +141,15 @@ def _replace_all() -> None:
         if hasattr(c10d.ProcessGroup, name):
             _replace(c10d.ProcessGroup, name)
     _replace(c10d.Work, "wait")
+    if hasattr(torch.autograd, _RUNS):
+        _replace(torch.autograd, _RUNS, _ended_by_waits)
     _functional_kernels()
 
 
-def _replace(owner: Any, name: str) -> None:
-    original = getattr(owner, name)
-    setattr(owner, name, _overheard(original))
-    _replaced.append((owner, name, original))
+def _replace(owner: Any, name: str, by: "Callable[[Call], Call] | None" = None) -> None:
+    before = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, (by or _overheard)(getattr(owner, name)))
+    _replaced.append((owner, name, before))
 
 
 def _overheard(original: Call) -> Call:
@@ -132,6 +163,36 @@ def _overheard(original: Call) -> Call:
             return original(*args, **kwargs)
 
     return waiting
+
+
+def _ended_by_waits(run: Call) -> Call:
+    """The engine's run of a backward pass, `run(outputs, ...)`; not one inside another, which does
+    a part of the forward again.
+    """
+
+    @functools.wraps(run)
+    def running(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _listening or is_in_backward():
+            return run(outputs, *args, **kwargs)
+        first = [True]
+
+        def begun(gradient: Any) -> None:
+            if first:  # queued before anybody else's callback, and so run before
+                first.clear()
+                at_end_of_backward(_computed_all)
+
+        with contextlib.ExitStack() as hooks:
+            for output in outputs:
+                if isinstance(output, torch.Tensor) and output.requires_grad:
+                    hooks.callback(output.register_hook(begun).remove)
+            return run(outputs, *args, **kwargs)
+
+    return running
+
+
+def _computed_all() -> None:
+    for one in _listening:
+        one.computed_all()
 
 
 @functools.cache

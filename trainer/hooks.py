@@ -29,19 +29,19 @@ from pacekeeper.core.records import (
     SnapshotRecord,
 )
 from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.trainer.attaching import checked_place, life_of_environment
 from pacekeeper.trainer.blocks import Loading, MicroBatchTimer, StepResult, Waiting, Work
 from pacekeeper.trainer.offers import Offers, PlanOffer
 from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import (
     MAX_LATE,
     ComputeTime,
-    DeviceEventClock,
+    LateClock,
     SegmentClock,
     WallClock,
 )
 
 RING_DIR_VARIABLE = "PACEKEEPER_RING_DIR"
-LIFE_VARIABLE = "PACEKEEPER_LIFE"
 _log = logging.getLogger(__name__)
 
 
@@ -68,8 +68,9 @@ def attach(
     PACEKEEPER_LIFE; without one, launches are told apart by the pids of their ranks. `can_probe`:
     this trainer answers `probe_asked`. Without a
     usable directory the hooks do nothing, with one warning. Raises ValueError for a wrong job
-    name, rank or life only.
+    name, rank, world size or life only.
     """
+    rank, world_size = checked_place(rank, world_size)
     if life is None:
         life = life_of_environment()
     attachment = Attachment(
@@ -90,6 +91,8 @@ def attach(
 
 class Hooks:
     """The five moments of one rank. Use from the training thread."""
+
+    micro_batch_block = MicroBatchTimer
 
     def __init__(self, ring: Ring, rank: int, timer: SegmentClock) -> None:
         self.ring = ring
@@ -347,7 +350,7 @@ class Hooks:
     def detach(self) -> None:
         """The rank is done. Its ring stays for the agent to read to its end."""
         try:
-            if isinstance(self.timer, DeviceEventClock):
+            if isinstance(self.timer, LateClock):
                 self._tell_late(self.timer.known())
         except Exception as error:
             self.ring.count_error(error)
@@ -374,7 +377,7 @@ class Hooks:
         tensor_share: float = 1.0,
     ) -> MicroBatchTimer:
         """A micro-batch as a `with` block; what `waiting` covers does not count as compute."""
-        return MicroBatchTimer(
+        return self.micro_batch_block(
             self,
             (
                 tokens, sum_len_squared, expert_rows, num_active_experts, rows_over, num_documents,
@@ -389,10 +392,3 @@ class Hooks:
     def loading(self) -> Loading:
         """Around the wait for the next input, inside or outside `step`; not in a micro-batch."""
         return Loading(self)
-
-
-def life_of_environment() -> int:
-    text = os.environ.get(LIFE_VARIABLE, "")
-    if text and not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{LIFE_VARIABLE}: expected a whole number above 0, got {text!r}")
-    return int(text or 0)

@@ -11,6 +11,7 @@ import hashlib
 import logging
 import mmap
 import os
+import sys
 import weakref
 from pathlib import Path
 from zlib import adler32
@@ -28,8 +29,10 @@ from pacekeeper.core.ring import (
     SLOTS_OFFSET,
 )
 from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer import ring_locks
 
 MAX_ERRORS = 3
+_OURS = ("pacekeeper.trainer.", "torch.")
 _BEING_WRITTEN = bytes(8)
 _COMMAND_REST = COMMAND_OFFSET + len(_BEING_WRITTEN)
 _put_rest = SLOT_REST.pack_into
@@ -91,6 +94,7 @@ class Ring:
         self._heard = _BEING_WRITTEN  # sequence of the command that was taken in
         self._command = ring.CommandSlot()
         self._term = 0  # the highest of any command
+        self._is_inherited = False  # by a forked child, which has not tried to write
         _rings.add(self)
 
     @classmethod
@@ -117,17 +121,32 @@ class Ring:
                 # and that is how the agent knows, whatever the name space of pids.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_SH)
+            writer = ring_locks.writer_of(path)
+            if writer == os.getpid() and not any(r.path == path and r.is_armed for r in _rings):
+                writer = 0  # detached; a child that was forked meanwhile keeps the lock
             fresh.rename(path)
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError, ValueError):
                 fresh.unlink(missing_ok=True)
             _log.warning(
-                "rank=%d not watched: no ring at %s: %s; training goes on without pacekeeper",
+                "rank=%d not watched: no ring at %s: %s; training goes on without pacekeeper. "
+                "ring_dir= or PACEKEEPER_RING_DIR must name the agent's --ring-dir, where this "
+                "user may make files",
                 attachment.rank,
                 path,
                 error,
             )
             return cls(None, None, reason=str(error))
+        if writer:
+            _log.warning(
+                "rank=%d of job %s: %s; from now on only this attachment is heard",
+                attachment.rank,
+                attachment.job,
+                "attached before in this process, and not detached"
+                if writer == os.getpid()
+                else f"process {writer} on this node attached as the same rank and is alive: "
+                "see rank= and world_size=, or give this job another name",
+            )
         return cls(path, memory, life=attachment.life)
 
     @property
@@ -145,9 +164,13 @@ class Ring:
         """The same for a record that is packed already. Few calls: after a wait each is cold."""
         slots = self._slots
         if slots is None:
+            if self._is_inherited:
+                self._say_inherited()
             return
         try:
             index = self._index
+            if index == SLOT_COUNT:
+                self._say_unread()
             sequence = (index + 1).to_bytes(8, "little")
             offset = SLOTS_OFFSET + index % SLOT_COUNT * SLOT_BYTES
             # Sequence 0 while the rest changes, the true one last: a reader sees a torn slot. As
@@ -253,23 +276,57 @@ class Ring:
     def close(self) -> None:
         """Stop writing. The file stays for the agent to read to its end."""
         if self._memory is not None:
+            if 0 < self._index <= SLOT_COUNT:  # else it is said already
+                self._say_unread()
             self._memory.close()
         self._memory = self._slots = None
 
     def let_go(self) -> None:
         """In a forked child, say: the ring is its parent's."""
+        self._is_inherited = self._slots is not None
         self._memory = self._slots = None
         self.reason = "a forked child does not write its parent's ring"
+
+    def _say_inherited(self) -> None:
+        self._is_inherited = False
+        _log.warning(
+            "ring=%s is of the process that this one was forked from: nothing of this one is told; "
+            "attach after the fork, in the process that trains",
+            self.path,
+        )
+
+    def _say_unread(self) -> None:
+        if self.heartbeat_mono_s() == 0.0:
+            _log.warning(
+                "ring=%s no agent has read any of %d records: does `pacekeeper agent` run on this "
+                "node, with this --ring-dir?",
+                self.path,
+                self._index,
+            )
 
     def count_error(self, error: Exception) -> None:
         """Something of ours went wrong: say so once, stop writing when it keeps going wrong."""
         self.num_errors += 1
         if self.num_errors == 1:
-            _log.warning("ring=%s lost a record: %s: %s", self.path, type(error).__name__, error)
+            _log.warning(
+                "ring=%s lost a record, told at %s: %s: %s",
+                self.path,
+                _caller(),
+                type(error).__name__,
+                error,
+            )
         elif self.num_errors == MAX_ERRORS:
             self._slots = None
             self.reason = f"disarmed after {MAX_ERRORS} errors: {error}"
             _log.warning("ring=%s %s; training goes on unwatched", self.path, self.reason)
+
+
+def _caller() -> str:
+    """Where ours was called: the innermost line that is not of these folders."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _let_go_of_all() -> None:

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 MAX_LATE = 64  # micro-batches that a device may be behind: more kernels than it queues
 SCHEDSTAT = "/proc/thread-self/schedstat"
@@ -55,6 +55,14 @@ class SegmentClock(Protocol):
 
     def end(self) -> ComputeTime | None:
         """The micro-batch's compute is over. None: not known yet (asynchronous devices)."""
+
+
+@runtime_checkable
+class LateClock(Protocol):
+    """A clock that may know the times of micro-batches only after `end`."""
+
+    def known(self) -> list[ComputeTime]:
+        """Of the micro-batches not told yet, those that are known; oldest first."""
 
 
 class PipelineClock(SegmentClock, Protocol):

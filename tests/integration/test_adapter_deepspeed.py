@@ -3,17 +3,12 @@
 Not in CI, where DeepSpeed is not installed: docs/trainer-deepspeed.md says how to run them.
 """
 
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from pacekeeper.protos import status_pb2
-from support.agents import PATIENCE_S
-from support.controllers import ControllerProcess, until
 from support.foreign_ranks import Ranks, needs
-from support.foreign_watch import watched_node
+from support.foreign_watch import SLOW_FROM, incidents_of_a_slow_rank
 
 pytestmark = [needs("deepspeed", "docs/trainer-deepspeed.md"), pytest.mark.timeout(600)]
 RANK = "support.deepspeed_rank"
@@ -71,31 +66,6 @@ def test_stages_of_a_pipeline_tell_each_micro_batch_of_theirs(tmp_path: Path) ->
 def test_a_slow_rank_is_found_and_long_sequences_and_hot_experts_accuse_nobody(
     tmp_path: Path,
 ) -> None:
-    tokens = [256 + 64 * ((5 * step) % 7) for step in range(7)]
-    batches = [[[[4, n // 4]] for n in tokens], [[[1, n]] for n in tokens]]
-    with ControllerProcess(tmp_path) as controller, watched_node(tmp_path, controller) as node:
-        ranks = Ranks(
-            RANK,
-            tmp_path,
-            rings=str(node.rings),
-            steps=90,
-            accumulates=1,
-            batches=batches,
-            vocabulary=2,  # an expert or two get everything
-            burns=[20, 240],
-            slow_from=50,
-        )
-        try:
-            ranks.end()
-        finally:
-            ranks.kill()
-
-        def incidents() -> list[Any]:
-            request = status_pb2.ListIncidentsRequest(job="job")
-            return list(controller.status.ListIncidents(request, timeout=5.0).incidents)
-
-        (found,) = until("the slow rank is found", incidents, PATIENCE_S)
-        time.sleep(1.0)  # for others, if there were any
-        assert len(incidents()) == 1
-        assert (found.kind, found.rank) == ("device", 1)
-        assert found.onset_step >= 49
+    (found,) = incidents_of_a_slow_rank(RANK, tmp_path, burns=[20, 240])
+    assert (found.kind, found.rank) == ("device", 1)
+    assert found.onset_step >= SLOW_FROM - 1

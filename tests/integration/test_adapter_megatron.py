@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.foreign_ranks import Ranks, needs
+from support.foreign_watch import SLOW_FROM, SLOWNESS, incidents_of_a_slow_rank
 
 pytestmark = [needs("megatron", "docs/trainer-megatron.md"), pytest.mark.timeout(600)]
 RANK = "support.megatron_rank"
@@ -67,3 +68,12 @@ def test_stages_tell_passes_that_take_turns(tmp_path: Path) -> None:
         for step in told.steps:
             spent_s = sum(r.compute_s for r in told.micro_batches if r.step == step.step)
             assert spent_s < step.duration_s
+
+
+def test_a_slow_rank_is_found_and_long_sequences_and_hot_experts_accuse_nobody(
+    tmp_path: Path,
+) -> None:
+    (found,) = incidents_of_a_slow_rank(RANK, tmp_path, paces=[1.0, SLOWNESS])
+    assert (found.kind, found.rank) == ("device", 1)
+    assert found.onset_step >= FIRST + SLOW_FROM - 1
+    assert found.slowdown == pytest.approx(SLOWNESS, rel=0.3)

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 from support.foreign_ranks import Ranks, needs
+from support.foreign_watch import SLOW_FROM, SLOWNESS, incidents_of_a_slow_rank
 
 pytestmark = [needs("torchtitan", "docs/trainer-torchtitan.md"), pytest.mark.timeout(600)]
+RANK = "support.torchtitan_rank"
 FIRST = 101  # torchtitan counts from 1; this job was resumed after 100
 
 
 def test_each_pass_is_told_once_with_the_rows_of_its_experts(tmp_path: Path) -> None:
-    ranks = Ranks("support.torchtitan_rank", tmp_path, evaluates_after=[2])
+    ranks = Ranks(RANK, tmp_path, evaluates_after=[2])
     ranks.end()
     told = [ranks.told(rank) for rank in range(2)]
     for rank in range(2):
@@ -41,3 +43,12 @@ def test_each_pass_is_told_once_with_the_rows_of_its_experts(tmp_path: Path) -> 
             rows = sum(r.expert_rows for r in told[rank].micro_batches if r.step == FIRST + step)
             loads = [r.counts for one in told for r in one.loads if r.step == FIRST + step]
             assert rows == sum(sum(counts[2 * rank : 2 * rank + 2]) for counts in loads)
+
+
+def test_a_slow_rank_is_found_and_long_sequences_and_hot_experts_accuse_nobody(
+    tmp_path: Path,
+) -> None:
+    (found,) = incidents_of_a_slow_rank(RANK, tmp_path, paces=[1.0, SLOWNESS])
+    assert (found.kind, found.rank) == ("device", 1)
+    assert found.onset_step >= FIRST + SLOW_FROM - 1
+    assert found.slowdown == pytest.approx(SLOWNESS, rel=0.3)

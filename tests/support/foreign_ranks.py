@@ -37,7 +37,9 @@ CASE: Case = {
     "burns": [1, 1],  # by rank, from `slow_from` on; before it all burn as rank 0 does
     "slow_from": 0,
     "evaluates_after": [],
+    "paces": [],  # slowness by rank, from `slow_from` on, of emulated devices; empty: none
 }
+S_PER_TOKEN, S_PER_SQUARE, S_PER_ROW = 1e-4, 2.5e-7, 2.5e-5
 
 
 def needs(library: str, how: str) -> pytest.MarkDecorator:
@@ -61,6 +63,29 @@ class Burning(nn.Module):
                 torch.nn.functional.gelu(self.layer(x))
         result: Tensor = self.layer(x)
         return result
+
+
+class Device:
+    """Takes its time for training, in proportion to the work: busy test machines tell no tales."""
+
+    def __init__(self, case: Case, rank: int) -> None:
+        self._paces, self._slow_from, self._rank = case["paces"], case["slow_from"], rank
+        self._slowness = 1.0
+
+    def step_begins(self, step: int) -> None:
+        if self._paces and step >= self._slow_from:
+            self._slowness = self._paces[self._rank]
+
+    def takes_sequences(self, tokens: Tensor) -> None:
+        rows, length = tokens.shape
+        self._takes(rows * length * (S_PER_TOKEN + length * S_PER_SQUARE))
+
+    def takes_rows_of(self, experts: nn.Module) -> None:
+        experts.register_forward_pre_hook(lambda _, args: self._takes(len(args[0]) * S_PER_ROW))
+
+    def _takes(self, spent_s: float) -> None:
+        if self._paces and torch.is_grad_enabled():
+            time.sleep(spent_s * self._slowness)
 
 
 def begin(arguments: Sequence[str]) -> tuple[Case, int]:

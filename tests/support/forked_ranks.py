@@ -11,7 +11,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -94,12 +94,16 @@ def _await_all(pids: list[int]) -> int:
     return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != 0 for pid in pids)
 
 
-def run_all(rank_of: Callable[[str, Path, Path, int], None], alone: Callable[[Path], None]) -> int:
-    """What such a script does, `python -m support.X RINGS FOLDER`: lone runs, and two jobs of two
+def run_all(
+    rank_of: Callable[[str, Path, Path, int], None],
+    alone: Callable[[Path], None],
+    jobs: Sequence[str] = ("slow", "uneven"),
+) -> int:
+    """What such a script does, `python -m support.X RINGS FOLDER`: lone runs, and jobs of two
     ranks, one with a slow rank, one with uneven sequences. 0 where all ended well.
     """
     rings, folder = Path(sys.argv[1]), Path(sys.argv[2])
     pids = [fork(lambda: alone(folder), {}, folder / "alone.log")]
-    for job in ("slow", "uneven"):
+    for job in jobs:
         pids += fork_ranks(functools.partial(rank_of, job, rings, folder), folder / job)
     return _await_all(pids)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from support.foreign_ranks import Burning, Case, batches_of, begin
+from support.foreign_ranks import Case, Device, batches_of, begin
 
 
 class CudaIsTheCpu(TorchFunctionMode):
@@ -132,7 +132,7 @@ def _model(size: int, stages: int) -> Any:
             num_experts=4, moe_grouped_gemm=False
         ),
         vocab_size=64,
-        max_sequence_length=256,
+        max_sequence_length=1024,
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
@@ -145,12 +145,13 @@ def _train(
         get_forward_backward_func,
     )
 
-    burning = Burning(256)
+    device = Device(case, rank)
+    for layer in model.decoder.layers:
+        device.takes_rows_of(layer.mlp.experts)
 
     def forward_step(batches: Iterator[Tensor], model: Any) -> Any:
         tokens = next(batches)
-        for _ in range(Burning.times - 1):
-            burning(torch.ones(64, 256))
+        device.takes_sequences(tokens)
         places = torch.arange(tokens.shape[1]).expand_as(tokens)
         output = model(tokens, places, None, labels=tokens)
         return output, lambda losses: (losses.mean(), {"loss": losses.mean().detach()})
@@ -167,7 +168,7 @@ def _train(
         )
 
     for step in range(case["steps"]):
-        Burning.times = case["burns"][rank if step >= case["slow_from"] else 0]
+        device.step_begins(step)
         optimizer.zero_grad()
         run(batches_of(case, rank, step), forward_only=False)
         optimizer.step()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from support.foreign_ranks import Burning, Case, batches_of, begin
+from support.foreign_ranks import Case, Device, batches_of, begin
 
 HIDDEN = 32
 
@@ -42,16 +42,20 @@ def main() -> None:
 
 
 class Model(nn.Module):
-    """Embedding, a dense layer that may burn, torchtitan's MoE with half of its experts, logits."""
+    """Embedding, a dense layer, torchtitan's MoE with half of its experts, logits."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: Device) -> None:
         super().__init__()
         self.embed = nn.Embedding(64, HIDDEN)
-        self.dense = Burning(HIDDEN)
-        self.layers = nn.ModuleDict({"1": nn.ModuleDict({"moe": _moe(size)})})
+        self.dense = nn.Linear(HIDDEN, HIDDEN)
+        self.device = device
+        moe = _moe(size)
+        device.takes_rows_of(moe.routed_experts.inner_experts)
+        self.layers = nn.ModuleDict({"1": nn.ModuleDict({"moe": moe})})
         self.head = nn.Linear(HIDDEN, 64)
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+        self.device.takes_sequences(tokens)
         x = self.dense(self.embed(tokens))
         logits: Tensor = self.head(x + self.layers["1"]["moe"](x))  # type: ignore[index]
         return logits
@@ -89,7 +93,8 @@ def _trainer(case: Case, rank: int) -> Any:
 
     dist_utils.set_spmd_backend("partial_dtensor")
     trainer: Any = object.__new__(Trainer)
-    model = Model(case["world_size"])
+    device = Device(case, rank)
+    model = Model(case["world_size"], device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     nothing = SimpleNamespace
     trainer.device = torch.device("cpu")
@@ -134,7 +139,7 @@ def _trainer(case: Case, rank: int) -> Any:
     dist_utils.clip_grad_norm_ = lambda parameters, *a, **k: nn.utils.clip_grad_norm_(
         parameters, 1.0
     )
-    trainer.dataloader = _Batches(case, rank)
+    trainer.dataloader = _Batches(case, rank, device)
     return trainer
 
 
@@ -148,11 +153,12 @@ def _alone() -> Any:
 
 
 class _Batches:
-    def __init__(self, case: Case, rank: int) -> None:
-        self._case, self._rank = case, rank
+    def __init__(self, case: Case, rank: int, device: Device) -> None:
+        self._case, self._rank, self._device = case, rank, device
 
     def __iter__(self) -> Iterator[Any]:
         for step in range(self._case["steps"]):
+            self._device.step_begins(step)
             for tokens in batches_of(self._case, self._rank, step):
                 yield {"input": tokens}, tokens
 

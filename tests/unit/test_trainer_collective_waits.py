@@ -8,8 +8,11 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
+from torch.utils.checkpoint import checkpoint
 
+from pacekeeper.trainer import collective_waits
 from pacekeeper.trainer.collective_waits import CollectiveWaits
+from pacekeeper.trainer.pass_watch import at_end_of_backward
 from pacekeeper.trainer.timing import ComputeTime
 
 
@@ -43,7 +46,9 @@ class Broken(Told):
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """A process group of this process."""
+    """A process group of this process, in which nobody listens yet."""
+    for left in list(collective_waits._listening):  # by a test of another file
+        left.detach()
     dist.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -106,7 +111,49 @@ def test_functional_collectives_are_waits_where_they_are_used(
     forward = clock.num_waits
     total.backward()  # from C++: no Python of torch's is in between
     assert forward == 1
+    assert clock.num_waits == 2 + 1  # the last one: the end of the backward pass
+
+
+def test_what_is_queued_for_the_end_of_a_backward_pass_is_a_wait(
+    waits: CollectiveWaits, clock: Told
+) -> None:
+    """As DistributedDataParallel waits there for the gradients of all ranks."""
+    leaf, heard = torch.ones(2, requires_grad=True), []
+    leaf.register_hook(lambda _: at_end_of_backward(lambda: heard.append(clock.heard[-1])))
+    for _ in range(2):
+        waits.opened()
+        (leaf * 2).sum().backward()
+        waits.closed()
+    assert heard == ["pause", "pause"]
     assert clock.num_waits == 2
+    (leaf * 2).sum().backward()  # in no pass
+    assert clock.num_waits == 2
+
+
+def test_a_backward_pass_within_another_has_no_end_of_its_own(
+    waits: CollectiveWaits, clock: Told
+) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    waits.opened()
+    again: torch.Tensor = checkpoint(torch.sin, leaf * 2, use_reentrant=True)
+    (again.sum() + leaf.sum()).backward()
+    assert clock.num_waits == 1
+    assert leaf.grad is not None
+
+
+def test_no_backward_pass_is_changed_by_being_heard(
+    waits: CollectiveWaits, errors: list[Exception]
+) -> None:
+    leaf = torch.ones(2, requires_grad=True)
+    waits.opened()
+    (slope,) = torch.autograd.grad((leaf**3).sum(), leaf, create_graph=True)
+    slope.sum().backward()
+    assert leaf.grad is not None and leaf.grad.tolist() == [6.0, 6.0]
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        torch.ones(()).backward()
+    torch.autograd.backward([leaf.sum(), (leaf * 2).sum()])
+    assert leaf.grad.tolist() == [9.0, 9.0]
+    assert errors == []
 
 
 def test_a_wait_within_a_wait_counts_once(waits: CollectiveWaits, clock: Told) -> None:
@@ -184,3 +231,24 @@ def test_who_is_the_last_to_go_puts_everything_back(
     assert c10d.Work.wait is not before[1]
     other.detach()
     assert (c10d.ProcessGroup.allreduce, c10d.Work.wait) == before
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)  # a process trains on, evaluates, saves
+    dist.broadcast(tensor, 0, async_op=True).wait()
+    dist.barrier()
+    assert tensor.tolist() == [1.0] * 3
+
+
+def test_a_method_that_is_inherited_is_so_again(alone: None, errors: list[Exception]) -> None:
+    class Group:
+        def gather(self) -> int:
+            return 7
+
+    class Sharded(Group):
+        pass
+
+    waits = CollectiveWaits(Told(), errors.append)
+    waits.attach((Sharded, "gather"))
+    assert "gather" in vars(Sharded)
+    waits.detach()
+    assert "gather" not in vars(Sharded)
+    assert Sharded().gather() == 7

@@ -26,6 +26,7 @@ from pacekeeper.core.records import (
     StepRecord,
 )
 from pacekeeper.trainer import hooks
+from pacekeeper.trainer.attaching import LIFE_VARIABLE
 from pacekeeper.trainer.offers import PlanOffer
 from pacekeeper.trainer.timing import ComputeTime
 from support.rings import records_in
@@ -286,9 +287,9 @@ def test_the_launcher_numbers_the_lives(tmp_path: Path, monkeypatch: pytest.Monk
         return made.ring.life
 
     assert life() == 0
-    monkeypatch.setenv(hooks.LIFE_VARIABLE, "1763712000000")
+    monkeypatch.setenv(LIFE_VARIABLE, "1763712000000")
     assert (life(), life(5)) == (1763712000000, 5)
-    monkeypatch.setenv(hooks.LIFE_VARIABLE, "soon")
+    monkeypatch.setenv(LIFE_VARIABLE, "soon")
     with pytest.raises(ValueError, match="PACEKEEPER_LIFE: expected a whole number"):
         life()
 
