@@ -268,7 +268,7 @@ class Intake:
         if known is not None and known.inode == status.st_ino:
             if status.st_size == ring.FILE_BYTES:
                 return None, []
-            known.close()  # somebody cut the file: touching the mapping would kill the agent
+            known.close()  # somebody cut the file: what is left of it is no ring
             del job.rings[file_name]
         was = job.read.get(file_name)
         if was is not None and (was.inode, was.ctime_ns) == (status.st_ino, status.st_ctime_ns):

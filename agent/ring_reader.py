@@ -2,23 +2,27 @@
 
 A slot is read again later while it is being written, skipped and counted where its bytes do not fit
 on a second look either, and passed over where the writer was faster. Nothing waits, nothing raises.
+Nothing is mapped: who may write a file may cut it, and a mapping of it would end the agent then.
 """
 
 import fcntl
-import mmap
+import logging
 import os
 import stat
+import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.core import ring
-from pacekeeper.core.errors import VersionError
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment
 from pacekeeper.protos import wire
 
 LATER_SLOTS_ASKED = 4  # before a record that does not come is given up
 MAX_RECORDS_PER_LOOK = 4096  # per ring and look: one busy rank must not starve the others
+_LOOKED_AT = LATER_SLOTS_ASKED + 2  # slots, the last one that was read among them
+_SEQUENCES = struct.Struct("<" + f"Q{ring.SLOT_BYTES - ring.SEQUENCE.size}x" * _LOOKED_AT)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -35,16 +39,18 @@ class RingReader:
     """One open ring. `said` is what its command slot holds now.
 
     `was_held`: its writer held the file's lock when we opened it, so the lock tells of its end.
+    `trouble`: why it can not be read to its end, or written; it was said.
     """
 
     path: Path
     inode: int
-    memory: mmap.mmap
+    descriptor: int
     attachment: Attachment
     index: int = 0
     said: ring.CommandSlot = field(default_factory=ring.CommandSlot)
     command_sequence: int = 0
     was_held: bool = False
+    trouble: str = ""
     _stuck_at: int = -1
     _misfit_at: int = -1
 
@@ -101,12 +107,15 @@ class RingReader:
 
     def _is_quiet(self) -> bool:
         """Has nothing been written since the last look? Most looks end here, for little."""
-        if self._sequence_at(self.index - 1) == self.index + ring.SLOT_COUNT:
+        first = (self.index - 1) % ring.SLOT_COUNT
+        if first + _LOOKED_AT <= ring.SLOT_COUNT:
+            area = self._read(ring.slot_offset(first), _SEQUENCES.size)
+            before, *later = _SEQUENCES.unpack(area)
+        else:  # they go on at the ring's beginning
+            before, *later = (self._sequence_at(self.index - 1 + i) for i in range(_LOOKED_AT))
+        if before == self.index + ring.SLOT_COUNT:
             return False  # the writer came round
-        return all(
-            self._sequence_at(index) <= index
-            for index in range(self.index, self.index + LATER_SLOTS_ASKED + 1)
-        )
+        return all(sequence <= index for index, sequence in enumerate(later, start=self.index))
 
     def _is_misfit_still(self) -> bool:
         """Did the look before this one find the same record not to fit?"""
@@ -135,14 +144,41 @@ class RingReader:
             return False
 
     def _decode(self, index: int) -> Record | None:
-        offset = ring.slot_offset(index)
-        before = self._sequence_at(index)
-        slot = self.memory[offset : offset + ring.SLOT_BYTES]
+        slot = self._read(ring.slot_offset(index), ring.SLOT_BYTES)
+        before: int = ring.SEQUENCE.unpack_from(slot)[0]
         return ring.decode_slot(index, before, slot, self._sequence_at(index))
 
     def _sequence_at(self, index: int) -> int:
-        sequence: int = ring.SEQUENCE.unpack_from(self.memory, ring.slot_offset(index))[0]
+        data = self._read(ring.slot_offset(index), ring.SEQUENCE.size)
+        sequence: int = ring.SEQUENCE.unpack(data)[0]
         return sequence
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """These bytes of the file; zeros where it was cut: nothing is written there."""
+        try:
+            data = os.pread(self.descriptor, size, offset)
+        except OSError as error:
+            data = b""
+            self._say(f"can not be read: {error.strerror}")
+        if len(data) < size:
+            self._say(f"was cut short: {offset + len(data)} bytes, a ring has {ring.FILE_BYTES}")
+            return data.ljust(size, b"\0")
+        return data
+
+    def _write(self, data: bytes, offset: int) -> None:
+        """Put bytes there; nothing where the file was cut: that would make it longer again."""
+        try:
+            if (size := os.fstat(self.descriptor).st_size) != ring.FILE_BYTES:
+                self._say(f"was cut short: {size} bytes, a ring has {ring.FILE_BYTES}")
+                return
+            os.pwrite(self.descriptor, data, offset)
+        except OSError as error:
+            self._say(f"can not be written: {error.strerror}")
+
+    def _say(self, trouble: str) -> None:
+        if not self.trouble:
+            _log.warning("file=%s %s", self.path, trouble)
+            self.trouble = trouble
 
     def write_command(self, command: ring.CommandSlot) -> None:
         """Put the command into the slot: sequence last, so that a rank sees it whole or not."""
@@ -151,14 +187,13 @@ class RingReader:
         self.said = command
         self.command_sequence += 1
         data = ring.encode_command(self.command_sequence, command)
-        start = ring.COMMAND_OFFSET
-        self.memory[start : start + 8] = bytes(8)
-        self.memory[start + 8 : start + len(data)] = data[8:]
-        self.memory[start : start + 8] = data[:8]
+        self._write(bytes(8), ring.COMMAND_OFFSET)
+        self._write(data[8:], ring.COMMAND_OFFSET + 8)
+        self._write(data[:8], ring.COMMAND_OFFSET)
 
     def beat(self, now_s: float) -> None:
         """Tell the rank that somebody reads."""
-        ring.HEARTBEAT.pack_into(self.memory, ring.HEARTBEAT_OFFSET, now_s)
+        self._write(ring.HEARTBEAT.pack(now_s), ring.HEARTBEAT_OFFSET)
 
     def has_ended(self) -> bool:
         """Has the process that wrote this ring ended, for sure? Its lock, seen held, is free."""
@@ -184,8 +219,10 @@ class RingReader:
         return False
 
     def close(self) -> None:
-        """Give the mapping back; the file is not touched."""
-        self.memory.close()
+        """Let go of it; the file is not touched."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def open_ring(path: Path, job: str, now_s: float) -> RingReader:
@@ -202,23 +239,22 @@ def open_ring(path: Path, job: str, now_s: float) -> RingReader:
             raise ValueError("not a regular file")
         if status.st_size != ring.FILE_BYTES:
             raise ValueError(f"{status.st_size} bytes, a ring has {ring.FILE_BYTES}")
-        memory = mmap.mmap(descriptor, ring.FILE_BYTES)
-    finally:
-        os.close(descriptor)
-    try:
-        attachment = ring.decode_header(memory[: ring.COMMAND_OFFSET])
+        data = os.pread(descriptor, ring.FILE_BYTES, 0)
+        if len(data) < ring.FILE_BYTES:
+            raise ValueError(f"was cut short: {len(data)} bytes, a ring has {ring.FILE_BYTES}")
+        attachment = ring.decode_header(data[: ring.COMMAND_OFFSET])
         _check(attachment, path.name, job)
-    except (ValueError, VersionError):
-        memory.close()
+    except BaseException:
+        os.close(descriptor)
         raise
     reader = RingReader(
         path=path,
         inode=status.st_ino,
-        memory=memory,
+        descriptor=descriptor,
         attachment=attachment,
-        index=_oldest_index(memory),
+        index=_oldest_index(data),
     )
-    reader.command_sequence, reader.said = _old_command(memory, now_s)
+    reader.command_sequence, reader.said = _old_command(data, now_s)
     if status.st_uid not in (0, os.geteuid()):
         # A fence that another user could move would lock this node's agent out of every controller.
         reader.said = replace(reader.said, term=0)
@@ -238,21 +274,21 @@ def _check(attachment: Attachment, file_name: str, job: str) -> None:
     wire.attachment_to_message(attachment)
 
 
-def _oldest_index(memory: mmap.mmap) -> int:
+def _oldest_index(data: bytes) -> int:
     """Number of the oldest record in the ring; 0 for an empty one."""
     present = []
     for slot in range(ring.SLOT_COUNT):
-        (sequence,) = ring.SEQUENCE.unpack_from(memory, ring.slot_offset(slot))
+        (sequence,) = ring.SEQUENCE.unpack_from(data, ring.slot_offset(slot))
         if sequence and (sequence - 1) % ring.SLOT_COUNT == slot:
             present.append(sequence - 1)
     return min(present, default=0)
 
 
-def _old_command(memory: mmap.mmap, now_s: float) -> tuple[int, ring.CommandSlot]:
+def _old_command(data: bytes, now_s: float) -> tuple[int, ring.CommandSlot]:
     """What an earlier life of the agent left in the command slot."""
     start = ring.COMMAND_OFFSET
     try:
-        sequence, command = ring.decode_command(memory[start : start + ring.COMMAND_BYTES])
+        sequence, command = ring.decode_command(data[start : start + ring.COMMAND_BYTES])
     except ring.TornError:
         sequence, command = 0, ring.CommandSlot()
     if sequence == 0:

@@ -98,6 +98,7 @@ class Verdict:
 
 
 ALLOWED = Verdict(is_allowed=True)
+OPEN_AT = "open at "  # and the address: all that is known of callers where nobody is asked
 
 
 def nobody(why: str, name: str = "") -> Caller:

@@ -1,8 +1,9 @@
 """The audit log: who did what, or was kept from it; one JSON object per line, only ever appended.
 
 Readable by its owner only. At its size the file is set aside as FILE.1 (the older ones one number
-up), the oldest goes. Refusals of one caller beyond a few are counted, not written: who is refused
-must not be able to push the rest out.
+up), the oldest goes. Refusals of one caller beyond a few are counted, not written, so are those of
+strangers beyond some, from however many addresses, and an agent that comes again and again: none of
+these must be able to push the rest out.
 """
 
 import json
@@ -13,10 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pacekeeper.controller.access import OPEN_AT, Action, Role
 from pacekeeper.controller.rates import Buckets, Limit
 from pacekeeper.core.errors import HostError
 
 REFUSALS = Limit(per_s=0.1, at_once=100)  # of one caller that are written one by one
+STRANGERS = Limit(per_s=1.0, at_once=1000)  # refusals of all together of whom nothing is known
+ATTACHES = Limit(per_s=0.1, at_once=1000)  # of one caller; an open controller knows addresses only
 MAX_TEXT = 500
 _log = logging.getLogger(__name__)
 
@@ -51,7 +55,9 @@ class Audit:
         self._max_bytes, self._kept = max_bytes, kept
         self._on_failure, self._on_refused = on_failure, on_refused
         self._refusals = Buckets(limit=REFUSALS)
-        self._unwritten = 0
+        self._strangers = Buckets(limit=STRANGERS)
+        self._attaches = Buckets(limit=ATTACHES)
+        self._unwritten = self._unwritten_attaches = 0
         self._trouble = ""
         self._descriptor = -1
         try:
@@ -65,10 +71,14 @@ class Audit:
         """Write it down; False where the file takes nothing (said once, counted each time)."""
         if not deed.is_allowed:
             self._on_refused()
-            who = deed.caller if deed.caller != "nobody" else f"nobody at {host_of(deed.peer)}"
-            if not self._refusals.is_granted(who, time.monotonic()):
+            if not self._is_worth_a_line(deed, time.monotonic()):
                 self._unwritten += 1
                 return True
+        elif deed.action == Action.ATTACH and not self._attaches.is_granted(
+            deed.caller, time.monotonic()
+        ):
+            self._unwritten_attaches += 1
+            return True
         try:
             self._write(deed)
         except OSError as error:
@@ -80,6 +90,13 @@ class Audit:
         self._trouble = ""
         return True
 
+    def _is_worth_a_line(self, refused: Deed, now_s: float) -> bool:
+        is_stranger = refused.caller == Role.NOBODY or refused.caller.startswith(OPEN_AT)
+        who = f"nobody at {host_of(refused.peer)}" if is_stranger else refused.caller
+        if not self._refusals.is_granted(who, now_s):
+            return False
+        return not is_stranger or self._strangers.is_granted("", now_s)
+
     def close(self) -> None:
         """Nothing more will come."""
         if self._descriptor >= 0:
@@ -87,7 +104,7 @@ class Audit:
             self._descriptor = -1
 
     def _write(self, deed: Deed) -> None:
-        line = _line(deed, time.time(), self._unwritten)
+        line = _line(deed, time.time(), self._unwritten, self._unwritten_attaches)
         if self._descriptor < 0:
             self._open()
         if os.fstat(self._descriptor).st_size + len(line) > self._max_bytes:
@@ -95,7 +112,7 @@ class Audit:
         # One write, one line: never half of it before another's.
         if os.write(self._descriptor, line) != len(line):
             raise OSError("the disk took half a line")
-        self._unwritten = 0
+        self._unwritten = self._unwritten_attaches = 0
 
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -119,7 +136,7 @@ def host_of(peer: str) -> str:
     return peer.rpartition(":")[0] or peer
 
 
-def _line(deed: Deed, unix_s: float, unwritten: int) -> bytes:
+def _line(deed: Deed, unix_s: float, unwritten: int, unwritten_attaches: int) -> bytes:
     values: dict[str, object] = {
         "unix_s": round(unix_s, 3),
         "verdict": "allowed" if deed.is_allowed else "refused",
@@ -133,5 +150,7 @@ def _line(deed: Deed, unix_s: float, unwritten: int) -> bytes:
         values["count"] = deed.count
     if unwritten:
         values["refusals_not_written_before"] = unwritten
+    if unwritten_attaches:
+        values["attaches_not_written_before"] = unwritten_attaches
     # ASCII, so that no name can end a line or move a terminal's cursor.
     return (json.dumps(values) + "\n").encode("ascii")

@@ -36,7 +36,7 @@ class EtcdLease:
         try:
             text = base64.b64decode(found[0]["value"]).decode()
             return decode_record(text), str(int(found[0]["mod_revision"]))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise AwayError(f"etcd: the key holds no record of ours: {error}") from None
 
     def write(self, record: Record, expected: str) -> str:
@@ -52,7 +52,7 @@ class EtcdLease:
             return ""
         try:
             return str(int(found["header"]["revision"]))
-        except (KeyError, ValueError, TypeError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError) as error:
             raise AwayError(f"etcd: an answer without a revision: {error}") from None
 
     def _ask(self, what: str, body: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from pacekeeper.controller import line
 from pacekeeper.controller.outbox import Outbox
-from pacekeeper.controller.rates import Limit, full, owe
+from pacekeeper.controller.rates import Limit, full, owe, report_cost
 from pacekeeper.controller.relay import Relay, shown_by
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.security_config import TlsConfig
@@ -152,7 +152,7 @@ class Front(grpc.GenericRpcHandler):
             except ValueError as error:
                 out.put(line.MALFORMED, number, data=str(error).encode())
                 return
-            bucket, wait_s = owe(bucket, limit, time.monotonic())
+            bucket, wait_s = owe(bucket, limit, time.monotonic(), report_cost(len(data)))
             if wait_s > 0.0:
                 await asyncio.sleep(wait_s)  # what is not read stays with its sender
             out.put(line.REPORT, number, sequence, data)

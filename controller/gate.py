@@ -202,7 +202,7 @@ class Gate(grpc.aio.ServerInterceptor, Doorkeeper):
     def caller(self, context: Context) -> Caller:
         """Who calls: by the token that is shown, else by the certificate."""
         if not self._asks:
-            return Caller(name=f"open at {host_of(context.peer())}", role=Role.OPEN)
+            return Caller(name=f"{access.OPEN_AT}{host_of(context.peer())}", role=Role.OPEN)
         by_certificate = self._by_certificate(context.auth_context())
         for name, value in context.invocation_metadata() or ():
             if name.lower() == "authorization":

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+REPORT_BYTES = 8 << 10  # a larger report counts as several
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
@@ -35,10 +37,15 @@ def take(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, bool]:
     return Bucket(left - 1.0, now_s), True
 
 
-def owe(bucket: Bucket, limit: Limit, now_s: float) -> tuple[Bucket, float]:
-    """One more in any case: what remains, and the seconds to wait before it may be used."""
-    left = _refilled(bucket, limit, now_s) - 1.0
+def owe(bucket: Bucket, limit: Limit, now_s: float, cost: float = 1.0) -> tuple[Bucket, float]:
+    """So much more in any case: what remains, and the seconds to wait before it may be used."""
+    left = _refilled(bucket, limit, now_s) - cost
     return Bucket(left, now_s), max(0.0, -left / limit.per_s)
+
+
+def report_cost(size_bytes: int) -> float:
+    """How many reports one of this size counts as: a few large ones are as much to read as many."""
+    return max(1.0, size_bytes / REPORT_BYTES)
 
 
 def _refilled(bucket: Bucket, limit: Limit, now_s: float) -> float:
@@ -63,3 +70,26 @@ class Buckets:
         if len(self._of) > self.capacity:
             del self._of[next(iter(self._of))]
         return granted
+
+
+@dataclass(slots=True, eq=False)
+class Seldom:
+    """Lines that callers can bring about: few of each, few of all, and the rest is counted."""
+
+    of_each: Limit = Limit(per_s=0.1, at_once=20)
+    of_all: Limit = Limit(per_s=1.0, at_once=1000)
+    _each: Buckets = field(init=False)
+    _all: Buckets = field(init=False)
+    _left_out: int = 0
+
+    def __post_init__(self) -> None:
+        self._each, self._all = Buckets(limit=self.of_each), Buckets(limit=self.of_all)
+
+    def ending(self, caller: str, now_s: float) -> str | None:
+        """What to write behind this line; None: it is not written."""
+        # A caller beyond its own limit takes nothing of what all have.
+        if not (self._each.is_granted(caller, now_s) and self._all.is_granted("", now_s)):
+            self._left_out += 1
+            return None
+        left_out, self._left_out = self._left_out, 0
+        return f" ({left_out} lines like this were left out before)" if left_out else ""

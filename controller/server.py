@@ -18,9 +18,11 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from pacekeeper.controller import line
+from pacekeeper.controller.audit import host_of
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
 from pacekeeper.controller.line import Frame
 from pacekeeper.controller.office import Alone, Office
+from pacekeeper.controller.rates import Seldom
 from pacekeeper.controller.relay import Relayed
 from pacekeeper.controller.sequences import Sequences
 from pacekeeper.core.plain_text import one_line
@@ -109,6 +111,7 @@ class AgentControl:
     doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
     office: Office = field(default_factory=Alone)
     sequences: Sequences = field(default_factory=Sequences)
+    _seldom: Seldom = field(default_factory=Seldom)
     _streams: dict[int, _Stream] = field(default_factory=dict)
     _of_node: dict[str, _Stream] = field(default_factory=dict)
     _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
@@ -264,8 +267,14 @@ class AgentControl:
 
     def _refused(self, caller: Relayed, code: grpc.StatusCode, why: str) -> Refused:
         self.on_rejected()
-        _log.warning("refused an agent from %s: %s", caller.peer(), why)
+        self._say_of(host_of(caller.peer()), "refused an agent from %s: %s", caller.peer(), why)
         return Refused(code, why)
+
+    def _say_of(self, caller: str, words: str, *about: object) -> None:
+        """A line that a caller can bring about as often as it likes: not each is written."""
+        ending = self._seldom.ending(caller, time.monotonic())
+        if ending is not None:
+            _log.warning(words + "%s", *about, ending)
 
     def _replace(self, stream: _Stream) -> None:
         older = self._of_node.get(stream.node)
@@ -273,9 +282,8 @@ class AgentControl:
         if older is None:
             return
         if older.life != stream.life:
-            _log.warning(
-                "node=%s attached anew: agent %s replaces %s", stream.node, stream.life, older.life
-            )
+            words = "node=%s attached anew: agent %s replaces %s"
+            self._say_of(stream.node, words, stream.node, stream.life, older.life)
         why = f"another agent attached as node {stream.node}; give each its own --node"
         self._end(older, grpc.StatusCode.ABORTED, why)
 
@@ -316,7 +324,7 @@ class AgentControl:
 
     def _reject(self, stream: _Stream, error: ValueError, outcome: _Outcome) -> None:
         self.on_rejected()
-        _log.warning("node=%s sent an impossible report: %s", stream.node, error)
+        self._say_of(stream.node, "node=%s sent an impossible report: %s", stream.node, error)
         stream.is_over = True
         is_foreign = isinstance(error, _ForeignReportError)
         wrong = grpc.StatusCode.INVALID_ARGUMENT

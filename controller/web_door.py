@@ -161,7 +161,7 @@ class Door:
             _refuse_foreign_host(request)
             if session is not None:
                 return Visitor(caller=session.caller, session=session)
-            return self._begun(Caller(name=f"open at {_peer(request)}", role=Role.OPEN), "")
+            return self._begun(Caller(name=f"{access.OPEN_AT}{_peer(request)}", role=Role.OPEN), "")
         if shown:
             scheme, _, token = shown.partition(" ")
             if scheme.lower() != "bearer":

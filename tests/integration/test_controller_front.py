@@ -5,7 +5,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,9 @@ class Door:
     gone: int = 0
     restarts: int = 0
 
+    per_s: float = 1e9
+    at_once: int = 1 << 30
+
     def __post_init__(self) -> None:
         self.is_free.set()
         self.door = FrontDoor(
@@ -81,7 +85,7 @@ class Door:
                 "tls": asdict(TlsConfig()),
                 "max_report_bytes": 1 << 20,
                 "connection_s": None,
-                "reports": {"per_s": 1e9, "at_once": 1 << 30},
+                "reports": {"per_s": self.per_s, "at_once": self.at_once},
             },
             on_frames=self._hear,
             on_gone=self._lose,
@@ -107,11 +111,11 @@ class Door:
         return [number for kind, _, number, _ in self.heard if kind == line.REPORT]
 
 
-def play(scene: Callable[[Door], Awaitable[None]]) -> Door:
+def play(scene: Callable[[Door], Awaitable[None]], **limits: Any) -> Door:
     """The scene with a front that runs."""
 
     async def run() -> Door:
-        door = Door()
+        door = Door(**limits)
         await door.door.start()
         running = asyncio.create_task(door.door.run())
         try:
@@ -162,6 +166,47 @@ def test_while_the_controller_is_busy_reports_stay_with_their_agents(tmp_path: P
             assert door.sequences == list(range(1, count + 1))
 
     play(scene)
+
+
+def test_an_agent_that_floods_is_held_back_by_its_bytes_and_starves_no_other() -> None:
+    large, times = "x" * (64 << 10), 8  # one counts as so many
+
+    def of(door: Door, parity: int) -> int:
+        return sum(1 for one in door.sequences if one % 2 == parity)
+
+    async def scene(door: Door) -> None:
+        async with grpc.aio.insecure_channel(door.door.address) as channel:
+            agents = control_pb2_grpc.AgentControlServiceStub(channel)
+            began_s = time.monotonic()
+            polite, flooding = await welcomed(agents), await welcomed(agents)
+            flood = asyncio.create_task(send(flooding, range(1, 100_000, 2), large))
+            await holds(lambda: of(door, 1))
+            for count in range(1, 16):
+                await send(polite, (2 * count,), "")
+                while of(door, 0) < count:
+                    await asyncio.sleep(0.02)
+            passed_s = time.monotonic() - began_s
+            assert not flood.done()
+            flood.cancel()
+            assert of(door, 1) * times <= 20 + 40.0 * passed_s + times
+
+    play(scene, per_s=40.0, at_once=20)
+
+
+async def welcomed(agents: Any) -> Any:
+    """The call of an agent that may report."""
+    call = agents.Attach()
+    await call.write(control_pb2.AttachRequest(hello=HELLO))
+    assert (await call.read()).HasField("welcome")
+    return call
+
+
+async def send(call: Any, numbers: Iterable[int], more: str) -> None:
+    """Reports of these numbers, each with so much in it that nobody reads."""
+    health = telemetry_pb2.AgentHealth(nvml=more)
+    for number in numbers:
+        report = telemetry_pb2.NodeReport(sequence=number, health=health)
+        await call.write(control_pb2.AttachRequest(report=report))
 
 
 def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Reading a ring while it is written, lapped, torn and damaged, against a dumb twin."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -135,12 +136,12 @@ def test_a_record_whose_bytes_are_seen_after_its_sequence_is_not_lost(late: slic
         writer.write(step(0))
         writer.write(step(1))
         place = ring.slot_offset(0)
-        slot = reader.memory[place : place + ring.SLOT_BYTES]
+        slot = os.pread(reader.descriptor, ring.SLOT_BYTES, place)
         counts = Counts()
         for index, byte in enumerate(slot[late], start=place + late.start):
-            reader.memory[index] = byte ^ 0xFF
+            os.pwrite(reader.descriptor, bytes([byte ^ 0xFF]), index)
         assert reader.records(counts) == []
-        reader.memory[place : place + ring.SLOT_BYTES] = slot
+        os.pwrite(reader.descriptor, slot, place)
         assert numbers(reader.records(counts)) == [0, 1]
         assert (counts.read, counts.lost, counts.corrupt) == (2, 0, 0)
 
@@ -182,7 +183,7 @@ def test_a_rank_hears_every_command_whatever_becomes_of_the_agent(
         for command, fate in said:
             if fate != "go on":
                 if fate == "killed":  # in the middle of writing
-                    reader.memory[ring.COMMAND_OFFSET : ring.COMMAND_OFFSET + 8] = bytes(8)
+                    os.pwrite(reader.descriptor, bytes(8), ring.COMMAND_OFFSET)
                 now_s += 1.0
                 reader = open_ring(writer.path, "job", now_s)
                 assert reader.said == (ring.CommandSlot() if fate == "killed" else writer.command())

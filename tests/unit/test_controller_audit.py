@@ -3,12 +3,14 @@
 import json
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pacekeeper.controller.audit import REFUSALS, Audit, Deed, host_of
+from pacekeeper.controller.access import Action
+from pacekeeper.controller.audit import ATTACHES, REFUSALS, STRANGERS, Audit, Deed, host_of
 from pacekeeper.core.errors import HostError
 
 
@@ -102,3 +104,37 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
 def test_a_peers_host_is_what_stands_before_its_port() -> None:
     assert host_of("ipv4:192.0.2.1:5000") == "ipv4:192.0.2.1"
     assert host_of("ipv6:%5B::1%5D:5000") == "ipv6:%5B::1%5D"
+
+
+def test_strangers_from_ever_new_addresses_do_not_push_the_rest_out(tmp_path: Path) -> None:
+    log = audit(tmp_path)
+    for number in range(STRANGERS.at_once + 500):
+        stranger = replace(deed("nobody", is_allowed=False), peer=f"ipv6:[2001:db8::{number:x}]:7")
+        assert log.note(stranger)
+    assert len(lines(log.path)) <= STRANGERS.at_once + 5
+    log.note(deed("agent/gpu-1", is_allowed=False))
+    found = lines(log.path)[-1]
+    assert found["caller"] == "agent/gpu-1", "who is known has a limit of its own"
+    assert found["refusals_not_written_before"] >= 490
+
+
+def test_callers_of_an_open_controller_are_strangers(tmp_path: Path) -> None:
+    log = audit(tmp_path)
+    for number in range(STRANGERS.at_once + 500):
+        log.note(deed(f"open at ipv4:10.0.{number // 250}.{number % 250}", is_allowed=False))
+    assert len(lines(log.path)) <= STRANGERS.at_once + 5
+
+
+def test_who_attaches_for_ever_does_not_push_the_rest_out_either(tmp_path: Path) -> None:
+    log = audit(tmp_path)
+    attach = replace(deed("agent/gpu-1"), action=Action.ATTACH)
+    for _ in range(ATTACHES.at_once + 300):
+        assert log.note(attach)
+    log.note(replace(attach, caller="agent/gpu-2"))
+    found = lines(log.path)
+    assert len(found) <= ATTACHES.at_once + 5
+    assert found[-1]["caller"] == "agent/gpu-2"
+    assert found[-1]["attaches_not_written_before"] >= 295
+    for _ in range(ATTACHES.at_once + 300):
+        log.note(deed("operator/ann"))
+    assert len(lines(log.path)) > 2 * ATTACHES.at_once + 290, "what is done is always written"

@@ -1,0 +1,105 @@
+"""A ring that is cut under its reader is an empty one that says so, and never the agent's end."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.agent.intake import Intake
+from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
+from pacekeeper.core import ring
+from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.telemetry import Ring
+from support.agents import step
+
+ATTACHED = Attachment(job="job", rank=0, world_size=1, pid=1)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Ring:
+    return Ring.create(tmp_path, ATTACHED)
+
+
+@pytest.fixture
+def reader(writer: Ring) -> Iterator[RingReader]:
+    assert writer.path is not None
+    reader = open_ring(writer.path, "job", 1.0)
+    yield reader
+    reader.close()
+
+
+@pytest.mark.parametrize("left", [0, 100, ring.COMMAND_OFFSET + 8, ring.slot_offset(1) + 20])
+def test_what_was_cut_off_is_nothing_and_is_said_once(
+    left: int, writer: Ring, reader: RingReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        writer.write(step(number))
+    os.truncate(reader.path, left)
+    counts = Counts()
+    found = reader.rest(counts) + reader.records(counts)
+    assert found == ([step(0)] if left > ring.slot_offset(1) else [])
+    assert f"{reader.path.name} was cut short" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_cut_file_is_not_written_to(writer: Ring, reader: RingReader) -> None:
+    os.truncate(reader.path, 100)
+    reader.beat(7.0)
+    reader.write_command(ring.CommandSlot(plan_generation=2))
+    assert os.stat(reader.path).st_size == 100
+    assert "was cut short: 100 bytes" in reader.trouble
+
+
+def test_a_ring_that_goes_on_at_its_beginning_is_read_on(writer: Ring, reader: RingReader) -> None:
+    """Looks that lie on both sides of the ring's end."""
+    counts, told = Counts(), 0
+    for number in range(2 * ring.SLOT_COUNT + 9):
+        writer.write(step(number))
+        if number % ring.SLOT_COUNT in (1020, 1021, 1022, 1023, 0, 1, 500):
+            told += len(reader.records(counts))
+            assert reader.records(counts) == []
+    told += len(reader.records(counts))
+    assert (told, counts.lost, counts.corrupt) == (2 * ring.SLOT_COUNT + 9, 0, 0)
+
+
+def test_what_the_rank_is_told_arrives(writer: Ring, reader: RingReader) -> None:
+    command = ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({5}), life=0)
+    reader.write_command(command)
+    reader.beat(3.5)
+    assert writer.command() == command
+    data = reader.path.read_bytes()
+    assert ring.HEARTBEAT.unpack_from(data, ring.HEARTBEAT_OFFSET) == (3.5,)
+
+
+def test_a_ring_cut_and_removed_costs_its_records_and_no_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut, whole = Ring.create(tmp_path, ATTACHED), Ring.create(tmp_path, _of_rank(1))
+    intake = Intake(directory=tmp_path)
+    intake.look(0.0)
+    for number, one in enumerate((cut, whole)):
+        one.write(step(number, rank=number))
+    assert cut.path is not None
+    os.truncate(cut.path, 4096)
+    cut.path.unlink()  # between two looks: nothing tells that it was cut before it was removed
+    (reading,) = intake.look(1.0)
+    assert reading.records == (step(1, rank=1),)
+    assert "was cut short" in caplog.text
+
+
+def test_no_descriptor_stays_behind(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    (tmp_path / "job").mkdir()
+    bad = tmp_path / "job" / "rank-00001.ring"
+    bad.write_bytes(bytes(ring.FILE_BYTES))
+    with pytest.raises(ValueError, match="magic"):
+        open_ring(bad, "job", 1.0)
+    bad.write_bytes(bytes(7))
+    with pytest.raises(ValueError, match="7 bytes"):
+        open_ring(bad, "job", 1.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _of_rank(rank: int) -> Attachment:
+    return Attachment(job="job", rank=rank, world_size=2, pid=1 + rank)

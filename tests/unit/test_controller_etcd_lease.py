@@ -1,0 +1,49 @@
+"""Whatever stands in etcd's place answers: it is a lease that is away, and never another error."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from pacekeeper.controller import etcd_lease
+from pacekeeper.controller.etcd_lease import EtcdLease
+from pacekeeper.controller.http_json import Answer, AwayError
+from pacekeeper.controller.lease import Record
+from pacekeeper.controller.lease_codec import encode_record
+
+RECORD = Record(
+    term=7, holder="a", life="b", address="h:1", duration_s=4.0, copies=("c",), renewals=3
+)
+NUMBERS = ("Infinity", "-Infinity", "NaN", "[]", "null", '"x"', "{}", '"' + "9" * 5000 + '"')
+
+
+def _answering(monkeypatch: pytest.MonkeyPatch, body: str) -> EtcdLease:
+    def exchange(*_: Any, **__: Any) -> Answer:
+        return Answer(status=200, body=json.loads(body))
+
+    monkeypatch.setattr(etcd_lease, "exchange", exchange)
+    return EtcdLease(("http://127.0.0.1:1",), "k", timeout_s=1.0)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_revision_that_is_none_is_no_answer(number: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = '{"succeeded": true, "header": {"revision": %s}}' % number  # noqa: UP031
+    with pytest.raises(AwayError, match="without a revision"):
+        _answering(monkeypatch, body).write(RECORD, "8")
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_record_of_no_revision_is_none_of_ours(
+    number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = base64.b64encode(encode_record(RECORD).encode()).decode()
+    body = '{"kvs": [{"value": "%s", "mod_revision": %s}]}' % (value, number)  # noqa: UP031
+    with pytest.raises(AwayError, match="no record of ours"):
+        _answering(monkeypatch, body).read()
+
+
+def test_what_is_ours_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = base64.b64encode(encode_record(RECORD).encode()).decode()
+    body = json.dumps({"kvs": [{"value": value, "mod_revision": "8"}]})
+    assert _answering(monkeypatch, body).read() == (RECORD, "8")
