@@ -23,6 +23,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
 
     from pacekeeper.cli import fleet_print
     from pacekeeper.cli.client import NotFoundError, ask, status_stub
+    from pacekeeper.controller.node_order import overview, worst_first
     from pacekeeper.protos import status_pb2
     from pacekeeper.protos.plain import as_dict
 
@@ -32,7 +33,7 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
         nodes = [one for one in nodes if one.name == node]
         if not nodes:
             raise NotFoundError(f"no node {node} is known", remedy="see `pacekeeper fleet --all`")
-    found = fleet_print.worst_first(nodes, with_well=with_well or bool(node))
+    found = worst_first(nodes, with_well=with_well or bool(node))
     if as_json:
         click.echo(json.dumps({"nodes": [as_dict(one) for one in found]}))
         return
@@ -41,6 +42,6 @@ def command(client: ClientConfig, node: str, with_well: bool, as_json: bool) -> 
     if node:
         console.print(fleet_print.past(found[0], time.time()))
         return
-    console.print(fleet_print.overview(nodes))
+    console.print(overview(nodes))
     if found:
         console.print(fleet_print.table(found, time.time()))

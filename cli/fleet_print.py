@@ -1,6 +1,5 @@
-"""What `pacekeeper fleet` prints: which nodes come first, and what is said of each. Pure."""
+"""What `pacekeeper fleet` prints of each node. Pure."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,32 +7,9 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from pacekeeper.controller.node_order import strikes_by_device
+
 DAY_S = 86_400.0
-
-
-def worst_first(nodes: Sequence[Any], *, with_well: bool) -> list[Any]:
-    """Lemons, then who has most strikes, then who had the newest one; the others by name."""
-    found = [one for one in nodes if with_well or one.strikes or one.HasField("cordon")]
-    return sorted(
-        found,
-        key=lambda one: (
-            not one.is_lemon,
-            -len(one.strikes),
-            -(one.strikes[0].unix_s if one.strikes else 0.0),
-            one.name,
-        ),
-    )
-
-
-def overview(nodes: Sequence[Any]) -> str:
-    """The fleet in a line."""
-    struck = sum(bool(one.strikes) for one in nodes)
-    lemons = sum(one.is_lemon for one in nodes)
-    cordoned = sum(one.HasField("cordon") for one in nodes)
-    return (
-        f"{len(nodes)} nodes: {lemons} lemons, {struck} with a slow device in the last 90 days, "
-        f"{cordoned} cordoned"
-    )
 
 
 def table(nodes: Sequence[Any], unix_s: float) -> Table:
@@ -83,15 +59,10 @@ def past(node: Any, unix_s: float) -> Group:
         lines.append(f"cordoned by {escape(order.said_by)}{why}")
     if not node.strikes:
         lines.append("nothing was found of its devices in the last 90 days")
-    counted = Counter(strike.device_uuid for strike in node.strikes)
-    for device, number in counted.most_common():
-        times = f"{number} times" if number > 1 else "once"
+    for device, strikes in strikes_by_device(node):
+        times = f"{len(strikes)} times" if len(strikes) > 1 else "once"
         lines.append(f"{escape(device) or 'a device that its ranks did not name'}: {times}")
-        lines += [
-            f"  {told(strike, unix_s)} (incident {strike.incident_id})"
-            for strike in node.strikes
-            if strike.device_uuid == device
-        ]
+        lines += [f"  {told(strike, unix_s)} (incident {strike.incident_id})" for strike in strikes]
     if node.is_lemon and not node.HasField("cordon"):
         lines.append(f"to take the work from it: pacekeeper cordon {escape(node.name)}")
     return Group(*lines)

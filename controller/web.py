@@ -7,17 +7,16 @@ origin is ever asked for anything, and the browser is told so (`HEADERS`).
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import jinja2
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
@@ -26,35 +25,26 @@ from pacekeeper.controller.access import Action
 from pacekeeper.controller.course_views import explanation_view
 from pacekeeper.controller.desk import Desk, RefusedError, Why
 from pacekeeper.controller.history import History
+from pacekeeper.controller.node_order import overview, worst_first
 from pacekeeper.controller.state import State
+from pacekeeper.controller.web_acts import Acts
+from pacekeeper.controller.web_answers import HEADERS, in_json, with_headers
 from pacekeeper.controller.web_door import (
-    MOST_BODY_BYTES,
     DeniedError,
     Door,
     Visitor,
     redirect,
 )
+from pacekeeper.controller.web_lists import Asked
 from pacekeeper.controller.web_words import FILTERS
 from pacekeeper.core.layout import Layout
-from pacekeeper.core.orders import OrderKind
+from pacekeeper.core.orders import Order
 from pacekeeper.protos.plain import as_dict
 
 HERE = Path(__file__).resolve().parent
 FLEET_LIFE_S = 1.0  # what is drawn for all who look is made once
 MOST_MADE = 64
-SHOWN_RANKS, SHOWN_INCIDENTS = 64, 100
-HEADERS: Mapping[str, str] = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
-        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "x-frame-options": "DENY",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",
-}
+SHOWN_RANKS = 64
 _STATUS = {Why.UNKNOWN: 404, Why.OVER: 409, Why.FAILED: 500}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -70,7 +60,8 @@ class Web:
     past_layout: Callable[[str, int], tuple[Layout, str] | None]
     is_secure: bool = False
     _pages: jinja2.Environment = field(init=False)
-    _made: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    _acts: Acts = field(init=False)
+    _made: dict[str, tuple[float, tuple[Order, ...], Any]] = field(default_factory=dict)
     _making: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
@@ -82,6 +73,7 @@ class Web:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
+        self._acts = Acts(desk=self.desk, door=self.door, page=self._page)
 
     def app(self) -> Starlette:
         """The ASGI application."""
@@ -90,9 +82,9 @@ class Web:
     def _open_routes(self) -> list[BaseRoute]:
         files = StaticFiles(directory=HERE / "web_static")
         return [
-            Mount("/static", app=_with_headers(files)),
-            Route("/login", self._answered(self._login), methods=["GET", "POST"]),
-            Route("/logout", self._answered(self._logout), methods=["POST"]),
+            Mount("/static", app=with_headers(files)),
+            Route("/login", self._answered(self._acts.login), methods=["GET", "POST"]),
+            Route("/logout", self._answered(self._acts.logout), methods=["POST"]),
         ]
 
     def _routes(self) -> list[BaseRoute]:
@@ -103,17 +95,20 @@ class Web:
             "/incidents": self._incidents_page,
             "/incidents/{number:int}": self._incident_page,
             "/nodes": self._nodes_page,
+            "/nodes/{node:path}": self._node_page,
+            "/strikes": self._strikes_page,
             "/part/fleet": self._fleet_part,
             "/part/jobs/{job}": self._job_part,
             "/part/jobs/{job}/head": self._job_head,
             "/part/incidents": self._incidents_part,
             "/part/nodes": self._nodes_part,
+            "/part/strikes": self._strikes_part,
             "/data/fleet": self._fleet_data,
             "/data/jobs/{job}": self._job_data,
             "/data/jobs/{job}/layout": self._layout_data,
             "/data/incidents/{number:int}": self._incident_data,
         }
-        acts = {"/act/answer": self._act_answer, "/act/order": self._act_order}
+        acts = {"/act/answer": self._acts.answer, "/act/order": self._acts.order}
         return [
             *(Route(path, self._read(page), methods=["GET"]) for path, page in pages.items()),
             *(Route(path, self._answered(act), methods=["POST"]) for path, act in acts.items()),
@@ -148,7 +143,7 @@ class Web:
     def _wrong(self, request: Request, status: int, text: str) -> Response:
         is_page = "text/html" in request.headers.get("accept", "") and request.method == "GET"
         if not is_page:
-            return _json({"error": text}, status)
+            return in_json({"error": text}, status)
         return self._page("wrong.html", request, None, status=status, text=text)
 
     def _page(
@@ -186,22 +181,23 @@ class Web:
         state = self.state()
         return {
             "jobs": await self._once("jobs", web_data.jobs_of),
-            "incidents": web_data.incidents_of(state, open_only=True)[:SHOWN_INCIDENTS],
+            "incidents": web_data.incidents_of(state, Asked(open_only=True)),
             "num_nodes": len(state.nodes),
             "num_away": sum(not node.is_connected for node in state.nodes.values()),
         }
 
     async def _once(self, what: str, make: Callable[[State], Any]) -> Any:
         """What is costly is made once for all who look in the same second, beside the loop: of a
-        value that nobody changes.
+        value that nobody changes. Who has just given an order sees it.
         """
         async with self._making:
-            made_s, value = self._made.get(what, (-FLEET_LIFE_S, None))
-            if time.monotonic() - made_s >= FLEET_LIFE_S:
+            state = self.state()
+            made_s, orders, value = self._made.get(what, (-FLEET_LIFE_S, (), None))
+            if time.monotonic() - made_s >= FLEET_LIFE_S or orders != state.orders:
                 if len(self._made) >= MOST_MADE:
                     self._made.clear()
-                value = await asyncio.to_thread(make, self.state())
-                self._made[what] = time.monotonic(), value
+                value = await asyncio.to_thread(make, state)
+                self._made[what] = time.monotonic(), state.orders, value
         return value
 
     async def _job_page(self, request: Request, visitor: Visitor) -> Response:
@@ -219,30 +215,61 @@ class Web:
         job, ranks = await self._once(f"job {name}", make)
         if job is None:
             raise RefusedError(Why.UNKNOWN, f"job {name} is over")
-        found = web_data.incidents_of(self.state(), job=name)[:SHOWN_INCIDENTS]
+        found = web_data.incidents_of(self.state(), Asked(), job=name)
         return {"job": job, "ranks": ranks, "incidents": found}
 
     async def _layout_page(self, request: Request, visitor: Visitor) -> Response:
         return self._page("layout.html", request, visitor, job=self._job(request))
 
     async def _incidents_page(self, request: Request, visitor: Visitor) -> Response:
-        found = web_data.incidents_of(self.state())[:SHOWN_INCIDENTS]
-        return self._page("incidents.html", request, visitor, incidents=found)
+        return self._page("incidents.html", request, visitor, **self._incidents_values(request))
 
     async def _incidents_part(self, request: Request, visitor: Visitor) -> Response:
-        found = web_data.incidents_of(self.state())[:SHOWN_INCIDENTS]
-        return self._page("incidents_part.html", request, visitor, incidents=found)
+        values = self._incidents_values(request)
+        return self._page("incidents_part.html", request, visitor, **values)
+
+    def _incidents_values(self, request: Request) -> dict[str, Any]:
+        return {"shown": web_data.incidents_of(self.state(), Asked.of(request.query_params))}
 
     async def _incident_page(self, request: Request, visitor: Visitor) -> Response:
         return self._page("incident.html", request, visitor, told=self._explained(request))
 
     async def _nodes_page(self, request: Request, visitor: Visitor) -> Response:
-        nodes = web_data.nodes_of(self.state())
-        return self._page("nodes.html", request, visitor, nodes=nodes)
+        return self._page("nodes.html", request, visitor, **await self._nodes_values(request))
 
     async def _nodes_part(self, request: Request, visitor: Visitor) -> Response:
-        nodes = web_data.nodes_of(self.state())
-        return self._page("nodes_part.html", request, visitor, nodes=nodes)
+        return self._page("nodes_part.html", request, visitor, **await self._nodes_values(request))
+
+    async def _nodes_values(self, request: Request) -> dict[str, Any]:
+        nodes = [one for one in await self._nodes() if one.name in self.state().nodes]
+        shown = web_data.nodes_shown(web_data.troubled_first(nodes), Asked.of(request.query_params))
+        return {"shown": shown, "overview": overview(nodes)}
+
+    async def _strikes_page(self, request: Request, visitor: Visitor) -> Response:
+        return self._page("strikes.html", request, visitor, **await self._strikes_values(request))
+
+    async def _strikes_part(self, request: Request, visitor: Visitor) -> Response:
+        values = await self._strikes_values(request)
+        return self._page("strikes_part.html", request, visitor, **values)
+
+    async def _strikes_values(self, request: Request) -> dict[str, Any]:
+        nodes = await self._nodes()
+        found = worst_first(nodes, with_well=False)
+        shown = web_data.nodes_shown(found, Asked.of(request.query_params))
+        return {"shown": shown, "overview": overview(nodes)}
+
+    async def _node_page(self, request: Request, visitor: Visitor) -> Response:
+        name = str(request.path_params["node"])
+        found = next((one for one in await self._nodes() if one.name == name), None)
+        if found is None:
+            raise RefusedError(Why.UNKNOWN, f"no node {name!r:.80}")
+        node = web_data.node_and_devices(found)
+        return self._page("node.html", request, visitor, node=node)
+
+    async def _nodes(self) -> list[Any]:
+        """All nodes, those known for their past only among them."""
+        found: list[Any] = await self._once("nodes", web_data.nodes_of)
+        return found
 
     # Data for scripts.
 
@@ -250,7 +277,7 @@ class Web:
         return Response(await self._once("fleet", _fleet_json), media_type="application/json")
 
     async def _job_data(self, request: Request, visitor: Visitor) -> Response:
-        return _json(web_data.job(self.state(), self.history, self._job(request)))
+        return in_json(web_data.job(self.state(), self.history, self._job(request)))
 
     async def _layout_data(self, request: Request, visitor: Visitor) -> Response:
         name = self._job(request)
@@ -264,10 +291,10 @@ class Web:
             found = self.past_layout(name, wanted)
         if found is None:
             raise RefusedError(Why.UNKNOWN, f"job {name} has no layout {wanted or ''}".strip())
-        return _json(web_data.layout(*found, self.state(), name))
+        return in_json(web_data.layout(*found, self.state(), name))
 
     async def _incident_data(self, request: Request, visitor: Visitor) -> Response:
-        return _json(self._explained(request))
+        return in_json(self._explained(request))
 
     def _explained(self, request: Request) -> dict[str, Any]:
         number = int(request.path_params["number"])
@@ -283,118 +310,6 @@ class Web:
             raise RefusedError(Why.UNKNOWN, f"no job {name!r}; there are: {known}")
         return name
 
-    # Acts, and who comes and goes.
-
-    async def _act_answer(self, request: Request) -> Response:
-        form = await _form(request)
-        visitor = self.door.enter(request, Action.ACT, _in_words(form))
-        number = form.get("proposal", "")
-        if not (number.isascii() and number.isdigit() and len(number) < 19):
-            raise RefusedError(Why.UNKNOWN, f"no proposal {number!r:.40}")
-        proposal = await self.desk.answer(
-            int(number),
-            is_approved=form.get("is_approved") == "1",
-            said_by=form.get("said_by") or "web",
-            caller=visitor.caller.name,
-            reason=form.get("reason", ""),
-        )
-        return _done(f"proposal {proposal.proposal_id} is {proposal.answer}")
-
-    async def _act_order(self, request: Request) -> Response:
-        form = await _form(request)
-        visitor = self.door.enter(request, Action.ACT, _in_words(form))
-        kinds = {kind.value: kind for kind in OrderKind}
-        kind = kinds.get(form.get("kind", ""))
-        if kind is None:
-            raise RefusedError(Why.UNKNOWN, "no such order")
-        is_on = form.get("is_on") == "1"
-        order = await self.desk.order(
-            kind,
-            form.get("subject", ""),
-            is_on=is_on,
-            said_by=form.get("said_by") or "web",
-            caller=visitor.caller.name,
-            reason=form.get("reason", ""),
-        )
-        what = f"{order.kind} {order.subject}".strip()
-        return _done(f"{what} stands" if is_on else f"{what} is taken back")
-
-    async def _login(self, request: Request) -> Response:
-        if request.method == "GET":
-            return self._page("login.html", request, None, text="")
-        _refuse_other_origin(request)
-        form = await _form(request)
-        try:
-            visitor = self.door.log_in(request, form.get("token", "").strip())
-        except DeniedError as error:
-            text = str(error)
-            return self._page("login.html", request, None, status=error.status, text=text)
-        return self.door.keep(visitor, RedirectResponse("/", status_code=303))
-
-    async def _logout(self, request: Request) -> Response:
-        _refuse_other_origin(request)
-        self.door.log_out(request)
-        return self.door.forget(RedirectResponse("/login", status_code=303))
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form. Raises DeniedError for one that is too large."""
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BODY_BYTES:
-            raise DeniedError(413, f"more than {MOST_BODY_BYTES} bytes")
-    try:
-        fields = parse_qs(body.decode("utf-8", "replace"), max_num_fields=16)
-    except ValueError:
-        raise DeniedError(400, "no form of ours") from None
-    return {name: values[-1] for name, values in fields.items()}
-
 
 def _fleet_json(state: State) -> bytes:
     return json.dumps(web_data.fleet(state), separators=(",", ":"), allow_nan=False).encode()
-
-
-def _in_words(form: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in form.items())
-
-
-def _refuse_other_origin(request: Request) -> None:
-    """Raises DeniedError: a form on a page of another site."""
-    origin = request.headers.get("origin", "")
-    try:
-        netloc = urlsplit(origin).netloc
-    except ValueError:
-        netloc = ""
-    if origin and netloc != request.headers.get("host", ""):
-        raise DeniedError(403, "the request does not come from our own page")
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-    return Response(data, status_code=status, media_type="application/json")
-
-
-def _done(text: str) -> Response:
-    """An act was done: the parts of the page load anew."""
-    return Response(
-        json.dumps({"done": text}),
-        media_type="application/json",
-        headers={"hx-trigger": "changed"},
-    )
-
-
-def _with_headers(inner: Any) -> Any:
-    """Static files with our headers; they may be kept for an hour."""
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        async def tell(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                ours = {**HEADERS, "cache-control": "max-age=3600"}
-                more = [(name.encode(), value.encode()) for name, value in ours.items()]
-                message = {**message, "headers": [*message["headers"], *more]}
-            await send(message)
-
-        await inner(scope, receive, tell)
-
-    return app

@@ -5,11 +5,16 @@ Columns, since a fleet has thousands of ranks: names are said once, and values i
 
 import json
 import math
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pacekeeper.controller.history import History
+from pacekeeper.controller.node_order import strikes_by_device
 from pacekeeper.controller.state import State
-from pacekeeper.controller.views import incident_view, job_view, node_views
+from pacekeeper.controller.views import gone_nodes, incident_view, job_view, node_views
+from pacekeeper.controller.web_lists import Asked, Shown, shown
+from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
 from pacekeeper.protos.plain import as_dict
@@ -113,23 +118,61 @@ def _without_ranks(view: Any) -> dict[str, Any]:
     return as_dict(view) | counted
 
 
-def incidents_of(state: State, *, job: str = "", open_only: bool = False) -> list[dict[str, Any]]:
+def incidents_of(state: State, asked: Asked, *, job: str = "") -> Shown:
     """Incidents for a table, the newest first."""
     found = [
         incident
         for known in state.jobs.values()
         for incident in known.incidents
-        if job in ("", known.name) and (incident.is_open or not open_only)
+        if job in ("", known.name) and (incident.is_open or not asked.open_only)
     ]
     found.sort(key=lambda incident: -incident.incident_id)
-    return [as_dict(incident_view(state, incident)) for incident in found]
+    part = shown(found, asked, lambda incident: _incident_words(state, incident))
+    return replace(part, rows=[as_dict(incident_view(state, one)) for one in part.rows])
 
 
-def nodes_of(state: State) -> list[dict[str, Any]]:
+def _incident_words(state: State, incident: Incident) -> str:
+    one = incident_view(state, incident)
+    rank = f"rank {one.rank}" if one.HasField("rank") else ""
+    return f"#{one.incident_id} {one.kind} {one.job} {rank} {one.node} {one.tier} {one.cause}"
+
+
+def nodes_of(state: State) -> list[Any]:
+    """All nodes' messages by name, then those that are known for their past only."""
+    names = sorted(state.nodes)
+    return node_views(state, [*(state.nodes[name] for name in names), *gone_nodes(state)])
+
+
+def nodes_shown(nodes: Iterable[Any], asked: Asked) -> Shown:
+    """Nodes for a table, in their order."""
+    part = shown(nodes, asked, _node_words)
+    return replace(part, rows=[as_dict(one) for one in part.rows])
+
+
+def troubled_first(nodes: Iterable[Any]) -> list[Any]:
     """Nodes by name, those with something to say first."""
-    known = (state.nodes[name] for name in sorted(state.nodes))
-    nodes = list(map(as_dict, node_views(state, known)))
-    return sorted(nodes, key=lambda node: (node["is_connected"], node["cordon"] is None))
+    return sorted(nodes, key=lambda one: (one.is_connected, not one.HasField("cordon")))
+
+
+def node_and_devices(node: Any) -> dict[str, Any]:
+    """One node for a page, with the past of each of its devices."""
+    devices = [
+        {"uuid": uuid, "strikes": [as_dict(one) for one in strikes]}
+        for uuid, strikes in strikes_by_device(node)
+    ]
+    return as_dict(node) | {"devices": devices}
+
+
+def _node_words(node: Any) -> str:
+    """What a reader may look for."""
+    words = [node.name, node.rack, node.product_version, *node.jobs, node.nvml, *node.unreadable]
+    words += [] if node.is_connected else ["away"]
+    words += ["lemon"] if node.is_lemon else []
+    words += ["struck"] if node.strikes else []
+    words += (
+        ["cordoned", node.cordon.said_by, node.cordon.reason] if node.HasField("cordon") else []
+    )
+    return " ".join([*words, *(one.device_uuid for one in node.strikes)])
 
 
 def _number(value: float | None) -> float | None:

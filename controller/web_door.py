@@ -89,7 +89,7 @@ class Door:
         session = visitor.session if action is Action.ACT else None
         shown = request.headers.get(CSRF_HEADER, "")
         if not why and session is not None and not session.knows(shown):
-            why = "the request does not come from our own page"
+            why = "the request does not come from our own page as it is now: load it again"
         what = f"{request.method} {request.url.path} {about}".strip()
         deed = Deed(
             action=action,

@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from markupsafe import Markup
+
 _KIND_WORDS = {
     "cordon_node": "node {} is cordoned",
     "cordon_rank": "rank {} is cordoned",
@@ -28,21 +30,34 @@ def percent(ratio: float | None) -> str:
     return "" if ratio is None or not math.isfinite(ratio) else f"{ratio:.1%}"
 
 
-def clock(unix_s: float | None) -> str:
-    """A moment, of this host's time zone."""
-    return "" if unix_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
+def clock(unix_s: float | None) -> Markup | str:
+    """A moment, which the browser writes in its reader's time zone."""
+    return "" if unix_s is None else _moment(unix_s, "%Y-%m-%d %H:%M:%S", "moment")
 
 
-def time_of_day(unix_s: float) -> str:
+def time_of_day(unix_s: float) -> Markup | str:
     """A moment of a day that is known."""
-    return time.strftime("%H:%M:%S", time.localtime(unix_s))
+    return _moment(unix_s, "%H:%M:%S", "moment of-day")
+
+
+def _moment(unix_s: float, form: str, kind: str) -> Markup | str:
+    try:
+        at = time.gmtime(unix_s)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    made = '<time class="{}" datetime="{}">{} UTC</time>'
+    return Markup(made).format(
+        kind, time.strftime("%Y-%m-%dT%H:%M:%SZ", at), time.strftime(form, at)
+    )
 
 
 def lasting(spent_s: float) -> str:
     """In the unit that suits it."""
     if spent_s < 120.0:
         return f"{spent_s:.0f} s"
-    return f"{spent_s / 60.0:.0f} min" if spent_s < 7200.0 else f"{spent_s / 3600.0:.1f} h"
+    if spent_s < 7200.0:
+        return f"{spent_s / 60.0:.0f} min"
+    return f"{spent_s / 3600.0:.1f} h" if spent_s < 172_800.0 else f"{spent_s / 86_400.0:.1f} days"
 
 
 def size(count_bytes: float) -> str:

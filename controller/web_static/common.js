@@ -19,18 +19,27 @@ pk.say = (text, isWrong) => {
   said.classList.toggle("wrong", Boolean(isWrong));
 };
 
+// A page that is not renewed any more must not pass for what is: it says since when, and fades.
+pk.away = new Map();
+pk.answered = (what, why) => {
+  if (!why) pk.away.delete(what);
+  else if (!pk.away.has(what)) pk.away.set(what, { since: Date.now() / 1e3, why });
+  else pk.away.get(what).why = why;
+  const place = document.getElementById("away"), [first] = pk.away.values();
+  document.body.classList.toggle("stale", Boolean(first));
+  place.hidden = !first;
+  if (first) place.textContent = `No answer since ${pk.clock(first.since)}: what is shown here is from before. (${first.why})`;
+};
+
 // Now, and every few seconds while somebody looks; a controller that does not answer is said.
 pk.follow = (url, periodMs, draw) => {
-  let isAway = false;
   const once = async () => {
     if (document.hidden) return;
     try {
       draw(await pk.ask(url));
-      if (isAway) pk.say("");
-      isAway = false;
+      pk.answered(url, "");
     } catch (error) {
-      isAway = true;
-      pk.say("no answer: " + error.message, true);
+      pk.answered(url, error.message);
     }
   };
   once();
@@ -68,6 +77,17 @@ pk.axis = (more) => Object.assign({
   ticks: { stroke: pk.colour("line"), width: 1 }, font: "12px system-ui, sans-serif",
 }, more);
 
+// Spans of time without what they have in common: fifty incidents at once are no redder than one.
+pk.merged = (spans) => {
+  const found = [];
+  for (const [from, to] of spans.map(([a, b]) => [a, b === null ? Infinity : b]).sort((a, b) => a[0] - b[0])) {
+    const last = found.at(-1);
+    if (last && from <= last[1]) last[1] = Math.max(last[1], to);
+    else found.push([from, to]);
+  }
+  return found;
+};
+
 // Shades the spans [from, to] (to null: still open) and draws a dashed line at each mark.
 pk.marks = (spansOf, marksOf) => ({
   hooks: {
@@ -78,9 +98,9 @@ pk.marks = (spansOf, marksOf) => ({
       pen.rect(box.left, box.top, box.width, box.height);
       pen.clip();
       pen.fillStyle = pk.colour("open");
-      for (const [from, to] of spansOf()) {
+      for (const [from, to] of pk.merged(spansOf())) {
         const left = plot.valToPos(from, "x", true);
-        const right = to === null ? box.left + box.width : plot.valToPos(to, "x", true);
+        const right = to === Infinity ? box.left + box.width : plot.valToPos(to, "x", true);
         pen.fillRect(left, box.top, Math.max(2, right - left), box.height);
       }
       pen.strokeStyle = pk.colour("plan");
@@ -124,9 +144,53 @@ pk.plot = (place, { height, series, data, isTime, label, spans, marks, fromZero 
   return plot;
 };
 
+// Moments in the reader's time zone; the page itself has them in UTC.
+pk.moments = (place) => {
+  for (const one of place.querySelectorAll("time.moment")) {
+    const at = new Date(one.dateTime);
+    if (!one.title) one.title = one.textContent;
+    one.textContent = (one.classList.contains("of-day") ? "" : at.toLocaleDateString("sv-SE") + " ") + at.toLocaleTimeString("en-GB");
+  }
+};
+document.addEventListener("DOMContentLoaded", () => pk.moments(document));
+
+// A part that is renewed every few seconds shall not take the keyboard's place, what is being
+// selected or how far a table was moved sideways away from its reader.
+pk.FOCUSABLE = "a[href], button, input, [tabindex]";
+pk.keyOf = (one) => one.tagName + (one.getAttribute("href") || "") + (one.getAttribute("hx-vals") || "") + one.textContent;
+pk.places = new WeakMap();
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const place = event.detail.target, chosen = getSelection();
+  if (event.detail.requestConfig.verb !== "get" || !event.detail.xhr.responseText) return;
+  const isHeld = !chosen.isCollapsed && place.contains(chosen.anchorNode);
+  if (isHeld || place.told === event.detail.xhr.responseText) { event.detail.shouldSwap = false; return; }
+  if (event.detail.shouldSwap) place.told = event.detail.xhr.responseText;
+  const at = place.contains(document.activeElement) ? document.activeElement : null;
+  pk.places.set(place, {
+    left: [...place.querySelectorAll(".scroll")].map((one) => one.scrollLeft),
+    key: at && pk.keyOf(at),
+    nth: at ? [...place.querySelectorAll(pk.FOCUSABLE)].filter((one) => pk.keyOf(one) === pk.keyOf(at)).indexOf(at) : -1,
+  });
+});
+document.addEventListener("htmx:afterSwap", (event) => {
+  const place = event.detail.target, was = pk.places.get(place);
+  pk.moments(place);
+  if (!was) return;
+  place.querySelectorAll(".scroll").forEach((one, i) => { one.scrollLeft = was.left[i] || 0; });
+  if (was.key === null) return;
+  const same = [...place.querySelectorAll(pk.FOCUSABLE)].filter((one) => pk.keyOf(one) === was.key);
+  (same[was.nth] || same[0])?.focus({ preventScroll: true });
+});
+
 document.addEventListener("htmx:afterRequest", (event) => {
-  const request = event.detail.xhr;
-  if (!event.detail.pathInfo.requestPath.startsWith("/act/")) return;
+  const request = event.detail.xhr, path = event.detail.pathInfo.requestPath;
+  if (!path.startsWith("/act/")) {
+    if (request.status === 401) { location.href = "/login"; return; }
+    let why = event.detail.successful ? "" : request.status ? `${request.status} ${request.statusText}` : "the controller can not be reached";
+    try { why = JSON.parse(request.responseText).error || why; } catch { /* a part of a page */ }
+    pk.answered(path, why);
+    return;
+  }
   let told = {};
   try { told = JSON.parse(request.responseText); } catch { /* no answer at all */ }
   pk.say(told.done || told.error || "no answer", !told.done);

@@ -16,6 +16,7 @@ from pacekeeper.cli.authority import Kind
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.reports import JobReport
 from support.authorities import Authority
+from support.browsers import Browser
 from support.commands import pacekeeper
 from support.controllers import (
     ControllerProcess,
@@ -85,6 +86,39 @@ def test_a_browser_draws_the_heat_map_and_the_course_of_an_incident(page: str) -
     assert incident.count('class="uplot') == 2 and 'data-drawn="38"' in incident
     layout = drawn(f"{page}jobs/{JOB}/layout")
     assert 'data-drawn="4"' in layout and "stage 0: layers 0 to 1" in layout
+
+
+def test_a_browser_shows_nodes_by_their_past_and_keeps_the_keyboard_s_place(page: str) -> None:
+    """The part with the table is renewed every two seconds; who has tabbed to a button stays."""
+    browser = Browser()
+    try:
+        browser.go(f"{page}strikes")
+        assert "1 with a slow device" in browser.says("return document.body.innerText")
+        browser.says("document.querySelector('td button').focus(); window.renewed = 0")
+        browser.says("document.addEventListener('htmx:afterRequest', () => window.renewed++)")
+        browser.says("document.querySelector('section').told = 'another text'")
+        until("the part was renewed", lambda: browser.says("return window.renewed") > 0)
+        assert browser.says("return document.activeElement.textContent.trim()") == "Cordon"
+        moments = "return document.querySelector('time.moment').title.endsWith('UTC')"
+        browser.go(f"{page}incidents/1")
+        assert browser.says(moments), "written in the reader's zone, with UTC beside it"
+    finally:
+        browser.close()
+
+
+def test_a_page_whose_controller_is_gone_says_so(tmp_path: Path) -> None:
+    """Also one that only has parts which are renewed: an old list must not pass for a new one."""
+    browser = Browser()
+    try:
+        with ControllerProcess(tmp_path, "--web", "127.0.0.1:0") as controller:
+            browser.go(f"{url_of(controller)}incidents")
+            assert browser.says("return document.getElementById('away').hidden")
+            assert controller.stop() == 0
+            until("it is said", lambda: browser.says("return document.body.matches('.stale')"))
+        told = browser.says("return document.getElementById('away').innerText")
+        assert "what is shown here is from before" in told and "can not be reached" in told
+    finally:
+        browser.close()
 
 
 def test_the_data_are_those_of_the_commands(page: str) -> None:

@@ -96,8 +96,11 @@ SHELLS = {
         "views",
         *(
             "web",
+            "web_acts",
+            "web_answers",
             "web_data",
             "web_door",
+            "web_lists",
             "web_protocol",
             "web_server",
             "web_start",

@@ -4,6 +4,7 @@ from rich.console import Console
 
 from pacekeeper.cli import fleet_print
 from pacekeeper.controller.fleet_memory import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.node_order import overview, worst_first
 from pacekeeper.controller.state import NodeState, State
 from pacekeeper.controller.views import gone_nodes, node_views
 from pacekeeper.core.findings import FindingKind
@@ -63,22 +64,22 @@ def printed(value: object) -> str:
 
 def test_lemons_come_first_then_the_most_and_the_newest_strikes_and_the_well_are_left_out() -> None:
     nodes = list(views().values())
-    names = [one.name for one in fleet_print.worst_first(nodes, with_well=False)]
+    names = [one.name for one in worst_first(nodes, with_well=False)]
     assert names == ["lemon", "once", "gone", "cordoned"]
-    everybody = [one.name for one in fleet_print.worst_first(nodes, with_well=True)]
+    everybody = [one.name for one in worst_first(nodes, with_well=True)]
     assert everybody == ["lemon", "once", "gone", "cordoned", "well"]
 
 
 def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
-    nodes = fleet_print.worst_first(list(views().values()), with_well=True)
+    nodes = worst_first(list(views().values()), with_well=True)
     lines = printed(fleet_print.table(nodes, NOW_S)).splitlines()
     assert lines[1].split()[:7] == ["lemon", "attached", "r1", "lemon", "3", "2", "3"]
     assert "device x1.50 in job-5, 2.0 days ago" in lines[1]
     assert lines[3].split()[:4] == ["gone", "away", "-", "struck"]
     assert lines[4].split()[:7] == ["cordoned", "attached", "r1", "cordoned", "0", "0", "0"]
     assert lines[5].split()[3] == "well"
-    told = fleet_print.overview(nodes)
-    assert told == "5 nodes: 1 lemons, 3 with a slow device in the last 90 days, 1 cordoned"
+    told = overview(nodes)
+    assert told == "5 nodes: 1 away, 1 lemon, 3 with a slow device in the last 90 days, 1 cordoned"
 
 
 def test_a_node_s_past_is_told_by_device_the_most_struck_first() -> None:

@@ -17,17 +17,27 @@ from pacekeeper.controller.access import Role  # noqa: E402
 from pacekeeper.controller.events import OrderGiven, ProposalAnswered  # noqa: E402
 from pacekeeper.controller.token_file import TokenFile, change_tokens  # noqa: E402
 from pacekeeper.controller.tokens import TokenRecord, digest, written  # noqa: E402
-from pacekeeper.controller.web import HEADERS  # noqa: E402
+from pacekeeper.controller.web_answers import HEADERS  # noqa: E402
 from pacekeeper.controller.web_door import LOGINS, MOST_BODY_BYTES  # noqa: E402
 from pacekeeper.core.orders import OrderKind  # noqa: E402
 from support.web_scene import Scene, scene  # noqa: E402
 
 HERE = "http://127.0.0.1:8080"
-PAGES = ["/", "/incidents", "/incidents/1", "/nodes", "/jobs/ablation-7", "/jobs/ablation-7/layout"]
+PAGES = [
+    "/",
+    "/incidents",
+    "/incidents/1",
+    "/nodes",
+    "/nodes/gpu-002",
+    "/strikes",
+    "/jobs/ablation-7",
+    "/jobs/ablation-7/layout",
+]
 PARTS = [
     "/part/fleet",
     "/part/incidents",
     "/part/nodes",
+    "/part/strikes",
     "/part/jobs/pretrain-moe",
     "/part/jobs/ablation-7/head",
 ]
@@ -169,10 +179,25 @@ def test_the_incident_page_is_the_explanation(seen: Scene) -> None:
     assert "22" in page.split("measured gain")[1][:60]
 
 
+def test_a_person_is_asked_why_and_the_answer_is_part_of_the_order(
+    seen: Scene, tokens: Tokens
+) -> None:
+    client = guarded(seen, tokens)
+    logged_in(client, tokens.of[Role.OPERATOR])
+    headers = {"x-csrf-token": secret_of(client)}
+    client.post("/act/order", data=PAUSE, headers={**headers, "hx-prompt": "ticket 4711"})
+    encoded = {"hx-prompt": "%E9%A3%8E%E6%89%87", "hx-prompt-uri-autoencoded": "true"}
+    client.post("/act/order", data=PAUSE, headers={**headers, **encoded})
+    said = [event.reason for event in seen.heard if isinstance(event, OrderGiven)]
+    assert said == ["ticket 4711", "\u98ce\u6247"]
+    assert "reason=ticket 4711" in audited(seen)[-2]["about"]
+
+
 def test_what_is_not_there_is_said(seen: Scene) -> None:
     client = opened(seen)
     page = client.get("/jobs/nope", headers=HTML)
     assert page.status_code == 404 and "there are: ablation-7, pretrain-moe" in page.text
+    assert client.get("/nodes/nope").json() == {"error": "no node 'nope'"}
     assert client.get("/data/incidents/99").json() == {"error": "no incident 99"}
     assert client.get(f"/data/incidents/{1 << 70}").status_code == 404
     assert client.get("/data/jobs/ablation-7/layout?generation=7").status_code == 404

@@ -1,0 +1,42 @@
+"""Messages of nodes in the order in which people want them, for terminal and page alike. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def worst_first(nodes: Iterable[Any], *, with_well: bool) -> list[Any]:
+    """Lemons, then who has most strikes, then who had the newest one; the others by name."""
+    found = [one for one in nodes if with_well or one.strikes or one.HasField("cordon")]
+    return sorted(
+        found,
+        key=lambda one: (
+            not one.is_lemon,
+            -len(one.strikes),
+            -(one.strikes[0].unix_s if one.strikes else 0.0),
+            one.name,
+        ),
+    )
+
+
+def overview(nodes: Sequence[Any]) -> str:
+    """The fleet in a line."""
+    away = sum(not one.is_connected for one in nodes)
+    struck = sum(bool(one.strikes) for one in nodes)
+    lemons = sum(one.is_lemon for one in nodes)
+    cordoned = sum(one.HasField("cordon") for one in nodes)
+    return (
+        f"{_counted(len(nodes), 'node')}: {away:,} away, {_counted(lemons, 'lemon')}, {struck:,} "
+        f"with a slow device in the last 90 days, {cordoned:,} cordoned"
+    )
+
+
+def strikes_by_device(node: Any) -> list[tuple[str, list[Any]]]:
+    """Each device's strikes, newest first; the most struck device first."""
+    found: dict[str, list[Any]] = {}
+    for strike in node.strikes:
+        found.setdefault(strike.device_uuid, []).append(strike)
+    return sorted(found.items(), key=lambda one: -len(one[1]))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
