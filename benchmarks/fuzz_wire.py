@@ -91,7 +91,7 @@ def _frames(data: bytes) -> object:
         elif kind == line.ACKNOWLEDGE:
             tuple(line.acknowledged_in(held)[2])
         elif kind == line.SEND:
-            line.parted(held)
+            line.sent_in(held)
     return found
 
 
@@ -180,7 +180,7 @@ def wire_seeds(
         line.frame(line.LISTENS, number=7), line.frame(line.OPENED, 1, 0, head),
         line.frame(line.REPORT, 1, 2, b"x"), line.frame(line.CLOSED, 1),
         line.acknowledged(7, 8, [(1, 2), (3, 4)]),
-        line.frame(line.SEND, 1, 5, line.with_head(b"moe/plan", b"y")), line.frame(line.PING),
+        line.sent([1, 3], 5, b"moe/plan", b"y"), line.frame(line.PING),
     )  # fmt: skip
     return {
         "first-message": (control_pb2.AttachRequest(hello=hello).SerializeToString(), *plain),

@@ -166,9 +166,10 @@ class Front(grpc.GenericRpcHandler):
         """One frame of the controller. Raises ValueError for what it can not have said."""
         match kind:
             case line.SEND:
-                if (stream := self._streams.get(number)) is not None:
-                    key, message = line.parted(data)
-                    stream.outbox.put(key, message, value)
+                numbers, key, message = line.sent_in(data)
+                for one in numbers:
+                    if (stream := self._streams.get(one)) is not None:
+                        stream.outbox.put(key, message, value)
             case line.ACKNOWLEDGE:
                 self._acknowledge(data)
             case line.END:

@@ -5,6 +5,7 @@ together: what does not fit is a mistake, and the line is given up with a ValueE
 """
 
 import json
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from struct import Struct, error, iter_unpack
@@ -24,7 +25,7 @@ CONNECTED = 7  # a connection began its handshake
 ALIVE = 8
 # To the front.
 SERVE = 16  # the bytes: how
-SEND = 17  # number: until when, in ms of the host's monotonic clock; 0: it may wait
+SEND = 17  # to many streams at once; number: until when, in ms of CLOCK_MONOTONIC; 0: it may wait
 ACKNOWLEDGE = 18  # many streams at once
 END = 19  # number: the status code; the bytes: the reason
 PING = 20
@@ -35,6 +36,7 @@ _HEADER = Struct("<BIQI")
 _ACKED = Struct("<IQ")
 _TERM = Struct("<QQ")
 _KEY = Struct("<H")
+_COUNT = Struct("<I")
 
 
 def frame(kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> bytes:
@@ -138,6 +140,22 @@ def acknowledged_in(data: bytes) -> tuple[int, int, Iterable[tuple[int, int]]]:
         return term, until_ms, iter_unpack(_ACKED.format, data[_TERM.size :])
     except error as trouble:
         raise ValueError("not a list of acknowledgements") from trouble
+
+
+def sent(streams: Sequence[int], until_ms: int, key: bytes, message: bytes) -> bytes:
+    """One frame, however many hear it; of what waits for a stream the newest of a key counts."""
+    head = struct.pack(f"<{1 + len(streams)}I", len(streams), *streams)
+    return frame(SEND, number=until_ms, data=head + with_head(key, message))
+
+
+def sent_in(data: bytes) -> tuple[Sequence[int], bytes, bytes]:
+    """Which streams hear it, its key and the message. Raises ValueError."""
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        streams = struct.unpack_from(f"<{count}I", data, _COUNT.size)
+    except error as trouble:
+        raise ValueError("a frame ends before its streams") from trouble
+    return streams, *parted(data[_COUNT.size * (1 + count) :])
 
 
 def serve(settings: Mapping[str, Any]) -> bytes:

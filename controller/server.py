@@ -346,7 +346,7 @@ class AgentControl:
     def _say(
         self, streams: Sequence[_Stream], key: str, message: control_pb2.AttachResponse
     ) -> None:
-        """The same to all, made once: of a large job it is kilobytes for a thousand nodes.
+        """The same to all, made and said once: an offer may be 700 kB, and for a thousand nodes.
 
         The term is asked for at the last moment: what waited here may be of a past one.
         """
@@ -356,10 +356,9 @@ class AgentControl:
                 self._end(stream, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
             return
         message.term = term
-        data = line.with_head(key.encode(), message.SerializeToString())
-        until_ms = self._until_ms()
-        for stream in streams:
-            self.say(line.frame(line.SEND, stream.number, until_ms, data))
+        numbers = [stream.number for stream in streams]
+        data = message.SerializeToString()
+        self.say(line.sent(numbers, self._until_ms(), key.encode(), data))
 
     def _until_ms(self) -> int:
         """With a lease nothing may wait in the front for longer than a lease has left for sure."""

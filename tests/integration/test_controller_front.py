@@ -18,7 +18,7 @@ import pytest
 from pacekeeper.controller import front_door, line
 from pacekeeper.controller.front import UNSENT_BYTES
 from pacekeeper.controller.front_door import FrontDoor, PortTakenError
-from pacekeeper.controller.line import Frame, with_head
+from pacekeeper.controller.line import Frame
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2, telemetry_pb2
@@ -96,7 +96,7 @@ class Door:
     async def _hear(self, frames: Sequence[Frame]) -> None:
         for kind, number, _, _ in frames:
             if kind == line.OPENED:
-                self.door.say(line.frame(line.SEND, number, 0, with_head(b"welcome", WELCOME)))
+                self.door.say(line.sent([number], 0, b"welcome", WELCOME))
         self.heard += frames
         await self.is_free.wait()
 

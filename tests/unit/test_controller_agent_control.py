@@ -87,10 +87,16 @@ def acknowledged(said: Sequence[Frame]) -> list[tuple[int, int]]:
     ]
 
 
+def heard_by(said: Frame) -> tuple[int, ...]:
+    kind, _, _, data = said
+    assert kind == line.SEND
+    return tuple(line.sent_in(data)[0])
+
+
 def test_a_batch_of_many_agents_goes_in_at_once_and_in_order() -> None:
     desk = Desk()
     welcomes = desk.take(opened(1, "a"), opened(2, "b"))
-    assert [(kind, stream) for kind, stream, *_ in welcomes] == [(line.SEND, 1), (line.SEND, 2)]
+    assert [heard_by(said) for said in welcomes] == [(1,), (2,)]
     desk.take(reported(1, 0), reported(2, 0), reported(1, 1), reported(2, 1), reported(1, 2))
     assert desk.taken == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
 
@@ -124,9 +130,21 @@ def test_what_is_said_to_many_nodes_is_made_once_and_reaches_those_that_are_ther
     desk.said.clear()
     message = control_pb2.AttachResponse(notify_deaths=control_pb2.NotifyDeaths(job="j", ranks=[4]))
     desk.control.send(("a", "gone", "c"), "deaths", "j", message)
-    assert [(kind, stream) for kind, stream, *_ in desk.said] == [(line.SEND, 1), (line.SEND, 3)]
-    (first, second) = (line.parted(data) for *_, data in desk.said)
-    assert first == second == (b"j/deaths", message.SerializeToString())
+    ((kind, _, _, data),) = desk.said
+    assert kind == line.SEND
+    assert line.sent_in(data) == ((1, 3), b"j/deaths", message.SerializeToString())
+
+
+def test_an_offer_to_a_thousand_nodes_crosses_the_line_once() -> None:
+    """A line that holds more than it can carry in a second is taken for a front that hangs."""
+    desk = Desk()
+    nodes = [f"node-{i}" for i in range(1024)]
+    desk.take(*(opened(1 + i, node) for i, node in enumerate(nodes)))
+    desk.said.clear()
+    offer = control_pb2.OfferPlan(job="j", generation=2, layout_json=b"x" * 737_000)
+    desk.control.send(nodes, "plan", "j", control_pb2.AttachResponse(offer_plan=offer))
+    assert sum(len(data) for *_, data in desk.said) < 750_000
+    assert [heard_by(said) for said in desk.said] == [tuple(range(1, 1025))]
 
 
 def test_where_many_wait_the_newest_number_says_it_for_all() -> None:

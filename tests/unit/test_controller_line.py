@@ -42,6 +42,15 @@ def test_a_frame_is_refused_by_its_length_before_it_is_there() -> None:
         Frames(max_bytes=5000).feed(too_long[:17])
 
 
+def test_what_is_said_to_many_is_one_frame() -> None:
+    ((kind, _, until_ms, data),) = Frames(5000).feed(line.sent([1, 0xFFFFFFFF], 9, b"key", b"what"))
+    assert (kind, until_ms) == (line.SEND, 9)
+    assert line.sent_in(data) == ((1, 0xFFFFFFFF), b"key", b"what")
+    for length in range(len(data) - len(b"what")):
+        with pytest.raises(ValueError, match="a frame ends"):
+            line.sent_in(data[:length])
+
+
 def test_who_calls_comes_back_as_it_was_shown() -> None:
     shown = Shown(
         peer="ipv4:192.0.2.1:5",
