@@ -14,6 +14,13 @@ from pacekeeper.core.errors import HostError
 from pacekeeper.protos import nvhcd_pb2, nvhcd_pb2_grpc
 
 GRACE_S = 0.5
+AT_ONCE = 16  # whoever is on the node may ask
+MOST_BYTES = 64 << 10  # of a question: arguments of a script
+OPTIONS = (
+    ("grpc.max_receive_message_length", MOST_BYTES),
+    ("grpc.max_concurrent_streams", AT_ONCE),
+    ("grpc.max_metadata_size", 8 << 10),
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +50,7 @@ async def serve(path: Path, ask: Callable[[], Answer]) -> grpc.aio.Server:
         path.unlink(missing_ok=True)  # of an agent that was killed
     except OSError as error:
         raise HostError(f"health socket {path}: {error.strerror}", remedy=remedy) from None
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=OPTIONS, maximum_concurrent_rpcs=AT_ONCE)
     nvhcd_pb2_grpc.add_HealthCheckServiceServicer_to_server(_Service(ask=ask), server)
     try:
         server.add_insecure_port(f"unix://{path.absolute()}")

@@ -117,6 +117,7 @@ def _http(body: bytes) -> tuple[bytes, ...]:
         b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
         % (len(body), body),
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked,
+        b"HTTP/1.1 500 Wrong\r\nTransfer-Encoding: chunked\r\n\r\n" + chunked,
         b'HTTP/1.0 503 Away\r\n\r\n{"error": "no leader"}',
         b"HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/x\r\n\r\n",
     )

@@ -50,11 +50,12 @@ def exchange(
     if context is not None:
         handlers.append(urllib.request.HTTPSHandler(context=context))
     try:
-        with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
-            return Answer(status=answer.status, body=_object(answer.read(MOST_BYTES)))
-    except urllib.error.HTTPError as error:
-        with error:
-            return Answer(status=error.code, body=_object(error.read(MOST_BYTES)))
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
+                return Answer(status=answer.status, body=_object(answer.read(MOST_BYTES)))
+        except urllib.error.HTTPError as error:
+            with error:  # what is read of it may break as well
+                return Answer(status=error.code, body=_object(error.read(MOST_BYTES)))
     except (OSError, ValueError, HTTPException) as error:
         raise AwayError(f"{url}: {getattr(error, 'reason', None) or error}") from None
 

@@ -28,7 +28,7 @@ from pacekeeper.controller.history import History
 from pacekeeper.controller.node_order import overview, worst_first
 from pacekeeper.controller.state import State
 from pacekeeper.controller.web_acts import Acts
-from pacekeeper.controller.web_answers import HEADERS, in_json, with_headers
+from pacekeeper.controller.web_answers import ASKED_FOR, FOR_A_YEAR, HEADERS, in_json, with_headers
 from pacekeeper.controller.web_door import (
     DeniedError,
     Door,
@@ -75,14 +75,15 @@ class Web:
         self._pages.filters.update(FILTERS)
         self._acts = Acts(desk=self.desk, door=self.door, page=self._page)
 
-    def app(self) -> Starlette:
+    def app(self) -> Any:
         """The ASGI application."""
-        return Starlette(routes=[*self._open_routes(), *self._routes()])
+        own = Starlette(routes=[*self._open_routes(), *self._routes()])
+        return with_headers(own, {**HEADERS, **(FOR_A_YEAR if self.is_secure else {})})
 
     def _open_routes(self) -> list[BaseRoute]:
         files = StaticFiles(directory=HERE / "web_static")
         return [
-            Mount("/static", app=with_headers(files)),
+            Mount("/static", app=with_headers(files, ASKED_FOR)),
             Route("/login", self._answered(self._acts.login), methods=["GET", "POST"]),
             Route("/logout", self._answered(self._acts.logout), methods=["POST"]),
         ]
@@ -126,9 +127,6 @@ class Web:
                 response = redirect(error) or self._wrong(request, error.status, str(error))
             except RefusedError as error:
                 response = self._wrong(request, _STATUS[error.why], str(error))
-            response.headers.update(HEADERS)
-            if self.is_secure:
-                response.headers["strict-transport-security"] = "max-age=31536000"
             return response
 
         return answer

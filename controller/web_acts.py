@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 
 from pacekeeper.controller.access import Action
 from pacekeeper.controller.desk import Desk, RefusedError, Why
-from pacekeeper.controller.web_answers import done, form_of, in_words, refuse_other_origin
+from pacekeeper.controller.web_answers import done, form_of, in_words
 from pacekeeper.controller.web_door import DeniedError, Door
 from pacekeeper.core.orders import OrderKind
 
@@ -61,7 +61,7 @@ class Acts:
         """The form, and what it sends."""
         if request.method == "GET":
             return self.page("login.html", request, None, text="")
-        refuse_other_origin(request)
+        self.door.refuse_other_origin(request, "login")
         form = await form_of(request)
         try:
             visitor = self.door.log_in(request, form.get("token", "").strip())
@@ -72,6 +72,6 @@ class Acts:
 
     async def logout(self, request: Request) -> Response:
         """The session is over."""
-        refuse_other_origin(request)
+        self.door.refuse_other_origin(request, "logout")
         self.door.log_out(request)
         return self.door.forget(RedirectResponse("/login", status_code=303))

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +22,8 @@ HEADERS: Mapping[str, str] = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-store",
 }
+FOR_A_YEAR = {"strict-transport-security": "max-age=31536000"}
+ASKED_FOR = {"cache-control": "no-cache"}  # a browser asks whether its copy still is the newest
 
 
 async def form_of(request: Request) -> dict[str, str]:
@@ -50,17 +52,6 @@ def in_words(form: Mapping[str, str]) -> str:
     return " ".join(f"{name}={value}" for name, value in form.items())
 
 
-def refuse_other_origin(request: Request) -> None:
-    """Raises DeniedError: a form on a page of another site."""
-    origin = request.headers.get("origin", "")
-    try:
-        netloc = urlsplit(origin).netloc
-    except ValueError:
-        netloc = ""
-    if origin and netloc != request.headers.get("host", ""):
-        raise DeniedError(403, "the request does not come from our own page")
-
-
 def in_json(value: Any, status: int = 200) -> Response:
     """A value for a program."""
     data = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
@@ -76,15 +67,20 @@ def done(text: str) -> Response:
     )
 
 
-def with_headers(inner: Any) -> Any:
-    """Static files with our headers; a browser asks whether its copy still is the newest."""
+def with_headers(inner: Any, more: Mapping[str, str]) -> Any:
+    """The ASGI application `inner` with these in each answer that says nothing else of them.
+
+    Also in those that no page of ours makes: an address that is none, a mistake of ours.
+    """
+    told = [(name.encode(), value.encode()) for name, value in more.items()]
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         async def tell(message: Any) -> None:
             if message["type"] == "http.response.start":
-                ours = {**HEADERS, "cache-control": "no-cache"}
-                more = [(name.encode(), value.encode()) for name, value in ours.items()]
-                message = {**message, "headers": [*message["headers"], *more]}
+                own = message["headers"]
+                names = {name.lower() for name, _ in own}
+                added = [one for one in told if one[0] not in names]
+                message = {**message, "headers": [*own, *added]}
             await send(message)
 
         await inner(scope, receive, tell)

@@ -9,6 +9,7 @@ a page of another site can then neither read nor act under a name of its own.
 import secrets
 import time
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -113,7 +114,7 @@ class Door:
         """A session for who shows this token. Raises DeniedError; audited either way."""
         peer = _peer(request)
         if not self._logins.is_granted(peer, time.monotonic()):
-            raise DeniedError(429, "too many logins from there: wait a minute")
+            raise self._refused(request, "login", 429, "too many logins from there: wait a minute")
         caller = self._by_token(token)
         verdict = access.authorise(caller, Action.READ)
         self._audit.note(
@@ -129,6 +130,17 @@ class Door:
         if not verdict.is_allowed:
             raise DeniedError(403, verdict.reason)
         return self._begun(caller, token.split(".")[1])
+
+    def refuse_other_origin(self, request: Request, action: str) -> None:
+        """Raises DeniedError: a form on a page of another site."""
+        origin = request.headers.get("origin", "")
+        try:
+            netloc = urlsplit(origin).netloc
+        except ValueError:
+            netloc = ""
+        if origin and netloc != request.headers.get("host", ""):
+            why = "the request does not come from our own page"
+            raise self._refused(request, action, 403, why)
 
     def log_out(self, request: Request) -> None:
         """The session of this request is over."""
@@ -158,7 +170,9 @@ class Door:
         name = request.cookies.get(self._cookie, "")
         session = self._sessions.get(name, time.monotonic()) if name else None
         if not self._asks:
-            _refuse_foreign_host(request)
+            if not _is_for_loopback(request):
+                why = "call it 127.0.0.1 or localhost: this page is open on loopback only"
+                raise self._refused(request, Action.READ, 421, why)
             if session is not None:
                 return Visitor(caller=session.caller, session=session)
             return self._begun(Caller(name=f"{access.OPEN_AT}{_peer(request)}", role=Role.OPEN), "")
@@ -173,6 +187,21 @@ class Door:
             self._sessions.close(name)
             return Visitor(caller=access.nobody("the token has expired or was revoked"))
         return Visitor(caller=session.caller, session=session)
+
+    def _refused(self, request: Request, action: str, status: int, why: str) -> DeniedError:
+        """Written down, whoever it was."""
+        peer, about = _peer(request), f"web {request.method} {request.url.path}"
+        self._audit.note(
+            Deed(
+                action=action,
+                caller=Role.NOBODY,
+                is_allowed=False,
+                peer=peer,
+                about=about,
+                reason=why,
+            )
+        )
+        return DeniedError(status, why)
 
     def _begun(self, caller: Caller, token_id: str) -> Visitor:
         session = Session(
@@ -205,12 +234,10 @@ def _peer(request: Request) -> str:
     return f"http:{request.client.host}" if request.client else "http:unknown"
 
 
-def _refuse_foreign_host(request: Request) -> None:
-    """Raises DeniedError: a name of another site that leads here (DNS rebinding)."""
+def _is_for_loopback(request: Request) -> bool:
+    """False: a name of another site that leads here (DNS rebinding)."""
     host = request.headers.get("host", "")
     try:
-        is_ours = is_loopback(host if host.rpartition(":")[2].isdigit() else f"{host}:80")
+        return is_loopback(host if host.rpartition(":")[2].isdigit() else f"{host}:80")
     except ValueError:
-        is_ours = False
-    if not is_ours:
-        raise DeniedError(421, "call it 127.0.0.1 or localhost: this page is open on loopback only")
+        return False

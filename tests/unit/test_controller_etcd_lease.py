@@ -2,13 +2,15 @@
 
 import base64
 import json
+import socket
+import threading
 from typing import Any
 
 import pytest
 
 from pacekeeper.controller import etcd_lease
 from pacekeeper.controller.etcd_lease import EtcdLease
-from pacekeeper.controller.http_json import Answer, AwayError
+from pacekeeper.controller.http_json import Answer, AwayError, exchange
 from pacekeeper.controller.lease import Record
 from pacekeeper.controller.lease_codec import encode_record
 
@@ -47,3 +49,33 @@ def test_what_is_ours_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     value = base64.b64encode(encode_record(RECORD).encode()).decode()
     body = json.dumps({"kvs": [{"value": value, "mod_revision": "8"}]})
     assert _answering(monkeypatch, body).read() == (RECORD, "8")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "404 Gone", "500 Wrong", "503 Away"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n5\r\n{}",
+        b"Content-Length: 50\r\n\r\n{}",
+        b"\r\n" + b"[" * 100_000,
+    ],
+)
+def test_an_answer_that_breaks_off_is_no_answer_or_an_empty_one(status: str, rest: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            one, _ = server.accept()
+            with one:
+                one.recv(1 << 16)
+                one.sendall(f"HTTP/1.1 {status}\r\nConnection: close\r\n".encode() + rest)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.getsockname()[1]}/x"
+            assert exchange("POST", url, {}, timeout_s=5.0).body == {}
+        except AwayError:
+            pass
+        finally:
+            thread.join()

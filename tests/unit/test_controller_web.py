@@ -129,8 +129,6 @@ def test_every_page_and_all_its_data_are_there(seen: Scene) -> None:
 @pytest.mark.parametrize("path", [*PAGES, *DATA, "/login", "/nope", "/static/common.js", "/jobs/x"])
 def test_every_answer_forbids_other_origins(seen: Scene, path: str) -> None:
     headers = opened(seen).get(path, headers=HTML).headers
-    if path == "/nope":
-        return  # of the framework: no page of ours, and nothing in it
     policy = headers["content-security-policy"]
     assert policy == HEADERS["content-security-policy"]
     assert (
@@ -215,6 +213,8 @@ def test_an_open_page_answers_to_names_of_loopback_only(seen: Scene) -> None:
     ):
         answer = TestClient(app, base_url=HERE).get("/data/fleet", headers={"host": host})
         assert answer.status_code == status, host
+    assert [line["verdict"] for line in audited(seen)] == ["refused"] * 3
+    assert [line["verdict"] for line in audited(seen)] == ["refused"] * 3
 
 
 def test_on_loopback_acts_take_the_secret_of_our_own_page(seen: Scene) -> None:
@@ -335,6 +335,8 @@ def test_guessing_tokens_is_slow_and_written_down(seen: Scene, tokens: Tokens) -
     client = guarded(seen, tokens)
     codes = [logged_in(client, "pk1.00000000." + "x" * 43).status_code for _ in range(12)]
     assert codes == [403] * LOGINS.at_once + [429] * (12 - LOGINS.at_once)
+    assert [line["action"] for line in audited(seen)] == ["login"] * 12
+    assert [line["action"] for line in audited(seen)] == ["login"] * 12
     assert all("x" * 43 not in json.dumps(line) for line in audited(seen))
 
 
