@@ -17,7 +17,7 @@ from pacekeeper.trainer import adapting
 from pacekeeper.trainer.adapting_passes import PassTeller, work_of_call
 from pacekeeper.trainer.blocks import Work
 from pacekeeper.trainer.expert_hooks import hooked
-from pacekeeper.trainer.pass_watch import is_in_backward
+from pacekeeper.trainer.pass_watch import COMPILED, is_in_backward
 from pacekeeper.trainer.wrapping import Wrapping
 
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
@@ -60,6 +60,7 @@ class EngineWatch:
         self.teller = teller
         self.engine = engine
         self._work_of = work_of
+        self._hides_rows = False  # those of its experts, within a compiled graph
         self._wrapping = Wrapping()
         teller.quietly(self._attach)
 
@@ -74,11 +75,15 @@ class EngineWatch:
             self._wrapping.wrap(engine, "train_batch", self._train_batch)
             self._attach_instructions()
         else:
-            self._wrapping.hold(
-                engine.module.register_forward_pre_hook(
-                    self._forward_begins, prepend=True, with_kwargs=True
+            if getattr(engine.module, COMPILED, None) is not None:  # `engine.compile()`
+                self._wrapping.wrap(engine.module, COMPILED, self._compiled)
+                self._hides_rows = bool(_moe_layers(engine.module))
+            else:
+                self._wrapping.hold(
+                    engine.module.register_forward_pre_hook(
+                        self._forward_begins, prepend=True, with_kwargs=True
+                    )
                 )
-            )
             # Also run by backward passes that the engine is not asked for; there since 0.18.
             epilogue = "_backward_epilogue"
             self._wrapping.wrap(
@@ -94,11 +99,19 @@ class EngineWatch:
     # -- an engine without pipeline
 
     def _forward_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling():
+            return
         if not module.training or not torch.is_grad_enabled() or is_in_backward():
             return
         self.teller.step_begins(self.engine.global_steps)
+        if self._hides_rows:  # a hot expert would look like a slow rank
+            return
         self.teller.enters(_ONLY)
         self._tell_work(args, kwargs)
+
+    def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._forward_begins(self.engine.module, args, kwargs)
+        return original(*args, **kwargs)
 
     def _tell_work(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.teller.adds_work(self.teller.quietly(self._work_of, args, kwargs) or adapting.UNTOLD)

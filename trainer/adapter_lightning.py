@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pacekeeper.core.topology import JOB_NAME_RULE, is_job_name
@@ -172,6 +173,8 @@ class Pacekeeper:
 
     def _forward_begins(self, module: Any, args: Any) -> None:
         """Inside the wrapper, which may have waited for other ranks' buffers just before."""
+        if torch.compiler.is_compiling():
+            return
         work, self._waiting_work = self._waiting_work, None
         if work is not None and self.teller is not None:
             self.teller.batch_begins(work)

@@ -204,7 +204,7 @@ class ScheduleWatch:
         return self._next_step if iteration is None else int(iteration)
 
     def _chunk_begins(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.teller.in_pass is not None:
+        if not torch.compiler.is_compiling() and self.teller.in_pass is not None:
             work = self.teller.quietly(self._work_of, args, kwargs)
             self.teller.adds_work(work or adapting.UNTOLD)
 

@@ -1,11 +1,13 @@
 """Hooks on the MoE layers of foreign models: what routers chose, and the rows that experts compute.
 
 Nothing is read that lies on a device: counts go there into sums, rows are the shape of an input.
+While a graph is traced the hooks are empty: they would break it.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from pacekeeper.trainer.adapting_passes import PassTeller
@@ -22,7 +24,7 @@ class Routed:
         self._teller, self._layer, self._counts_of = teller, layer, counts_of
 
     def __call__(self, module: Any, args: Any, output: Any) -> None:
-        if self._teller.in_pass is not None:
+        if not torch.compiler.is_compiling() and self._teller.in_pass is not None:
             counts = self._teller.quietly(self._counts_of, output)
             if counts is not None:
                 self._teller.adds_loads(self._layer, counts)
@@ -40,7 +42,7 @@ class ExpertsBegin:
         self._teller = teller
 
     def __call__(self, module: Any, args: Any) -> None:
-        if self._teller.in_pass is not None:
+        if not torch.compiler.is_compiling() and self._teller.in_pass is not None:
             self._teller.quietly(self._tell, args)
 
     def _tell(self, args: Any) -> None:

@@ -5,6 +5,9 @@ they queue in the engine during the pass. Ours is queued before, as soon as the 
 an output is known, and so runs first: when all gradients are computed and nobody was waited for.
 What lies between the passes - a loss outside the module - is not counted. A forward pass that is
 no training (evaluation, no gradients) or that a backward pass does again is passed over.
+
+Hooks within a compiled graph would break it, or fail where it must be whole: while one is traced
+they are empty. A module that was compiled as such is watched around its graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +20,9 @@ from torch.autograd.graph import register_multi_grad_hook
 
 from pacekeeper.trainer.adapting import UNTOLD, Teller
 from pacekeeper.trainer.blocks import Work
+from pacekeeper.trainer.wrapping import Wrapping
 
+COMPILED = "_compiled_call_impl"  # what torch calls in the place of a compiled module
 WorkOf = Callable[[tuple[Any, ...], Mapping[str, Any]], Work]
 
 
@@ -38,19 +43,31 @@ class PassWatch:
     def __init__(self, teller: Teller, module: torch.nn.Module, work_of: WorkOf) -> None:
         self._teller = teller
         self._work_of = work_of
-        self._handles = (
-            module.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
-            module.register_forward_hook(self._forward_ended),
-        )
+        self._module = module
+        self._wrapping = Wrapping()
+        if getattr(module, COMPILED, None) is not None:  # `module.compile()`: hooks and all
+            self._wrapping.wrap(module, COMPILED, self._compiled)
+        else:
+            self._wrapping.hold(
+                module.register_forward_pre_hook(self._forward_begins, with_kwargs=True),
+                module.register_forward_hook(self._forward_ended),
+            )
 
     def close(self) -> None:
         """The module is as it was."""
-        for handle in self._handles:
-            handle.remove()
+        self._wrapping.undo()
+
+    def _compiled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._forward_begins(self._module, args, kwargs)
+        output = original(*args, **kwargs)
+        self._forward_ended(self._module, args, output)
+        return output
 
     def _forward_begins(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        if torch.compiler.is_compiling():
+            return
         if not module.training or not torch.is_grad_enabled() or is_in_backward():
             return
         try:
@@ -61,7 +78,7 @@ class PassWatch:
         self._teller.batch_begins(work)
 
     def _forward_ended(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not self._teller.is_computing or is_in_backward():
+        if torch.compiler.is_compiling() or not self._teller.is_computing or is_in_backward():
             return
         try:
             self._teller.waits()

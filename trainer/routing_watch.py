@@ -85,7 +85,8 @@ class _Counter:
         self._watch, self._layer, self._experts = watch, layer, experts
 
     def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        self._watch.saw(self._layer, self._experts, output)
+        if not torch.compiler.is_compiling():  # no hook breaks a graph
+            self._watch.saw(self._layer, self._experts, output)
 
 
 def _choices(output: Any, experts: int) -> Tensor | None:

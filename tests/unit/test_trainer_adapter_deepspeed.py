@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.trainer import adapter_deepspeed
@@ -252,3 +253,28 @@ def test_closed_the_engine_is_as_it_was(watched: Callable[[Any], EngineWatch]) -
         assert vars(engine) == before
         assert not any(m._forward_pre_hooks for m in engine.module.modules())
         assert not any(m._forward_hooks for m in engine.module.modules())
+
+
+@pytest.mark.parametrize("has_experts", [False, True])
+def test_a_compiled_engine_stays_one_graph_and_hidden_experts_accuse_nobody(
+    tmp_path: Path, has_experts: bool
+) -> None:
+    """As `engine.compile()` does: rows are not seen, and so no passes are told."""
+    torch._dynamo.reset()
+    graphs: Any = CompileCounter()
+    engine = Engine(accumulates=1)
+    if not has_experts:
+        engine.module.moe = nn.Identity()  # type: ignore[assignment]
+    engine.module.compile(backend=graphs, fullgraph=True)
+    watch = adapter_deepspeed.watch(engine, job="j", ring_dir=str(tmp_path))
+    for _ in range(2):
+        engine.backward(engine(torch.ones(2, 3)))
+        engine.step()
+    watch.close()
+    assert watch.teller.pace.ring.path is not None
+    records = records_in(watch.teller.pace.ring.path)
+    assert [r.step for r in records if isinstance(r, StepRecord)] == [0, 1]
+    told = [r.tokens for r in records if isinstance(r, MicroBatchRecord)]
+    assert told == ([] if has_experts else [6, 6])
+    assert graphs.frame_count == 1
+    assert watch.teller.pace.ring.num_errors == 0

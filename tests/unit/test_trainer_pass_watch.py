@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, GradBucket
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -16,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pacekeeper.core.records import MicroBatchRecord, StepRecord
 from pacekeeper.trainer.batch_work import work_of_batch
 from pacekeeper.trainer.pass_watch import PassWatch, computes_alone, tensors_in
+from pacekeeper.trainer.routing_watch import RoutingWatch
 from support.foreign_models import TinyModel, host_teller, told_by
 
 IDS = torch.arange(12).reshape(3, 4)
@@ -69,6 +71,40 @@ def test_a_model_that_learns_nothing_has_its_steps_told(tmp_path: Path) -> None:
     model(input_ids=IDS)
     teller.step_ends()
     assert kinds(told_by(teller)) == ["Step"]
+
+
+@pytest.mark.parametrize("how", ["module", "wrapped", "forward", "layer", "later"])
+def test_a_compiled_graph_stays_whole_and_its_passes_are_told(tmp_path: Path, how: str) -> None:
+    """`fullgraph=True` fails where anything in it can not be traced."""
+    torch._dynamo.reset()
+    graphs: Any = CompileCounter()
+    whole = {"backend": graphs, "fullgraph": True}
+    teller, model = host_teller(tmp_path), TinyModel()
+    called: Any = model
+    match how:
+        case "module":
+            model.compile(**whole)
+        case "wrapped":
+            called = torch.compile(model, **whole)
+        case "forward":
+            setattr(model, "forward", torch.compile(model.forward, **whole))  # noqa: B010
+        case "layer":
+            model.router.compile(**whole)
+    watch, routing = PassWatch(teller, called, work_of), RoutingWatch(teller, model)
+    if how == "later":
+        model.router.compile(**whole)
+    for step in range(2):
+        teller.step_begins(step)
+        called(input_ids=IDS)["logits"].sum().backward()
+        teller.step_ends()
+    watch.close()
+    routing.close()
+    called(input_ids=IDS)["logits"].sum().backward()
+    records = told_by(teller)
+    assert kinds(records) == ["MicroBatch", "Step"] * 2
+    assert {r.tokens for r in records if isinstance(r, MicroBatchRecord)} == {12}
+    assert graphs.frame_count <= 2, "traced again where its hooks are gone"
+    assert teller.pace.ring.num_errors == 0
 
 
 def test_passes_that_share_a_backward_are_one_micro_batch(tmp_path: Path) -> None:
