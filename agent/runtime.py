@@ -11,6 +11,7 @@ from pathlib import Path
 from pacekeeper.agent import health_socket
 from pacekeeper.agent.host import Host
 from pacekeeper.agent.intake import Intake
+from pacekeeper.agent.load_sums import with_sums
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.recording import Recording
 from pacekeeper.agent.sampler import Sampler
@@ -154,7 +155,7 @@ class Agent:
         is_due = self.uplink.is_connected and began_s - self._reported_s >= IDLE_REPORT_S
         if is_due or any(not reading.is_empty for reading in readings):
             devices = self._sent_samples.take(self.sampler.latest(began_s)[0])
-            for portion in split(readings):
+            for portion in split(with_sums(readings)):
                 self._report(portion, began_s, devices)
                 devices = ()
             self.uplink.wake()

@@ -182,15 +182,16 @@ class PaperJob:
             )
         )
         loads, counts = told.expert_loads, self._counts(number)
-        of_rank = [list(column) for column in list(zip(*counts, strict=True))[:3]]
-        loads.rank.extend([rank for rank in ranks for _ in counts])
-        loads.step.extend([number] * (DEVICES * len(counts)))
-        loads.generation.extend([generation] * (DEVICES * len(counts)))
-        loads.layer.extend(of_rank[0] * DEVICES)
-        loads.first_expert.extend(of_rank[1] * DEVICES)
-        loads.num_counts.extend(of_rank[2] * DEVICES)
+        layers, experts, lengths, parts = zip(*counts, strict=True)
+        loads.rank.extend([ranks[0]] * len(counts))  # an agent adds up what its ranks tell
+        loads.step.extend([number] * len(counts))
+        loads.generation.extend([generation] * len(counts))
+        loads.layer.extend(layers)
+        loads.first_expert.extend(experts)
+        loads.num_counts.extend(lengths)
+        loads.num_ranks.extend([DEVICES] * len(counts))
         data = told.SerializeToString()
-        more = b"".join(part for *_, part in counts) * DEVICES
+        more = b"".join(parts)
         column = b"\x3a" + varint(len(more)) + more  # field 7 of the loads: counts
         data += b"\x2a" + varint(len(column)) + column  # field 5 of the job's report
         return b"\x1a" + varint(len(data)) + data  # field 3 of the node's
@@ -233,10 +234,10 @@ class PaperJob:
         return np.asarray(whole * weights / weights.sum(axis=1, keepdims=True))
 
     def _counts(self, number: int) -> list[Counts]:
-        """One rank's part of them, as it is sent."""
+        """One node's part of them, as it is sent."""
         wrong = tuple(self._wrong(number))
         if wrong not in self._counted:
-            counts = (self._loads(number) / self.num_ranks).astype(int).tolist()
+            counts = (self._loads(number) / self.num_nodes).astype(int).tolist()
             self._counted[wrong] = [
                 (layer, first, len(part), b"".join(map(varint, part)))
                 for layer, row in enumerate(counts)

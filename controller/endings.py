@@ -10,6 +10,7 @@ from dataclasses import replace
 from pacekeeper.controller import incidents, proposals
 from pacekeeper.controller.chunked_map import RankMap, node_map
 from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.load_drafts import LoadDrafts
 from pacekeeper.controller.state import JobState, NodeState, RankLife, State
 from pacekeeper.core.findings import Blindness, FindingKind, Watch
 from pacekeeper.core.retention_config import RetentionConfig
@@ -71,6 +72,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         offered={},
         desired=None,
         home=None,
+        load_drafts=LoadDrafts(),
         loads=(),
         num_load_steps=0,
         recent_step_s=(),

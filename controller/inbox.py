@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from pacekeeper.controller import (
+    expert_loads,
     incidents,
     losses,
     move_costs,
@@ -31,6 +32,7 @@ from pacekeeper.core.rank_text import rank_text
 from pacekeeper.core.records import (
     EXIT_UNSEEN,
     CheckpointRecord,
+    ExpertLoadRecord,
     PlanAppliedRecord,
     PlanRefusedRecord,
     ProbeRecord,
@@ -63,10 +65,13 @@ def take_in(
     job = _take_signs_of_life(job, report.records, now_s)
     job = move_costs.take(_take_applied(job, report.records), report.records)
     work: list[StepFact] = []
+    loads: list[ExpertLoadRecord] = []
     for record in report.records:
         if isinstance(record, PlanRefusedRecord):
             job, said = refusals.take(job, record, now_s)
             commands += said
+        elif isinstance(record, ExpertLoadRecord):
+            loads.append(record)
         elif not isinstance(record, PlanAppliedRecord | ProbeRecord | SaveRecord | RankExitRecord):
             work.append(record)
     state, job, said = _take_exits(state, job, report.records, now_s)
@@ -80,7 +85,7 @@ def take_in(
     commands += said
     job, said = rewind.follow(job, work)
     commands += said
-    job = steps.put_pending(job, work)
+    job = expert_loads.take(steps.put_pending(job, work), loads)
     return replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
@@ -88,7 +93,8 @@ def judge(
     state: State, name: str, config: ControllerConfig, now_s: float
 ) -> tuple[State, list[Command]]:
     """Judge the steps of a job that are complete by now."""
-    state, job, commands = steps.judge_complete(state, state.jobs[name], config, now_s)
+    job = expert_loads.fold(state.jobs[name], config.policy.load_ema)
+    state, job, commands = steps.judge_complete(state, job, config, now_s)
     return replace(state, jobs={**state.jobs, name: job}), commands
 
 

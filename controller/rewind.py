@@ -7,6 +7,7 @@ moments again, while a step that is done again ends later.
 from collections.abc import Iterable
 from dataclasses import replace
 
+from pacekeeper.controller import expert_loads
 from pacekeeper.controller.events import Command, SaveJob, Say
 from pacekeeper.controller.state import JobState, StepFact
 from pacekeeper.controller.watch import running
@@ -44,7 +45,7 @@ def follow(job: JobState, records: Iterable[StepFact]) -> tuple[JobState, list[C
         f"job={job.name} went back: its ranks have ended step {job.step} and now end step {first}"
     )
     job = replace(
-        job,
+        expert_loads.undated(job),
         step=first - 1,
         layout_step=min(job.layout_step, first),
         pending={},

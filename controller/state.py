@@ -7,12 +7,13 @@ from math import inf
 
 from pacekeeper.controller.chunked_map import NodeMap, RankMap
 from pacekeeper.controller.fleet_memory import Strikes
+from pacekeeper.controller.load_drafts import LoadDrafts
 from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, ProbeRecord, StepRecord
+from pacekeeper.core.records import MicroBatchRecord, ProbeRecord, StepRecord
 from pacekeeper.core.reports import AgentHealth, Later, Unread
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.predictor.advice import SpreadWindow
@@ -22,7 +23,7 @@ from pacekeeper.predictor.live_input import Inputs
 from pacekeeper.predictor.live_job import JobPace
 from pacekeeper.predictor.sight import Sight
 
-StepFact = MicroBatchRecord | StepRecord | ExpertLoadRecord
+StepFact = MicroBatchRecord | StepRecord
 """What ranks report of one step."""
 
 
@@ -31,7 +32,6 @@ class RankWork:
     """What one rank has reported of one step, in the order it came."""
 
     micro_batches: tuple[MicroBatchRecord, ...] = ()
-    loads: tuple[ExpertLoadRecord, ...] = ()
     end: StepRecord | None = None  # the newest: a step may be done again
 
     @property
@@ -172,7 +172,7 @@ class JobState:
     `offered` gives the reason of each that we offered. `home` is the layout to go back to when the
     open incidents are over. `remembered`: ranks of a stored past that have not attached to us yet.
     `pending` holds the steps that are not complete yet, by number. `loads[layer][expert]` is
-    the running mean of token rows per step over `num_load_steps` steps.
+    the running mean of token rows per step over `num_load_steps` steps: see expert_loads.py.
     """
 
     name: str
@@ -209,6 +209,7 @@ class JobState:
     ended_mono_s: RankMap[float] = field(default_factory=RankMap)  # of a rank's newest step
     again: Mapping[int, int] = field(default_factory=dict)  # steps below `step`, done anew, by rank
     pending: Mapping[int, StepDraft] = field(default_factory=dict)
+    load_drafts: LoadDrafts = field(default_factory=LoadDrafts)
     loads: tuple[tuple[float, ...], ...] = ()
     num_load_steps: int = 0
     tokens_per_step: float = 0.0

@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 
-import numpy as np
-
 from pacekeeper.controller import (
     advising,
     causes,
@@ -38,7 +36,7 @@ from pacekeeper.controller.state import (
 from pacekeeper.controller.way_home import all_is_over
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.core.records import MicroBatchRecord, StepRecord
 from pacekeeper.predictor.detector_state import Judgement
 from pacekeeper.predictor.live_job import JobStep
 
@@ -73,16 +71,14 @@ def _tells_work(by_rank: Mapping[int, Sequence[StepFact]]) -> bool:
 
 
 def _with_more(work: RankWork, records: Iterable[StepFact]) -> RankWork:
-    micro_batches, loads, end = list(work.micro_batches), list(work.loads), work.end
+    micro_batches, end = list(work.micro_batches), work.end
     for record in records:
         match record:
             case MicroBatchRecord():
                 micro_batches.append(record)
-            case ExpertLoadRecord():
-                loads.append(record)
             case StepRecord():
                 end = record
-    return RankWork(micro_batches=tuple(micro_batches), loads=tuple(loads), end=end)
+    return RankWork(micro_batches=tuple(micro_batches), end=end)
 
 
 def judge_complete(
@@ -159,8 +155,6 @@ def _judge(
         for record in by_rank[rank].micro_batches
         if record.generation == generation
     }
-    loads = (record for rank in ended for record in by_rank[rank].loads)
-    job = _learn_loads(job, loads, set(ended), generation, config)
     job, told = _followed(job, step, generation, ended, work, config)
     unix_s = now_s + state.unix_offset_s
     resting = standing_by(job)  # their waits are no part of a step
@@ -277,42 +271,6 @@ def _by_clock(
         spent_s[record.rank] = spent_s.get(record.rank, 0.0) + record.compute_s
     untimed = tuple(rank for rank in sorted(spent_s) if spent_s[rank] <= 0.0)
     return [record for record in records if spent_s[record.rank] > 0.0], untimed
-
-
-def _learn_loads(
-    job: JobState,
-    records: Iterable[ExpertLoadRecord],
-    reported: Collection[int],
-    generation: int,
-    config: ControllerConfig,
-) -> JobState:
-    """Fold the step's token rows per layer and expert into the running mean."""
-    shape = job.shape
-    if shape is None:
-        return job
-    # By place, then rank: the counts of all ranks for the same experts are added up at once.
-    seen: dict[tuple[int, int, int], dict[int, tuple[int, ...]]] = {}
-    ranks = set()
-    for record in records:
-        if record.generation == generation:
-            place = (record.layer, record.first_expert, len(record.counts))
-            seen.setdefault(place, {})[record.rank] = record.counts
-            ranks.add(record.rank)
-    if not seen or not ranks.issuperset(reported):
-        return job  # a part would look like a whole with less work
-    rows = [[0.0] * shape.num_experts for _ in range(shape.num_layers)]
-    for (layer, first, _), by_rank in seen.items():
-        counts = np.array(list(by_rank.values()), dtype=np.float64).sum(axis=0).tolist()
-        for i, count in enumerate(counts):
-            if layer < shape.num_layers and first + i < shape.num_experts:
-                rows[layer][first + i] += count
-    weight = config.policy.load_ema if job.loads else 1.0
-    old = job.loads or tuple(map(tuple, rows))
-    loads = tuple(
-        tuple(a + weight * (b - a) for a, b in zip(before, now, strict=True))
-        for before, now in zip(old, rows, strict=True)
-    )
-    return replace(job, loads=loads, num_load_steps=job.num_load_steps + 1)
 
 
 def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:

@@ -147,6 +147,16 @@ class Layout:
         return tuple(sorted({rank for stage in self.stages for rank in stage.ranks}))
 
     @cached_property
+    def num_ranks_by_layer(self) -> tuple[int, ...]:
+        """How many ranks run each layer."""
+        of_stage = [(stage, len(stage.ranks)) for stage in self.stages]
+        return tuple(
+            num_ranks
+            for stage, num_ranks in of_stage
+            for _ in range(stage.first_layer, stage.end_layer)
+        )
+
+    @cached_property
     def speed_by_rank(self) -> dict[int, float]:
         """How fast each rank is taken to be: 1.0 where `speeds` does not say."""
         return dict.fromkeys(self.ranks, 1.0) | dict(self.speeds)

@@ -78,7 +78,8 @@ def pack(record: Record) -> bytes:
         case ExpertLoadRecord():
             if len(record.counts) > LOADS_PER_RECORD:
                 raise ValueError(f"a ring's record holds 1 to {LOADS_PER_RECORD} loads")
-            return pack_expert_load(*astuple(record))
+            assert record.num_ranks == 1, "a ring is one rank's"
+            return pack_expert_load(*astuple(record)[:-1])
         case PlanAppliedRecord():
             return pack_plan_applied(*astuple(record))
         case ProbeRecord():

@@ -77,8 +77,9 @@ class StepRecord:
 class ExpertLoadRecord:
     """Tokens this rank's own batch routed to experts first_expert, first_expert + 1, ...
 
-    A ring's record holds LOADS_PER_RECORD at most; what follows each other is one on the wire's
-    other side, whatever its length.
+    Those of `num_ranks` ranks of a node, of which `rank` is one, where an agent added them up. A
+    ring's record holds LOADS_PER_RECORD at most; what follows each other is one on the wire's other
+    side, whatever its length.
     """
 
     rank: int
@@ -87,10 +88,13 @@ class ExpertLoadRecord:
     layer: int
     first_expert: int
     counts: tuple[int, ...]
+    num_ranks: int = 1
 
     def __post_init__(self) -> None:
         if not self.counts:
             raise ValueError("a record holds at least one load")
+        if self.num_ranks < 1:
+            raise ValueError("a load is that of a rank at least")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ class StepColumns(_message.Message):
     def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., duration_s: _Optional[_Iterable[float]] = ..., loss: _Optional[_Iterable[float]] = ..., is_redone: _Optional[_Iterable[bool]] = ..., ended_mono_s: _Optional[_Iterable[float]] = ..., transfer_s: _Optional[_Iterable[float]] = ..., transfer_bytes: _Optional[_Iterable[int]] = ..., sum_len_squared: _Optional[_Iterable[int]] = ..., input_wait_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ExpertLoadColumns(_message.Message):
-    __slots__ = ("rank", "step", "generation", "layer", "first_expert", "num_counts", "counts")
+    __slots__ = ("rank", "step", "generation", "layer", "first_expert", "num_counts", "counts", "num_ranks")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +133,7 @@ class ExpertLoadColumns(_message.Message):
     FIRST_EXPERT_FIELD_NUMBER: _ClassVar[int]
     NUM_COUNTS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RANKS_FIELD_NUMBER: _ClassVar[int]
     rank: _containers.RepeatedScalarFieldContainer[int]
     step: _containers.RepeatedScalarFieldContainer[int]
     generation: _containers.RepeatedScalarFieldContainer[int]
@@ -140,7 +141,8 @@ class ExpertLoadColumns(_message.Message):
     first_expert: _containers.RepeatedScalarFieldContainer[int]
     num_counts: _containers.RepeatedScalarFieldContainer[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., layer: _Optional[_Iterable[int]] = ..., first_expert: _Optional[_Iterable[int]] = ..., num_counts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_ranks: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[_Iterable[int]] = ..., step: _Optional[_Iterable[int]] = ..., generation: _Optional[_Iterable[int]] = ..., layer: _Optional[_Iterable[int]] = ..., first_expert: _Optional[_Iterable[int]] = ..., num_counts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., num_ranks: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PlanAppliedColumns(_message.Message):
     __slots__ = ("rank", "step", "generation", "previous_generation", "layout_crc", "moved_bytes", "duration_s", "is_regroup", "ended_mono_s")

@@ -234,6 +234,7 @@ def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
                 getattr(columns, name).append(getattr(load, name))
             columns.num_counts.append(len(load.counts))
             columns.counts.extend(load.counts)
+            columns.num_ranks.append(load.num_ranks)
     return message
 
 
