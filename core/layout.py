@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import inf, isfinite
 from operator import lt
 from types import MappingProxyType
@@ -118,15 +118,11 @@ class Layout:
         for layer, layer_experts in enumerate(self.experts):
             stage_ranks = set(self.stage_of(layer).ranks) if layer_experts else set()
             for expert, hosts in enumerate(layer_experts):
-                ranks = [host.rank for host in hosts]
-                _check_shares(
-                    f"layer {layer} expert {expert}", ranks, [host.share for host in hosts]
-                )
+                where, ranks = f"layer {layer} expert {expert}", [host.rank for host in hosts]
+                _check_shares(where, ranks, [host.share for host in hosts])
                 strangers = set(ranks) - stage_ranks
                 if strangers:
-                    raise ValueError(
-                        f"layer {layer} expert {expert}: ranks {sorted(strangers)} run other layers"
-                    )
+                    raise ValueError(f"{where}: ranks {sorted(strangers)} run other layers")
         ranks = [rank for rank, _ in self.batch_shares]
         _check_shares("batch", ranks, [share for _, share in self.batch_shares])
         if ranks != [group[0].rank for group in self.stages[0].groups]:
@@ -149,12 +145,8 @@ class Layout:
     @cached_property
     def num_ranks_by_layer(self) -> tuple[int, ...]:
         """How many ranks run each layer."""
-        of_stage = [(stage, len(stage.ranks)) for stage in self.stages]
-        return tuple(
-            num_ranks
-            for stage, num_ranks in of_stage
-            for _ in range(stage.first_layer, stage.end_layer)
-        )
+        sizes = ([len(one.ranks)] * (one.end_layer - one.first_layer) for one in self.stages)
+        return tuple(chain.from_iterable(sizes))
 
     @cached_property
     def speed_by_rank(self) -> dict[int, float]:

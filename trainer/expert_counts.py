@@ -7,6 +7,7 @@ memory begins; it is told once it is there, with the number of the step it is of
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,8 @@ MAX_LATE_STEPS = 8  # copies under way; a device further behind loses counts, no
 class _Copied(NamedTuple):
     step: int
     layers: tuple[int, ...]
-    counts: Any  # [layer, expert], in host memory
+    lengths: tuple[int, ...]  # experts of each layer
+    counts: Any  # those of all layers, one after the other, in host memory
     is_there: Any  # a device event; None: it is
 
 
@@ -55,29 +57,29 @@ class ExpertCounts:
     def tell(self) -> None:
         """All copies that have arrived, in order."""
         while self._copies:
-            step, layers, counts, is_there = self._copies[0]
+            step, layers, lengths, counts, is_there = self._copies[0]
             if is_there is not None and not is_there.query():
                 return
             self._copies.popleft()
-            for layer, row in zip(layers, counts.tolist(), strict=True):
-                self.hooks.expert_loads(layer, [round(n) for n in row], step=step)
+            rows = iter([round(n) for n in counts.tolist()])
+            for layer, length in zip(layers, lengths, strict=True):
+                self.hooks.expert_loads(layer, list(islice(rows, length)), step=step)
 
 
 def _whose_turn(step: int, sums: dict[int, Any]) -> tuple[int, ...]:
     """The layers that are told of in `step`: all, where the ring has room for all of every step."""
-    if not sums:
-        return ()
-    each = -(-next(iter(sums.values())).numel() // LOADS_PER_RECORD)
-    num_turns = -(-each * len(sums) // MAX_RECORDS_PER_STEP)
+    num_records = sum(-(-row.numel() // LOADS_PER_RECORD) for row in sums.values())
+    num_turns = max(1, -(-num_records // MAX_RECORDS_PER_STEP))
     return tuple(layer for i, layer in enumerate(sorted(sums)) if i % num_turns == step % num_turns)
 
 
 def _copied(step: int, layers: tuple[int, ...], rows: Sequence[Any]) -> _Copied:
-    counts = torch.stack([row.reshape(-1) for row in rows])
+    lengths = tuple(row.numel() for row in rows)
+    counts = torch.cat([row.reshape(-1) for row in rows])
     if not counts.is_cuda:
-        return _Copied(step, layers, counts, None)
+        return _Copied(step, layers, lengths, counts, None)
     host = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
     host.copy_(counts, non_blocking=True)
     event = torch.cuda.Event()
     event.record()
-    return _Copied(step, layers, host, event)
+    return _Copied(step, layers, lengths, host, event)

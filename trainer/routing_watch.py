@@ -4,7 +4,6 @@ A router that says nothing of its choice but probabilities is left untold: to ch
 could differ from what was computed. Counts are summed over the micro-batches of a step.
 """
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor
 
 from pacekeeper.trainer.adapting import Teller
-from pacekeeper.trainer.device import new_event
+from pacekeeper.trainer.expert_counts import ExpertCounts
 from pacekeeper.trainer.pass_watch import is_in_backward
 
-MAX_LATE = 8  # steps whose counts may still be on their way from the device
 _CHOICES = (torch.int64, torch.int32)
 
 
@@ -32,8 +30,7 @@ class RoutingWatch:
 
     def __init__(self, teller: Teller, model: torch.nn.Module) -> None:
         self._teller = teller
-        self._counts: dict[int, Tensor] = {}  # of the open step, by layer
-        self._late: deque[tuple[int, dict[int, Tensor], Any]] = deque()
+        self._counts = ExpertCounts(teller.pace)
         self._handles = [
             router.register_forward_hook(_Counter(self, layer, experts))
             for layer, (router, experts) in enumerate(routers_of(model))
@@ -47,20 +44,14 @@ class RoutingWatch:
     def step_ends(self) -> None:
         """Just before the step's end is told: its counts, and those of others that came late."""
         try:
-            counts, self._counts = self._counts, {}
-            if counts and self._teller.step is not None:
-                self._late.append((self._teller.step, *_on_their_way(counts)))
-            while self._late and (len(self._late) > MAX_LATE or _is_here(self._late[0][2])):
-                step, here, event = self._late.popleft()
-                if _is_here(event):
-                    for layer, count in here.items():
-                        self._teller.pace.expert_loads(layer, count.tolist(), step=step)
+            if self._teller.step is not None:
+                self._counts.step_ended(self._teller.step)
         except Exception as error:
             self._teller.pace.ring.count_error(error)
 
     def abandon(self) -> None:
         """What was counted belongs to no step."""
-        self._counts = {}
+        self._counts.forget()
 
     def saw(self, layer: int, experts: int, output: Any) -> None:
         """A router's output: its choices, where it says them, are added to the step's."""
@@ -68,12 +59,10 @@ class RoutingWatch:
             return
         try:
             chosen = _choices(output, experts)
-            if chosen is None:
-                return
-            if layer not in self._counts:
-                self._counts[layer] = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
-            flat = chosen.detach().reshape(-1).to(torch.int64)
-            self._counts[layer].scatter_add_(0, flat, torch.ones_like(flat))
+            if chosen is not None:
+                flat = chosen.detach().reshape(-1).to(torch.int64)
+                none = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
+                self._counts.add(layer, none.scatter_add_(0, flat, torch.ones_like(flat)))
         except Exception as error:
             self._teller.pace.ring.count_error(error)
 
@@ -94,22 +83,3 @@ def _choices(output: Any, experts: int) -> Tensor | None:
     parts = output if isinstance(output, tuple) else (output,)
     found = [part for part in parts if isinstance(part, Tensor) and part.dtype in _CHOICES]
     return found[0] if len(found) == 1 and found[0].shape[-1] <= experts else None
-
-
-def _on_their_way(counts: dict[int, Tensor]) -> tuple[dict[int, Tensor], Any]:
-    """Copies in host memory, and the event after which they are whole; None: they are."""
-    if all(count.device.type == "cpu" for count in counts.values()):
-        return counts, None
-    copies = {
-        layer: torch.empty(count.shape, dtype=count.dtype, pin_memory=True).copy_(
-            count, non_blocking=True
-        )
-        for layer, count in counts.items()
-    }
-    event = new_event()
-    event.record()
-    return copies, event
-
-
-def _is_here(event: Any) -> bool:
-    return event is None or bool(event.query())

@@ -100,3 +100,12 @@ def test_where_there_are_too_many_layers_take_turns(pace: Pace) -> None:
         assert len(told) <= expert_counts.MAX_RECORDS_PER_STEP
         seen |= {r.layer for r in told}
     assert seen == set(range(61))
+
+
+def test_layers_may_have_different_numbers_of_experts(pace: Pace) -> None:
+    counts = ExpertCounts(pace.hooks)
+    pace.hooks.step_began(0)
+    counts.add(1, torch.tensor([1, 2, 3]))
+    counts.add(0, torch.tensor([4]))
+    counts.step_ended(0)
+    assert [(r.layer, r.counts) for r in pace.loads] == [(0, (4,)), (1, (1, 2, 3))]

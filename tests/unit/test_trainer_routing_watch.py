@@ -1,12 +1,12 @@
 """Tokens per expert: as the routers chose, once per step, not again when they are recomputed."""
 
 from pathlib import Path
-from typing import Any
 
+import pytest
 import torch
 
 from pacekeeper.core.records import ExpertLoadRecord
-from pacekeeper.trainer import routing_watch
+from pacekeeper.trainer import expert_counts
 from pacekeeper.trainer.adapting import UNTOLD, Teller
 from pacekeeper.trainer.pass_watch import PassWatch
 from pacekeeper.trainer.routing_watch import RoutingWatch, routers_of
@@ -81,28 +81,22 @@ def test_a_router_that_hides_its_choice_is_untold(tmp_path: Path) -> None:
     assert loads(teller) == []
 
 
-def test_counts_come_when_the_device_is_through_under_the_step_they_are_of(
-    tmp_path: Path, monkeypatch: Any
+def test_layers_of_a_model_that_is_too_large_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Event:
-        is_done = False
-
-        def query(self) -> bool:
-            return self.is_done
-
-    events: list[Event] = []
-
-    def late(counts: Any) -> tuple[Any, Event]:
-        events.append(Event())
-        return counts, events[-1]
-
-    monkeypatch.setattr(routing_watch, "_on_their_way", late)
-    teller, model, routing = watched(tmp_path)
-    train(teller, model, routing, steps=2)
-    assert loads(teller) == []
-    events[0].is_done = True
-    train(teller, model, routing, steps=routing_watch.MAX_LATE + 2)
-    assert [load.step for load in loads(teller)] == [0], "what is lost is lost, and no order lied"
+    monkeypatch.setattr(expert_counts, "MAX_RECORDS_PER_STEP", 1)
+    teller, _, routing = watched(tmp_path)
+    for step in range(4):
+        teller.step_begins(step)
+        teller.batch_begins()
+        for layer, experts in enumerate((3, 5)):
+            routing.saw(layer, experts, torch.zeros(2, 2, dtype=torch.int64))
+        routing.step_ends()
+        teller.batch_ends()
+        teller.step_ends()
+    assert [(one.step, one.layer, len(one.counts)) for one in loads(teller)] == [
+        (0, 0, 3), (1, 1, 5), (2, 0, 3), (3, 1, 5)
+    ]  # fmt: skip
 
 
 def test_routers_are_known_by_name_and_by_what_they_hold() -> None:
