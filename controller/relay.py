@@ -4,7 +4,8 @@ The controller serves them on a socket that only its own user can open; who real
 one header, which nobody else can set: the caller's own headers of that name are left out.
 """
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any
 
 import grpc
@@ -14,8 +15,11 @@ from pacekeeper.controller.line import Shown, shown_from
 from pacekeeper.protos import wire
 
 CALLER_HEADER = "x-pacekeeper-caller-bin"
+LOOKS, LOOK_S = 200, 0.01
 _OURS = "x-pacekeeper-"
+_CUT_OFF = "Internal error from Core"  # what grpc.aio says of a message that could not be sent
 _HOPS = ("grpc-", ":", "te", "content-type", "user-agent")  # of one connection each
+End = tuple[grpc.StatusCode, str | None, Any]
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
@@ -85,16 +89,17 @@ class Relay:
             left_s = context.time_remaining()
             stub: Any = self._channel.stream_stream(method)
             call = stub(requests, metadata=_headers(context), timeout=left_s)
+            ends = Ends(call)
             try:
                 async for message in call:
                     await context.write(message)
-                code, words = await call.code(), await call.details()
-                context.set_trailing_metadata(_own(await call.trailing_metadata()))
-            except grpc.aio.AioRpcError as error:
-                code, words = error.code(), error.details()
-                context.set_trailing_metadata(_own(error.trailing_metadata()))
+                await call.code()
+            except grpc.aio.AioRpcError:
+                pass  # it is among its ends
             finally:
                 call.cancel()
+            code, words, trailing = await ends.answer()
+            context.set_trailing_metadata(_own(trailing))
             if code is not grpc.StatusCode.OK:
                 await context.abort(code, words or "")
 
@@ -103,6 +108,41 @@ class Relay:
     async def close(self) -> None:
         """Calls that are open end."""
         await self._channel.close()
+
+
+class Ends:
+    """What grpc.aio says of the end of a call: more than once, where it is refused while its
+    request is still being sent. Then it says INTERNAL, before or after the answer itself.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._answer: End | None = None
+        self._last: End | None = None
+        call.add_done_callback(self._hear)
+
+    async def answer(self) -> End:
+        """The other side's; what there is where none comes."""
+        for _ in range(LOOKS):
+            if self._answer is not None:
+                break
+            await asyncio.sleep(LOOK_S)
+        end = self._answer or self._last
+        assert end is not None, "the call is over"
+        return end
+
+    def _hear(self, call: Any) -> None:
+        self._last = _known(call.code()), _known(call.details()), _known(call.trailing_metadata())
+        is_answer = self._last[:2] != (grpc.StatusCode.INTERNAL, _CUT_OFF)
+        self._answer = self._answer or (self._last if is_answer else None)
+
+
+def _known(answer: Coroutine[Any, Any, Any]) -> Any:
+    """Of a call that is over: nothing is waited for."""
+    try:
+        answer.send(None)
+    except StopIteration as said:
+        return said.value
+    raise AssertionError("the call is over")
 
 
 def _headers(context: Context) -> list[tuple[str, str | bytes]]:

@@ -1,8 +1,10 @@
 """What holds for all tests: one switch, two profiles, and nothing that they leave behind."""
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -38,9 +40,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """What is temporary lies in a folder of this process, with a short path: sockets lie there."""
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # `tmp_path` stays
-    folder = tempfile.TemporaryDirectory(prefix="pk-", ignore_cleanup_errors=True)
-    config.add_cleanup(folder.cleanup)
-    os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    folder = tempfile.mkdtemp(prefix="pk-")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    # After the fork server's socket, which lies in it, too (-100).
+    Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-200)
 
 
 @pytest.fixture(scope="session", autouse=True)

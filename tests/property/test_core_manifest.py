@@ -137,11 +137,12 @@ def test_pieces_that_overlap_or_lie_outside_are_refused_in_older_files_too(
 ) -> None:
     """Such files hold more than is used, so gaps are no mistake there."""
     size = {file.name: file.size_bytes for file in manifest.files}
+    lent = {entry.file for entry in manifest.older}
     pairs = [
         (one, other)
         for one in manifest.pieces
         for other in manifest.pieces
-        if one.piece < other.piece and one.file == other.file in {e.file for e in manifest.older}
+        if one.piece < other.piece and one.file == other.file in lent
         if min(one.size_bytes, other.size_bytes) > 0
     ]
     assume(pairs)

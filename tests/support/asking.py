@@ -41,7 +41,7 @@ def quick_fleet(directory: Path, *, seed: int, replicas: int = 2) -> Iterator[Fl
         yield fleet
 
 
-def until(what: str, holds: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(what: str, holds: Callable[[], bool], seconds: float = 150.0) -> None:
     """Wait for the world; the limit is for a broken one only."""
     give_up_s = time.monotonic() + seconds
     while not holds():

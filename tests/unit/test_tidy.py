@@ -5,6 +5,8 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,45 @@ FOREIGN_NAMES = {
     ),
 }
 ABSOLUTE = re.compile(r"(?<![\w.~$-])/(?:work|opt|root|home|Users|mnt)/")
+Nodes = tuple[ast.AST, ...]
 LATER = re.compile("TO" + "DO|FIX" + "ME|NotImplemented" + "Error")  # put together: not said here
 
 
-def parsed(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(), filename=path)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the rules ask of a module: it is read once for all of them."""
+
+    text: str
+    has_docstring: bool
+    num_statements: int
+    lengths: tuple[tuple[str, int], ...]
+    imports: frozenset[str]
+    impure_parts: frozenset[str]
+    public_names: tuple[str, ...]
+
+
+@cache
+def facts(path: str) -> Facts:
+    text = (ROOT / path).read_text()
+    tree = ast.parse(text, filename=path)
+    nodes = tuple(ast.walk(tree))
+    return Facts(
+        text=text,
+        has_docstring=bool(ast.get_docstring(tree)),
+        num_statements=len(tree.body),
+        lengths=tuple(
+            (node.name, node.end_lineno - node.lineno + 1)
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno
+        ),
+        imports=frozenset(imports(nodes)),
+        impure_parts=frozenset(impure_parts(nodes)),
+        public_names=tuple(public_names(nodes)),
+    )
+
+
+def nodes_of(code: str) -> Nodes:
+    return tuple(ast.walk(ast.parse(code)))
 
 
 def text_files() -> Iterator[tuple[str, str]]:
@@ -66,10 +102,10 @@ def text_files() -> Iterator[tuple[str, str]]:
             continue  # a picture
 
 
-def imports(tree: ast.Module) -> set[str]:
+def imports(nodes: Nodes) -> set[str]:
     """Top-level names of all modules that are imported anywhere in the file."""
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -78,11 +114,11 @@ def imports(tree: ast.Module) -> set[str]:
     return found
 
 
-def impure_parts(tree: ast.Module) -> set[str]:
+def impure_parts(nodes: Nodes) -> set[str]:
     """What a pure module may not have: imports of the world, and calls that reach it without."""
-    found = {name for name in imports(tree) if name.split(".")[0] in WORLD}
-    found |= {name for name in imports(tree) if name.startswith(("pacekeeper.protos", "numpy.r"))}
-    for node in ast.walk(tree):
+    found = {name for name in imports(nodes) if name.split(".")[0] in WORLD}
+    found |= {name for name in imports(nodes) if name.startswith(("pacekeeper.protos", "numpy.r"))}
+    for node in nodes:
         if isinstance(node, ast.Name) and node.id in WORLDLY_CALLS:
             found.add(node.id)
         elif isinstance(node, ast.Attribute) and node.attr == "random":
@@ -90,9 +126,9 @@ def impure_parts(tree: ast.Module) -> set[str]:
     return found
 
 
-def public_names(tree: ast.Module) -> Iterator[str]:
+def public_names(nodes: Nodes) -> Iterator[str]:
     """Names of functions, classes, their arguments and fields that do not begin with '_'."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 name = node.name
@@ -130,37 +166,34 @@ def test_no_side_of_a_merge_is_left_in_a_document(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules())
 def test_a_file_has_one_rule_and_fits_its_size(path: str) -> None:
-    tree = parsed(path)
-    assert ast.get_docstring(tree), "the module's docstring states the file's one rule"
-    num_lines = len((ROOT / path).read_text().splitlines())
+    found = facts(path)
+    assert found.has_docstring, "the module's docstring states the file's one rule"
+    num_lines = len(found.text.splitlines())
     assert num_lines <= MAX_LINES, f"{num_lines} lines: split it"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            length = node.end_lineno - node.lineno + 1
-            assert length <= MAX_FUNCTION_LINES, f"{node.name}: {length} lines"
+    for name, length in found.lengths:
+        assert length <= MAX_FUNCTION_LINES, f"{name}: {length} lines"
 
 
 @pytest.mark.parametrize("path", modules())
 def test_code_is_ascii_and_says_nothing_about_later(path: str) -> None:
-    text = (ROOT / path).read_text()
+    text = facts(path).text
     assert text.isascii(), [line for line in text.splitlines() if not line.isascii()]
     assert not LATER.findall(text)
 
 
 @pytest.mark.parametrize("path", modules())
 def test_imports_are_absolute_and_of_this_python(path: str) -> None:
-    assert not {name for name in imports(parsed(path)) if name.startswith("__future__")}
+    assert not {name for name in facts(path).imports if name.startswith("__future__")}
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if p.endswith("__init__.py")])
 def test_a_package_file_is_a_docstring_only(path: str) -> None:
-    assert len(parsed(path).body) == 1 and ast.get_docstring(parsed(path))
+    assert facts(path).num_statements == 1 and facts(path).has_docstring
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if is_pure(p)])
 def test_pure_modules_touch_nothing_of_the_world(path: str) -> None:
-    assert impure_parts(parsed(path)) == set()
+    assert facts(path).impure_parts == set()
 
 
 def test_the_contract_of_the_layers_names_the_pure_modules() -> None:
@@ -186,12 +219,12 @@ def test_the_contract_of_the_layers_names_the_pure_modules() -> None:
     ],
 )
 def test_what_is_impure_is_seen(code: str) -> None:
-    assert impure_parts(ast.parse(code))
+    assert impure_parts(nodes_of(code))
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if not p.startswith("tests/")])
 def test_names_use_the_words_of_the_glossary(path: str) -> None:
-    for name in public_names(parsed(path)):
+    for name in facts(path).public_names:
         if (path, name) in FOREIGN_NAMES:
             continue
         for word in words(name):
@@ -199,8 +232,8 @@ def test_names_use_the_words_of_the_glossary(path: str) -> None:
 
 
 def test_banned_words_are_seen_inside_names() -> None:
-    tree = ast.parse("class GpuWatch:\n    num_secs: int = 0\n\ndef f(epochCount): ...")
-    seen = {word for name in public_names(tree) for word in words(name)}
+    nodes = nodes_of("class GpuWatch:\n    num_secs: int = 0\n\ndef f(epochCount): ...")
+    seen = {word for name in public_names(nodes) for word in words(name)}
     assert seen & set(BANNED_WORDS) == {"gpu", "secs", "epoch"}
 
 
