@@ -1,5 +1,7 @@
 """What the agent tells Prometheus: itself, and this node's GPUs. Base units, its own registry."""
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
 from pacekeeper.agent import device_series
@@ -8,6 +10,7 @@ from pacekeeper.core.exposition import Page
 from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.reports import AgentHealth
 from pacekeeper.core.topology import DeviceSample, HostSample
+from pacekeeper.protos import certificate_series
 from pacekeeper.protos.metrics_server import MetricsServer
 
 _COUNTERS = {
@@ -35,7 +38,9 @@ _TOTALS = {
 class AgentMetrics:
     """All series of one agent."""
 
-    def __init__(self, node: str = "") -> None:
+    def __init__(self, node: str = "", certificates: Mapping[str, str] | None = None) -> None:
+        """`certificates`: files by what they are used for."""
+        self._certificates = certificates or {}
         self.devices: tuple[DeviceSample, ...] = ()
         self.host: HostSample | None = None
         self.registry = CollectorRegistry()
@@ -64,6 +69,7 @@ class AgentMetrics:
         """What a scrape is answered now; called by any thread."""
         page = Page()
         device_series.write(page, self.devices, self.host)
+        certificate_series.write(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, listen: str, config: MetricsConfig | None = None) -> MetricsServer:

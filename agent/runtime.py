@@ -49,7 +49,10 @@ class Agent:
         rings = Path(config.ring_dir)
         self.intake = Intake(directory=rings, terms=Terms(path=rings / FILE_NAME))
         self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
-        self.metrics = AgentMetrics(config.node or socket.gethostname())
+        self.metrics = AgentMetrics(
+            config.node or socket.gethostname(),
+            {"tls": config.tls.cert, "metrics": config.metrics.cert},
+        )
         self.sampler = Sampler(config.sample_interval_s)
         self.host = Host(interval_s=config.sample_interval_s)
         self.uplink = Uplink(

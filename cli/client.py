@@ -21,6 +21,10 @@ SERVES_WITHIN_S = 1.0  # one of several: an answer whether it leads
 TOKEN_VARIABLE = "PACEKEEPER_TOKEN"
 
 _AWAY = "start one with `pacekeeper controller`, or name it with --controller"
+_UNHEARD = (
+    "something is there that ends what is said in the clear: to a controller with TLS, name the "
+    "authority in [tls] ca of --config FILE (or of the environment's PACEKEEPER_CONFIG)"
+)
 _AWAY_TLS = f"{_AWAY}; or it and we are of different authorities (`pacekeeper certs show`)"
 
 
@@ -66,7 +70,7 @@ def connected(client: ClientConfig) -> Iterator[Any]:
         if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
             raise UnreachableError(
                 f"no controller at {address}: {details}",
-                remedy=_AWAY if not client.tls.is_on else _AWAY_TLS,
+                remedy=_remedy(details, is_tls=client.tls.is_on),
             ) from None
         if code is grpc.StatusCode.NOT_FOUND:
             raise NotFoundError(details) from None
@@ -85,6 +89,13 @@ def connected(client: ClientConfig) -> Iterator[Any]:
         raise PacekeeperError(f"the controller at {address} says {code.name}: {details}") from None
     finally:
         channel.close()
+
+
+def _remedy(details: str, *, is_tls: bool) -> str:
+    """By what gRPC says: nobody there, or somebody who does not understand us."""
+    if is_tls:
+        return _AWAY_TLS
+    return _UNHEARD if "Socket closed" in details else _AWAY
 
 
 def _leader(client: ClientConfig) -> str:

@@ -14,9 +14,12 @@ from pacekeeper.core.client_config import ClientConfig
 @asks_controller
 @click.option("--job", default="", help="Only of this job.")
 @click.option("--open", "open_only", is_flag=True, help="Only open ones.")
+@click.option("--last", type=click.IntRange(min=1), help="Only the newest so many.")
 @click.option("--watch", is_flag=True, help="All known ones, then each change, until Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document (per line, if watched).")
-def command(client: ClientConfig, job: str, open_only: bool, watch: bool, as_json: bool) -> None:
+def command(
+    client: ClientConfig, job: str, open_only: bool, last: int | None, watch: bool, as_json: bool
+) -> None:
     """Ask the controller for incidents: what was found, why, and what was done."""
     from pacekeeper.cli.client import ask, status_stub
     from pacekeeper.protos import status_pb2
@@ -26,6 +29,9 @@ def command(client: ClientConfig, job: str, open_only: bool, watch: bool, as_jso
         # Also before a watch: it has a deadline, and says so where the job is misspelt.
         listing = status_pb2.ListIncidentsRequest(job=job, open_only=open_only)
         incidents = list(ask(stub.ListIncidents, listing).incidents)
+        if last is not None and watch:
+            raise click.UsageError("--last is of a list; --watch begins with all")
+        incidents = incidents[-last:] if last is not None else incidents
         if watch:
             _watch(stub, job, open_only, as_json)
         elif as_json:
@@ -79,7 +85,8 @@ def _print(incident: Any) -> None:
     )
     console.print(f"    {escape(incident.reason)}")
     if incident.cause:
-        console.print(f"    cause: {escape(incident.cause)}")
+        told, _, _ = incident.cause.partition("; not told:")  # all of it: `explain`
+        console.print(f"    cause: {escape(told)}")
     if incident.probe:
         console.print(f"    {escape(incident.probe)}")
     for action in incident.actions:

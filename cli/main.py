@@ -32,6 +32,7 @@ _COMMANDS = {
     "simulate": ("pacekeeper.cli.simulate", "Play recorded failures against several policies."),
     "checkpoint": ("pacekeeper.cli.checkpoint", "List, check and show checkpoints."),
     "plan": ("pacekeeper.cli.plan", "Plan experts or partitions for a trainer of your own."),
+    "backup": ("pacekeeper.cli.backup", "Copy a controller's store, also while it is in use."),
     "certs": ("pacekeeper.cli.certs", "A private authority: certificates of nodes and people."),
     "tokens": ("pacekeeper.cli.tokens", "Bearer tokens that the controller takes."),
     "healthcheck": ("pacekeeper.cli.healthcheck", "Say whether this node is fit for work."),

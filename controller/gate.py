@@ -270,8 +270,12 @@ class _Opening(Relayed):
 
 
 def _in_words(request: Any, action: Action | None) -> str:
-    """What an action is asked for, in one line."""
-    return " " + " ".join(str(request).split()) if action is Action.ACT else ""
+    """What an action is asked for, in one line, with what is false: an order taken back says so."""
+    if action is not Action.ACT:
+        return ""
+    fields = request.DESCRIPTOR.fields
+    off = [f.name for f in fields if f.type == f.TYPE_BOOL and not getattr(request, f.name)]
+    return " " + " ".join([*str(request).split(), *(f"{name}: false" for name in off)])
 
 
 async def _first(requests: Any, context: Context) -> Any:

@@ -4,16 +4,20 @@ A scrape reads the state as it is then, in a thread of its own: between scrapes 
 """
 
 import threading
+import time
+from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
 from pacekeeper.controller import state_series
+from pacekeeper.controller.loop_lag import LoopLag
 from pacekeeper.controller.rank_series import RankSeries
 from pacekeeper.controller.sequences import Sequences
 from pacekeeper.controller.state import State
 from pacekeeper.core.exposition import Page
 from pacekeeper.core.findings import Decision, FindingKind, Incident, Rung
 from pacekeeper.core.metrics_config import MetricsConfig
+from pacekeeper.protos import certificate_series
 from pacekeeper.protos.metrics_server import MetricsServer
 
 _COUNTERS = {
@@ -33,9 +37,10 @@ _COUNTERS = {
 
 
 class ControllerMetrics:
-    """All series of one controller."""
+    """All series of one controller. `certificates`: files by what they are used for."""
 
-    def __init__(self) -> None:
+    def __init__(self, certificates: Mapping[str, str] | None = None) -> None:
+        self._certificates = certificates or {}
         self.registry = CollectorRegistry()
         counters = {
             name: Counter(f"pacekeeper_{name}_total", text, registry=self.registry)
@@ -67,6 +72,13 @@ class ControllerMetrics:
         self.advance = Summary(
             "pacekeeper_advance_seconds", "One event through the machine.", registry=self.registry
         )
+        self.lag = LoopLag(time.monotonic())
+        lag = Gauge(
+            "pacekeeper_loop_lag_seconds",
+            "The longest that the controller's event loop let somebody wait in the last minute.",
+            registry=self.registry,
+        )
+        lag.set_function(lambda: self.lag.worst_s(time.monotonic()))
         self._refusing = Gauge(
             "pacekeeper_store_refusing",
             "1 while the store takes no writes: intake waits.",
@@ -145,6 +157,7 @@ class ControllerMetrics:
             state = self._state
             state_series.write(page, state)
             self._ranks.write(page, state.jobs)
+            certificate_series.write(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, host: str, port: int, config: MetricsConfig | None = None) -> MetricsServer:

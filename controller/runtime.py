@@ -33,6 +33,7 @@ from pacekeeper.controller.events import (
 from pacekeeper.controller.front_door import FrontDoor, PortTakenError
 from pacekeeper.controller.history import History
 from pacekeeper.controller.joined_reports import together
+from pacekeeper.controller.loop_lag import keep_beating
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.obedience import Obedience
 from pacekeeper.controller.office import Alone, Office
@@ -91,7 +92,7 @@ class Controller:
         self.store = Store.open(Path(config.store))
         self.office = Alone() if office is None else office
         self.office.opened(self.store)
-        self.metrics = ControllerMetrics()
+        self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
         jobs, incidents, next_id = self.store.load()
         waiting, next_proposal_id = self.store.open_proposals()
         self.metrics.begin_after(next_id - 1)
@@ -173,7 +174,10 @@ class Controller:
             front = await self._open_front(address)
             tasks = [
                 asyncio.create_task(part)
-                for part in (self._consume(), self._tick(), self.agents.acknowledge(), front.run())
+                for part in (
+                    keep_beating(self.metrics.lag),
+                    *(self._consume(), self._tick(), self.agents.acknowledge(), front.run()),
+                )
             ]
             stack.push_async_callback(self._drain, server, front, tasks)
             if self.web is not None:

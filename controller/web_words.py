@@ -80,6 +80,11 @@ def parts(text: str) -> list[str]:
     return [part.strip() for part in text.split(";") if part.strip()]
 
 
+def brief(cause: str) -> str:
+    """A cause for a table: without all that was not unusual, or not told."""
+    return "; ".join(one for one in parts(cause) if not one.startswith(("not unusual", "not told")))
+
+
 def order(given: Mapping[str, Any]) -> str:
     """An order that stands."""
     return _KIND_WORDS.get(given["kind"], "{}").format(given["subject"])
@@ -96,5 +101,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "count": count,
     "words": words,
     "parts": parts,
+    "brief": brief,
     "order": order,
 }

@@ -145,6 +145,17 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             unit="percentunit",
         ),
         Panel(
+            title="Longest wait in its loop",
+            expr="pacekeeper_loop_lag_seconds",
+            legend="{{instance}}",
+            unit="s",
+        ),
+        Panel(
+            title="Days of certificates left, the least",
+            expr="min by (use) (pacekeeper_certificate_expiry_timestamp_seconds - time()) / 86400",
+            legend="{{use}}",
+        ),
+        Panel(
             title="Reports per second",
             expr="rate(pacekeeper_reports_total[$__rate_interval])",
             legend="{{instance}}",

@@ -73,6 +73,8 @@ def test_they_can_be_narrowed_to_open_ones_and_to_a_job(controller: ControllerPr
     assert [i["job"] for i in listed(controller, "--open")] == ["b"]
     assert [i["job"] for i in listed(controller, "--job", "a")] == ["a"]
     assert listed(controller, "--job", "a", "--open") == []
+    assert [i["incident_id"] for i in listed(controller, "--last", "1")] == [2]
+    assert [i["incident_id"] for i in listed(controller, "--last", "9")] == [1, 2]
 
 
 def test_people_read_what_happened_why_and_what_was_done(controller: ControllerProcess) -> None:
@@ -81,7 +83,7 @@ def test_people_read_what_happened_why_and_what_was_done(controller: ControllerP
     head, reason, *actions = done.stdout.splitlines()
     assert head.startswith("#1 ") and f"rank 1 on {NODE}" in head and "closed" in head
     assert "rank 1 is dead: its process ended by signal 9" in reason
-    assert any("[0, 2, 3]" in action for action in actions)
+    assert any("survivors 0, 2 and 3" in action for action in actions)
 
 
 def test_none_is_said_and_a_misspelt_job_is_not_none(controller: ControllerProcess) -> None:

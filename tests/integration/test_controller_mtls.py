@@ -197,6 +197,9 @@ def test_a_real_agent_and_the_commands_use_the_same_settings(fleet: Fleet, tmp_p
         *("--node", "gpu-7", "--ring-dir", str(tmp_path / "rings"), "--metrics-listen", ""),
     ):
         until("it is attached", lambda: "gpu-7" in pacekeeper(*ask, str(own_file)).stdout)
+    clear = pacekeeper("status", "--controller", fleet.address)
+    assert clear.returncode == ExitCode.UNREACHABLE
+    assert "with TLS, name the authority in [tls] ca" in clear.stderr
     denied = pacekeeper(*ask, str(agent_file))
     assert denied.returncode == ExitCode.DENIED, denied.stderr
     assert "takes the role viewer or operator" in denied.stderr

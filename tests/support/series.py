@@ -7,6 +7,7 @@ from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller import rank_series, state_series
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.core.exposition import Family
+from pacekeeper.protos import certificate_series
 
 
 def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
@@ -23,7 +24,7 @@ def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
 
 def all_families(*, agents: bool = True) -> list[Family]:
     """Those that are written by ourselves, each once."""
-    modules = (state_series, rank_series, *([device_series] if agents else []))
+    modules = (state_series, rank_series, certificate_series, *([device_series] if agents else []))
     found = [f for module in modules for value in vars(module).values() for f in _families(value)]
     return list({family.name: family for family in found}.values())
 

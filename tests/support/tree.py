@@ -84,6 +84,7 @@ SHELLS = {
             "standby_page",
             "start_up",
         ),
+        "loop_lag",
         "metrics",
         "operator_service",
         "planner",

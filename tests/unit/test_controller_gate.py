@@ -18,7 +18,7 @@ from pacekeeper.controller.state import State
 from pacekeeper.controller.token_file import TokenFile, change_tokens
 from pacekeeper.controller.tokens import TokenRecord, digest, written
 from pacekeeper.core.security_config import AccessConfig, LimitsConfig
-from pacekeeper.protos import status_pb2
+from pacekeeper.protos import operator_pb2, status_pb2
 
 READ, WATCH, ATTACH = (
     "/pacekeeper.v1.StatusService/ListJobs",
@@ -140,6 +140,14 @@ def served(handler: Any) -> Any:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr("pacekeeper.controller.gate.METHODS", {**METHODS, ACT: Action.ACT})
     return World(tmp_path)
+
+
+def test_an_order_that_is_taken_back_is_written_down_as_that(world: World) -> None:
+    """protobuf's own text leaves out what is false: on and off would read the same."""
+    for is_on, word in ((False, "is_on: false"), (True, "is_on: true")):
+        request = operator_pb2.GiveOrderRequest(kind="ORDER_KIND_DRY_RUN", is_on=is_on)
+        world.call(ACT, Context(token=world.tokens[Role.OPERATOR]), request)
+        assert word in world.lines()[-1]["about"]
 
 
 def test_a_viewer_reads_and_no_line_is_written(world: World) -> None:

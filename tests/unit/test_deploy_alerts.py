@@ -282,6 +282,17 @@ CASES = {
     ),
     "PacekeeperAuditFails": counter("audit_failures_total"),
     "PacekeeperWebhookFails": counter("webhook_lost_total"),
+    "PacekeeperControllerStalls": Case(
+        fires={once("loop_lag_seconds"): "0x9 2.5x99"},
+        quiet={once("loop_lag_seconds"): "0x9 1.9x60 2.5x4 0.1x99"},
+        shown="2.5s",
+    ),
+    # Series of these cases begin at 1970: now is minutes after that.
+    "PacekeeperCertificateEnds": Case(
+        fires={once("certificate_expiry_timestamp_seconds", use="tls"): f"{2 * 86400}x99"},
+        quiet={once("certificate_expiry_timestamp_seconds", use="tls"): f"{3 * 86400}x99"},
+        labels={"use": "tls"},
+    ),
     "PacekeeperControllerBusy": Case(
         fires={once("advance_seconds_sum"): "0+28x99"},
         quiet={once("advance_seconds_sum"): "0+20x99"},
