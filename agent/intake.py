@@ -16,14 +16,8 @@ from pathlib import Path
 
 from pacekeeper.agent import ring_directory
 from pacekeeper.agent.command_words import merged, own_words
-from pacekeeper.agent.job_files import (
-    Job,
-    ReadRing,
-    list_files,
-    read_layout,
-    remove_plans,
-    write_whole,
-)
+from pacekeeper.agent.job import Job, ReadRing
+from pacekeeper.agent.job_files import list_files, read_layout, remove_plans, write_whole
 from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
 from pacekeeper.agent.terms import Terms
 from pacekeeper.agent.window import Reading

@@ -21,9 +21,9 @@ from google.protobuf.message import DecodeError
 from pacekeeper.cli import authority
 from pacekeeper.controller import access, etcd_lease, http_json, k8s_lease
 from pacekeeper.controller.chronicle_rows import decode_course, decode_pace
+from pacekeeper.controller.copies import change_of
 from pacekeeper.controller.lease_codec import decode_record
 from pacekeeper.controller.operator_service import Operator
-from pacekeeper.controller.replicas import change_of
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.tokens import caller_of, decode_tokens
 from pacekeeper.core import node_verdict

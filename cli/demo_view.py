@@ -1,7 +1,6 @@
 """The demo on a terminal: one screen that is redrawn; plain lines where there is no terminal."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rich.console import Console, Group, RenderableType
@@ -11,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pacekeeper.cli.demo_recorder import Happening, Recorder
+from pacekeeper.cli.spark import spark
 
-_SPARKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"  # bars, one to eight eighths high
 _STYLES = {
     "fault": "bold red",
     "kill": "bold red",
@@ -68,11 +67,11 @@ class View:
             head.append(f"loss {newest.loss:.3f}   ")
         head.append(newest.watch, style="green" if newest.watch == "healthy" else "yellow")
         width = max(20, min(100, self.console.width - 24))
-        spark = Text("tokens/s  ") + Text(
-            sparkline([s.tokens_per_s for s in steps[-width:]]), style="cyan"
-        )
+        rates = [s.tokens_per_s for s in steps[-width:]]
+        bars = spark(rates, width=width, between=(0.0, max(rates)))
         story = [_line(h) for h in self.recorder.happenings[-9:]]
-        return Panel(Group(head, spark, self._rank_table(), *story), title=self.title)
+        line = Text("tokens/s  ") + Text(bars, style="cyan")
+        return Panel(Group(head, line, self._rank_table(), *story), title=self.title)
 
     def _rank_table(self) -> Table:
         newest = self.recorder.steps[-1]
@@ -101,15 +100,6 @@ class View:
                 style=style,
             )
         return table
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """One character per value, from the empty to the full block; scaled to the largest."""
-    top = max(values, default=0.0)
-    if top <= 0.0:
-        return ""
-    last = len(_SPARKS) - 1
-    return "".join(_SPARKS[max(1, round(value / top * last))] for value in values)
 
 
 def _line(happening: Happening) -> Text:

@@ -1,4 +1,4 @@
-"""What `pacekeeper fleet` prints of each node. Pure."""
+"""What `pacekeeper fleet` prints of each node."""
 
 from collections.abc import Sequence
 from typing import Any

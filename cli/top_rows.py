@@ -1,4 +1,6 @@
-"""The rows of `pacekeeper top`: which ranks, in which order, in which words. Pure functions."""
+"""The rows of `pacekeeper top`: which ranks, in which order, in which words.
+
+Nothing is asked or kept here; times are those of this machine's clock on the wall."""
 
 import time
 from collections.abc import Sequence

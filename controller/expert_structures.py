@@ -19,6 +19,7 @@ from pacekeeper.controller.arc_values import Arcs
 from pacekeeper.controller.expert_cluster import Cluster, Floors
 
 MAX_SWAPS = 200  # of experts between two classes, in one layer
+MAX_PAIRS = 40  # of experts in one class: beyond, trades of one for one are many enough
 NEAR = 5e-4  # of the fluid: classes that agree so well are even
 LEAST_RISK = 1e-30  # none is taken for less likely to fail
 
@@ -242,9 +243,6 @@ def _swap(rows: Array, capacity: Array, at: npt.NDArray[np.intp], load: Array, n
     load[high] -= amount
     load[low] += amount
     return True
-
-
-MAX_PAIRS = 40  # in one class: beyond, trades of one for one are many enough
 
 
 def _trades(

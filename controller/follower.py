@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.replicas import change_of
+from pacekeeper.controller.copies import change_of
 from pacekeeper.controller.store import Store
 from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.core.errors import ConfigError, HostError

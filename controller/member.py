@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller.copies import Copies
 from pacekeeper.controller.entrance import refuse_open, why_not
 from pacekeeper.controller.follower import Copy
 from pacekeeper.controller.journal import Change
 from pacekeeper.controller.keeper import Keeper
 from pacekeeper.controller.lease import Member, Timing
 from pacekeeper.controller.open_lease import open_lease_store
-from pacekeeper.controller.replicas import Replicas
 from pacekeeper.controller.runtime import Controller
 from pacekeeper.controller.standby import open_standby, pause
 from pacekeeper.controller.standby_page import open_page
@@ -43,14 +43,14 @@ class Led:
     def __init__(self, keeper: Keeper, term: int, config: ControllerConfig) -> None:
         self._keeper, self._term, self._config = keeper, term, config
         self.answer_within_s = config.lease.duration_s
-        self.replicas: Replicas | None = None
+        self.copies: Copies | None = None
 
     def opened(self, store: Store) -> None:
         """Standbys will have copies of it."""
         store.name_copy(store.copy[0], self._term)
         store.journal.is_kept = True
         within_s = self._config.lease.sync_within_s
-        self.replicas = Replicas(store, self._keeper, term=self._term, sync_within_s=within_s)
+        self.copies = Copies(store, self._keeper, term=self._term, sync_within_s=within_s)
 
     def term(self) -> int | None:
         """None as soon as the lease is not sure any more, or is of another term."""
@@ -68,12 +68,12 @@ class Led:
 
     async def ship(self, changes: Sequence[Change]) -> None:
         """To all copies that count."""
-        assert self.replicas is not None, "the store is open"
-        await self.replicas.ship(changes)
+        assert self.copies is not None, "the store is open"
+        await self.copies.ship(changes)
 
     def serve(self, server: Any) -> None:
         """Standbys follow here."""
-        replication_pb2_grpc.add_ReplicationServiceServicer_to_server(self.replicas, server)
+        replication_pb2_grpc.add_ReplicationServiceServicer_to_server(self.copies, server)
 
 
 async def run(config: ControllerConfig) -> None:
@@ -175,8 +175,8 @@ async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: async
         over = asyncio.Event()
         watching = asyncio.create_task(_watch(office, stop, over))
         try:
-            assert office.replicas is not None, "the store is open"
-            naming = asyncio.create_task(office.replicas.begin())
+            assert office.copies is not None, "the store is open"
+            naming = asyncio.create_task(office.copies.begin())
             await asyncio.wait({naming, watching}, return_when=asyncio.FIRST_COMPLETED)
             naming.cancel()
             await controller.serve(over)

@@ -58,29 +58,32 @@ def take(job: JobState, records: Iterable[Record]) -> JobState:
 
     What survivors agree on is no planned move, and the first layout none at all.
     """
-    moves: Mapping[int, Move] = job.moves
+    fresh: dict[int, dict[int, PlanAppliedRecord]] = {}  # by generation and rank
     for record in records:
         if not isinstance(record, PlanAppliedRecord) or record.rank not in job.ranks:
             continue
         if record.is_regroup or not record.previous_generation or record.duration_s <= 0.0:
             continue
-        known = moves.get(record.generation) or Move()
-        if record.rank in known.ranks:
-            continue  # said twice
-        moves = {
-            **moves,
-            record.generation: replace(
-                known,
-                ranks=known.ranks | {record.rank},
-                duration_s=max(known.duration_s, record.duration_s),
-                total_bytes=known.total_bytes + record.moved_bytes,
-                busiest_bytes=max(known.busiest_bytes, record.moved_bytes),
-            ),
-        }
-    if moves is job.moves:
+        known = job.moves.get(record.generation)
+        if known is None or record.rank not in known.ranks:  # else it is said twice
+            fresh.setdefault(record.generation, {}).setdefault(record.rank, record)
+    if not fresh:
         return job
+    moves = {**job.moves, **{at: _with(job.moves.get(at), told) for at, told in fresh.items()}}
     newest = sorted(moves)[-KEPT_MOVES:]
     return replace(job, moves={generation: moves[generation] for generation in newest})
+
+
+def _with(known: Move | None, told: Mapping[int, PlanAppliedRecord]) -> Move:
+    """All of a report at once: the ranks are thousands, and copied for each change."""
+    known = known or Move()
+    num_bytes = [record.moved_bytes for record in told.values()]
+    return Move(
+        ranks=known.ranks.union(told),
+        duration_s=max(known.duration_s, *(record.duration_s for record in told.values())),
+        total_bytes=known.total_bytes + sum(num_bytes),
+        busiest_bytes=max(known.busiest_bytes, *num_bytes),
+    )
 
 
 def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:

@@ -4,6 +4,7 @@ taken any more. Pure.
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import inf
 
 from pacekeeper.controller import death_notices, promises
 from pacekeeper.controller.events import (
@@ -23,6 +24,7 @@ from pacekeeper.core.rank_text import rank_text
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
 HOST_BYTES = 24.0  # of an offer: a host of an expert, in words
 OFFERED_BYTES_PER_S = 64e6  # to all nodes together: a large job's offer is said again less often
+NODES_PER_S = 200.0  # of one job that are told again who is suspect; of news all at once
 OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
 
 
@@ -76,11 +78,11 @@ def say_again(
     if now_s - job.deaths_said_s >= REPEAT_S and runs.intersection(job.dead):
         job, said = death_notices.say(job, now_s)
         commands += said
-    suspect = suspects(job, lemons)
-    if suspect or job.was_suspected:  # once it was, also that nobody is any more
-        told = TellSuspects(job=job.name, nodes=job.nodes, ranks=suspect, life=job.life)
-        commands.append(told)
-        job = replace(job, was_suspected=True)
+    suspect, nodes = suspects(job, lemons), job.nodes
+    since_s = now_s - job.suspects_said_s  # once there were any, also that nobody is any more
+    if suspect != job.suspects_said or max(REPEAT_S, len(nodes) / NODES_PER_S) <= since_s < inf:
+        commands.append(TellSuspects(job=job.name, nodes=nodes, ranks=suspect, life=job.life))
+        job = replace(job, suspects_said=suspect, suspects_said_s=now_s)
     return (replace(job, said_s=now_s) if commands else job), commands
 
 

@@ -188,7 +188,8 @@ class JobState:
     said_s: float = 0.0  # when offers and deaths were last said again
     deaths_said_s: float = -inf  # when who is dead was last said
     has_untold_deaths: bool = False  # since then
-    was_suspected: bool = False  # some of its ranks were, and all were told
+    suspects_said: tuple[int, ...] = ()  # to all its nodes, as they were then
+    suspects_said_s: float = -inf  # infinity: there never were any
     refusals: Mapping[Rung, Refusal] = field(default_factory=dict)  # the last of each kind of plan
     unkept: Mapping[Rung, Refusal] = field(default_factory=dict)  # the same of plans undone
     promise: Promise | None = None  # of the layout in force, until it is judged

@@ -1,4 +1,4 @@
-"""The state as the messages of the status service. Pure functions of immutable values."""
+"""The state as the messages of the status service: functions of immutable values."""
 
 import math
 from collections.abc import Collection, Iterable

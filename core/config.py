@@ -11,6 +11,7 @@ from pacekeeper.core.config_checks import address, at_least, at_most, one_of, po
 from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.expert_turns import Order
 from pacekeeper.core.lease_config import LeaseConfig
+from pacekeeper.core.lost_tokens import PLT_LIMIT
 from pacekeeper.core.manifest import CheckpointId
 from pacekeeper.core.metrics_config import MetricsConfig
 from pacekeeper.core.retention_config import RetentionConfig
@@ -202,7 +203,7 @@ class TrainConfig:
     partial_state: str = "both"
     # Share of the run's tokens that restores may lose (PLT): where one more would pass it, twice as
     # many experts are saved from then on. 0: always as many.
-    lost_tokens_limit: float = 0.0375
+    lost_tokens_limit: float = PLT_LIMIT
     # Steps between two snapshots (0: none): each rank's part of the state in host memory, with a
     # copy on another node. Lost state comes from there where that is newer than storage.
     snapshot_period_steps: int = 0

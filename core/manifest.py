@@ -19,7 +19,6 @@ from pacekeeper.core.save_costs import SaveCosts
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"(\d{13,16})-g(\d{4,16})-step(\d{8,16})", re.ASCII)
 MOST = 1 << 53  # in a vote they travel as float64
-_PART = re.compile(r"part-(\d{1,9})\.json", re.ASCII)
 _HEX = re.compile("[0-9a-f]{64}")
 Identity = Mapping[str, int | float | str]
 
@@ -319,12 +318,6 @@ def _place(piece: Piece) -> str:
 def part_name(rank: int) -> str:
     """The file that says what `rank` has written."""
     return f"part-{rank}.json"
-
-
-def rank_of_part(name: str) -> int | None:
-    """The rank whose part a file is; None for other files."""
-    found = _PART.fullmatch(name)
-    return None if found is None else int(found[1])
 
 
 def gather(

@@ -14,8 +14,6 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.predictor.cost_model import PRIOR_SHARES, CostModel
 from pacekeeper.predictor.workload import BENDS, FEATURES, Array, Positions
 
-ExpertLoads = Sequence[Sequence[float]]  # [layer][expert] token rows per step
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:

@@ -18,8 +18,6 @@ from pacekeeper.core.manifest import (
     Piece,
     PieceEntry,
     gather,
-    part_name,
-    rank_of_part,
     saved_in,
 )
 from pacekeeper.core.manifest_codec import (
@@ -173,11 +171,6 @@ def test_a_checkpoint_after_going_back_is_newer_than_those_it_went_back_behind()
     assert CheckpointId(life=5, generation=2, step=120) > before
     assert CheckpointId(life=6, generation=1, step=110) > before
     assert CheckpointId(life=5, generation=1, step=300) > before
-
-
-def test_parts_have_the_number_of_their_rank() -> None:
-    assert rank_of_part(part_name(12)) == 12
-    assert rank_of_part("manifest.json") is None
 
 
 def test_another_format_is_refused_by_its_number() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import grpc.aio
 
-from pacekeeper.controller.replicas import Replicas
+from pacekeeper.controller.copies import Copies
 from pacekeeper.controller.store import Store
 from pacekeeper.protos import replication_pb2_grpc
 
@@ -28,18 +28,18 @@ class PaperKeeper:
 @asynccontextmanager
 async def replicating(
     folder: Path, within_s: float = 20.0
-) -> AsyncIterator[tuple[Store, Replicas, PaperKeeper, int]]:
+) -> AsyncIterator[tuple[Store, Copies, PaperKeeper, int]]:
     """The last one is the port."""
     store, keeper = Store.open(folder / "store"), PaperKeeper()
     store.journal.is_kept = True
-    replicas = Replicas(store, keeper, term=3, sync_within_s=within_s)  # type: ignore[arg-type]
+    copies = Copies(store, keeper, term=3, sync_within_s=within_s)  # type: ignore[arg-type]
     server = grpc.aio.server()
-    replication_pb2_grpc.add_ReplicationServiceServicer_to_server(replicas, server)
+    replication_pb2_grpc.add_ReplicationServiceServicer_to_server(copies, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
         async with asyncio.timeout(30.0):
-            yield store, replicas, keeper, port
+            yield store, copies, keeper, port
     finally:
         await server.stop(None)
         store.close()

@@ -48,8 +48,7 @@ SHELLS = {
         *("health_socket", "sentinel", "verdicts"),
         "__init__",
         "host",
-        "intake",
-        "job_files",
+        *("intake", "job", "job_files"),
         *("metrics", "network"),
         *("nvml", "nvml_activity", "nvml_device", "nvml_events", "nvml_parts"),
         "recording",
@@ -78,7 +77,7 @@ SHELLS = {
             "member",
             "office",
             "past_rows",
-            "replicas",
+            "copies",
             "retention",
             "standby",
             "standby_page",
@@ -113,7 +112,8 @@ SHELLS = {
     },
 }
 PURE_IN_TRAINER = {
-    *("commit", "partial_saves", "quorum", "rank_row", "token_exchange", "token_split", "work"),
+    *("commit", "heard", "partial_saves", "patience", "quorum", "rank_row", "token_books"),
+    *("token_exchange", "token_split", "work"),
 }
 
 

@@ -48,7 +48,7 @@ def test_a_standby_that_is_killed_meanwhile_never_has_the_name_of_its_leader(
 
 def test_what_can_not_be_stored_is_said_and_the_copy_of_before_stays(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with replicating(tmp_path / "leader") as (store, replicas, keeper, port):
+        async with replicating(tmp_path / "leader") as (store, copies, keeper, port):
             path, stood = tmp_path / "standby" / "store", list[str]()
             Store.open(path).close()
             before = name_in(path)
@@ -64,7 +64,7 @@ def test_what_can_not_be_stored_is_said_and_the_copy_of_before_stays(tmp_path: P
             await until(lambda: keeper.named and len(keeper.named[-1]) == 2, "it is in sync")
             with store.transaction():
                 store.forget_job("x")
-            await replicas.ship(store.journal.taken())
+            await copies.ship(store.journal.taken())
             following.cancel()
             copy.close()
             assert stood[1:] == [name_in(path)] == [keeper.named[-1][1]]

@@ -163,6 +163,21 @@ class TestSuspects:
         driver.tick(1.1)
         assert [told.ranks for told in driver.all_said(TellSuspects)] == [(2,)], "the living"
 
+    def test_a_large_job_is_told_again_less_often_and_of_news_at_once(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(offers, "NODES_PER_S", 2 / 5.0)  # there are two
+        driver = with_plan()
+        told = []
+        for _ in range(11):
+            driver.tick(1.1)
+            told.append([one.ranks for one in driver.all_said(TellSuspects)])
+        assert told == [[(2, 3)], *[[]] * 4, [(2, 3)], *[[]] * 4, [(2, 3)]]
+        driver.report(exited(3))
+        driver.tick(1.1)  # the plan is given up
+        driver.tick(1.1)
+        assert [one.ranks for one in driver.all_said(TellSuspects)] == [(2,)]
+
     def test_a_death_makes_nobody_suspect(self) -> None:
         driver = started()
         driver.report(exited(1))

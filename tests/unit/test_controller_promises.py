@@ -163,6 +163,7 @@ def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
     assert taken.moves == {
         2: Move(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
     }
+    assert move_costs.take(job, [*records, records[0]]).moves == taken.moves, "in one report, too"
     regroup = replace(records[0], generation=3, is_regroup=True)
     first = replace(records[0], generation=4, previous_generation=0)
     assert move_costs.take(taken, [regroup, first]) is taken

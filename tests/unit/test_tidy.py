@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tree import ROOT, is_pure, modules, project_files
+from support.tree import FOLDERS, ROOT, is_pure, modules, project_files
 
 MAX_LINES = 400
 MAX_FUNCTION_LINES = 70
@@ -62,7 +62,7 @@ class Facts:
     """What the rules ask of a module: it is read once for all of them."""
 
     text: str
-    has_docstring: bool
+    docstring: str
     num_statements: int
     lengths: tuple[tuple[str, int], ...]
     imports: frozenset[str]
@@ -77,7 +77,7 @@ def facts(path: str) -> Facts:
     nodes = tuple(ast.walk(tree))
     return Facts(
         text=text,
-        has_docstring=bool(ast.get_docstring(tree)),
+        docstring=ast.get_docstring(tree) or "",
         num_statements=len(tree.body),
         lengths=tuple(
             (node.name, node.end_lineno - node.lineno + 1)
@@ -167,7 +167,7 @@ def test_no_side_of_a_merge_is_left_in_a_document(path: Path) -> None:
 @pytest.mark.parametrize("path", modules())
 def test_a_file_has_one_rule_and_fits_its_size(path: str) -> None:
     found = facts(path)
-    assert found.has_docstring, "the module's docstring states the file's one rule"
+    assert found.docstring, "the module's docstring states the file's one rule"
     num_lines = len(found.text.splitlines())
     assert num_lines <= MAX_LINES, f"{num_lines} lines: split it"
     for name, length in found.lengths:
@@ -188,7 +188,7 @@ def test_imports_are_absolute_and_of_this_python(path: str) -> None:
 
 @pytest.mark.parametrize("path", [p for p in modules() if p.endswith("__init__.py")])
 def test_a_package_file_is_a_docstring_only(path: str) -> None:
-    assert facts(path).num_statements == 1 and facts(path).has_docstring
+    assert facts(path).num_statements == 1 and facts(path).docstring
 
 
 @pytest.mark.parametrize("path", [p for p in modules() if is_pure(p)])
@@ -199,10 +199,17 @@ def test_pure_modules_touch_nothing_of_the_world(path: str) -> None:
 def test_the_contract_of_the_layers_names_the_pure_modules() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (contract,) = (c for c in contracts["contracts"] if c["name"].startswith("pure modules"))
-    named = tuple(name.split(".", 1)[1].replace(".", "/") for name in contract["source_modules"])
-    under_contract = {p for p in modules() if p.removesuffix(".py").startswith(named)}
+    named = {name.split(".", 1)[1].replace(".", "/") for name in contract["source_modules"]}
+    under_contract = {p for p in modules() if named & {p.removesuffix(".py"), p.split("/")[0]}}
     pure = {p for p in modules() if is_pure(p)}
     assert under_contract == pure, "put a new module of decisions under the contract"
+
+
+def test_who_calls_itself_pure_is_held_to_it() -> None:
+    ours = [p for p in modules() if p.split("/")[0] in FOLDERS]
+    says_so = {p for p in ours if re.search(r"\bPure\.", facts(p).docstring)}
+    assert says_so, "most decisions of the controller say so"
+    assert not {p for p in says_so if not is_pure(p)}, "see `is_pure`, or say what it is"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc.aio
 
-from pacekeeper.controller.replicas import Replicas
+from pacekeeper.controller.copies import Copies
 from pacekeeper.controller.store import Store
 from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
@@ -41,11 +41,11 @@ class Standby:
 @asynccontextmanager
 async def leading(
     folder: Path, within_s: float
-) -> AsyncIterator[tuple[Store, Replicas, PaperKeeper, Standby]]:
-    async with replicating(folder, within_s) as (store, replicas, keeper, port):
+) -> AsyncIterator[tuple[Store, Copies, PaperKeeper, Standby]]:
+    async with replicating(folder, within_s) as (store, copies, keeper, port):
         standby = Standby(port, "theirs")
         try:
-            yield store, replicas, keeper, standby
+            yield store, copies, keeper, standby
         finally:
             standby.call.cancel()
             await standby.channel.close()
@@ -59,15 +59,15 @@ def changed(store: Store) -> Sequence[Any]:
 
 def test_a_copy_counts_from_when_it_has_all_and_is_waited_for(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with leading(tmp_path, 20.0) as (store, replicas, keeper, standby):
-            await replicas.ship(changed(store))  # nobody is waited for
+        async with leading(tmp_path, 20.0) as (store, copies, keeper, standby):
+            await copies.ship(changed(store))  # nobody is waited for
             index = await standby.begin()
             assert index == 1 and not keeper.named
             await standby.stores(index)
             await until(lambda: keeper.named, "it is named")
             assert keeper.named[-1][1:] == ("theirs",)
 
-            shipping = asyncio.create_task(replicas.ship(changed(store)))
+            shipping = asyncio.create_task(copies.ship(changed(store)))
             told = (await standby.call.read()).transaction
             assert told.index == 2 and len(told.changes) == 1
             await asyncio.sleep(0.1)
@@ -80,16 +80,16 @@ def test_a_copy_counts_from_when_it_has_all_and_is_waited_for(tmp_path: Path) ->
 
 def test_who_is_late_is_waited_for_until_the_record_names_it_no_more(tmp_path: Path) -> None:
     async def scene() -> None:
-        async with leading(tmp_path, 0.1) as (store, replicas, keeper, standby):
+        async with leading(tmp_path, 0.1) as (store, copies, keeper, standby):
             await standby.stores(await standby.begin())
             await until(lambda: keeper.named, "it is named")
             keeper.answers.clear()  # the lease's store is away: it may be taking over
-            shipping = asyncio.create_task(replicas.ship(changed(store)))
+            shipping = asyncio.create_task(copies.ship(changed(store)))
             await asyncio.sleep(0.4)
             assert not shipping.done()
             keeper.answers.set()
             await shipping
             assert keeper.named[-1] == (store.copy[0],)
-            assert replicas.num_in_sync == 0
+            assert copies.num_in_sync == 0
 
     asyncio.run(scene())

@@ -48,7 +48,7 @@ class _Follower:
         self.queue.put_nowait(transaction)
 
 
-class Replicas(replication_pb2_grpc.ReplicationServiceServicer):
+class Copies(replication_pb2_grpc.ReplicationServiceServicer):
     """All copies of one term. Use from one loop."""
 
     def __init__(self, store: Store, keeper: Keeper, *, term: int, sync_within_s: float) -> None:
