@@ -98,9 +98,10 @@ class HearingClock:
             self._clock.pause()
 
     def resume(self) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._clock.resume()
+        if self._depth:  # a wait that an error left open may end in the next micro-batch
+            self._depth -= 1
+            if self._depth == 0:
+                self._clock.resume()
 
     def end(self) -> ComputeTime | None:
         self.waits.closed()

@@ -75,31 +75,39 @@ class CollectiveWaits:
                 else:
                     setattr(owner, name, before)
 
+    @property
+    def is_open(self) -> bool:
+        """Is a pass open, of whatever thread?"""
+        return self._thread != 0
+
     def opened(self) -> None:
         """A pass began in this thread, on its present stream."""
         self._thread, self._is_paused = threading.get_ident(), False
         self._stream = _current_stream()
 
     def closed(self) -> None:
-        """It is over, or another has its turn."""
+        """It is over, or another has its turn; perhaps in the middle of a wait, at the end of a
+        backward pass.
+        """
+        self.ends()
         self._thread = 0
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
         """A wait, if it is the pass's: one inside another counts once."""
-        is_ours = self._begins()
+        is_ours = self.begins()
         try:
             yield
         finally:
             if is_ours:
-                self._ends()
+                self.ends()
 
     def computed_all(self) -> None:
         """All gradients of a backward pass are there; what was queued for its end runs next."""
-        if self._begins():
-            at_end_of_backward(self._ends)  # after that: DistributedDataParallel's wait
+        if self.begins():
+            at_end_of_backward(self.ends)  # after that: DistributedDataParallel's wait
 
-    def _begins(self) -> bool:
+    def begins(self) -> bool:
         """A wait begins; False where it is no wait of the pass, or lies within another."""
         is_ours = False
         try:
@@ -110,7 +118,10 @@ class CollectiveWaits:
             self._count_error(error)
         return is_ours
 
-    def _ends(self) -> None:
+    def ends(self) -> None:
+        """The wait is over; without one: nothing."""
+        if not self._is_paused:
+            return
         self._is_paused = False
         try:
             self._timer.resume()
@@ -157,10 +168,12 @@ def _overheard(original: Call) -> Call:
     def waiting(*args: Any, **kwargs: Any) -> Any:
         if not _listening or (args and getattr(args[-1], "asyncOp", False) is True):
             return original(*args, **kwargs)  # begun beside the computing: waited for later
-        with contextlib.ExitStack() as waits:
-            for one in _listening:
-                waits.enter_context(one.around())
+        begun = [one for one in _listening if one.begins()]
+        try:
             return original(*args, **kwargs)
+        finally:
+            for one in begun:
+                one.ends()
 
     return waiting
 
@@ -172,7 +185,7 @@ def _ended_by_waits(run: Call) -> Call:
 
     @functools.wraps(run)
     def running(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _listening or is_in_backward():
+        if not any(one.is_open for one in _listening) or is_in_backward():
             return run(outputs, *args, **kwargs)
         first = [True]
 

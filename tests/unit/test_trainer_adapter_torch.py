@@ -90,6 +90,7 @@ def test_a_micro_batch_that_raised_in_a_wait_leaves_nothing_paused(
         raise OSError("gone")
     clock.heard.clear()
     with pace.step(0), pace.micro_batch_timer(tokens=1):
+        pace.timer.resume()  # the end of that wait
         dist.all_reduce(torch.ones(1))
     pace.detach()
     begun, *waits, ended = clock.heard

@@ -130,6 +130,22 @@ def test_what_is_queued_for_the_end_of_a_backward_pass_is_a_wait(
     assert clock.num_waits == 2
 
 
+def test_a_pass_that_ends_in_a_callback_of_a_backward_pass_ends_in_no_wait(
+    waits: CollectiveWaits, clock: Told
+) -> None:
+    """As DeepSpeed ends one: its clock must not be read while it stands still."""
+    leaf, heard = torch.ones(2, requires_grad=True), []
+
+    def over() -> None:
+        waits.closed()
+        heard.extend(clock.heard)
+
+    leaf.register_hook(lambda _: at_end_of_backward(over))
+    waits.opened()
+    (leaf * 2).sum().backward()
+    assert heard == clock.heard == ["pause", "resume"]
+
+
 def test_a_backward_pass_within_another_has_no_end_of_its_own(
     waits: CollectiveWaits, clock: Told
 ) -> None:
