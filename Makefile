@@ -33,7 +33,7 @@ test: venv $(VENV)/.peers
 	@OMP_NUM_THREADS=1 $(BIN)/python -Im pytest $(WHOLE) --numprocesses 3 --dist loadfile \
 	    --no-loadscope-reorder -m "not alone" \
 	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \
-	$(BIN)/python -Im pytest $(WHOLE) -m alone tests/integration tests/gpu && exit $$together
+	$(BIN)/python -Im pytest $(WHOLE) -m "alone or gpu" tests/integration tests/gpu && exit $$together
 
 bench: venv
 	$(BIN)/python -m benchmarks.hook_cost
