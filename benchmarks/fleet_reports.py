@@ -156,17 +156,13 @@ class Tells(Protocol):
 
 def body_of(node: int, job: Tells | None, place: int) -> Body:
     """What the agent of this node tells; `place`: of the node in its job."""
-    names = [
-        t.DeviceSample(device_index=i, device_uuid=uuid_of(node, i)).SerializeToString()
-        for i in range(DEVICES)
-    ]
+    names = _names(node)
     greeting = b"" if job is None else job.greeting(place)
 
     def body(number: int, now_s: float) -> bytes:
-        parts = [_kernel(now_s)]
+        parts = [kernel(now_s)]
         if number % DEVICE_PERIOD == 0:
-            tail = _device(now_s)
-            parts += [b"\x22" + varint(len(name) + len(tail)) + name + tail for name in names]
+            parts.append(_devices(names, now_s))
         if number == 0:
             parts.append(greeting)
         elif job is not None and number % job.step_every == 0:
@@ -176,7 +172,24 @@ def body_of(node: int, job: Tells | None, place: int) -> Body:
     return body
 
 
-def _kernel(now_s: float) -> bytes:
+def devices(node: int, now_s: float) -> bytes:
+    """One reading of each device of a node."""
+    return _devices(_names(node), now_s)
+
+
+def _names(node: int) -> list[bytes]:
+    return [
+        t.DeviceSample(device_index=i, device_uuid=uuid_of(node, i)).SerializeToString()
+        for i in range(DEVICES)
+    ]
+
+
+def _devices(names: Sequence[bytes], now_s: float) -> bytes:
+    tail = _device(now_s)
+    return b"".join(b"\x22" + varint(len(name) + len(tail)) + name + tail for name in names)
+
+
+def kernel(now_s: float) -> bytes:
     """The node's own account: what `agent/host.py` reads, and the agent's health."""
     host = t.HostSample(
         sampled_mono_s=now_s,

@@ -9,6 +9,7 @@ from benchmarks.fuzz_regroup import regroup_seeds
 from benchmarks.fuzz_service_seeds import service_seeds
 from benchmarks.fuzz_targets import Seeds
 from benchmarks.fuzz_wire import wire_seeds
+from benchmarks.http2_stream import Stream, frame, opening
 from pacekeeper.controller.access import Role
 from pacekeeper.controller.tokens import TokenRecord, encode_tokens
 from pacekeeper.core import manifest_codec, record_codec, ring, tensor_file
@@ -65,6 +66,16 @@ RECORDS: tuple[Record, ...] = (
 )  # fmt: skip
 
 
+def _http2() -> Seeds:
+    """Whole connections of agents: what is said first, and reports in frames of all kinds."""
+    called = opening("/pacekeeper.v1.AgentControlService/Attach", "controller:7443")
+    stream = Stream()
+    settings, ping = frame(4, 1, 0), frame(6, 0, 0, b"12345678")
+    reports = b"".join(map(stream.send, _reports()))
+    ended = ping + frame(3, 0, 1, b"\0\0\0\x08")
+    return called + settings + reports, called + reports + settings + ended
+
+
 def seeds() -> dict[str, Seeds]:
     """Of each target (`fuzz_targets.targets`) its valid inputs."""
     offer = wire.offer_to_message("moe", LAYOUT, 0, 7)
@@ -85,6 +96,7 @@ def seeds() -> dict[str, Seeds]:
         "protocol-report": _reports(),
         "protocol-machine": _reports(),
         "protocol-command": (control_pb2.AttachResponse(offer_plan=offer).SerializeToString(),),
+        "protocol-http2": _http2(),
         "ring-header": (header,),
         "ring-slot": slots,
         "ring-payload": tuple(record_codec.pack(record) for record in RECORDS),

@@ -14,7 +14,9 @@ from benchmarks.fuzz_wire import wire_files, wire_targets
 from pacekeeper.agent.ring_reader import Counts, open_ring
 from pacekeeper.cli.plan_files import read_loads
 from pacekeeper.controller.events import NodeAttached, NodeReported
+from pacekeeper.controller.frames import Called
 from pacekeeper.controller.front import sequence_of
+from pacekeeper.controller.http2 import Connection
 from pacekeeper.controller.machine import advance
 from pacekeeper.controller.server import report_in
 from pacekeeper.controller.state import State
@@ -62,6 +64,7 @@ def targets(folder: Path) -> dict[str, Target]:
         "protocol-report": (_report, (DecodeError, ValueError)),
         "protocol-machine": (_machine, (DecodeError, ValueError)),
         "protocol-command": (_command, (DecodeError, ValueError)),
+        "protocol-http2": (_http2, (ValueError,)),
         "ring-header": (ring.decode_header, (ValueError, VersionError)),
         "ring-slot": (_slot, (ValueError, LookupError)),
         "ring-payload": (record_codec.unpack, (ValueError,)),
@@ -113,6 +116,17 @@ def _trace_of(form: Format) -> Callable[[Path], object]:
 def _report(data: bytes) -> object:
     sequence_of(data)
     return report_in(data)
+
+
+def _http2(data: bytes) -> object:
+    """A caller's bytes from the first on, and what it may do once it is known."""
+    connection = Connection(1 << 16, 1 << 10)
+    for one in connection.feed(data):
+        if isinstance(one, Called) and not connection.is_taken:
+            connection.take()
+            connection.send(b"x" * 40_000)
+            connection.end(0, "")
+    return connection.held()
 
 
 def _machine(data: bytes) -> object:

@@ -13,7 +13,7 @@ from pacekeeper.agent.ring_reader import Counts, open_ring
 from pacekeeper.controller import line
 from pacekeeper.controller.access import Caller, Role
 from pacekeeper.controller.events import Event, NodeAttached, NodeReported, NodesReported
-from pacekeeper.controller.front import MOST_OF_A_HELLO
+from pacekeeper.controller.lanes import MOST_OF_A_HELLO
 from pacekeeper.controller.machine import advance
 from pacekeeper.controller.relay import Relayed
 from pacekeeper.controller.server import AgentControl, Doorkeeper, report_in

@@ -3,12 +3,13 @@
 `python -m benchmarks.ingest_scale`; five minutes, two cores. The real `pacekeeper controller` over
 real gRPC on loopback, and a swarm of agents on one core, each with a connection of its own, that
 report once a second: their kernels, devices every five seconds, and the records of eight ranks at
-each step of their job. Measured: CPU time of the controller's two processes, in cores: the front
-that takes reports in and the controller that judges them (the bar is the front's); how long a
-newcomer waits for its welcome, reports that were lost or taken in twice. Then two storms: all
-connections break at once; the controller is killed and started again while the agents go on. Ends
-with code 1 where a report was missed or not acknowledged, an agent did not come back, or the front
-takes more than 60 % of a core in the steady state.
+each step of their job. The swarm is a C program, built by the machine's compiler (`cc`): Python's
+would want the half of a core. Measured: CPU time of the controller's two processes, in cores: the
+front that takes reports in and the controller that judges them (the bar is the front's; both
+together are printed as well); how long a newcomer waits for its welcome, reports that were lost or
+taken in twice. Then two storms: all connections break at once; the controller is killed and started
+again while the agents go on. Ends with code 1 where a report was missed or not acknowledged, an
+agent did not come back, or the front takes more than 60 % of a core in the steady state.
 """
 
 import argparse
@@ -28,8 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.agent_swarm import Agent, Swarm
-from benchmarks.fleet_reports import Job, body_of
+from benchmarks.fleet_swarm import FleetSwarm, library
 
 SWARM_CORE = 1
 BAR_CORE = 0.60
@@ -141,17 +141,6 @@ def running(*arguments: str) -> Iterator[Controller]:
                 sys.stderr.write((Path(folder) / "controller.log").read_text()[-4000:])
 
 
-def fleet(num_agents: int, nodes_per_job: int, step_every: int) -> list[Agent]:
-    """Agents of jobs of this many nodes, the last with what is left."""
-    agents = []
-    for first in range(0, num_agents, nodes_per_job):
-        nodes = range(first, min(first + nodes_per_job, num_agents))
-        job = Job(name=f"job-{first // nodes_per_job}", nodes=nodes, step_every=step_every)
-        for place, node in enumerate(nodes):
-            agents.append(Agent(node=f"node-{node:05d}", body=body_of(node, job, place)))
-    return agents
-
-
 def quantile(values: list[float], share: float) -> float:
     """Of those that were seen; NaN of none."""
     return (
@@ -159,25 +148,26 @@ def quantile(values: list[float], share: float) -> float:
     )
 
 
-def measure(controller: Controller, swarm: Swarm, for_s: float) -> dict[str, Any]:
+def measure(controller: Controller, swarm: FleetSwarm, for_s: float) -> dict[str, Any]:
     """The steady state: shares of a core, waits, reports taken in."""
-    swarm.counts.late_s = 0.0
-    swarm.counts.probes.clear()
+    swarm.begin_anew()
     before, told, own_s = controller.spent_s(), controller.told(), time.process_time()
     made = swarm.counts.made
     took_s = swarm.run(for_s)
     after, then = controller.spent_s(), controller.told()
     made = swarm.counts.made - made
     taken = then["pacekeeper_reports_total"] - told["pacekeeper_reports_total"]
+    cores = {name: (after[name] - before[name]) / took_s for name in after}
     return {
         "measured_s": took_s,
         "reports": made,
-        "core": {name: (after[name] - before[name]) / took_s for name in after},
+        "core": cores,
+        "core_of_both": sum(cores.values()),
         "us_per_report": {name: (after[name] - before[name]) / taken * 1e6 for name in after},
         "swarm_core": (time.process_time() - own_s) / took_s,
         "swarm_late_s": swarm.counts.late_s,
-        "welcome_p50_s": quantile(swarm.counts.probes, 0.5),
-        "welcome_max_s": max(swarm.counts.probes, default=float("nan")),
+        "welcome_p50_s": quantile(swarm.probes, 0.5),
+        "welcome_max_s": max(swarm.probes, default=float("nan")),
         "waiting": swarm.num_waiting,
         "rss_bytes": controller.memory_bytes(),
         "taken": taken,
@@ -201,28 +191,25 @@ def is_met(result: dict[str, Any]) -> bool:
     )
 
 
-def storm(controller: Controller, swarm: Swarm) -> dict[str, Any]:
+def storm(controller: Controller, swarm: FleetSwarm) -> dict[str, Any]:
     """From the moment all are away until all are back and all they kept is acknowledged."""
     counts = swarm.counts
     counts.broken = counts.refused = 0
-    counts.welcomes.clear()
+    swarm.begin_anew()
     kept = swarm.num_waiting
 
-    back_s = swarm.run(PATIENCE_S, until=lambda: swarm.num_welcome == len(swarm.agents))
-    goals = [agent.sequence for agent in swarm.agents]
-    swarm.run(
-        PATIENCE_S,
-        until=lambda: all(a.settled >= g for a, g in zip(swarm.agents, goals, strict=True)),
-    )
+    back_s = swarm.run(PATIENCE_S, until=lambda: swarm.are_welcome)
+    swarm.mark()
+    swarm.run(PATIENCE_S, until=lambda: swarm.num_behind == 0)
 
     return {
         "kept_reports": kept,
         "back_s": back_s,
-        "are_back": swarm.num_welcome == len(swarm.agents),
-        "all_acknowledged": all(a.settled >= g for a, g in zip(swarm.agents, goals, strict=True)),
+        "are_back": swarm.are_welcome,
+        "all_acknowledged": swarm.num_behind == 0,
         "broken_streams": counts.broken,
         "refused_connections": counts.refused,
-        "welcome_p99_s": quantile(counts.welcomes, 0.99),
+        "welcome_p99_s": quantile(swarm.welcomes, 0.99),
         **sequences(controller),
     }
 
@@ -238,9 +225,14 @@ def main() -> int:
     parser.add_argument("arguments", nargs="*", help="more for `pacekeeper controller`, after --")
     options = parser.parse_args()
     os.sched_setaffinity(0, {SWARM_CORE})
-    agents = fleet(options.agents, options.nodes_per_job, options.step_every)
-    with running(*options.arguments) as controller:
-        swarm = Swarm(controller.address, agents, period_s=1.0)
+    with tempfile.TemporaryDirectory() as folder, running(*options.arguments) as controller:
+        swarm = FleetSwarm(
+            library(Path(folder)),
+            controller.address[1],
+            options.agents,
+            nodes_per_job=options.nodes_per_job,
+            step_every=options.step_every,
+        )
         swarm.attach_within(2.0)
         result: dict[str, Any] = {"agents": options.agents, "attach": storm(controller, swarm)}
         swarm.run(SETTLE_S)

@@ -95,7 +95,7 @@ class Entrance:
         """
         limits, tls = self._config.limits, self._config.tls
         if tls.cert:
-            secure.server_credentials(tls, on_connection=lambda: None)  # to see that they are good
+            secure.ServerContexts(tls)  # to see that they are good
         return {
             "listen": listen,
             "inner": inner,

@@ -1,19 +1,27 @@
 """What a front does with calls that are no agent's stream: hands them on, bytes for bytes.
 
-The controller serves them on a socket that only its own user can open; who really calls stands in
-one header, which nobody else can set: the caller's own headers of that name are left out.
+They come by pipes (`pipes.py`). The controller serves them on a socket that only its own user can
+open; who really calls stands in one header, which nobody else can set: the caller's own headers of
+that name are left out.
 """
 
 import asyncio
+import contextlib
+import os
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from pacekeeper.controller.line import Shown, shown_from
+from pacekeeper.controller.pipes import Pipes
 from pacekeeper.protos import wire
 
+ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
+DRAIN_S = 2.0
 CALLER_HEADER = "x-pacekeeper-caller-bin"
 LOOKS, LOOK_S = 200, 0.01
 _OURS = "x-pacekeeper-"
@@ -23,23 +31,15 @@ End = tuple[grpc.StatusCode, str | None, Any]
 Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
 
 
-def shown_by(context: Context) -> Shown:
-    """What a call shows of its caller, for the line."""
-    auth: Mapping[str, Any] = context.auth_context()
-    uris, names = (
-        tuple(bytes(value).decode(errors="replace") for value in auth.get(kind, ()))
-        for kind in ("peer_uri", "peer_dns")
-    )
-    return Shown(
-        peer=context.peer(),
+def shown_by(context: Context, connection: Shown) -> Shown:
+    """What a call shows of its caller, by its connection and its headers."""
+    return replace(
+        connection,
         authorization=tuple(
             value
             for name, value in context.invocation_metadata() or ()
             if name.lower() == "authorization" and isinstance(value, str)
         ),
-        has_certificate=bool(auth.get("x509_pem_cert")),
-        uris=uris,
-        names=names,
     )
 
 
@@ -76,19 +76,31 @@ def relayed(context: Context) -> Any:
     return context
 
 
-class Relay:
+class Relay(grpc.GenericRpcHandler):
     """Hands calls on to `address`, all kinds as streams: on the wire they are the same."""
 
     def __init__(self, address: str) -> None:
+        """`pipes`, once it is there, knows whose connection a call came by."""
+        self.pipes: Pipes | None = None
         self._channel = grpc.aio.insecure_channel(address, options=wire.GRPC_OPTIONS_CLIENT)
 
-    def handler(self, method: str) -> Any:
-        """Of any method."""
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of any method."""
+        method = handler_call_details.method
 
         async def hand_on(requests: AsyncIterator[bytes], context: Context) -> None:
             left_s = context.time_remaining()
+            assert self.pipes is not None, "calls come by them"
+            connection = self.pipes.caller(context.peer())
+            if connection is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection is over")
+                return
+            if method == ATTACH:
+                why = "an agent's stream begins with the first call of its connection"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, why)
             stub: Any = self._channel.stream_stream(method)
-            call = stub(requests, metadata=_headers(context), timeout=left_s)
+            headers = _headers(context, shown_by(context, connection))
+            call = stub(requests, metadata=headers, timeout=left_s)
             ends = Ends(call)
             try:
                 async for message in call:
@@ -145,10 +157,30 @@ def _known(answer: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("the call is over")
 
 
-def _headers(context: Context) -> list[tuple[str, str | bytes]]:
+@contextlib.asynccontextmanager
+async def relaying(inner: Path, settings: Mapping[str, Any]) -> AsyncIterator[Pipes]:
+    """The way for connections that are no agent's to the server at `inner`. Raises OSError."""
+    relay = Relay(f"unix:{inner}")
+    own = inner.with_name(f"front-{os.getpid()}")
+    options = wire.server_options(settings["max_report_bytes"], settings["connection_s"])
+    server = grpc.aio.server(handlers=(relay,), options=options)
+    try:
+        server.add_insecure_port(f"unix:{own}")
+    except RuntimeError as error:
+        raise OSError(f"no socket at {own}") from error
+    relay.pipes = Pipes(own)
+    await server.start()
+    try:
+        yield relay.pipes
+    finally:
+        await server.stop(DRAIN_S)
+        await relay.close()
+
+
+def _headers(context: Context, shown: Shown) -> list[tuple[str, str | bytes]]:
     own = _own(context.invocation_metadata())
     kept = [(name, value) for name, value in own if not name.lower().startswith(_OURS)]
-    return [*kept, (CALLER_HEADER, shown_by(context).to_bytes())]
+    return [*kept, (CALLER_HEADER, shown.to_bytes())]
 
 
 def _own(metadata: Any) -> tuple[tuple[str, str | bytes], ...]:

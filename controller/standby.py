@@ -48,7 +48,7 @@ async def open_standby(
     await state.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     try:
         if config.tls.cert:
-            credentials = secure.server_credentials(config.tls, on_connection=lambda: None)
+            credentials = secure.server_credentials(config.tls)
             port = server.add_secure_port(address, credentials)
         else:
             port = server.add_insecure_port(address)

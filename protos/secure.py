@@ -8,7 +8,6 @@ import os
 import ssl
 import stat
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,23 +62,15 @@ def read_token(path: str) -> str:
     return text
 
 
-def server_credentials(
-    tls: TlsConfig, *, on_connection: Callable[[], None]
-) -> grpc.ServerCredentials:
-    """What a controller shows and asks for, of the files as they are at each new connection.
+def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+    """What a standby shows and asks for, of the files as they are at each new connection.
 
-    With a `ca` every caller must have a certificate from it. `on_connection` is called, by any
-    thread, when a handshake begins. Raises as `check_client`; later files that are no
-    good are said, and those before them stay.
+    With a `ca` every caller must have a certificate from it. Raises as `check_client`; later files
+    that are no good are said, and those before them stay.
     """
     files = _ServerFiles(tls)
-
-    def fetch() -> Any:
-        on_connection()
-        return files.news()
-
     return grpc.dynamic_ssl_server_credentials(
-        files.first, fetch, require_client_authentication=bool(tls.ca)
+        files.first, files.news, require_client_authentication=bool(tls.ca)
     )
 
 
@@ -89,13 +80,13 @@ class _ServerFiles:
     def __init__(self, tls: TlsConfig) -> None:
         self._tls = tls
         self._lock = threading.Lock()
-        self._stamp = self._stamps()
+        self._stamp = _stamps(self._tls)
         self.first = self._configuration()
 
     def news(self) -> Any:
         """The configuration of files that changed; None where none did, or where they are bad."""
         with self._lock:
-            stamp = self._stamps()
+            stamp = _stamps(self._tls)
             if stamp == self._stamp:
                 return None
             self._stamp = stamp
@@ -112,8 +103,43 @@ class _ServerFiles:
         root = _read(self._tls.ca, MAX_PEM_BYTES) if self._tls.ca else None
         return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=root)
 
-    def _stamps(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(file_stamp(path) for path in (self._tls.cert, self._tls.key, self._tls.ca))
+
+class ServerContexts:
+    """What a server for agents shows and asks for, of the files as they are at each connection.
+
+    With a `ca` every caller must have a certificate from it. Later files that are no good are said,
+    and those before them stay.
+    """
+
+    def __init__(self, tls: TlsConfig) -> None:
+        """Raises as `check_client`."""
+        self._tls = tls
+        self._stamp = _stamps(tls)
+        self._context = self._made()
+
+    def now(self) -> ssl.SSLContext:
+        """For a connection that begins."""
+        stamp = _stamps(self._tls)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._context = self._made()
+                _log.info("certificate=%s read again", self._tls.cert)
+            except PacekeeperError as error:
+                _log.error("certificates stay as they were: %s", error)
+        return self._context
+
+    def _made(self) -> ssl.SSLContext:
+        context = server_context(self._tls)
+        context.set_alpn_protocols(["h2"])
+        # Nobody comes back by an old session: what it showed then may not hold any more.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        return context
+
+
+def _stamps(tls: TlsConfig) -> tuple[tuple[int, int, int] | None, ...]:
+    return tuple(file_stamp(path) for path in (tls.cert, tls.key, tls.ca))
 
 
 def _client_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
@@ -123,7 +149,7 @@ def _client_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
 
 
 def server_context(tls: TlsConfig) -> ssl.SSLContext:
-    """The same for servers that are not gRPC's: with a `ca` all callers need a certificate of it.
+    """A server's side of TLS: with a `ca` all callers need a certificate of it.
 
     Raises as `check_client`.
     """

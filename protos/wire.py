@@ -71,6 +71,8 @@ GRPC_OPTIONS_CLIENT = (
     ("grpc.keepalive_permit_without_calls", 1),
     # A controller is in the private network: the environment's proxy leads out of it.
     ("grpc.enable_http_proxy", 0),
+    # A connection of its own for each channel: that of an agent's stream takes no other call.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 GRPC_OPTIONS_SERVER = (
     *_COMMON,

@@ -6,10 +6,10 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import grpc.aio
@@ -19,9 +19,10 @@ from pacekeeper.controller import front_door, line
 from pacekeeper.controller.front import UNSENT_BYTES
 from pacekeeper.controller.front_door import FrontDoor, PortTakenError
 from pacekeeper.controller.line import Frame
+from pacekeeper.controller.own_folder import own_folder
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.security_config import TlsConfig
-from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2, telemetry_pb2
+from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, status_pb2, telemetry_pb2
 from support.controllers import HELLO, PATIENCE_S, ControllerProcess, ScriptedAgent, until
 
 LISTENS = line.frame(line.LISTENS, 0, 7443)
@@ -73,6 +74,7 @@ class Door:
     gone: int = 0
     restarts: int = 0
 
+    folder: ClassVar[Path]
     per_s: float = 1e9
     at_once: int = 1 << 30
 
@@ -81,7 +83,7 @@ class Door:
         self.door = FrontDoor(
             {
                 "listen": "127.0.0.1:0",
-                "inner": "unix:/nowhere",
+                "inner": f"unix:{self.folder}/nowhere",
                 "tls": asdict(TlsConfig()),
                 "max_report_bytes": 1 << 20,
                 "connection_s": None,
@@ -111,6 +113,13 @@ class Door:
         return [number for kind, _, number, _ in self.heard if kind == line.REPORT]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def folder() -> Iterator[None]:
+    """Where fronts meet the controllers that these tests have not."""
+    with own_folder() as Door.folder:
+        yield
+
+
 def play(scene: Callable[[Door], Awaitable[None]], **limits: Any) -> Door:
     """The scene with a front that runs."""
 
@@ -138,7 +147,7 @@ def test_while_the_controller_is_busy_reports_stay_with_their_agents(tmp_path: P
     size, count = 1 << 16, 600  # far more than may wait on the way
 
     async def scene(door: Door) -> None:
-        async with grpc.aio.insecure_channel(door.door.address) as channel:
+        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert await call.read() is not grpc.aio.EOF
@@ -175,10 +184,10 @@ def test_an_agent_that_floods_is_held_back_by_its_bytes_and_starves_no_other() -
         return sum(1 for one in door.sequences if one % 2 == parity)
 
     async def scene(door: Door) -> None:
-        async with grpc.aio.insecure_channel(door.door.address) as channel:
-            agents = control_pb2_grpc.AgentControlServiceStub(channel)
+        own = [secure.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
+        async with own[0], own[1]:
             began_s = time.monotonic()
-            polite, flooding = await welcomed(agents), await welcomed(agents)
+            polite, flooding = await welcomed(own[0]), await welcomed(own[1])
             flood = asyncio.create_task(send(flooding, range(1, 100_000, 2), large))
             await holds(lambda: of(door, 1))
             for count in range(1, 16):
@@ -193,9 +202,9 @@ def test_an_agent_that_floods_is_held_back_by_its_bytes_and_starves_no_other() -
     play(scene, per_s=40.0, at_once=20)
 
 
-async def welcomed(agents: Any) -> Any:
+async def welcomed(channel: grpc.aio.Channel) -> Any:
     """The call of an agent that may report."""
-    call = agents.Attach()
+    call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
     await call.write(control_pb2.AttachRequest(hello=HELLO))
     assert (await call.read()).HasField("welcome")
     return call
@@ -211,7 +220,7 @@ async def send(call: Any, numbers: Iterable[int], more: str) -> None:
 
 def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
-        async with grpc.aio.insecure_channel(door.door.address) as channel:
+        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
             attach: Any = channel.stream_stream("/pacekeeper.v1.AgentControlService/Attach")
             for wrong in (b"\xff\xff", control_pb2.AttachRequest(hello=HELLO).SerializeToString()):
                 door.heard.clear()
@@ -228,7 +237,7 @@ def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
 
 def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
     async def scene(door: Door) -> None:
-        async with grpc.aio.insecure_channel(door.door.address) as channel:
+        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert (await call.read()).HasField("welcome")

@@ -10,7 +10,8 @@ import pytest
 
 from pacekeeper.core.layout_codec import decode_layout
 from pacekeeper.core.reports import JobReport
-from pacekeeper.protos import control_pb2, status_pb2, telemetry_pb2, wire
+from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.protos import control_pb2, secure, status_pb2, telemetry_pb2, wire
 from support.controllers import (
     ControllerProcess,
     ScriptedAgent,
@@ -82,7 +83,7 @@ def test_who_does_not_say_who_he_is_is_refused(
 ) -> None:
     from pacekeeper.protos import control_pb2_grpc
 
-    with grpc.insecure_channel(controller.address) as channel:
+    with secure.client_channel(controller.address, TlsConfig()) as channel:
         stub = control_pb2_grpc.AgentControlServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             list(stub.Attach(iter([first]), timeout=20.0))
@@ -234,7 +235,7 @@ def test_garbage_on_the_port_hurts_nobody(controller: ControllerProcess) -> None
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"PRI * HTTP/2.0\r\n\r\nSM"):
         with socket.create_connection((host, int(port)), timeout=5.0) as connection:
             connection.sendall(garbage)
-    with grpc.insecure_channel(controller.address) as channel:
+    with secure.client_channel(controller.address, TlsConfig()) as channel:
         # The right method, bytes that are no message.
         attach: Any = channel.stream_stream("/pacekeeper.v1.AgentControlService/Attach")
         with pytest.raises(grpc.RpcError):

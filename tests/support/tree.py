@@ -66,7 +66,7 @@ SHELLS = {
         "audit",
         "course_views",
         "entrance",
-        *("front", "front_door", "obedience", "outbox", "own_folder", "relay"),
+        *("front", "front_door", "lanes", "listener", "obedience", "own_folder", "pipes", "relay"),
         "gate",
         "history",
         "kept_rows",

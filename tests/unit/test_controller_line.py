@@ -3,7 +3,6 @@
 import pytest
 
 from pacekeeper.controller import line
-from pacekeeper.controller.front import LATE_S, LONGEST_REST_S, rest
 from pacekeeper.controller.line import Frames, Shown, frame, parted, shown_from, with_head
 
 TOLD = [
@@ -83,9 +82,3 @@ def test_acknowledgements_of_many_streams_are_one_frame() -> None:
     for torn in (data[:10], data[:-1]):
         with pytest.raises(ValueError, match="acknowledgements"):
             line.acknowledged_in(torn)
-
-
-def test_a_front_that_is_late_reads_its_many_streams_less_often_so_that_newcomers_come_in() -> None:
-    assert rest(LATE_S / 2, 10_000) == 0.0
-    assert rest(0.1, 10) == pytest.approx(0.001), "a small fleet does not notice"
-    assert rest(0.1, 3_000) < rest(0.1, 10_000) < rest(1.0, 10_000) == LONGEST_REST_S

@@ -1,21 +1,11 @@
 """What waits for one node: in order, the newest of a kind only, never more than its capacity."""
 
-import asyncio
-
 from pacekeeper.controller.outbox import Outbox
 
 
-def drained(outbox: Outbox) -> list[bytes]:
-    """Closes the outbox and reads what it still held."""
-
-    async def read() -> list[bytes]:
-        outbox.close()
-        messages = []
-        while (told := await outbox.get()) is not None:
-            messages.append(told[1])
-        return messages
-
-    return asyncio.run(read())
+def drained(outbox: Outbox, now_s: float = 0.0) -> list[bytes]:
+    """What it still holds."""
+    return list(iter(lambda: outbox.next(now_s), None))
 
 
 def test_a_newer_message_of_the_same_job_and_kind_takes_over() -> None:
@@ -40,16 +30,10 @@ def test_beyond_the_capacity_the_oldest_goes() -> None:
     assert drained(outbox) == [b"c", b"d", b"e"]
 
 
-def test_who_waits_is_woken_by_a_message_and_by_the_end() -> None:
-    async def scene() -> None:
-        outbox = Outbox()
-        waiting = asyncio.create_task(outbox.get())
-        await asyncio.sleep(0)
-        outbox.put(b"a/plan", b"a1", 7)
-        assert await waiting == (7, b"a1")
-        waiting = asyncio.create_task(outbox.get())
-        await asyncio.sleep(0)
-        outbox.close()
-        assert await waiting is None
-
-    asyncio.run(scene())
+def test_what_may_be_said_no_more_is_left_out() -> None:
+    outbox = Outbox()
+    outbox.put(b"a/plan", b"a1", 7_000)
+    outbox.put(b"b/plan", b"b1")
+    assert drained(outbox, 7.001) == [b"b1"]
+    outbox.put(b"a/plan", b"a1", 7_000)
+    assert drained(outbox, 7.0) == [b"a1"]
