@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from pacekeeper.core.errors import HostError
 
 PREFIX = "pacekeeper-"
 SOCKET = "calls"
+ANSWERS_WITHIN_S = 1.0
 
 
 def no_folder(why: str) -> HostError:
@@ -42,8 +44,23 @@ def sweep() -> None:
         with contextlib.suppress(OSError), _opened(left) as opened:
             # A living one holds its folder before it makes its socket.
             is_ours = os.fstat(opened).st_uid == os.geteuid()
-            if is_ours and (left / SOCKET).is_socket() and _hold(opened):
+            if is_ours and _is_dead(left / SOCKET) and _hold(opened):
                 shutil.rmtree(left)
+
+
+def _is_dead(path: Path) -> bool:
+    """A socket at which nobody answers. One of an older version answers, and holds no folder."""
+    if not path.is_socket():
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+        caller.settimeout(ANSWERS_WITHIN_S)
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False  # too busy to answer
+    return False
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,43 @@ def test_a_page_whose_controller_is_gone_says_so(tmp_path: Path) -> None:
             until("it is said", lambda: browser.says("return document.body.matches('.stale')"))
         told = browser.says("return document.getElementById('away').innerText")
         assert "what is shown here is from before" in told and "can not be reached" in told
+    finally:
+        browser.close()
+
+
+CALLER = "return (document.querySelector('.caller')?.textContent ?? '')"
+
+
+def token_of(tokens: Path, role: str) -> str:
+    made = pacekeeper("tokens", "add", "--file", str(tokens), role, f"{role}-ann")
+    return next(word for word in made.stdout.split() if word.startswith("pk1."))
+
+
+def test_a_person_logs_in_with_a_browser_and_acts_by_role(tmp_path: Path) -> None:
+    """A browser says of each form where it comes from, and our own headers must let it."""
+    tokens, config = tmp_path / "tokens", tmp_path / "pacekeeper.toml"
+    shown = {role: token_of(tokens, role) for role in ("viewer", "operator")}
+    config.write_text(f'[access]\ntokens = "{tokens}"\n')
+    browser = Browser()
+    try:
+        with ControllerProcess(
+            tmp_path, "--config", str(config), "--web", "127.0.0.1:0"
+        ) as controller:
+            url = url_of(controller)
+            for role, token in shown.items():
+                browser.go(f"{url}login")
+                browser.submit(token)
+                until("logged in", partial(browser.says, f"{CALLER}.startsWith('{role}/')"))
+                browser.go(url)
+                buttons = "return document.querySelectorAll('[hx-post]').length"
+                assert browser.says(buttons) == (role == "operator")
+            asked = browser.answer("[hx-post]", "fan \u98ce, ticket 4711")
+            assert asked.endswith("Why? (It is shown to others.)")
+            said = "return document.getElementById('said').textContent"
+            until("it is done", lambda: "dry_run stands" in browser.says(said))
+        audit = (tmp_path / "store.sqlite.audit.jsonl").read_text()
+        (act,) = [line for line in map(json.loads, audit.splitlines()) if line["action"] == "act"]
+        assert "reason=fan \u98ce, ticket 4711" in act["about"]
     finally:
         browser.close()
 

@@ -51,3 +51,18 @@ def test_what_a_killed_controller_left_goes_with_the_next_one_and_nothing_else_d
                 assert set(Path(short).iterdir()) == {other, living, second}
         assert list(Path(short).iterdir()) == [other]
         assert not left.exists()
+
+
+def test_who_listens_there_without_holding_it_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A controller from before folders were held lost its socket to the next one, and its calls."""
+    with tempfile.TemporaryDirectory() as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        older = Path(short) / "pacekeeper-older"
+        older.mkdir()
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(older / SOCKET))
+            listener.listen()
+            with own_folder():
+                assert (older / SOCKET).is_socket()
+        with own_folder():
+            assert not older.exists(), "nobody answers there any more"
