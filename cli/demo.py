@@ -13,12 +13,10 @@ from pacekeeper.cli.settings import settings
 from pacekeeper.core.config import TrainConfig
 from pacekeeper.core.errors import ConfigError
 
-# A closed terminal, a service manager, Ctrl-C: whoever ends the demo ends its fleet, too.
-ENDINGS = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
-
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pacekeeper.cli.demo_director import Story
     from pacekeeper.cli.demo_measure import Schedule
 
 
@@ -67,6 +65,7 @@ def command(
     """
     from rich.console import Console
 
+    from pacekeeper.cli.demo_director import Story
     from pacekeeper.cli.demo_fleet import NUM_RANKS
     from pacekeeper.cli.demo_folder import claimed
     from pacekeeper.cli.demo_measure import Schedule
@@ -88,21 +87,27 @@ def command(
     trained = settings(TrainConfig, config_file, steps=steps, seed=seed, clock=clock)
     killed = chosen.choice([r for r in range(NUM_RANKS) if r != victim])
 
+    story = Story(victim=victim, slowdown=slowdown, fault=fault, killed=killed, chosen=chosen)
     end_with_the_fleet()
     # Prose goes to stderr where a program reads stdout.
     console = Console(stderr=as_json)
     with claimed(Path(run_dir)) as folder:
         outcome = _play(
-            console, folder, schedule,
-            story={"victim": victim, "slowdown": slowdown, "killed": killed, "chosen": chosen},
-            trained=trained, train_file=Path(config_file) if config_file else None, fault=fault,
-        )  # fmt: skip
+            console,
+            folder,
+            schedule,
+            story=story,
+            trained=trained,
+            train_file=Path(config_file) if config_file else None,
+        )
     if as_json:
         click.echo(json.dumps(outcome))
 
 
 def end_with_the_fleet() -> None:
     """The first signal to end leaves through every `with`; later ones do not disturb that."""
+    from pacekeeper.cli.demo_fleet import ENDINGS
+
     heard = [n for n in ENDINGS if signal.getsignal(n) is not signal.SIG_IGN]  # nohup: no SIGHUP
 
     def end(number: int, _: object) -> None:
@@ -121,10 +126,9 @@ def _play(
     folder: Path,
     schedule: "Schedule",
     *,
-    story: dict[str, Any],
+    story: "Story",
     trained: TrainConfig,
     train_file: Path | None,
-    fault: str,
 ) -> dict[str, Any]:
     """Start the fleet, play the story, write the report; the outcome as plain values."""
     from pacekeeper.cli.demo_director import JOB, Director
@@ -145,14 +149,14 @@ def _play(
                 "the modelled device time has passed[/]",
                 soft_wrap=True,
             )
-        director = Director(fleet=fleet, schedule=schedule, folder=folder, fault=fault)
+        director = Director(fleet=fleet, schedule=schedule, folder=folder, fault=story.fault)
         with View(
             console=console,
             recorder=director.recorder,
             title=f"pacekeeper demo: {NUM_RANKS} ranks on 2 nodes, seed {seed}",
             total_steps=steps,
         ) as view:
-            director.play(view, **story)
+            director.play(view, story)
     outcome = director.outcome(trained)
     print_outcome(console, outcome)  # first: a full disk shall not take it along
     for name, path in write_report(folder, outcome, director).items():

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from pacekeeper.cli.demo_fleet import NUM_RANKS, Fleet
@@ -17,6 +18,17 @@ from pacekeeper.trainer.faults import COMPUTE_FAULT, stop_duty_cycle
 JOB = "demo"
 SILENCE_TIMEOUT_S = 60.0
 STOP_PERIOD_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """`victim` is slowed by a `fault` of that kind, then `killed` dies at a moment `chosen`."""
+
+    victim: int
+    slowdown: float
+    fault: str
+    killed: int
+    chosen: random.Random
 
 
 class Director:
@@ -33,10 +45,9 @@ class Director:
         self.truth: Truth | None = None
         self._is_lifted = threading.Event()
 
-    def play(
-        self, view: View, *, victim: int, slowdown: float, killed: int, chosen: random.Random
-    ) -> None:
+    def play(self, view: View, story: Story) -> None:
         """Run the story to its end. Raises PacekeeperError where the job stalls or a part dies."""
+        victim, slowdown, killed = story.victim, story.slowdown, story.killed
         self._until(view, self.schedule.fault_step)
         began_s = self._begin_fault(victim, slowdown)
         self.recorder.say("fault", f"rank {victim} is made x{slowdown:g} slower (nobody is told)")
@@ -45,7 +56,7 @@ class Director:
         self.recorder.say("lift", f"rank {victim} runs at full speed again (nobody is told)")
         self._until(view, self.schedule.kill_step)
         # Anywhere within a step: the survivors must cope with every moment.
-        time.sleep(chosen.random() * 0.4)
+        time.sleep(story.chosen.random() * 0.4)
         kill_s = self.fleet.kill_rank(killed)
         self.recorder.say("kill", f"rank {killed} is killed (SIGKILL)")
         self._until(view, self.schedule.steps)

@@ -26,6 +26,7 @@ PORTS = range(29400, 32000)
 PORTS_EACH = 7  # between those that neighbours by number of process look at first
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 5.0
+# Ctrl-C, a service manager, a closed terminal: whoever ends the demo ends its fleet, too.
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 OWN_WORDS = "pacekeeper: "  # how every command begins the line that says why it ended
 

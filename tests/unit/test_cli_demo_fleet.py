@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.cli.demo_director import JOB, Director
+from pacekeeper.cli.demo_director import JOB, Director, Story
 from pacekeeper.cli.demo_fleet import Fleet
 from pacekeeper.cli.demo_folder import claimed
 from pacekeeper.cli.demo_measure import Schedule
 from pacekeeper.core.errors import ExitCode, PacekeeperError
+from pacekeeper.trainer.faults import COMPUTE_FAULT
 
 SCHEDULE = Schedule.of(80)
 
@@ -68,7 +69,10 @@ def test_launchers_that_all_failed_between_two_looks_are_not_taken_for_an_early_
     director = director_of(fleet_of(tmp_path, {"launch-0": 4, "launch-1": 4}))
     view: Any = NoView()
     with pytest.raises(PacekeeperError, match="launch-0 ended with code 4") as found:
-        director.play(view, victim=0, slowdown=1.6, killed=1, chosen=random.Random(0))
+        story = Story(
+            victim=0, slowdown=1.6, fault=COMPUTE_FAULT, killed=1, chosen=random.Random(0)
+        )
+        director.play(view, story)
     assert found.value.exit_code == ExitCode.HOST
 
 
