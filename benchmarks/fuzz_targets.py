@@ -39,6 +39,7 @@ from pacekeeper.simulator.traces import open_runs
 Seeds = tuple[bytes, ...]
 # What comes over the network, then what other users of the host write: fuzzed first.
 EXPOSED = (
+    "protocol-http2",
     "protocol-machine", "first-message", "front-frames", "protocol-report", "service-status",
     "service-operator", "web", "token-shown", "identity", "lease-etcd", "lease-kubernetes",
     "lease-http", "replication", "protocol-command", "ring-file", "ring-resealed", "ring-command",

@@ -219,6 +219,8 @@ class Lane(asyncio.BufferedProtocol):
                 return  # the call is over
             self._called_s = 0.0
             self.rules.host.opened(self, message)
+            if not self.is_heard:
+                self._hold()  # until it is judged, nothing more of it is held here
         elif self.is_deaf:
             pass
         elif self._is_held or not self.is_heard:

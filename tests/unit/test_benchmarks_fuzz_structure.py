@@ -152,4 +152,7 @@ def test_time_on_other_code_does_not_count(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "tally.json"
     fuzz_tally.Tally(path).add("ring-slot", _result(1.5, "a hang"))
     monkeypatch.setattr(fuzz_tally, "digest", lambda files: "other")
-    assert fuzz_tally.Tally(path).of("ring-slot") == fuzz_tally.EMPTY
+    earlier = {"earlier_cpu_minutes": 1.5, "earlier_cases": 100}
+    assert fuzz_tally.Tally(path).of("ring-slot") == fuzz_tally.EMPTY | earlier
+    row = fuzz_tally.Tally(path).add("ring-slot", _result(2.0))
+    assert (row["cpu_minutes"], row["earlier_cpu_minutes"]) == (2.0, 1.5)

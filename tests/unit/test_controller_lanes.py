@@ -43,12 +43,14 @@ class Host:
     heard: list[object] = field(default_factory=list)
     busy: set[bytes] = field(default_factory=set)
     lane: Lane | None = None
+    is_slow: bool = False  # to judge
 
     def opened(self, lane: Lane, first: bytes) -> None:
         lane.number = 1 + sum(one == "closed" for one in self.heard)
         self.lane = lane
         self.heard.append(("opened", first, lane.shown().authorization))
-        lane.tell(b"welcome", b"welcome", 0)
+        if not self.is_slow:
+            lane.tell(b"welcome", b"welcome", 0)
 
     def reported(self, lane: Lane, data: bytes) -> float | None:
         self.heard.append(data)
@@ -164,6 +166,37 @@ def test_what_may_not_be_handed_on_waits_with_all_that_comes_behind() -> None:
         await holds(lambda: host.heard == [OPENED, b"1", b"2", b"3", b"4", b"5"])
 
     play(scene)
+
+
+@pytest.mark.parametrize("is_welcome", [True, False])
+def test_until_it_is_judged_nothing_more_than_its_hello_is_held(is_welcome: bool) -> None:
+    large = b"x" * 1_000_000
+    data = struct.pack(">BI", 0, len(large)) + large
+
+    async def scene(host: Host, caller: Caller) -> None:
+        host.is_slow = True
+        caller.call()
+        caller.writer.write(said(b"hello"))
+        for at in range(0, len(data), 16384):
+            caller.writer.write(frame(DATA, 0, 1, data[at : at + 16384]))
+        await holds(lambda: host.heard)
+        await asyncio.sleep(0.1)  # all that would come has come
+        lane = host.lane
+        assert lane is not None
+        held = [*lane._connection._parts, *lane._waiting]
+        assert sum(map(len, held)) <= lanes.READ_BYTES
+        if is_welcome:
+            lane.tell(b"welcome", b"welcome", 0)
+            await holds(lambda: large in host.heard)
+        else:
+            lane.end(16, "nobody")
+            assert (await caller.trailers())["grpc-status"] == "16"
+            await asyncio.sleep(0.05)
+            assert not lane._connection._parts
+
+    heard = play(scene)
+    assert heard[0] == ("opened", b"hello", ("Bearer x",))
+    assert (large in heard) == is_welcome
 
 
 def test_an_agent_may_begin_anew_on_its_connection_but_make_no_other_call() -> None:
