@@ -25,7 +25,7 @@ REPEAT_S = 1.0  # between two times the same offer or death notice is said
 HOST_BYTES = 24.0  # of an offer: a host of an expert, in words
 OFFERED_BYTES_PER_S = 64e6  # to all nodes together: a large job's offer is said again less often
 NODES_PER_S = 200.0  # of one job that are told again who is suspect; of news all at once
-OFFER_LIFE_S = 60.0  # an offer that nobody takes is given up
+OFFER_LIFE_S, OFFER_LIFE_STEPS = 60.0, 8  # an offer that nobody takes is given up
 
 
 def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, list[Command]]:
@@ -107,8 +107,9 @@ def _why_over(job: JobState, now_s: float) -> str:
     if job.desired is None:
         return ""
     why = why_worthless(job, job.desired, job.desired_base, job.desired_for)
-    if not why and now_s - job.offered_s > OFFER_LIFE_S:
-        return f"not taken for {OFFER_LIFE_S:.0f} s"
+    life_s = promises.patience_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
+    if not why and now_s - job.offered_s > life_s:
+        return f"not taken for {life_s:.0f} s"
     return why
 
 

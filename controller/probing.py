@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import incidents
 from pacekeeper.controller.events import AskProbe, Command, Say
+from pacekeeper.controller.promises import patience_s
 from pacekeeper.controller.standing_by import is_due, standing_by, take_reading
 from pacekeeper.controller.state import JobState, ProbeQuestion
 from pacekeeper.core.findings import Decision, Finding, FindingKind, Tier
@@ -18,7 +19,7 @@ from pacekeeper.core.records import ProbeRecord
 from pacekeeper.predictor.confirm import read, tier_of
 
 REPEAT_S = 1.0
-ANSWER_WITHIN_S = 20.0
+ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS = 20.0, 4
 UNSUPPORTED = "no probe: this trainer can not run one"
 
 
@@ -82,10 +83,11 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         why = "the ranks it was put to are no longer the same"
         text = f"job={job.name} probe={question.number} given up: {why}"
         return replace(job, probe=None, decided_on=None), [Say(text=text)]
-    if now_s - question.asked_s > ANSWER_WITHIN_S:
+    within_s = patience_s(job, ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS)
+    if now_s - question.asked_s > within_s:
         if question.records:
             return _judged(job, question, unix_s)  # of those that told
-        return _settled(job, f"no probe: not answered for {ANSWER_WITHIN_S:.0f} s")
+        return _settled(job, f"no probe: not answered for {within_s:.0f} s")
     if now_s - question.said_s < REPEAT_S:
         return job, []
     return replace(job, probe=replace(question, said_s=now_s)), [_asked(job, question)]

@@ -52,6 +52,11 @@ def measured_step_s(job: JobState) -> float | None:
     return median_high(job.recent_step_s[-count:]) if job.recent_step_s else None
 
 
+def patience_s(job: JobState, least_s: float, num_steps: int) -> float:
+    """How long to wait for what ranks do between two steps: that many of the longest of late."""
+    return max(least_s, num_steps * max(job.recent_step_s, default=0.0))
+
+
 def steps_since_onset(job: JobState) -> int | None:
     """Of the newest open finding of a device, the present step included; None where none is."""
     onsets = [

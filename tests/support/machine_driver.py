@@ -1,7 +1,7 @@
 """Drives the controller's machine by hand: one line per report, time only where said."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from pacekeeper.controller.events import (
@@ -287,3 +287,9 @@ def with_plan(config: ControllerConfig = QUICK) -> Driver:
     train(driver, WARM, WARM + 12, slow=2)
     assert driver.job.desired is not None
     return driver
+
+
+def steps_of(driver: Driver, duration_s: float) -> None:
+    """The newest step took so long."""
+    job = replace(driver.job, recent_step_s=(*driver.job.recent_step_s, duration_s))
+    driver.state = replace(driver.state, jobs={**driver.state.jobs, JOB: job})

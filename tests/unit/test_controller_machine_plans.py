@@ -27,6 +27,7 @@ from support.machine_driver import (
     exited,
     started,
     step,
+    steps_of,
     train,
     with_plan,
 )
@@ -67,6 +68,14 @@ class TestOffers:
         driver.report(*step(driver.job.step + 1, slow=2))
         (offer,) = driver.all_said(OfferPlan)
         assert (offer.layout.generation, offer.base_generation) == (3, 1)
+
+    def test_where_steps_are_long_an_offer_waits_for_some_of_them(self) -> None:
+        driver = with_plan()
+        steps_of(driver, 30.0)
+        driver.tick(239.0)
+        assert driver.job.desired is not None
+        driver.tick(2.0)
+        assert "plan=2 given up: not taken for 240 s" in driver.texts
 
     def test_an_offer_that_survivors_overtook_is_given_up(self) -> None:
         driver = with_plan()

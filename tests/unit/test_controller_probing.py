@@ -11,7 +11,7 @@ from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Tier
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.records import ProbeRecord
-from support.machine_driver import JOB, WARM, Driver, exited, started, step, train
+from support.machine_driver import JOB, WARM, Driver, exited, started, step, steps_of, train
 
 # One host for each expert: shares alone can not relieve a slow rank, its experts must move.
 LONE = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=1)
@@ -95,6 +95,17 @@ def test_a_trainer_that_can_not_probe_is_said_to_be_one_and_the_finding_stays_wh
     assert driver.job.probe is None
     driver.tick()
     assert driver.job.desired is not None
+
+
+def test_where_steps_are_long_a_question_waits_for_some_of_them() -> None:
+    driver = asking()
+    steps_of(driver, 30.0)
+    driver.tick(119.0)
+    assert driver.job.probe is not None
+    driver.tick(2.0)
+    assert driver.job.probe is None
+    (incident,) = driver.job.open_incidents
+    assert incident.finding.probe == "no probe: not answered for 120 s"
 
 
 def test_a_question_is_said_again_until_it_is_answered_and_then_given_up() -> None:
