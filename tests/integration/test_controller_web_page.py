@@ -1,6 +1,7 @@
 """The page of a real controller, over TLS, and as a real browser draws it."""
 
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -64,7 +65,7 @@ def drawn(url: str) -> str:
     """The page as the browser has it when its scripts are done."""
     if CHROMIUM is None:
         pytest.skip("needs chromium")
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
             [
                 CHROMIUM,
@@ -74,6 +75,7 @@ def drawn(url: str) -> str:
             capture_output=True,
             text=True,
             timeout=120.0,
+            env={**os.environ, "TMPDIR": profile},  # it leaves some behind
         )
     assert done.returncode == 0, done.stderr
     return done.stdout

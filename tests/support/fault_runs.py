@@ -195,6 +195,8 @@ class Harm:
                     self.plans[plan.generation] = plan
                     self.is_safe &= _outlives(plan, lost)
                     self.fleet.offer(plan, base_generation=now.generation)
+                    if fault.is_awaited:
+                        self._await_entry(plan.generation)
                 case Act.NODE:
                     left = [rank for rank in now.ranks if rank not in fault.ranks]
                     group = Group.first(now.generation, now.ranks)
@@ -217,6 +219,16 @@ class Harm:
                 case _:
                     self._signal(fault)
         self.dead -= set().union(*(f.ranks for f in burst.faults if f.act is Act.WAKE))
+
+    def _await_entry(self, generation: int) -> None:
+        """Until the watcher is in it, or in a later one, or has ended."""
+        home = self.fleet.launchers[self.schedule.watcher // self.schedule.ranks_per_node]
+
+        def look() -> bool:
+            entered = filter(_is_entry, self.fleet.log(self.schedule.watcher))
+            return home.code() is not None or any(e["generation"] >= generation for e in entered)
+
+        self.fleet.await_(look)
 
     def _launcher_of(self, rank: int) -> int:
         joined = {r: one.launcher for one in self.newcomers for r in one.ranks}

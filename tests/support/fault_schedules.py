@@ -51,12 +51,15 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One act, `delay_s` after the one before it. `moves`: of a plan."""
+    """One act, `delay_s` after the one before it. `moves`: of a plan; `is_awaited`: nothing else
+    is done until it is followed, however slow the host.
+    """
 
     act: Act
     ranks: tuple[int, ...] = ()
     delay_s: float = 0.0
     moves: tuple[Move, ...] = (Move.EXPERTS, Move.ROWS)
+    is_awaited: bool = False
 
     def __str__(self) -> str:
         after = f" {self.delay_s:.2f} s later" if self.delay_s else ""
@@ -359,11 +362,12 @@ def disturbed_run(*, steps: int, dtype: str) -> Schedule:
     The first node goes with the leader and the store that the launchers met at.
     """
     plan = Fault(act=Act.PLAN)
+    moved = replace(plan, is_awaited=True)
     bursts = (
-        (0.05, (plan,)),
+        (0.05, (moved,)),
         (0.1, (Fault(act=Act.KILL, ranks=(3,)),)),
         (0.15, (Fault(act=Act.JOIN, ranks=(6, 7)),)),
-        (0.3, (plan,)),
+        (0.3, (moved,)),
         (0.35, (Fault(act=Act.NODE, ranks=(0, 1)),)),
         (0.45, (Fault(act=Act.JOIN, ranks=(8,)),)),
         (0.7, (Fault(act=Act.KILL, ranks=(2, 6)),)),
