@@ -145,7 +145,7 @@ def test_the_fleet_is_told_by_what_was_found_of_its_devices(controller: Controll
     (node,) = json.loads(fleet("--json"))["nodes"]
     (strike,) = node["strikes"]
     assert (strike["job"], strike["kind"]) == ("a", "device") and strike["slowdown"] > 1.5
-    assert "1 nodes: 0 lemons, 1 with a slow device" in fleet()
+    assert "1 node: 0 away, 0 lemons, 1 with a slow device" in fleet()
     assert "in a, 0.0 days ago (incident " in fleet(node["name"])
     none = pacekeeper("fleet", "--controller", controller.address, "elsewhere")
     assert none.returncode == ExitCode.USAGE and "no node elsewhere is known" in none.stderr
