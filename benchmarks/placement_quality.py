@@ -18,11 +18,11 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.controller import eplb
 from pacekeeper.controller.even_shares import even_shares
 from pacekeeper.controller.expert_cluster import Floors, Prices, alike
 from pacekeeper.controller.expert_moves import nearest_ranks
 from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.simulator import eplb
 
 CASES = ((64, 8, 9), (64, 16, 5), (128, 64, 3), (256, 32, 9), (256, 64, 5))
 SPEEDS = (1.0, 0.7, 0.5)

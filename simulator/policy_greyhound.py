@@ -1,6 +1,6 @@
 """Greyhound (ATC'25): detection in 3 iterations, then S2 and S3 by ski-rental.
 
-S2 hands on whole micro-batches (`controller/partition_greyhound.py`); S3 exchanges groups, too.
+S2 hands on whole micro-batches (`simulator/partition_greyhound.py`); S3 exchanges groups, too.
 Each is taken when what was lost so far equals its published price: 10 slow iterations' loss for
 S2, 60 s for S3 (research 5.1). S4, a restart, brings no other devices: it is not taken. A
 validation pauses training for 3 s (2.24-3.72 s, research 2.4).
@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from pacekeeper.controller.partition_even import home_groups
-from pacekeeper.controller.partition_greyhound import s2, s3
 from pacekeeper.controller.partition_problem import Problem
+from pacekeeper.simulator.partition_greyhound import s2, s3
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_policy import (
     Known,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.lazarus import Placement, maximum_rank_overlap, replica_counts
 from pacekeeper.core.layout import Layout
 from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes, with_hosts
+from pacekeeper.simulator.lazarus import Placement, maximum_rank_overlap, replica_counts
 from pacekeeper.simulator.policy_checkpoint import reconfigured
 from pacekeeper.simulator.sim_policy import PUBLISHED, Answer, Cause, Costs, Moment
 

@@ -19,9 +19,9 @@ from pacekeeper.controller.partition_even import (
     num_batches,
     stage_s,
 )
-from pacekeeper.controller.partition_greyhound import SLOW, least_variance
 from pacekeeper.controller.partition_problem import Problem
 from pacekeeper.controller.partition_walk import NEVER
+from pacekeeper.simulator.partition_greyhound import SLOW, least_variance
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_policy import Known, PipelineMoment, PipelinePolicy, all_at_home
 from pacekeeper.simulator.pipeline_work import Handed, Work

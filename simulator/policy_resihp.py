@@ -1,7 +1,7 @@
 """ResiHP (arXiv 2605.06374): its Scheduler's three steps, with its published costs.
 
 Devices are left out down to a power of two, layers move for all pipelines alike, micro-batches
-change pipelines stage by stage (`controller/partition_resihp.py`, which tries whatever the paper
+change pipelines stage by stage (`simulator/partition_resihp.py`, which tries whatever the paper
 leaves open). A slowdown is noticed in 3 iterations (2-3 published), if the iteration takes more
 than 1.25 times what it should; planning takes 1.44 s; a shard that nobody holds comes from the
 persisted state of the last iteration (research 2.2, 2.4, 3.6).
@@ -10,7 +10,7 @@ persisted state of the last iteration (research 2.2, 2.4, 3.6).
 from dataclasses import dataclass
 
 from pacekeeper.controller.partition_problem import Problem
-from pacekeeper.controller.partition_resihp import resihp
+from pacekeeper.simulator.partition_resihp import resihp
 from pacekeeper.simulator.pipeline_job import PipelineJob
 from pacekeeper.simulator.pipeline_policy import Known, PipelineMoment, PipelinePolicy, all_at_home
 from pacekeeper.simulator.pipeline_work import Handed, Work

@@ -1,4 +1,4 @@
-"""Lazarus' expert placement, from its published rules: baseline and start point. Pure.
+"""Lazarus' expert placement, from its published rules: a baseline. Pure.
 
 Replica counts in proportion to load with a floor (paper Eq. 1), then maximum rank overlap (paper
 4.1): experts in groups by count, each group on nodes of its own, so that their node sets nest.

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.lazarus import (
+from pacekeeper.controller.survival import kill_sets, survival
+from pacekeeper.simulator.lazarus import (
     compact,
     hosts_of,
     maximum_rank_overlap,
     replica_counts,
     spread,
 )
-from pacekeeper.controller.survival import kill_sets, survival
 
 
 def test_counts_follow_load_with_the_floor_and_fill_all_slots() -> None:
