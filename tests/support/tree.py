@@ -111,15 +111,21 @@ SHELLS = {
         "writes",
     },
 }
-PURE_IN_TRAINER = {
-    *("commit", "heard", "partial_saves", "patience", "quorum", "rank_row", "token_books"),
-    *("token_exchange", "token_split", "work"),
+# Where most of a folder touches the world, the pure ones stand here.
+PURE = {
+    "trainer": {
+        *("commit", "heard", "partial_saves", "patience", "quorum", "rank_row", "token_books"),
+        *("token_exchange", "token_split", "work"),
+    },
+    "simulator": {
+        *("eplb", "lazarus", "partition_greyhound", "partition_malleus", "partition_resihp"),
+    },
 }
 
 
 def is_pure(path: str) -> bool:
     """Must this module do without clock, randomness, I/O, threads, torch, grpc and protos?"""
     folder, _, name = path.removesuffix(".py").partition("/")
-    if folder == "trainer":
-        return name in PURE_IN_TRAINER
+    if folder in PURE:
+        return name in PURE[folder]
     return folder in ("core", "predictor") or (folder in SHELLS and name not in SHELLS[folder])
