@@ -10,8 +10,7 @@ from google.protobuf.message import DecodeError
 from benchmarks.fuzz_node import node_files, node_targets
 from benchmarks.fuzz_regroup import regroup_targets
 from benchmarks.fuzz_services import certificate, plain_targets
-from benchmarks.fuzz_wire import wire_files, wire_targets
-from pacekeeper.agent.ring_reader import Counts, open_ring
+from benchmarks.fuzz_wire import read_ring, wire_files, wire_targets
 from pacekeeper.cli.plan_files import read_loads
 from pacekeeper.controller.events import NodeAttached, NodeReported
 from pacekeeper.controller.frames import Called
@@ -181,13 +180,7 @@ def _tensors(data: bytes) -> object:
 
 
 def _ring_file(path: Path) -> object:
-    """A ring as the agent opens it and reads it to its end."""
+    """A file of a ring's size."""
     with path.open("r+b") as file:
         file.truncate(ring.FILE_BYTES)
-    named = path.with_name(ring.ring_file_name(0))
-    path.replace(named)
-    reader = open_ring(named, "moe", 1.0)
-    try:
-        return reader.rest(Counts())
-    finally:
-        reader.close()
+    return read_ring(path)

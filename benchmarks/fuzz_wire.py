@@ -143,6 +143,11 @@ def _ring_resealed(path: Path) -> object:
             total = ring.slot_sum(bytes(sequence), bytes(payload))
             data[at : at + ring.SLOT_BYTES] = sequence + ring.SLOT_REST.pack(total, bytes(payload))
     path.write_bytes(data.ljust(ring.FILE_BYTES, b"\0"))
+    return read_ring(path)
+
+
+def read_ring(path: Path) -> object:
+    """A ring's file as the agent opens it and reads it to its end."""
     named = path.with_name(ring.ring_file_name(0))
     path.replace(named)
     reader = open_ring(named, "moe", 1.0)

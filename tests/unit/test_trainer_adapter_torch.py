@@ -13,20 +13,18 @@ from torch.utils.checkpoint import checkpoint
 from pacekeeper.core import ring
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.core.topology import Attachment, Clock
-from pacekeeper.trainer import adapter_torch, collective_waits
+from pacekeeper.trainer import adapter_torch
 from pacekeeper.trainer.telemetry import Ring
 from pacekeeper.trainer.timing import ComputeTime
+from support.process_groups import lone_group
 from support.rings import records_in
 
 
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process, in which nobody listens yet."""
-    for left in list(collective_waits._listening):  # by a test of another file
-        left.detach()
-    dist.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with lone_group():
+        yield
 
 
 class Written:

@@ -10,10 +10,10 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer import collective_waits
 from pacekeeper.trainer.collective_waits import CollectiveWaits
 from pacekeeper.trainer.pass_watch import at_end_of_backward
 from pacekeeper.trainer.timing import ComputeTime
+from support.process_groups import lone_group
 
 
 class Told:
@@ -47,11 +47,8 @@ class Broken(Told):
 @pytest.fixture
 def alone() -> Iterator[None]:
     """A process group of this process, in which nobody listens yet."""
-    for left in list(collective_waits._listening):  # by a test of another file
-        left.detach()
-    dist.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+    with lone_group():
+        yield
 
 
 @pytest.fixture
