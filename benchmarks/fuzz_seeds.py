@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from benchmarks.fuzz_regroup import regroup_seeds
 from benchmarks.fuzz_service_seeds import service_seeds
+from benchmarks.fuzz_store import store_seeds
 from benchmarks.fuzz_targets import Seeds
 from benchmarks.fuzz_wire import wire_seeds
 from benchmarks.http2_stream import Stream, frame, opening
@@ -119,6 +120,7 @@ def seeds() -> dict[str, Seeds]:
         "loads": (b"[[1, 2], [3, 4.5]]",),
         **service_seeds(),
         **regroup_seeds(LAYOUT),
+        **store_seeds(),
         **wire_seeds(_reports(), _ring_file(header, slots), ring.encode_command(5, command)),
     }
     of_format = {"steps": (tables["steps"], files["archive"]), **_singly(files), **_singly(tables)}

@@ -91,7 +91,7 @@ class _Services:
         servicer = Status(
             state=lambda: found.state, past_layout=lambda job, at: None, history=found.history
         )
-        return self._run(getattr(servicer, name)(request, _Context()))
+        return self._run(getattr(servicer, name)(request, Context()))
 
     def act(self, data: bytes) -> object:
         """Likewise, of the operators' service."""
@@ -99,7 +99,7 @@ class _Services:
         request = getattr(operator_pb2, f"{name}Request").FromString(data[1:])
         found = self._scene
         servicer = Operator(state=lambda: found.state, put=found.put)
-        return self._run(getattr(servicer, name)(request, _Context()))
+        return self._run(getattr(servicer, name)(request, Context()))
 
     def page(self, data: bytes) -> object:
         """One request as it comes over a connection: line, headers, empty line, body."""
@@ -123,7 +123,7 @@ class _Services:
         return self._loop.run_until_complete(answer)
 
 
-class _Context:
+class Context:
     """What a method sees of gRPC: to refuse is to raise."""
 
     async def abort(self, code: Any, why: str) -> None:

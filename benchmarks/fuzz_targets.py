@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from benchmarks.fuzz_node import node_files, node_targets
 from benchmarks.fuzz_regroup import regroup_targets
 from benchmarks.fuzz_services import certificate, plain_targets
+from benchmarks.fuzz_store import store_targets
 from benchmarks.fuzz_wire import read_ring, wire_files, wire_targets
 from pacekeeper.cli.plan_files import read_loads
 from pacekeeper.controller.events import NodeAttached, NodeReported
@@ -45,7 +46,7 @@ EXPOSED = (
     "ring-command-resealed", "ring-payload", "ring-slot", "ring-header", "regroup-job",
     "regroup-admission", "regroup-verdict", "regroup-report", "regroup-notices", "join-asking",
     "config", "layout", "tokens", "certificate", "manifest-resealed", "manifest", "scenario",
-    "trace-any",
+    "trace-any", "store-rows", "store-pages", "store-log",
 )  # fmt: skip
 
 
@@ -80,6 +81,7 @@ def targets(folder: Path) -> dict[str, Target]:
         **node_targets(folder),
         **regroup_targets(),
         **wire_targets(),
+        **store_targets(folder),
     }
     of_files: dict[str, tuple[Callable[[Path], object], tuple[type[Exception], ...]]] = {
         "ring-file": (_ring_file, (ValueError, VersionError)),

@@ -9,6 +9,7 @@ import click
 
 from pacekeeper.core.errors import HostError
 
+LOOKS = 3
 PAGES = 4096  # copied at a time: the controller writes in between
 _REMEDY = "name the store of a controller, and a file that is not there yet"
 
@@ -37,7 +38,8 @@ def command(store: Path, to: Path) -> None:
 
 def _copied(store: Path, part: Path) -> str:
     """What is in it. Raises HostError, OSError and sqlite3.Error."""
-    from pacekeeper.controller.store_schema import APPLICATION_ID
+    from pacekeeper.controller import store_check, store_file
+    from pacekeeper.controller.store_schema import APPLICATION_ID, SCHEMA_VERSION
 
     part.unlink(missing_ok=True)  # of one that was cut off
     os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -48,15 +50,22 @@ def _copied(store: Path, part: Path) -> str:
         (application,) = source.execute("PRAGMA application_id").fetchone()
         if application != APPLICATION_ID:
             raise HostError(f"{store} is no store of a controller", remedy=_REMEDY)
+        for again in reversed(range(LOOKS)):  # a log that is begun anew meanwhile is read as two
+            try:
+                store_file.check_log(store)
+                break
+            except HostError:
+                if not again:
+                    raise
         source.backup(copy, pages=PAGES)
         copy.execute("PRAGMA journal_mode = DELETE")  # one file; a controller sets its own
-        (verdict,) = copy.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise HostError(f"the copy of {store} is damaged: {verdict}", remedy=_REMEDY)
+        (schema,) = copy.execute("PRAGMA user_version").fetchone()
+        why = store_check.broken_pages(copy)
+        if why := why or (store_check.wrong_rows(copy) if schema == SCHEMA_VERSION else ""):
+            raise store_file.damaged(store, why)
         # It has not all that is told from now on: it must not pass for the copy that has.
         if copy.execute("SELECT 1 FROM sqlite_master WHERE name = 'copy'").fetchone():
             copy.execute("UPDATE copy SET name = lower(hex(randomblob(8)))")
-        (schema,) = copy.execute("PRAGMA user_version").fetchone()
         (jobs,) = copy.execute("SELECT count(*) FROM jobs").fetchone()
         (incidents,) = copy.execute("SELECT count(*) FROM incidents").fetchone()
     return f"schema {schema}, {jobs:,} jobs, {incidents:,} incidents"

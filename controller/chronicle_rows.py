@@ -2,12 +2,13 @@
 
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, astuple, fields
 from math import isfinite, nan
 from typing import Any
 
 from pacekeeper.controller.chronicle import Course, CourseRow, Note, PaceRow, PlanNote
+from pacekeeper.controller.json_columns import LARGE, real, text, whole
 from pacekeeper.core.findings import Considered, Rung
 
 FORMAT = 1
@@ -35,15 +36,15 @@ def decode_course(data: bytes) -> Course:
     document = _unpacked(data)
     try:
         return Course(
-            incident_id=int(document["incident_id"]),
-            job=str(document["job"]),
-            rank=document["rank"],
-            left_steps=document["left_steps"],
+            incident_id=whole(document["incident_id"], LARGE),
+            job=text(document["job"]),
+            rank=_perhaps(whole, document["rank"]),
+            left_steps=_perhaps(int, document["left_steps"]),
             rows=[_course_row(row) for row in document["rows"]],
             plans=[_plan(plain) for plain in document["plans"]],
             notes=[
-                Note(step=int(step), unix_s=float(unix_s), text=str(text))
-                for step, unix_s, text in document["notes"]
+                Note(step=whole(step), unix_s=real(unix_s), text=text(words))
+                for step, unix_s, words in document["notes"]
             ],
         )
     except (TypeError, KeyError, IndexError, OverflowError) as error:
@@ -83,15 +84,38 @@ def _values(plain: Any, kind: type[CourseRow] | type[PaceRow]) -> dict[str, Any]
     values: dict[str, Any] = {}
     for name, value in zip(names, plain, strict=True):
         is_whole = name in ("step", "num_steps", "generation")
-        values[name] = int(value) if is_whole else nan if value is None else float(value)
+        values[name] = whole(value) if is_whole else nan if value is None else real(value)
     return values
 
 
 def _plan(plain: Any) -> PlanNote:
     considered = tuple(
-        Considered(**{**one, "rung": Rung(one["rung"])}) for one in plain["considered"]
+        Considered(rung=Rung(one["rung"]), why_not=text(one["why_not"]), **_prices(one))
+        for one in plain["considered"]
     )
-    return PlanNote(**{**plain, "rung": Rung(plain["rung"]), "considered": considered})
+    return PlanNote(
+        step=whole(plain["step"]),
+        unix_s=real(plain["unix_s"]),
+        rung=Rung(plain["rung"]),
+        reason=text(plain["reason"]),
+        generation=_perhaps(whole, plain["generation"]),
+        current_step_s=real(plain["current_step_s"]),
+        fluid_step_s=real(plain["fluid_step_s"]),
+        considered=considered,
+        **_prices(plain),
+    )
+
+
+def _prices(plain: Any) -> dict[str, Any]:
+    return {
+        "planned_step_s": real(plain["planned_step_s"]),
+        "cost_s": real(plain["cost_s"]),
+        "moved_bytes": whole(plain["moved_bytes"], LARGE),
+    }
+
+
+def _perhaps(read: Callable[[Any], int], value: Any) -> int | None:
+    return None if value is None else read(value)
 
 
 def _packed(document: dict[str, Any]) -> bytes:
@@ -101,10 +125,10 @@ def _packed(document: dict[str, Any]) -> bytes:
 def _unpacked(data: bytes) -> Any:
     try:
         unpacker = zlib.decompressobj()
-        text = unpacker.decompress(data, MOST_BYTES)
+        told = unpacker.decompress(data, MOST_BYTES)
         if not unpacker.eof or unpacker.unused_data:
             raise ValueError("it is cut, too large, or something follows it")
-        document = json.loads(text)
+        document = json.loads(told)
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r:.20}, not {FORMAT}")
     except (zlib.error, RecursionError, UnicodeDecodeError, TypeError, KeyError) as error:

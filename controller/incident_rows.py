@@ -4,6 +4,7 @@ import json
 import math
 from typing import Any
 
+from pacekeeper.controller.json_columns import items, text
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 
 
@@ -50,5 +51,5 @@ def incident_of(row: tuple[Any, ...]) -> Incident:
         opened_unix_s=row[9],
         closed_unix_s=row[10],
         closed_step=row[11],
-        actions=tuple(json.loads(row[12])),
+        actions=tuple(map(text, items(row[12]))),
     )

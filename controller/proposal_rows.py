@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from pacekeeper.controller.json_columns import LARGE, items, pairs, real, whole
 from pacekeeper.core.findings import Decision, Rung
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.proposals import Answer, Proposal
@@ -50,8 +51,8 @@ def proposal_of(row: tuple[Any, ...]) -> Proposal:
             layout=decode_layout(row[10]),
         ),
         base=decode_layout(row[11]),
-        slow=dict(json.loads(row[12])),
-        incident_ids=tuple(json.loads(row[13])),
+        slow={whole(rank): real(slowdown) for rank, slowdown in pairs(row[12])},
+        incident_ids=tuple(whole(one, LARGE) for one in items(row[13])),
         made_unix_s=row[14],
         expires_unix_s=row[15],
         said_by=row[16],

@@ -24,6 +24,7 @@ from pacekeeper.controller.views import (
     proposal_view,
     step_view,
 )
+from pacekeeper.core.errors import HostError
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
@@ -143,7 +144,7 @@ class Status(status_pb2_grpc.StatusServiceServicer):
         if present is not None and request.generation in (0, present.generation):
             found = (present, job.layout_reason)
         elif request.generation:
-            found = self.past_layout(request.job, request.generation)
+            found = await _read(context, self.past_layout, request.job, request.generation)
         if found is None:
             which = f"layout of generation {request.generation}" if request.generation else "layout"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job.name} has no {which} yet")
@@ -156,7 +157,7 @@ class Status(status_pb2_grpc.StatusServiceServicer):
     async def GetExplanation(self, request: Any, context: Context) -> Any:
         """All that is kept of an incident."""
         assert self.history is not None, "a controller that serves keeps one"
-        found = self.history.explain(self.state(), request.incident_id)
+        found = await _read(context, self.history.explain, self.state(), request.incident_id)
         if found is None:
             what = f"no incident {request.incident_id}"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"{what}; see `pacekeeper incidents`")
@@ -181,6 +182,15 @@ class Status(status_pb2_grpc.StatusServiceServicer):
             known = ", ".join(sorted(jobs)) or "none yet"
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {name!r}; there are: {known}")
         return jobs[name]
+
+
+async def _read(context: Context, ask: Callable[..., T], *values: Any) -> T:
+    """What the store says: who asks is told that it is damaged, and all else goes on."""
+    try:
+        return ask(*values)
+    except HostError as error:
+        await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        raise AssertionError("abort raises") from None
 
 
 def _incidents(state: State, job: str) -> list[Incident]:

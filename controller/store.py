@@ -16,6 +16,7 @@ from pacekeeper.controller import store_file
 from pacekeeper.controller.fleet_memory import Strikes
 from pacekeeper.controller.incident_rows import incident_of, incident_row
 from pacekeeper.controller.journal import Change, Journal
+from pacekeeper.controller.json_columns import items, whole
 from pacekeeper.controller.kept_rows import Kept
 from pacekeeper.controller.proposal_rows import proposal_of, proposal_row
 from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
@@ -169,11 +170,14 @@ class Store:
         )
 
     def incident(self, incident_id: int) -> Incident | None:
-        """One of any job, also of those that are over."""
-        row = self._connection.execute(
-            "SELECT * FROM incidents WHERE incident_id = ?", (incident_id,)
-        ).fetchone()
-        return None if row is None else incident_of(row)
+        """One of any job, also of those that are over. Raises HostError for a damaged store."""
+        try:
+            row = self._connection.execute(
+                "SELECT * FROM incidents WHERE incident_id = ?", (incident_id,)
+            ).fetchone()
+            return None if row is None else incident_of(row)
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise self._damaged(error) from None
 
     def orders(self) -> tuple[Order, ...]:
         """Orders of people that stand. Raises HostError for a damaged store."""
@@ -234,10 +238,7 @@ class Store:
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> HostError:
-        return HostError(
-            f"store {self._path} is damaged: {error}",
-            remedy="move it away and start again: running jobs are found anew",
-        )
+        return store_file.damaged(self._path, error)
 
     def _load(self) -> tuple[tuple[JobRecord, ...], tuple[Incident, ...], int]:
         jobs = tuple(
@@ -250,8 +251,8 @@ class Store:
                 desired=_decoded(row[5]),
                 home=_decoded(row[6]),
                 ranks=tuple(
-                    RankRecord(rank=rank, pid=pid, life=RankLife(life))
-                    for rank, pid, life in json.loads(row[7])
+                    RankRecord(rank=whole(rank), pid=whole(pid), life=RankLife(life))
+                    for rank, pid, life in items(row[7])
                 ),
                 life=row[8],
                 is_makeshift=bool(row[9]),
@@ -266,12 +267,15 @@ class Store:
         return jobs, incidents, (newest or 0) + 1
 
     def layout(self, job: str, generation: int) -> tuple[Layout, str] | None:
-        """A layout of the past with its reason."""
-        row = self._connection.execute(
-            "SELECT layout, reason FROM layouts WHERE job = ? AND generation = ?",
-            (job, generation),
-        ).fetchone()
-        return None if row is None else (decode_layout(row[0]), row[1])
+        """A layout of the past with its reason. Raises HostError for a damaged store."""
+        try:
+            row = self._connection.execute(
+                "SELECT layout, reason FROM layouts WHERE job = ? AND generation = ?",
+                (job, generation),
+            ).fetchone()
+            return None if row is None else (decode_layout(row[0]), row[1])
+        except (sqlite3.DatabaseError, ValueError, TypeError) as error:
+            raise self._damaged(error) from None
 
 
 def _encoded(layout: Layout | None) -> bytes | None:

@@ -1,7 +1,8 @@
 """The file of the store: one controller has it open, it is ours, of this version, and stays small.
 
-Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. A store of
-an older version is taken over in one transaction, after a copy of it was made beside it.
+Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. What is
+damaged is refused, not read as far as it goes. A store of an older version is taken over in one
+transaction, after a copy of it was made beside it.
 """
 
 import fcntl
@@ -10,6 +11,7 @@ import os
 import sqlite3
 from pathlib import Path
 
+from pacekeeper.controller import store_check, store_log
 from pacekeeper.controller.store_schema import (
     APPLICATION_ID,
     OLDEST_VERSION,
@@ -53,11 +55,14 @@ def connect(path: Path) -> sqlite3.Connection:
     """A store of this version, made or taken over. Raises HostError and VersionError."""
     connection: sqlite3.Connection | None = None
     _make(path)
+    check_log(path)
     try:
         connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
         version = _version(connection, path)
+        if why := store_check.broken_pages(connection):
+            raise damaged(path, why)
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect before any table
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
@@ -67,6 +72,8 @@ def connect(path: Path) -> sqlite3.Connection:
         elif version < SCHEMA_VERSION:
             _take_over(connection, path, version)
         (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+        if why := store_check.wrong_rows(connection):
+            raise damaged(path, why)
         if vacuum != _INCREMENTAL:
             connection.execute("VACUUM")
         connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run
@@ -74,7 +81,7 @@ def connect(path: Path) -> sqlite3.Connection:
     except BaseException as error:
         if connection is not None:
             connection.close()
-        if isinstance(error, sqlite3.DatabaseError):
+        if isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):  # or in SQLite's words
             raise _refused(path, str(error)) from None
         raise
     return connection
@@ -89,6 +96,24 @@ def _make(path: Path) -> None:
         pass
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from None
+
+
+def check_log(path: Path) -> None:
+    """Before SQLite sees it: it would drop the log of a store once nobody has that open.
+
+    Raises HostError.
+    """
+    try:
+        log = Path(f"{path}-wal").read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from None
+    if store_log.is_damaged(log):
+        raise HostError(
+            f"store {path} is damaged: its log {path}-wal can not be read to its end",
+            remedy=f"go back to a copy of it; or move {path}-wal away, and lose what is in it",
+        )
 
 
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
@@ -152,6 +177,14 @@ def _pages(connection: sqlite3.Connection) -> tuple[int, int, int]:
     (free,) = connection.execute("PRAGMA freelist_count").fetchone()
     (size,) = connection.execute("PRAGMA page_size").fetchone()
     return pages, free, size
+
+
+def damaged(path: Path, why: object) -> HostError:
+    """The store at `path` is no whole one."""
+    return HostError(
+        f"store {path} is damaged: {why}",
+        remedy="move it away and start again: running jobs are found anew",
+    )
 
 
 def _refused(path: Path, why: str) -> HostError:

@@ -37,6 +37,7 @@ from pacekeeper.controller.web_door import (
 )
 from pacekeeper.controller.web_lists import Asked
 from pacekeeper.controller.web_words import FILTERS
+from pacekeeper.core.errors import HostError
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.orders import Order
 from pacekeeper.protos.plain import as_dict
@@ -127,6 +128,8 @@ class Web:
                 response = redirect(error) or self._wrong(request, error.status, str(error))
             except RefusedError as error:
                 response = self._wrong(request, _STATUS[error.why], str(error))
+            except HostError as error:  # the store is damaged there
+                response = self._wrong(request, _STATUS[Why.FAILED], str(error))
             return response
 
         return answer

@@ -91,7 +91,7 @@ SHELLS = {
         "server",
         "status_service",
         "store",
-        "store_file",
+        *("store_check", "store_file"),
         "token_file",
         "views",
         *(

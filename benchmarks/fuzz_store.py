@@ -1,0 +1,273 @@
+"""What is fuzzed of a controller's store: its pages, its log, and what stands in its rows.
+
+Each case is opened, loaded and asked for all that people may ask, by the real code. A store that
+opens must have the rows that it had: fewer without a word would be half a past.
+"""
+
+import asyncio
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from operator import ne
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.fuzz_service_seeds import service_seeds
+from benchmarks.fuzz_services import AnsweredError, Context
+from pacekeeper.controller.events import Tick
+from pacekeeper.controller.history import History
+from pacekeeper.controller.machine import advance
+from pacekeeper.controller.status_service import Status
+from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_check import tables
+from pacekeeper.controller.stored_past import restored
+from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.errors import HostError, VersionError
+from pacekeeper.core.layout import even_layout
+from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.protos import status_pb2
+
+SECTOR_BYTES = 512
+PAGE_BYTES = 512  # as small as can be: more of them to damage
+PACKED = ("course", "pace")
+UNIX_S = 1e9
+CALLS = ("ListJobs", "ListNodes", "ListIncidents", "ListProposals", "ListOrders")
+STATED = (HostError, VersionError, AnsweredError)
+Run = tuple[Callable[[bytes], object], tuple[type[Exception], ...]]
+Rows = dict[str, list[list[Any]]]
+
+
+class UnstorableError(ValueError):
+    """SQLite takes no such row: no damage brings it into a store."""
+
+
+class LostRowsError(Exception):
+    """A store opens, and has not all its rows."""
+
+
+def store_targets(folder: Path) -> dict[str, Run]:
+    """By name: what runs a case, and the errors it states."""
+    place = folder / "stores"
+    place.mkdir(exist_ok=True)
+    file, log = _killed()
+
+    def of_pages(data: bytes) -> object:
+        return _used(_put(place, data, b""), (_counts(_rows()),))
+
+    def of_log(data: bytes) -> object:
+        # Of a log that lost a sector no more than the last transaction may be missing.
+        whole = _counts(_rows())
+        is_like = len(data) == len(log) and sum(map(ne, data, log)) <= SECTOR_BYTES
+        may_be = (whole, whole | {list(_rows())[-1]: 0}) if is_like else ()
+        return _used(_put(place, file, data), may_be)
+
+    def of_rows(data: bytes) -> object:
+        path = _put(place, _empty(), b"")
+        return _used(path, (_counts(_fill(path, _read(data))),))
+
+    return {
+        "store-pages": (of_pages, STATED),
+        "store-log": (of_log, STATED),
+        "store-rows": (of_rows, (*STATED, UnstorableError)),
+    }
+
+
+def store_seeds() -> dict[str, tuple[bytes, ...]]:
+    """Of each a valid store."""
+    with TemporaryDirectory() as folder:
+        path = _put(Path(folder), _empty(), b"")
+        _fill(path, _rows())
+        whole = path.read_bytes()
+    told = json.dumps(_rows()).encode()
+    return {"store-pages": (whole,), "store-log": (_killed()[1],), "store-rows": (told,)}
+
+
+def _used(path: Path, may_be: Sequence[dict[str, int]]) -> object:
+    """As a controller does when it starts, and what people ask it then. `may_be`: how many rows
+    its tables may have; empty: nobody knows.
+    """
+    store = Store.open(path)
+    try:
+        found = _found(path)
+        if may_be and found not in may_be:
+            raise LostRowsError(f"{found} of {may_be[0]}")
+        jobs, incidents, next_id = store.load()
+        waiting, next_proposal_id = store.open_proposals()
+        state = restored(
+            jobs, incidents, next_incident_id=next_id, waiting=waiting,
+            next_proposal_id=next_proposal_id, standing=store.orders(), strikes=store.strikes(),
+            unix_offset_s=UNIX_S,
+        )  # fmt: skip
+        if len(state.jobs) != found["jobs"]:
+            raise LostRowsError(f"{len(state.jobs)} jobs of {found['jobs']}")
+        history = History(store=store)
+        history.look(state)
+        status = Status(state=lambda: state, past_layout=store.layout, history=history)
+        told = asyncio.run(_asked(status, list(state.jobs)))
+        history._retention.look(1e9, UNIX_S)
+        state, _ = advance(state, Tick(), config=ControllerConfig(), now_s=1.0)
+        return told
+    finally:
+        store.close()
+
+
+async def _asked(status: Status, jobs: list[str]) -> list[Any]:
+    """All that can be asked; what one question is refused for, others are not."""
+    questions: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in CALLS]
+    questions += [
+        (name, {"job": job, **more})
+        for job in jobs
+        for name, more in (("GetJob", {}), ("GetPace", {}), ("GetLayout", {"generation": 1}))
+    ]
+    questions += [("GetExplanation", {"incident_id": number}) for number in (1, 2)]
+    told, refused = list[Any](), list[AnsweredError]()
+    for name, values in questions:
+        request = getattr(status_pb2, f"{name}Request")(**values)
+        try:
+            answer = await getattr(status, name)(request, Context())
+            told.append(answer.SerializeToString())
+        except AnsweredError as error:
+            refused.append(error)
+    if refused and jobs:
+        raise refused[0]
+    return told
+
+
+def _found(path: Path) -> dict[str, int]:
+    """How many rows each table has, read once through and without its indexes."""
+    connection = sqlite3.connect(path)
+    try:
+        return {
+            table: len(connection.execute(f"SELECT * FROM {table} NOT INDEXED").fetchall())
+            for table in tables()
+        }
+    finally:
+        connection.close()
+
+
+def _counts(rows: Rows) -> dict[str, int]:
+    return {table: len(rows.get(table, ())) for table in tables()} | {"copy": 1}
+
+
+def _put(folder: Path, file: bytes, log: bytes) -> Path:
+    """A store that nobody has open."""
+    path = folder / "store"
+    for suffix in ("-shm", "-wal"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    path.write_bytes(file)
+    if log:
+        Path(f"{path}-wal").write_bytes(log)
+    return path
+
+
+def _read(data: bytes) -> Rows:
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError):
+        raise UnstorableError("no JSON") from None
+    if not isinstance(rows, dict) or not all(
+        name in tables() and isinstance(one, list) and all(isinstance(row, list) for row in one)
+        for name, one in rows.items()
+    ):
+        raise UnstorableError("no rows of tables")
+    return rows
+
+
+def _fill(path: Path, rows: Rows) -> Rows:
+    """These rows, written as any program could. Raises UnstorableError."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("BEGIN")
+        for table, some in rows.items():
+            columns = tables()[table]
+            for row in some:
+                values = [_stored(*pair) for pair in zip(columns, row, strict=True)]
+                marks = ", ".join("?" * len(values))
+                connection.execute(f"INSERT INTO {table} VALUES ({marks})", values)
+        connection.execute("COMMIT")
+    except (sqlite3.Error, ValueError, OverflowError, RecursionError) as error:
+        raise UnstorableError(f"no row: {error}") from None
+    finally:
+        connection.close()
+    return rows
+
+
+def _stored(column: tuple[str, str, int, int], value: Any) -> Any:
+    """Documents are text or bytes in a column, courses and paces are packed, too."""
+    name, kind, *_ = column
+    if isinstance(value, dict | list):
+        value = json.dumps(value)
+    if kind == "BLOB" and isinstance(value, str):
+        value = value.encode()
+    return zlib.compress(value) if name in PACKED and isinstance(value, bytes) else value
+
+
+@cache
+def _empty() -> bytes:
+    """A store of small pages without a row."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "store"
+        Store.open(path).close()
+        connection = sqlite3.connect(path, isolation_level=None)
+        for statement in ("journal_mode = DELETE", f"page_size = {PAGE_BYTES}"):
+            connection.execute(f"PRAGMA {statement}")
+        connection.execute("VACUUM")
+        connection.close()
+        return path.read_bytes()
+
+
+@cache
+def _killed() -> tuple[bytes, bytes]:
+    """A store whose controller was killed: its file, and its log of several transactions."""
+    with TemporaryDirectory() as folder:
+        path = _put(Path(folder), _empty(), b"")
+        store = Store.open(path)
+        try:
+            for table, some in _rows().items():
+                _fill(path, {table: some})
+            return path.read_bytes(), Path(f"{path}-wal").read_bytes()
+        finally:
+            store.close()
+
+
+@cache
+def _rows() -> Rows:
+    """One or two of each kind. Documents are not text here: they are damaged by what they mean."""
+    known = service_seeds()
+    course, pace = (json.loads(known[f"{name}-repacked"][0]) for name in PACKED)
+    layout, plan = _layout(1), _layout(2)
+    finding = ["device", "confirmed", 1, 1.5, 3, 4, "slow", 1.0]
+    why = ["hot", "none", ""]
+    prices = ["move_replicas", "it pays", 1.0, 0.9, 0.8, 1.0, 64]
+    ranks = [[0, 10, "alive"], [1, 11, "dead"]]
+    return {
+        "jobs": [
+            ["moe", 2, 4, layout, "as told", plan, None, ranks, 7, 0],
+            ["other", 1, 4, layout, "as told", None, layout, ranks, 7, 1],
+        ],
+        "layouts": [["moe", 1, layout, "as told", 1.0]],
+        "incidents": [
+            [1, "moe", *finding, None, None, ["a plan"], *why],
+            [2, "moe", *finding, 2.0, 5, [], *why],
+            [3, "gone", *finding, 2.0, 5, [], *why],
+        ],
+        "decisions": [[1, 1.0, "moe", 4, *prices]],
+        "proposals": [
+            [at, "moe", answer, *prices, plan, layout, [[1, 1.5]], [1], 1.0, 9.0, "", ""]
+            for at, answer in ((1, "denied"), (2, "waiting"))
+        ],
+        "courses": [[1, "moe", course]],
+        "paces": [["moe", pace, 4.0]],
+        "orders": [["cordon_node", "n", "ann", "hot", 1.0, 0], ["pause", "moe", "ann", "", 1.0, 0]],
+        "strikes": [[1, "n", "GPU-0", "moe", "device", 1.5, UNIX_S]],
+    }
+
+
+def _layout(generation: int) -> Any:
+    layout = even_layout(ranks=[0, 1], num_layers=1, num_experts=2, replicas=2)
+    return json.loads(encode_layout(replace(layout, generation=generation)))

@@ -1,0 +1,142 @@
+"""A store that is not whole is refused when it is opened, with what is wrong; never half read."""
+
+import asyncio
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from pacekeeper.cli.backup import command
+from pacekeeper.controller.history import History
+from pacekeeper.controller.status_service import Status
+from pacekeeper.controller.store import Store
+from pacekeeper.controller.stored_past import restored
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.protos import status_pb2
+
+INCIDENTS = 300
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A store with many incidents of a job that is over."""
+    path = tmp_path / "store"
+    store = Store.open(path)
+    finding = Finding(
+        kind=FindingKind.DEVICE, tier=Tier.PROBABLE, rank=1, slowdown=1.5, onset_step=1, step=2,
+        reason="slow " * 20,
+    )  # fmt: skip
+    with store.transaction():
+        for number in range(1, INCIDENTS + 1):
+            store.save_incident(
+                Incident(incident_id=number, job="j", finding=finding, opened_unix_s=1.0)
+            )
+    store.close()
+    return path
+
+
+def changed(path: Path, statement: str, *values: Any) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute(statement, values)
+    connection.commit()
+    connection.close()
+
+
+def pages_of(path: Path, table: str) -> Iterator[int]:
+    """Where the leaves of a table begin."""
+    data = path.read_bytes()
+    connection = sqlite3.connect(path)
+    (root,) = connection.execute(
+        "SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)
+    ).fetchone()
+    connection.close()
+    at = (root - 1) * 4096
+    assert data[at] == 5, "an inner page"
+    for i in range(int.from_bytes(data[at + 3 : at + 5], "big")):
+        cell = at + int.from_bytes(data[at + 12 + 2 * i : at + 14 + 2 * i], "big")
+        yield (int.from_bytes(data[cell : cell + 4], "big") - 1) * 4096
+
+
+def test_a_page_that_has_lost_rows_is_damage_though_sqlite_would_read_the_others(
+    path: Path,
+) -> None:
+    data = bytearray(path.read_bytes())
+    leaf = next(pages_of(path, "incidents"))
+    count = int.from_bytes(data[leaf + 3 : leaf + 5], "big")
+    data[leaf + 3 : leaf + 5] = (count - 2).to_bytes(2, "big")
+    path.write_bytes(data)
+    connection = sqlite3.connect(path)
+    (left,) = connection.execute("SELECT count(*) FROM incidents").fetchone()
+    connection.close()
+    assert left == INCIDENTS - 2, "without a word"
+    with pytest.raises(HostError, match="damaged"):
+        Store.open(path)
+    to = path.with_name("copy")
+    done = CliRunner().invoke(command, [str(path), str(to)])
+    assert isinstance(done.exception, HostError)
+    assert not to.exists()
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("UPDATE incidents SET onset_step = 'seven' WHERE incident_id = 7", "row 7 of incidents"),
+        ("UPDATE incidents SET reason = x'ff' WHERE incident_id = 8", "row 8 of incidents"),
+        ("UPDATE incidents SET reason = CAST(x'ff' AS TEXT)", "a text of incidents"),
+        ("UPDATE incidents SET step = -1", "row 1 of incidents"),
+        ("UPDATE incidents SET rank = 4294967296", "row 1 of incidents"),
+        ("UPDATE incidents SET incident_id = 1 << 62 WHERE incident_id = 300", "of incidents"),
+        ("INSERT INTO copy VALUES ('b', 1)", "2 copies"),
+        ("DELETE FROM copy", "0 copies"),
+        ("ALTER TABLE decisions ADD COLUMN more", "table decisions"),
+        ("DROP TABLE strikes", "table strikes"),
+    ],
+)  # fmt: skip
+def test_what_can_not_stand_in_a_store_is_told_with_its_place(
+    statement: str, words: str, path: Path
+) -> None:
+    changed(path, statement)
+    with pytest.raises(HostError, match=f"damaged.*{words}"):
+        Store.open(path)
+
+
+def test_an_older_store_is_not_taken_over_with_what_is_left_of_it(path: Path) -> None:
+    changed(path, "PRAGMA user_version = 12")
+    data = bytearray(path.read_bytes())
+    leaf = next(pages_of(path, "incidents"))
+    data[leaf + 3 : leaf + 5] = (1).to_bytes(2, "big")
+    path.write_bytes(data)
+    with pytest.raises(HostError, match="damaged"):
+        Store.open(path)
+    assert path.read_bytes() == data
+
+
+class Context:
+    """Refuses as gRPC does."""
+
+    async def abort(self, code: grpc.StatusCode, why: str) -> None:
+        raise LookupError(code, why)
+
+
+def test_who_asks_for_what_is_damaged_is_told_so_and_others_are_answered(path: Path) -> None:
+    store = Store.open(path)
+    changed(path, "UPDATE incidents SET kind = 'ghost' WHERE incident_id = 3")
+    jobs, incidents, next_id = store.load()
+    state = restored(jobs, incidents, next_incident_id=next_id, unix_offset_s=0.0)
+    status = Status(state=lambda: state, past_layout=store.layout, history=History(store=store))
+
+    def explained(number: int) -> Any:
+        request = status_pb2.GetExplanationRequest(incident_id=number)
+        return asyncio.run(status.GetExplanation(request, Context()))
+
+    with pytest.raises(LookupError) as caught:
+        explained(3)
+    assert caught.value.args[0] is grpc.StatusCode.DATA_LOSS
+    assert "ghost" in caught.value.args[1]
+    assert explained(4).explanation.incident.incident_id == 4
+    store.close()
