@@ -244,6 +244,7 @@ def _rows() -> Rows:
     finding = ["device", "confirmed", 1, 1.5, 3, 4, "slow", 1.0]
     why = ["hot", "none", ""]
     prices = ["move_replicas", "it pays", 1.0, 0.9, 0.8, 1.0, 64]
+    deaths = [[[[1, 1], [3, 9]], "killed", 4, 1.0, 2.0, 5], [[[0, 0]], "too", 4, 2.0, None, None]]
     ranks = [[0, 10, "alive"], [1, 11, "dead"]]
     return {
         "jobs": [
@@ -252,9 +253,9 @@ def _rows() -> Rows:
         ],
         "layouts": [["moe", 1, layout, "as told", 1.0]],
         "incidents": [
-            [1, "moe", *finding, None, None, ["a plan"], *why],
-            [2, "moe", *finding, 2.0, 5, [], *why],
-            [3, "gone", *finding, 2.0, 5, [], *why],
+            [1, "moe", *finding, None, None, ["a plan"], *why, [], []],
+            [2, "moe", *finding, 2.0, 5, [], *why, deaths, ["n"]],
+            [3, "gone", *finding, 2.0, 5, [], *why, [], []],
         ],
         "decisions": [[1, 1.0, "moe", 4, *prices]],
         "proposals": [

@@ -29,6 +29,8 @@ from benchmarks.fleet_reports import DEVICES, body_of
 from benchmarks.ingest_scale import SWARM_CORE, Controller, running
 from benchmarks.large_job_ranks import JOB, PaperJob, Trouble
 from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.rank_runs import joined
+from pacekeeper.core.rank_text import run_text
 from pacekeeper.protos import control_pb2, status_pb2, status_pb2_grpc
 
 PERIOD_S = 1.0  # of reports
@@ -215,9 +217,10 @@ def lost_node(run: Run) -> None:
     run.job.die(node)
     run.part("node_lost", lambda: in_force(run, generation + 1))
     run.steps("after_the_loss", AFTER_STEPS)
-    deaths = {one.rank for one in run.incidents() if one.kind == FindingKind.DEATH.value}
-    if deaths != set(range(node * DEVICES, (node + 1) * DEVICES)):
-        run.failed.append(f"dead are {sorted(deaths)}")
+    told = [one for one in run.incidents() if one.kind == FindingKind.DEATH.value]
+    deaths = joined((r.first, r.last) for one in told for part in one.deaths for r in part.ranks)
+    if len(told) != 1 or deaths != ((node * DEVICES, (node + 1) * DEVICES - 1),):
+        run.failed.append(f"dead are {run_text(deaths)} in {len(told)} incidents")
 
 
 def ended(run: Run) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from pacekeeper.cli.incident_words import subject, who_died
 from pacekeeper.cli.spark import spark
 
 BAR_WIDTH = 40  # with what stands beside it a line has 80 columns
@@ -18,6 +19,11 @@ def explain(explanation: Any) -> Iterator[str]:
     incident = explanation.incident
     yield from _head(incident)
     yield from _measured(explanation)
+    if incident.deaths:
+        yield ""
+        yield "[bold]Who died[/]"
+        for line in who_died(incident):
+            yield f"  {escape(line)}"
     yield ""
     yield "[bold]Why[/]"
     for part in why(incident):
@@ -63,8 +69,8 @@ def gain_text(explanation: Any) -> str:
 
 def _head(incident: Any) -> Iterator[str]:
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.opened_unix_s))
-    where = f", rank {incident.rank}" if incident.HasField("rank") else ""
-    where += f" on {escape(incident.node)}" if incident.node else ""
+    whose = subject(incident)
+    where = f", {escape(whose)}" if whose else ""
     yield (
         f"[bold]Incident {incident.incident_id}: {escape(incident.kind)}{where}[/] in job "
         f"{escape(incident.job)}, {escape(incident.tier)}"

@@ -68,14 +68,14 @@ def _print(incident: Any) -> None:
     from rich.console import Console
     from rich.markup import escape
 
+    from pacekeeper.cli.incident_words import subject
+
     console = Console(highlight=False, soft_wrap=True)
     opened = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(incident.opened_unix_s))
     is_open = not incident.HasField("closed_unix_s")
     state = "[bold red]open[/]" if is_open else f"[green]closed at step {incident.closed_step}[/]"
     slow = "" if incident.kind == "death" else f" x{incident.slowdown:.2f}"
-    where = ""
-    if incident.HasField("rank"):
-        where = f"rank {incident.rank} on {escape(incident.node or '?')}"
+    where = escape(subject(incident))
     if incident.kind.endswith("_imbalance"):
         where, slow = "costs", f" {1.0 - 1.0 / incident.slowdown:.1%} of a step"
     console.print(

@@ -9,6 +9,8 @@ from typing import Any
 
 from rich.text import Text
 
+from pacekeeper.cli.incident_words import column
+
 SLOW, ODD = 1.1, 1.03  # worth a person's eye, or a glance
 MOST_ROWS = 200  # on a screen nobody scrolls further; the filter finds the others
 
@@ -94,7 +96,7 @@ def incident_cells(incident: Any) -> list[Text]:
     texts = (
         str(incident.incident_id),
         incident.kind,
-        str(incident.rank) if incident.HasField("rank") else "",
+        column(incident),
         "" if incident.kind == "death" else f"x{incident.slowdown:.2f}",
         time.strftime("%H:%M:%S", time.localtime(incident.opened_unix_s)),
         "open" if is_open else f"to {incident.closed_step}",

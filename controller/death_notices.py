@@ -1,14 +1,15 @@
-"""Who of a job is dead, told to all its nodes at once; `offers.py` says it again. Pure.
+"""Who of a job is dead, told to all its nodes and to the log at once; `offers.py` says it again.
 
 A large job that is killed ends node by node: as many notices to as many nodes would keep the
 controller from all other jobs for minutes. So the next notice pauses a little, and names all who
-died meanwhile.
+died meanwhile. Pure.
 """
 
 from dataclasses import replace
 
-from pacekeeper.controller.events import Command, NotifyDeaths
+from pacekeeper.controller.events import Command, NotifyDeaths, Say
 from pacekeeper.controller.state import JobState
+from pacekeeper.core.findings import FindingKind
 
 PAUSE_S = 0.02  # between two notices, for each so many ranks of the job; none for fewer
 PAUSE_RANKS = 1024
@@ -24,7 +25,20 @@ def tell(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
 
 def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
     """All who are dead, to all who live."""
+    commands: list[Command] = [*untold(job)]
     job = replace(job, deaths_said_s=now_s, has_untold_deaths=False)
-    if not job.living:
-        return job, []
-    return job, [NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)]
+    if job.living:
+        notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
+        commands.append(notice)
+    return job, commands
+
+
+def untold(job: JobState) -> list[Say]:
+    """What the log has not heard of an incident that has grown."""
+    if not job.has_untold_deaths:
+        return []
+    grown = [one for one in job.incidents if one.finding.kind is FindingKind.DEATH][-1:]
+    return [
+        Say(text=f"job={job.name} incident={one.incident_id} by now {one.finding.reason}")
+        for one in grown
+    ]

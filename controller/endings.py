@@ -7,7 +7,7 @@ may have ended where no agent saw it: its ranks would say everything again.
 
 from dataclasses import replace
 
-from pacekeeper.controller import incidents, proposals
+from pacekeeper.controller import death_notices, incidents, proposals
 from pacekeeper.controller.chunked_map import RankMap, node_map
 from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
 from pacekeeper.controller.load_drafts import LoadDrafts
@@ -43,12 +43,9 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     commands: list[Command] = [Say(text=f"job={job.name} watch=ended was={job.watch}")]
     job, said = proposals.withdraw(job, "the job ended")
     commands += said
-    everybody = {incident.finding.rank for incident in job.open_incidents}
-    for kind in FindingKind:
-        if kind is FindingKind.DEATH:
-            continue  # it stays to be seen
-        job, said = incidents.close(job, everybody, kind, unix_s, "the job ended")
-        commands += said
+    but = (FindingKind.DEATH,)  # these stay to be seen
+    job, said = incidents.close_all(job, unix_s, "the job ended", but=but)
+    commands += [*said, *death_notices.untold(job)]
     job = replace(
         job,
         watch=Watch.ENDED,
@@ -56,6 +53,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
         blind=None,
         sight=None,
         silent=(),
+        has_untold_deaths=False,
         judged_s=None,
         ended_s=now_s if job.ended_s is None else job.ended_s,
         evidence=begin(),
@@ -100,10 +98,8 @@ def forget(state: State, now_s: float, config: RetentionConfig) -> tuple[State, 
             continue
         job, said = proposals.withdraw(job, reason)
         commands += said
-        everybody = {incident.finding.rank for incident in job.open_incidents}
-        for kind in FindingKind:
-            job, said = incidents.close(job, everybody, kind, unix_s, reason)
-            commands += said
+        job, said = incidents.close_all(job, unix_s, reason)
+        commands += said
         commands += [ForgetJob(job=name), Say(text=f"job={name} forgotten: {reason}")]
         del jobs[name]
     gone = {node.name for node in state.nodes.values() if _is_long_away(node, now_s)}

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from pacekeeper.controller import (
+    burials,
     expert_loads,
     incidents,
     losses,
@@ -25,7 +26,6 @@ from pacekeeper.controller.state import JobState, RankLife, RankState, State, St
 from pacekeeper.controller.way_home import is_of_others, is_same_work
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
 from pacekeeper.core.rank_text import rank_text
@@ -157,13 +157,11 @@ def _is_same_life(known: Attachment, attachment: Attachment) -> bool:
 
 def _begin_anew(job: JobState, unix_s: float) -> tuple[JobState, list[Command]]:
     """The job was started again: nothing of its former life holds, its findings are history."""
-    everybody = {incident.finding.rank for incident in job.open_incidents}
     commands: list[Command] = [Say(text=f"job={job.name} was started anew")]
     job, said = proposals.withdraw(job, "the job was started anew")
     commands += said
-    for kind in FindingKind:
-        job, said = incidents.close(job, everybody, kind, unix_s, "the job was started anew")
-        commands += said
+    job, said = incidents.close_all(job, unix_s, "the job was started anew")
+    commands += said
     commands.append(ForgetLayouts(job=job.name))  # their numbers are given anew
     fresh = JobState(
         name=job.name,
@@ -266,7 +264,7 @@ def _take_exits(
         commands.append(SaveJob(job=job.name))
     if not dead:
         return state, job, commands
-    state, job, said = incidents.bury(state, job, dead, now_s)
+    state, job, said = burials.bury(state, job, dead, now_s)
     return state, job, [*commands, *said]
 
 
@@ -339,7 +337,7 @@ def _enter_layout(
     ]
     if lost:
         dead = dict.fromkeys(lost, "the others went on without it")
-        state, job, said = incidents.bury(state, job, dead, now_s)
+        state, job, said = burials.bury(state, job, dead, now_s)
         commands += said
     action = f"generation {layout.generation}: {reason}"
     if is_ours:
@@ -347,7 +345,7 @@ def _enter_layout(
     else:
         left = set(job.dead) - set(layout.ranks)
         unix_s = now_s + state.unix_offset_s
-        job, said = incidents.close(job, left, FindingKind.DEATH, unix_s, action)
+        job, said = burials.go_on(job, left, unix_s, action)
     commands += said
     job = replace(refusals.after(job, layout), promise=promises.made(job, layout))
     is_overtaken = job.desired is not None and job.desired.generation <= layout.generation

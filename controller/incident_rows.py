@@ -2,10 +2,15 @@
 
 import json
 import math
+from dataclasses import astuple
 from typing import Any
 
-from pacekeeper.controller.json_columns import items, text
+from pacekeeper.controller.json_columns import items, real, text, whole
+from pacekeeper.core.deaths import Deaths
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.rank_runs import joined, num_ranks
+
+MOST_RANKS = 1 << 24  # of a job: more are damage, and would be counted for hours
 
 
 def incident_row(incident: Incident) -> tuple[Any, ...]:
@@ -28,6 +33,8 @@ def incident_row(incident: Incident) -> tuple[Any, ...]:
         finding.cause,
         finding.probe,
         finding.role,
+        json.dumps([astuple(one) for one in incident.deaths]),
+        json.dumps(incident.nodes),
     )
 
 
@@ -52,4 +59,24 @@ def incident_of(row: tuple[Any, ...]) -> Incident:
         closed_unix_s=row[10],
         closed_step=row[11],
         actions=tuple(map(text, items(row[12]))),
+        deaths=tuple(map(_deaths, items(row[16]))),
+        nodes=tuple(map(text, items(row[17]))),
+    )
+
+
+def _deaths(plain: Any) -> Deaths:
+    """Raises ValueError or TypeError for what is none."""
+    ranks, reason, step, unix_s, closed_unix_s, closed_step = plain
+    runs = tuple((whole(first), whole(last)) for first, last in ranks)
+    if any(first > last for first, last in runs) or joined(runs) != runs:
+        raise ValueError(f"{runs!s:.40} are no runs of ranks")
+    if num_ranks(runs) > MOST_RANKS:
+        raise ValueError(f"{num_ranks(runs)} ranks of one incident")
+    return Deaths(
+        ranks=runs,
+        reason=text(reason),
+        step=whole(step),
+        unix_s=real(unix_s),
+        closed_unix_s=None if closed_unix_s is None else real(closed_unix_s),
+        closed_step=None if closed_step is None else whole(closed_step),
     )

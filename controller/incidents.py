@@ -1,19 +1,18 @@
-"""The life of an incident: opened by a finding or a death, re-measured, acted on, closed. Pure."""
+"""The life of an incident: opened by a finding, re-measured, acted on, closed. Pure.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+Those of death are opened and closed in `burials.py`.
+"""
+
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import death_notices, fleet_memory, lasting
-from pacekeeper.controller.events import (
-    Command,
-    SaveIncident,
-    SaveJob,
-    SaveStrike,
-    Say,
-)
-from pacekeeper.controller.state import JobState, RankLife, State
+from pacekeeper.controller import fleet_memory, lasting
+from pacekeeper.controller.events import Command, SaveIncident, SaveStrike, Say
+from pacekeeper.controller.state import JobState, State
+from pacekeeper.core import deaths
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.predictor.detector_state import Judgement, forget
+from pacekeeper.core.rank_runs import ranks_of
+from pacekeeper.predictor.detector_state import Judgement
 
 UNPLANNED = (
     FindingKind.LINK,
@@ -29,25 +28,25 @@ def open_incident(
     state: State, job: JobState, finding: Finding, unix_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """A finding becomes an incident with the next number, and leaves a strike on its device."""
-    state, incident, commands = _opened(state, job, finding, unix_s)
-    return state, replace(job, incidents=newest((*job.incidents, incident))), commands
-
-
-def _opened(
-    state: State, job: JobState, finding: Finding, unix_s: float
-) -> tuple[State, Incident, list[Command]]:
     state, finding, struck = _struck(state, job, finding, unix_s)
     incident = Incident(
         incident_id=state.next_incident_id, job=job.name, finding=finding, opened_unix_s=unix_s
     )
+    state, job, commands = begin(state, job, incident)
+    return state, job, [*commands, *struck]
+
+
+def begin(state: State, job: JobState, incident: Incident) -> tuple[State, JobState, list[Command]]:
+    """An incident that has the next number is stored, told and remembered."""
+    assert incident.incident_id == state.next_incident_id, "numbers are given in turn"
     state = replace(state, next_incident_id=state.next_incident_id + 1)
     commands: list[Command] = [
         SaveIncident(incident=incident),
-        Say(text=f"job={job.name} incident={incident.incident_id} {finding.reason}"),
+        Say(text=f"job={job.name} incident={incident.incident_id} {incident.finding.reason}"),
     ]
-    if finding.cause:
+    if incident.finding.cause:
         commands.append(_cause_told(incident))
-    return state, incident, [*commands, *struck]
+    return state, replace(job, incidents=newest((*job.incidents, incident))), commands
 
 
 def _struck(
@@ -81,73 +80,53 @@ def newest(incidents: Sequence[Incident]) -> tuple[Incident, ...]:
     return (*(incident for incident in older if incident.is_open), *last)
 
 
-def bury(
-    state: State, job: JobState, dead: Mapping[int, str], now_s: float
-) -> tuple[State, JobState, list[Command]]:
-    """Ranks are dead, and why: open an incident of each, forget their evidence, tell the others."""
-    unix_s = now_s + state.unix_offset_s
-    commands, fresh = list[Command](), list[Incident]()
-    ranks, remembered = dict(job.ranks), dict(job.remembered)
-    for rank, reason in dead.items():
-        finding = Finding(
-            kind=FindingKind.DEATH,
-            tier=Tier.CONFIRMED,
-            rank=rank,
-            slowdown=float("inf"),
-            onset_step=max(0, job.step),
-            step=max(0, job.step),
-            reason=f"rank {rank} is dead: {reason}",
-        )
-        state, incident, opened = _opened(state, job, finding, unix_s)
-        commands += opened
-        fresh.append(incident)
-        if rank in ranks:
-            ranks[rank] = replace(ranks[rank], life=RankLife.DEAD)
-        else:  # lost while we were away: it will never attach to us
-            remembered[rank] = replace(remembered[rank], life=RankLife.DEAD)
-    job = replace(
-        job,
-        ranks=ranks,
-        remembered=remembered,
-        incidents=newest((*job.incidents, *fresh)),
-        evidence=forget(job.evidence, dead),
-        by_role={role: forget(kept, dead) for role, kept in job.by_role.items()},
-        links=forget(job.links, dead),
-        inputs=replace(job.inputs, evidence=forget(job.inputs.evidence, dead)),
-        home=None,  # the layout from before needs the dead
-    )
-    for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
-        job, said = close(job, dead, kind, unix_s, "the rank died")
-        commands += said
-    job, said = death_notices.tell(job, now_s)
-    return state, job, [*commands, SaveJob(job=job.name), *said]
-
-
 def close(
     job: JobState, ranks: Collection[int | None], kind: FindingKind, unix_s: float, action: str
 ) -> tuple[JobState, list[Command]]:
-    """Close the open incidents of this kind on these ranks."""
-    due = [
-        i
-        for i, incident in enumerate(job.incidents)
-        if incident.finding.kind is kind and incident.finding.rank in ranks and incident.is_open
-    ]
+    """Close the open incidents of this kind on these ranks. Not of deaths: `burials.go_on`."""
+    assert kind is not FindingKind.DEATH, "one of death may have ranks that are waited for on"
+
+    def is_due(incident: Incident) -> bool:
+        return incident.finding.kind is kind and incident.finding.rank in ranks
+
+    return _close(job, is_due, unix_s, action)
+
+
+def close_all(
+    job: JobState, unix_s: float, action: str, *, but: Collection[FindingKind] = ()
+) -> tuple[JobState, list[Command]]:
+    """Close all that are open, of all ranks; not those of these kinds."""
+    return _close(job, lambda incident: incident.finding.kind not in but, unix_s, action)
+
+
+def _close(
+    job: JobState, is_due: Callable[[Incident], bool], unix_s: float, action: str
+) -> tuple[JobState, list[Command]]:
+    due = [i for i, incident in enumerate(job.incidents) if incident.is_open and is_due(incident)]
     if not due:
-        return job, []  # as nearly always, and of thousands that a killed job leaves
+        return job, []  # as nearly always
     commands: list[Command] = []
     incidents = list(job.incidents)
     for i in due:
-        incidents[i] = incident = replace(
-            incidents[i],
-            closed_unix_s=unix_s,
-            closed_step=job.step,
-            actions=(*incidents[i].actions, action),
-        )
-        commands += [
-            SaveIncident(incident=incident),
-            Say(text=f"job={job.name} incident={incident.incident_id} closed: {action}"),
-        ]
+        incidents[i], said = closed(job, incidents[i], unix_s, action)
+        commands += said
     return replace(job, incidents=tuple(incidents)), commands
+
+
+def closed(
+    job: JobState, incident: Incident, unix_s: float, action: str
+) -> tuple[Incident, list[Command]]:
+    """This one is over, for all the ranks it is about."""
+    everybody = {rank for one in incident.deaths for rank in ranks_of(one.ranks)}
+    incident = replace(
+        incident,
+        closed_unix_s=unix_s,
+        closed_step=job.step,
+        actions=(*incident.actions, action),
+        deaths=deaths.closed(incident.deaths, everybody, unix_s, max(0, job.step)),
+    )
+    said = f"job={job.name} incident={incident.incident_id} closed: {action}"
+    return incident, [SaveIncident(incident=incident), Say(text=said)]
 
 
 def followed(job: JobState) -> list[Incident]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.controller.state_series import incident_labels, nodes_away
+from pacekeeper.core.deaths import who
 from pacekeeper.core.findings import FindingKind, Watch
 
 # Severity and seconds, as in deploy/pacekeeper.alerts.yml.
@@ -30,12 +31,16 @@ Key = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One thing to hear of; `labels` tell it from others of its name."""
+    """One thing to hear of; `labels` tell it from others of its name.
+
+    `extent`: whom it is about, where that may grow: then it is told again.
+    """
 
     alert: str
     labels: Mapping[str, str]
     summary: str
     description: str = ""
+    extent: str = ""
 
     @property
     def key(self) -> Key:
@@ -75,7 +80,7 @@ def follow(
     for notice in _notices(state):
         known = before.get(notice.key)
         since_s = unix_s if known is None else known.since_unix_s
-        is_told = known is not None and known.is_told
+        is_told = known is not None and known.is_told and known.notice.extent == notice.extent
         if not is_told and unix_s - since_s >= RULES[notice.alert][1] * hold_ratio:
             is_told = True
             told.append(Telling(notice=notice, began_unix_s=since_s))
@@ -125,9 +130,11 @@ def _of_incidents(job: JobState) -> Iterator[Notice]:
         if finding.kind.is_advice or job.watch is Watch.ENDED:
             continue
         words = "; ".join(filter(None, (finding.reason, finding.cause)))
+        extent = ""
         if finding.kind is FindingKind.DEATH:
             alert = "PacekeeperRecoveryStalled"
-            summary = f"Job {job.name} has not gone on without rank {finding.rank}"
+            extent = who(incident.waits_for)
+            summary = f"Job {job.name} has not gone on without {extent}"
         elif finding.rank is None:
             alert = "PacekeeperJobSlow"
             summary = f"Job {job.name} is slow as a whole ({finding.kind})"
@@ -137,7 +144,7 @@ def _of_incidents(job: JobState) -> Iterator[Notice]:
                 f"Rank {finding.rank} of job {job.name} on node {labels['node']} is "
                 f"x{finding.slowdown:.2f} slow ({finding.kind})"
             )
-        yield Notice(alert=alert, labels=labels, summary=summary, description=words)
+        yield Notice(alert=alert, labels=labels, summary=summary, description=words, extent=extent)
 
 
 def _of_watch(job: JobState) -> Iterator[Notice]:

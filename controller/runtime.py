@@ -48,7 +48,7 @@ from pacekeeper.controller.store import Store
 from pacekeeper.controller.stored_past import restored
 from pacekeeper.controller.web_start import web_server
 from pacekeeper.controller.webhook import Webhook
-from pacekeeper.controller.writes import Writes, write
+from pacekeeper.controller.writes import Writes, settled, write
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
@@ -331,6 +331,7 @@ class Controller:
             if isinstance(event, NodesReported):
                 self.metrics.reports.inc(len(event.reports))
             self.metrics.advance.observe(time.monotonic() - began_s)
+        commands = settled(commands)
         await self._store(state, commands)
         self.state = state
         for command in commands:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pacekeeper.controller.state import JobState, State
 from pacekeeper.core.exposition import Family, Page
 from pacekeeper.core.findings import FindingKind, Incident
+from pacekeeper.core.rank_runs import num_ranks
 
 SHOWN_RANKS = 8  # per job
 SHOWN_INCIDENTS = 64  # per job, the newest
@@ -31,6 +32,9 @@ INCIDENT_SLOWDOWN = _family(
 )
 INCIDENT_OPENED = _family(
     "incident_opened_timestamp_seconds", "Open incidents: when they were opened.", *_INCIDENT
+)
+INCIDENT_RANKS = _family(
+    "incident_dead_ranks", "Open incidents of death: ranks not yet gone on without.", *_INCIDENT
 )
 STEP = _family("job_step", "Newest complete step.", *_JOB)
 TOKENS = _family("job_tokens_per_second", "Tokens per second of it.", *_JOB)
@@ -118,13 +122,19 @@ def _incident(page: Page, job: JobState, incident: Incident) -> None:
     labels = incident_labels(job, incident)
     values = tuple(labels[label] for label in _INCIDENT)
     page.add_line(INCIDENT_OPENED, INCIDENT_OPENED.line_once(incident.opened_unix_s, *values))
+    if waits_for := incident.waits_for:
+        line = INCIDENT_RANKS.line_once(num_ranks(waits_for), *values)
+        page.add_line(INCIDENT_RANKS, line)
     if incident.finding.kind is not FindingKind.DEATH:
         line = INCIDENT_SLOWDOWN.line_once(incident.finding.slowdown, *values)
         page.add_line(INCIDENT_SLOWDOWN, line)
 
 
 def incident_labels(job: JobState, incident: Incident) -> Mapping[str, str]:
-    """What tells an incident from others, and where it is; empty: nobody's in particular."""
+    """What tells an incident from others, and where it is; empty: nobody's in particular.
+
+    Of several dead it is the first one, as long as it lives: an alert must not begin anew.
+    """
     number = incident.finding.rank
     rank = None if number is None else job.ranks.get(number)
     return {

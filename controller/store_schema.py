@@ -3,7 +3,7 @@
 Whoever changes a table raises `SCHEMA_VERSION` and adds the way from the version before.
 """
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 OLDEST_VERSION = 8  # that is taken over
 APPLICATION_ID = 0x70616365  # "pace" in the file's header: no other program's database is touched
 
@@ -23,7 +23,8 @@ CREATE TABLE incidents (
     incident_id INTEGER PRIMARY KEY, job TEXT NOT NULL, kind TEXT NOT NULL, tier TEXT NOT NULL,
     rank INTEGER, slowdown REAL, onset_step INTEGER NOT NULL, step INTEGER NOT NULL,
     reason TEXT NOT NULL, opened_unix_s REAL NOT NULL, closed_unix_s REAL, closed_step INTEGER,
-    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL, role TEXT NOT NULL);
+    actions TEXT NOT NULL, cause TEXT NOT NULL, probe TEXT NOT NULL, role TEXT NOT NULL,
+    deaths TEXT NOT NULL, nodes TEXT NOT NULL);
 """
 _DECISIONS = """
 CREATE TABLE decisions (
@@ -57,9 +58,12 @@ CREATE TABLE strikes (
     job TEXT NOT NULL, kind TEXT NOT NULL, slowdown REAL NOT NULL, unix_s REAL NOT NULL);
 """
 # What retention asks for, oldest first: a column behind a blob is read through all of the blob.
-_BY_AGE = """
-CREATE INDEX layouts_by_age ON layouts (unix_s, job, generation);
+_INCIDENTS_BY_AGE = """
 CREATE INDEX incidents_by_age ON incidents (closed_unix_s) WHERE closed_unix_s IS NOT NULL;
+"""
+_BY_AGE = f"""
+CREATE INDEX layouts_by_age ON layouts (unix_s, job, generation);
+{_INCIDENTS_BY_AGE}
 CREATE INDEX decisions_by_age ON decisions (unix_s);
 CREATE INDEX proposals_by_age ON proposals (made_unix_s, answer);
 CREATE INDEX paces_by_age ON paces (newest_unix_s);
@@ -92,11 +96,21 @@ DROP TABLE older_decisions;
 {_BY_AGE}
 """
 
+# One of death was about one rank, which its finding says.
+_OF_MANY_RANKS = f"""
+ALTER TABLE incidents RENAME TO older_incidents;
+{_INCIDENTS}
+INSERT INTO incidents SELECT *, '[]', '[]' FROM older_incidents;
+DROP TABLE older_incidents;
+{_INCIDENTS_BY_AGE}
+"""
+
 UPGRADES = {
     8: _PROPOSALS,
     9: _KEPT,
     10: _COPY + _NAME_COPY,
     11: _STRIKES,
     12: _WITH_TIMES,
+    13: _OF_MANY_RANKS,
 }
 """What makes of the tables of a version those of the next one."""

@@ -7,6 +7,7 @@ from pacekeeper.controller import causes, fleet_memory, orders
 from pacekeeper.controller.events import StepSummary
 from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.core.deaths import Deaths
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.orders import Order, OrderKind
@@ -14,6 +15,7 @@ from pacekeeper.core.proposals import Proposal
 from pacekeeper.predictor.canary import Outcome
 from pacekeeper.protos import status_pb2
 
+SHOWN_NODES = 16  # of an incident by name
 UNKNOWN = "unknown"  # a rank that should run, and that no agent has told of
 
 
@@ -192,6 +194,20 @@ def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
         actions=list(incident.actions),
         cause=finding.cause,
         probe=finding.probe,
+        deaths=[_deaths_view(one) for one in incident.all_deaths],
+        nodes=incident.nodes[:SHOWN_NODES],
+        num_nodes=len(incident.nodes),
+    )
+
+
+def _deaths_view(deaths: Deaths) -> status_pb2.Deaths:
+    return status_pb2.Deaths(
+        ranks=[status_pb2.RankRun(first=first, last=last) for first, last in deaths.ranks],
+        reason=deaths.reason,
+        step=deaths.step,
+        unix_s=deaths.unix_s,
+        closed_unix_s=deaths.closed_unix_s,
+        closed_step=None if deaths.closed_step is None else max(0, deaths.closed_step),
     )
 
 

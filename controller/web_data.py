@@ -17,6 +17,7 @@ from pacekeeper.controller.web_lists import Asked, Shown, shown
 from pacekeeper.core.findings import Incident
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.rank_runs import ranks_of
 from pacekeeper.protos.plain import as_dict
 
 STATES = ("alive", "silent", "dead", "finished", "unknown")
@@ -134,7 +135,10 @@ def incidents_of(state: State, asked: Asked, *, job: str = "") -> Shown:
 def _incident_words(state: State, incident: Incident) -> str:
     one = incident_view(state, incident)
     rank = f"rank {one.rank}" if one.HasField("rank") else ""
-    return f"#{one.incident_id} {one.kind} {one.job} {rank} {one.node} {one.tier} {one.cause}"
+    dead = (rank for died in incident.deaths for rank in ranks_of(died.ranks))
+    words = [f"#{one.incident_id} {one.kind} {one.job} {rank} {one.node} {one.tier} {one.cause}"]
+    words += [f"rank {rank}" for rank in dead]
+    return " ".join([*words, *incident.nodes])
 
 
 def nodes_of(state: State) -> list[Any]:

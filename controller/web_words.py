@@ -7,6 +7,10 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pacekeeper.core.deaths import dead_text
+from pacekeeper.core.rank_runs import Runs, joined, num_ranks
+from pacekeeper.core.rank_text import run_text
+
 _KIND_WORDS = {
     "cordon_node": "node {} is cordoned",
     "cordon_rank": "rank {} is cordoned",
@@ -90,6 +94,25 @@ def order(given: Mapping[str, Any]) -> str:
     return _KIND_WORDS.get(given["kind"], "{}").format(given["subject"])
 
 
+def ranks(incident: Mapping[str, Any], most_runs: int | None = None) -> str:
+    """Whom it is about; empty: nobody in particular."""
+    runs = joined(run for one in incident["deaths"] for run in _runs(one))
+    if most_runs is not None and len(runs) > most_runs:
+        return f"{num_ranks(runs):,} ranks"
+    if runs:
+        return run_text(runs)
+    return "" if incident["rank"] is None else str(incident["rank"])
+
+
+def dead(deaths: Mapping[str, Any]) -> str:
+    """Those of one moment, and why."""
+    return dead_text(_runs(deaths), deaths["reason"])
+
+
+def _runs(deaths: Mapping[str, Any]) -> Runs:
+    return tuple((run["first"], run["last"]) for run in deaths["ranks"])
+
+
 FILTERS: dict[str, Callable[..., Any]] = {
     "slow": slow,
     "ms": ms,
@@ -103,4 +126,6 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "parts": parts,
     "brief": brief,
     "order": order,
+    "ranks": ranks,
+    "dead": dead,
 }

@@ -35,6 +35,21 @@ _STORED = (
 )
 
 
+def settled(commands: Sequence[Command]) -> list[Command]:
+    """Each incident once, as it is at the end, where it first comes: what grew is one change."""
+    newest: dict[int, SaveIncident] = {}
+    for command in commands:
+        if isinstance(command, SaveIncident):
+            newest[command.incident.incident_id] = command
+    after: list[Command] = []
+    for command in commands:
+        if not isinstance(command, SaveIncident):
+            after.append(command)
+        elif (last := newest.pop(command.incident.incident_id, None)) is not None:
+            after.append(last)
+    return after
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Writes:
     """Remembers the jobs whose change is not written yet, and since when."""

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pacekeeper.core.deaths import Deaths, waiting
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.rank_runs import Runs
 
 
 class FindingKind(StrEnum):
@@ -82,7 +84,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """A finding with a life: opened, perhaps re-measured, closed when the rank recovered."""
+    """A finding with a life: opened, perhaps re-measured, closed when the rank recovered.
+
+    `deaths`: all ranks that one of death is about; the finding's is the first that was learnt of
+    (empty: the only one). `nodes`: where they ran, by name.
+    """
 
     incident_id: int
     job: str
@@ -91,10 +97,33 @@ class Incident:
     closed_unix_s: float | None = None
     closed_step: int | None = None
     actions: tuple[str, ...] = ()
+    deaths: tuple[Deaths, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:
         return self.closed_unix_s is None
+
+    @property
+    def all_deaths(self) -> tuple[Deaths, ...]:
+        """Who died, why and when, also where only the finding says it."""
+        finding = self.finding
+        if self.deaths or finding.kind is not FindingKind.DEATH or finding.rank is None:
+            return self.deaths
+        only = Deaths(
+            ranks=((finding.rank, finding.rank),),
+            reason=finding.reason.removeprefix(f"rank {finding.rank} is dead: "),
+            step=finding.step,
+            unix_s=self.opened_unix_s,
+            closed_unix_s=self.closed_unix_s,
+            closed_step=self.closed_step,
+        )
+        return (only,)
+
+    @property
+    def waits_for(self) -> Runs:
+        """The dead that the job has not gone on without."""
+        return waiting(self.all_deaths) if self.is_open else ()
 
 
 class Rung(StrEnum):

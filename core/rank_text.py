@@ -1,7 +1,8 @@
 """How ranks are named in a sentence: short, however many they are."""
 
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Iterable
+
+from pacekeeper.core.rank_runs import Runs, num_ranks, runs_of
 
 SHOWN_RUNS = 8
 
@@ -11,19 +12,16 @@ def rank_text(ranks: Iterable[int]) -> str:
 
     A sentence about 8,192 ranks is read by people: in a log, in a column beside others.
     """
-    runs = list(_runs(sorted(set(ranks))))
+    return run_text(runs_of(ranks))
+
+
+def run_text(runs: Runs) -> str:
+    """The same of ranks that are known as runs."""
     names = [name for first, last in runs[:SHOWN_RUNS] for name in _names(first, last)]
-    if hidden := sum(last - first + 1 for first, last in runs[SHOWN_RUNS:]):
+    if hidden := num_ranks(runs[SHOWN_RUNS:]):
         names.append(f"{hidden:,} more")
     *others, newest = names or ["none"]
     return f"{', '.join(others)} and {newest}" if others else newest
-
-
-def _runs(ordered: list[int]) -> Iterator[tuple[int, int]]:
-    """First and last of each run of consecutive numbers."""
-    starts = [i for i, number in enumerate(ordered) if i == 0 or number != ordered[i - 1] + 1]
-    for start, end in pairwise([*starts, len(ordered)]):
-        yield ordered[start], ordered[end - 1]
 
 
 def _names(first: int, last: int) -> list[str]:

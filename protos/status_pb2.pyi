@@ -177,7 +177,7 @@ class Strike(_message.Message):
     def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., device_uuid: _Optional[str] = ..., kind: _Optional[str] = ..., slowdown: _Optional[float] = ..., unix_s: _Optional[float] = ...) -> None: ...
 
 class Incident(_message.Message):
-    __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe")
+    __slots__ = ("incident_id", "job", "kind", "tier", "rank", "node", "slowdown", "onset_step", "found_step", "reason", "opened_unix_s", "closed_unix_s", "closed_step", "actions", "cause", "probe", "deaths", "nodes", "num_nodes")
     INCIDENT_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -194,6 +194,9 @@ class Incident(_message.Message):
     ACTIONS_FIELD_NUMBER: _ClassVar[int]
     CAUSE_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    DEATHS_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     incident_id: int
     job: str
     kind: str
@@ -210,7 +213,34 @@ class Incident(_message.Message):
     actions: _containers.RepeatedScalarFieldContainer[str]
     cause: str
     probe: str
-    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ..., probe: _Optional[str] = ...) -> None: ...
+    deaths: _containers.RepeatedCompositeFieldContainer[Deaths]
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    num_nodes: int
+    def __init__(self, incident_id: _Optional[int] = ..., job: _Optional[str] = ..., kind: _Optional[str] = ..., tier: _Optional[str] = ..., rank: _Optional[int] = ..., node: _Optional[str] = ..., slowdown: _Optional[float] = ..., onset_step: _Optional[int] = ..., found_step: _Optional[int] = ..., reason: _Optional[str] = ..., opened_unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ..., actions: _Optional[_Iterable[str]] = ..., cause: _Optional[str] = ..., probe: _Optional[str] = ..., deaths: _Optional[_Iterable[_Union[Deaths, _Mapping]]] = ..., nodes: _Optional[_Iterable[str]] = ..., num_nodes: _Optional[int] = ...) -> None: ...
+
+class Deaths(_message.Message):
+    __slots__ = ("ranks", "reason", "step", "unix_s", "closed_unix_s", "closed_step")
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_STEP_FIELD_NUMBER: _ClassVar[int]
+    ranks: _containers.RepeatedCompositeFieldContainer[RankRun]
+    reason: str
+    step: int
+    unix_s: float
+    closed_unix_s: float
+    closed_step: int
+    def __init__(self, ranks: _Optional[_Iterable[_Union[RankRun, _Mapping]]] = ..., reason: _Optional[str] = ..., step: _Optional[int] = ..., unix_s: _Optional[float] = ..., closed_unix_s: _Optional[float] = ..., closed_step: _Optional[int] = ...) -> None: ...
+
+class RankRun(_message.Message):
+    __slots__ = ("first", "last")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("proposal_id", "job", "answer", "rung", "reason", "incident_ids", "generation", "base_generation", "current_step_s", "planned_step_s", "cost_s", "moved_bytes", "made_unix_s", "expires_unix_s", "said_by", "note")

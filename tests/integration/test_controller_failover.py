@@ -21,6 +21,7 @@ from support.controllers import (
     first_layout,
     killed,
     until,
+    who_died,
 )
 from support.etcd import Etcd
 from support.failover import FAST, Pair, running
@@ -40,10 +41,11 @@ def hello(life: str, seen_term: int = 0) -> control_pb2.Hello:
     )
 
 
-def incidents(controller: ControllerProcess | None) -> list[tuple[int, int]]:
+def incidents(controller: ControllerProcess | None) -> list[tuple[int, list[int]]]:
+    """Their numbers, and who died."""
     assert controller is not None
     told = controller.status.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
-    return [(incident.incident_id, incident.rank) for incident in told.incidents]
+    return [(incident.incident_id, who_died(incident)) for incident in told.incidents]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_what_a_killed_leader_has_told_the_next_one_knows(tmp_path: Path, lease_
         agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
         assert terms(agent) == {1}
         known = incidents(pair.processes[leader])
-        assert [rank for _, rank in known] == [1]
+        assert known == [(1, [1])]
         pair.kill(leader)
 
         other = pair.leader(1 - leader)
@@ -77,13 +79,13 @@ def test_what_a_killed_leader_has_told_the_next_one_knows(tmp_path: Path, lease_
         agent.report_and_wait(attached(JOB, LAYOUT))
         agent.report_and_wait(JobReport(job=JOB, records=(killed(3),)))
         assert terms(agent) == {2}, "each command has the token of the new leader"
-        assert [rank for _, rank in incidents(pair.processes[other])] == [1, 3]
+        assert incidents(pair.processes[other]) == [(1, [1, 3])]
 
         # The one that was killed comes back, stands by, and is next.
         pair.start(leader)
         pair.await_copy(other)
         pair.kill(other)
-        assert [rank for _, rank in incidents(pair.processes[pair.leader(leader)])] == [1, 3]
+        assert incidents(pair.processes[pair.leader(leader)]) == [(1, [1, 3])]
         agent.close()
 
 

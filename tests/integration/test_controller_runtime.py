@@ -27,6 +27,7 @@ from support.controllers import (
     killed,
     step_records,
     until,
+    who_died,
 )
 
 JOB = "train"
@@ -172,7 +173,9 @@ def test_those_who_watch_incidents_hear_the_known_ones_then_each_change(
     assert not mine.told[0].incident.HasField("closed_unix_s")
     until("it is closed", lambda: mine.told[-1].incident.HasField("closed_unix_s"))
     agent.report_and_wait(JobReport(job="other", records=(killed(3),)))
-    until("the newest one is told", lambda: everything.told[-1].incident.rank == 3)
+    until("who died since is told", lambda: who_died(everything.told[-1].incident) == [2, 3])
+    grown = everything.told[-1].incident
+    assert (grown.incident_id, grown.job, grown.rank) == (1, "other", 2)
     assert {m.incident.job for m in mine.told} == {JOB}
     agent.close()
 

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
 from pacekeeper.controller.store import Store
+from pacekeeper.core.deaths import Deaths
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.rank_runs import runs_of
 from support.layouts import layouts
 
 numbers = st.integers(0, 2**32 - 1)
@@ -27,6 +29,15 @@ findings = st.builds(
     probe=words,
     role=words,
 )
+deaths = st.builds(
+    Deaths,
+    ranks=st.sets(numbers, max_size=4).map(runs_of),
+    reason=words,
+    step=numbers,
+    unix_s=times,
+    closed_unix_s=st.none() | times,
+    closed_step=st.none() | numbers,
+)
 incidents = st.builds(
     Incident,
     incident_id=st.integers(1, 2**40),
@@ -36,6 +47,8 @@ incidents = st.builds(
     closed_unix_s=st.none() | times,
     closed_step=st.none() | numbers,
     actions=st.lists(words, max_size=3).map(tuple),
+    deaths=st.lists(deaths, max_size=3).map(tuple),
+    nodes=st.lists(words, max_size=3).map(tuple),
 )
 jobs = st.builds(
     JobRecord,

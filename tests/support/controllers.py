@@ -14,6 +14,7 @@ import grpc
 
 from pacekeeper.core.layout import Layout, even_layout
 from pacekeeper.core.layout_codec import encode_layout, layout_crc
+from pacekeeper.core.rank_runs import joined, ranks_of
 from pacekeeper.core.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
@@ -25,7 +26,14 @@ from pacekeeper.core.records import (
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
-from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, status_pb2_grpc, wire
+from pacekeeper.protos import (
+    control_pb2,
+    control_pb2_grpc,
+    secure,
+    status_pb2,
+    status_pb2_grpc,
+    wire,
+)
 from support.commands import FRESH, Started
 
 PLAIN = TlsConfig()
@@ -323,6 +331,12 @@ def step_records(
             )
         )
     return tuple(records)
+
+
+def who_died(incident: status_pb2.Incident) -> list[int]:
+    """All ranks that an incident of death is about."""
+    runs = joined((run.first, run.last) for died in incident.deaths for run in died.ranks)
+    return list(ranks_of(runs))
 
 
 def killed(rank: int, *, number: int = signal.SIGKILL) -> RankExitRecord:

@@ -2,52 +2,21 @@
 
 from pacekeeper.controller.death_notices import PAUSE_RANKS, PAUSE_S, tell
 from pacekeeper.controller.events import Command, NotifyDeaths, SaveIncident
-from pacekeeper.controller.inbox import take_in
 from pacekeeper.controller.offers import say_again
-from pacekeeper.controller.state import JobState, RankLife, RankState, State
-from pacekeeper.core.records import RankExitRecord
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.topology import Attachment
+from pacekeeper.controller.state import State
 from support.machine_driver import JOB
-
-PER_NODE = 8
-NOW_S = 100.0
-
-
-def job(num_ranks: int, *, dead: int = 0) -> JobState:
-    """So many ranks, eight on a node, of which the first ones are dead."""
-    return JobState(
-        name=JOB,
-        ranks={
-            rank: RankState(
-                attachment=Attachment(job=JOB, rank=rank, world_size=num_ranks, pid=1000 + rank),
-                node=f"node-{rank // PER_NODE:04d}",
-                life=RankLife.DEAD if rank < dead else RankLife.ALIVE,
-            )
-            for rank in range(num_ranks)
-        },
-    )
+from support.many_ranks import NOW_S, PER_NODE, job, killed
 
 
 def notices(commands: list[Command]) -> list[NotifyDeaths]:
     return [one for one in commands if isinstance(one, NotifyDeaths)]
 
 
-def killed(state: State, node: int) -> tuple[State, list[Command]]:
-    """All ranks of a node end by SIGTERM, and its agent says so."""
-    records = tuple(
-        RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=15)
-        for rank in range(node * PER_NODE, (node + 1) * PER_NODE)
-    )
-    report = JobReport(job=JOB, records=records)
-    return take_in(state, f"node-{node:04d}", report, NOW_S)
-
-
 def test_what_one_report_tells_of_deaths_is_one_notice() -> None:
     state, said = killed(State(jobs={JOB: job(4 * PER_NODE)}), 1)
     (notice,) = notices(said)
     assert notice.ranks == tuple(range(PER_NODE, 2 * PER_NODE))
-    assert sum(isinstance(one, SaveIncident) for one in said) == PER_NODE
+    assert sum(isinstance(one, SaveIncident) for one in said) == 1
     assert state.jobs[JOB].dead == notice.ranks
 
 

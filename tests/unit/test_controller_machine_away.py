@@ -4,6 +4,7 @@ import pytest
 
 from pacekeeper.controller.events import ForgetLayouts, NodeAttached, NodeDetached, OfferPlan
 from pacekeeper.controller.views import job_view
+from pacekeeper.core.deaths import ranks_in
 from pacekeeper.core.findings import FindingKind, Rung, Watch
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.shrink import shrink
@@ -44,8 +45,9 @@ def lost_while_down() -> Driver:
 def test_a_node_that_was_lost_while_the_controller_was_down_is_buried() -> None:
     driver = lost_while_down()
     assert driver.job.dead == (2, 3)
-    found = [(i.finding.kind, i.finding.rank) for i in driver.job.incidents]
-    assert found == [(FindingKind.DEATH, 2), (FindingKind.DEATH, 3)]
+    (found,) = driver.job.incidents
+    assert (found.finding.kind, ranks_in(found.deaths)) == (FindingKind.DEATH, ((2, 3),))
+    assert not found.is_open
     assert states(driver) == {0: "alive", 1: "alive", 2: "dead", 3: "dead"}
 
 

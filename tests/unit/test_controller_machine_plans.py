@@ -261,7 +261,7 @@ class TestDeaths:
         driver.report(exited(1), *applied(first, ranks=[0, 2, 3]))
         driver.report(exited(2))
         driver.report(layouts=[first])
-        assert [i.finding.rank for i in driver.job.open_incidents] == [2]
+        assert [i.waits_for for i in driver.job.open_incidents] == [((2, 2),)]
         second = shrink(first, dead=[2], generation=3, floor=FLOOR)
         driver.report(*applied(second), layouts=[second])
         assert not driver.job.open_incidents

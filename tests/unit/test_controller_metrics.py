@@ -9,6 +9,7 @@ from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.controller.state_series import SHOWN_INCIDENTS, SHOWN_RANKS, slowest_ranks
+from pacekeeper.core.deaths import Deaths
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.findings import (
     Blindness,
@@ -178,7 +179,23 @@ def test_a_death_has_no_slowdown_and_nobodys_incident_no_place() -> None:
         ("pacekeeper_incident_slowdown_ratio", "host", "", ""),
         ("pacekeeper_incident_opened_timestamp_seconds", "death", "0", ""),
         ("pacekeeper_incident_opened_timestamp_seconds", "host", "", ""),
+        ("pacekeeper_incident_dead_ranks", "death", "0", ""),
     ]
+
+
+def test_deaths_are_counted_until_the_job_goes_on_without_them() -> None:
+    finding = replace(incident(1).finding, kind=FindingKind.DEATH, slowdown=float("inf"))
+    first = Deaths(ranks=((0, 0),), reason="r", step=1, unix_s=1.0)
+    died = (first, replace(first, ranks=((1, 7),)))
+    one = replace(incident(1), finding=finding, deaths=died)
+    metrics = ControllerMetrics()
+    job = JobState(name="train", ranks=ranks([1.0] * 8), incidents=(one,))
+    where = {"job_name": "train", "incident": "1", "kind": "death", "node": "a", "UUID": ""}
+    metrics.update(State(jobs={"train": job}))
+    assert value(metrics, "incident_dead_ranks", rank="0", **where) == 8
+    gone = replace(one, deaths=(replace(first, closed_unix_s=2.0), died[1]))
+    metrics.update(State(jobs={"train": replace(job, incidents=(gone,))}))
+    assert value(metrics, "incident_dead_ranks", rank="0", **where) == 7
 
 
 def test_only_the_newest_of_very_many_incidents_are_told() -> None:

@@ -7,6 +7,7 @@ import pytest
 from pacekeeper.controller.notices import Key, Standing, Telling, follow
 from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.core.deaths import Deaths
 from pacekeeper.core.findings import Blindness, Finding, FindingKind, Incident, Tier, Watch
 from pacekeeper.core.topology import Attachment
 from pacekeeper.predictor.canary import Canaries, Outcome
@@ -97,6 +98,34 @@ def test_an_incident_says_where_and_why() -> None:
     }
     assert told.notice.summary == "Rank 3 of job j on node n7 is x1.60 slow (device)"
     assert told.notice.description == "rank 3 is slow; heat"
+
+
+def deaths(*died: tuple[int, float | None]) -> State:
+    """Of these ranks, each since when the job goes on without it; one incident."""
+    known = tuple(
+        Deaths(ranks=((rank, rank),), reason="why", step=1, unix_s=0.0, closed_unix_s=over_s)
+        for rank, over_s in died
+    )
+    return of(job(incidents=(replace(incident(FindingKind.DEATH), deaths=known),)))
+
+
+def test_deaths_are_told_once_for_all_ranks_and_again_where_it_is_about_others() -> None:
+    look = Look()
+    look.at(0.0, deaths((3, None)))
+    assert look.at(299.0, deaths((3, None), (4, None))) == (), "the time goes on"
+    (told,) = look.at(300.0, deaths((3, None), (4, None)))
+    assert told.notice.summary == "Job j has not gone on without ranks 3 and 4"
+    assert look.at(301.0, deaths((3, None), (4, None))) == ()
+    (more,) = look.at(302.0, deaths((3, 302.0), (4, None), (5, None)))
+    assert more.notice.summary == "Job j has not gone on without ranks 4 and 5"
+    assert more.ended_unix_s is None and more.began_unix_s == 0.0
+
+
+def test_what_grows_keeps_its_labels_and_so_its_fingerprint() -> None:
+    (one,) = Look(hold_ratio=0.0).at(0.0, deaths((3, None)))
+    (two,) = Look(hold_ratio=0.0).at(0.0, deaths((3, None), (2, None)))
+    assert one.notice.key == two.notice.key
+    assert one.notice.labels["rank"] == "3"
 
 
 AWAY = NodeState(name="n7", agent_life="x", is_connected=False)

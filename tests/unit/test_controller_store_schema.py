@@ -44,10 +44,6 @@ def older_store(path: Path, version: int) -> None:
     """With a job, a layout, an incident, two decisions; of 11 and later also the copy's name."""
     connection = sqlite3.connect(path)
     connection.executescript(FIRST_TABLES)
-    for older in range(8, version):
-        connection.executescript(UPGRADES[older])
-    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version = {version}")
     layout = encode_layout(LAYOUT)
     connection.execute(
         "INSERT INTO jobs VALUES ('moe', 3, 70, ?, 'why', NULL, NULL, ?, 5, 0)",
@@ -62,6 +58,10 @@ def older_store(path: Path, version: int) -> None:
         connection.execute(
             f"INSERT INTO decisions VALUES ('moe', {step}, 'nothing', 'r', 1, 1, 1, 0, 0)"
         )
+    for older in range(8, version):
+        connection.executescript(UPGRADES[older])
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {version}")
     if version >= 11:
         connection.execute("UPDATE copy SET name = 'abc', term = 4")
     connection.commit()
@@ -93,6 +93,7 @@ def test_an_older_store_keeps_all_it_had_and_becomes_like_a_new_one(
     (job,), (incident,), next_id = store.load()
     assert (job.name, job.step, job.layout, job.life) == ("moe", 70, LAYOUT, 5)
     assert (incident.incident_id, incident.finding.cause, next_id) == (7, "heat", 8)
+    assert (incident.deaths, incident.nodes) == ((), ())
     assert store.layout("moe", 2) == (LAYOUT, "it pays")
     assert store.open_proposals() == ((), 1) and store.orders() == () and store.strikes() == {}
     name, term = store.copy

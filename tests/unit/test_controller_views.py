@@ -1,6 +1,7 @@
 """What people and programs are shown: silence is not life, unknown is not zero."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,8 @@ from pacekeeper.controller.state import (
     RankState,
     State,
 )
-from pacekeeper.controller.views import incident_view, job_view, node_views, step_view
+from pacekeeper.controller.views import SHOWN_NODES, incident_view, job_view, node_views, step_view
+from pacekeeper.core.deaths import Deaths
 from pacekeeper.core.findings import (
     Blindness,
     Decision,
@@ -216,6 +218,30 @@ def test_an_incident_is_shown_with_its_node_where_that_is_known() -> None:
     assert (known.incident_id, known.node, known.kind, known.tier) == (4, "b", "device", "probable")
     assert not known.HasField("closed_unix_s") and not known.HasField("closed_step")
     assert incident_view(State(), incident(4)).node == ""
+
+
+def test_deaths_are_shown_as_runs_with_the_first_few_nodes() -> None:
+    died = Deaths(
+        ranks=((0, 4095), (4097, 8191)), reason="r", step=0, unix_s=7.0, closed_unix_s=9.0,
+        closed_step=-1,
+    )  # fmt: skip
+    finding = replace(incident(4).finding, kind=FindingKind.DEATH)
+    nodes = tuple(f"n{i:04d}" for i in range(1024))
+    one = replace(incident(4), finding=finding, deaths=(died,), nodes=nodes)
+    view = incident_view(State(), one)
+    (shown,) = view.deaths
+    assert [(run.first, run.last) for run in shown.ranks] == [(0, 4095), (4097, 8191)]
+    assert (shown.reason, shown.step, shown.unix_s) == ("r", 0, 7.0)
+    assert (shown.closed_unix_s, shown.closed_step) == (9.0, 0)
+    assert (list(view.nodes), view.num_nodes) == (list(nodes[:SHOWN_NODES]), 1024)
+    assert len(view.SerializeToString()) < 500
+
+
+def test_a_death_that_only_its_finding_tells_is_shown_as_the_others() -> None:
+    finding = replace(incident(4).finding, kind=FindingKind.DEATH, reason="rank 1 is dead: why")
+    (shown,) = incident_view(State(), replace(incident(4), finding=finding)).deaths
+    assert (shown.ranks[0].first, shown.ranks[0].last, shown.reason) == (1, 1, "why")
+    assert not shown.HasField("closed_unix_s")
 
 
 def test_a_closed_incident_says_when() -> None:

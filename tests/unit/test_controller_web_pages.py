@@ -11,7 +11,8 @@ starlette = pytest.importorskip("starlette.testclient", reason="needs pacekeeper
 from starlette.testclient import TestClient  # noqa: E402
 
 from pacekeeper.controller.fleet_memory import Strike  # noqa: E402
-from pacekeeper.controller.web_words import brief  # noqa: E402
+from pacekeeper.controller.web_words import brief, ranks  # noqa: E402
+from pacekeeper.core.deaths import Deaths  # noqa: E402
 from pacekeeper.core.findings import FindingKind  # noqa: E402
 from pacekeeper.core.orders import Order, OrderKind  # noqa: E402
 from support.web_scene import BEGAN_S, Scene, incident, scene  # noqa: E402
@@ -110,3 +111,51 @@ def test_a_table_tells_of_a_cause_what_was_seen_and_the_incident_s_page_all_of_i
 def test_moments_are_told_in_utc_for_the_browser_to_write_in_its_own_zone(seen: Scene) -> None:
     page = opened(seen).get("/incidents/1", headers=HTML).text
     assert '<time class="moment" datetime="2026-02-25T06:20:02Z">2026-02-25 06:20:02 UTC' in page
+
+
+def killed(seen: Scene) -> None:
+    """All of a job but what is over, a rank and then the others; then incidents of it are shown."""
+    died = (
+        Deaths(ranks=((5, 5),), reason="its process ended by signal 9", step=8, unix_s=1.0),
+        Deaths(
+            ranks=((0, 4), (6, 15)),
+            reason="its process ended by signal 15",
+            step=8,
+            unix_s=2.0,
+            closed_unix_s=3.0,
+            closed_step=9,
+        ),
+    )
+    finding = replace(incident(7).finding, kind=FindingKind.DEATH, rank=5, reason="words")
+    nodes = ("gpu-000", "gpu-001")
+    one = replace(incident(7, is_open=True), finding=finding, deaths=died, nodes=nodes)
+    known = replace(seen.state.jobs["pretrain-moe"], incidents=(one,))
+    seen.state = replace(seen.state, jobs={**seen.state.jobs, known.name: known})
+
+
+def test_deaths_are_one_row_that_names_ranks_and_nodes_and_is_found_by_each(seen: Scene) -> None:
+    killed(seen)
+    with opened(seen) as page:
+        listed = page.get("/incidents", headers=HTML).text
+        assert listed.count('class="kind death"') == 1
+        assert ">0-15</td>" in listed
+        assert '/nodes/gpu-000">gpu-000</a> and 1 more' in " ".join(listed.split())
+        for words in ("rank 11", "gpu-001"):
+            assert "#7" in page.get("/incidents", params={"find": words}, headers=HTML).text
+        assert "#7" not in page.get("/incidents", params={"find": "rank 16"}, headers=HTML).text
+
+
+def test_a_page_of_deaths_says_of_all_why_when_and_without_whom_it_goes_on(seen: Scene) -> None:
+    killed(seen)
+    with opened(seen) as page:
+        told = page.get("/incidents/7", headers=HTML).text
+    assert "rank 5 is dead: its process ended by signal 9" in told
+    assert "ranks 0-4 and 6-15 are dead: their processes ended by signal 15" in told
+    assert "not yet</span>" in told and "since step 9" in told
+
+
+def test_ranks_that_are_no_few_runs_are_counted_in_a_narrow_column() -> None:
+    runs = [{"first": rank, "last": rank} for rank in range(0, 40, 2)]
+    told = {"deaths": [{"ranks": runs}], "rank": 0}
+    assert ranks({"deaths": [], "rank": 3}) == "3" and ranks({"deaths": [], "rank": None}) == ""
+    assert ranks(told, 2) == "20 ranks" and ranks(told).endswith("and 12 more")

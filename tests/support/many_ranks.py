@@ -1,0 +1,37 @@
+"""A job of as many ranks as are asked for, eight on a node, whose nodes are killed one by one."""
+
+from pacekeeper.controller.events import Command
+from pacekeeper.controller.inbox import take_in
+from pacekeeper.controller.state import JobState, RankLife, RankState, State
+from pacekeeper.core.records import RankExitRecord
+from pacekeeper.core.reports import JobReport
+from pacekeeper.core.topology import Attachment
+from support.machine_driver import JOB
+
+PER_NODE = 8
+NOW_S = 100.0
+
+
+def job(num_ranks: int, *, dead: int = 0) -> JobState:
+    """So many ranks, eight on a node, of which the first ones are dead."""
+    return JobState(
+        name=JOB,
+        ranks={
+            rank: RankState(
+                attachment=Attachment(job=JOB, rank=rank, world_size=num_ranks, pid=1000 + rank),
+                node=f"node-{rank // PER_NODE:04d}",
+                life=RankLife.DEAD if rank < dead else RankLife.ALIVE,
+            )
+            for rank in range(num_ranks)
+        },
+    )
+
+
+def killed(state: State, node: int) -> tuple[State, list[Command]]:
+    """All ranks of a node end by SIGTERM, and its agent says so."""
+    records = tuple(
+        RankExitRecord(rank=rank, pid=1000 + rank, exit_code=0, signal=15)
+        for rank in range(node * PER_NODE, (node + 1) * PER_NODE)
+    )
+    report = JobReport(job=JOB, records=records)
+    return take_in(state, f"node-{node:04d}", report, NOW_S)

@@ -1,0 +1,59 @@
+"""People read whom an incident is about, however many they are and whoever told of them."""
+
+import pytest
+
+from pacekeeper.cli.incident_words import SHOWN_MOMENTS, column, subject, who_died
+from pacekeeper.protos import status_pb2
+
+
+def deaths(*runs: tuple[int, int], **values: object) -> status_pb2.Deaths:
+    told = {"reason": "its process ended by signal 9", "step": 4, "unix_s": 0.0, **values}
+    ranks = [status_pb2.RankRun(first=first, last=last) for first, last in runs]
+    return status_pb2.Deaths(ranks=ranks, **told)  # type: ignore[arg-type]
+
+
+KILLED = status_pb2.Incident(
+    kind="death",
+    rank=77,
+    node="n9",
+    deaths=[deaths((77, 77)), deaths((0, 76), (78, 8191))],
+    nodes=["n0", "n1", "n2"],
+    num_nodes=1024,
+)
+
+
+@pytest.mark.parametrize(
+    ("incident", "said", "narrow"),
+    [
+        (KILLED, "ranks 0-8191 on n0, n1 and 1,022 more nodes", "0-8191"),
+        (status_pb2.Incident(kind="device", rank=3, node="n1"), "rank 3 on n1", "3"),
+        (status_pb2.Incident(kind="device", rank=3), "rank 3 on ?", "3"),
+        (status_pb2.Incident(kind="host"), "", ""),
+        (
+            status_pb2.Incident(rank=0, deaths=[deaths((0, 0), (2, 9))], nodes=["a"], num_nodes=1),
+            "ranks 0 and 2-9 on a",
+            "9 ranks",
+        ),
+    ],
+)
+def test_it_is_named_in_a_line_and_in_a_column(
+    incident: status_pb2.Incident, said: str, narrow: str
+) -> None:
+    assert subject(incident) == said
+    assert column(incident) == narrow
+
+
+def test_each_moment_says_who_why_and_whether_it_is_over() -> None:
+    over = deaths((1, 2), closed_unix_s=9.0, closed_step=6)
+    told = status_pb2.Incident(deaths=[deaths((7, 7)), over])
+    first, second = who_died(told)
+    assert first.endswith("step 4: rank 7: its process ended by signal 9; open")
+    assert second.endswith(
+        "step 4: ranks 1 and 2: their processes ended by signal 9; over at step 6"
+    )
+
+
+def test_of_very_many_moments_the_first_are_said() -> None:
+    many = status_pb2.Incident(deaths=[deaths((i, i)) for i in range(SHOWN_MOMENTS + 5)])
+    *first, last = who_died(many)
+    assert len(first) == SHOWN_MOMENTS and last == "and at 5 moments more (--json has all)"

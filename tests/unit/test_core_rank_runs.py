@@ -1,0 +1,27 @@
+"""Runs hold exactly the ranks they were made of, in as few numbers as can be."""
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pacekeeper.core.rank_runs import divided, joined, num_ranks, ranks_of, runs_of
+
+ranks = st.sets(st.integers(0, 200), max_size=60)
+
+
+def test_a_whole_job_is_one_run() -> None:
+    assert runs_of(reversed(range(8192))) == ((0, 8191),)
+
+
+def test_neighbours_become_one_run_and_others_stay_apart() -> None:
+    assert joined([(8, 15), (0, 7), (17, 17), (3, 9)]) == ((0, 15), (17, 17))
+
+
+@given(ranks, ranks)
+def test_they_are_the_ranks_they_were_made_of(some: set[int], others: set[int]) -> None:
+    runs = runs_of(some)
+    assert list(ranks_of(runs)) == sorted(some) and num_ranks(runs) == len(some)
+    assert all(last + 1 < first for (_, last), (first, _) in pairwise(runs))
+    assert joined((*runs, *runs_of(others))) == runs_of(some | others)
+    assert divided(runs, others) == (runs_of(some & others), runs_of(some - others))
