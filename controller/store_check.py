@@ -11,6 +11,8 @@ from pacekeeper.controller.json_columns import LARGE, SMALL
 from pacekeeper.controller.store_schema import TABLES
 
 _SMALL = frozenset({"newest_generation", "generation", "step", "onset_step", "closed_step", "rank"})
+# A job that has not ended a step yet is at step -1.
+_FROM_MINUS_1 = frozenset({("jobs", "step"), ("decisions", "step"), ("incidents", "closed_step")})
 _KINDS = {"TEXT": "text", "INTEGER": "integer", "REAL": "real", "BLOB": "blob"}
 Column = tuple[str, str, int, int]  # name, type, whether it must not be null, its place in the key
 
@@ -59,7 +61,8 @@ def _misfit(connection: sqlite3.Connection, table: str, columns: tuple[Column, .
         for name, kind, needed, key in columns
     )
     wrong += "".join(
-        f" OR {name} NOT BETWEEN 0 AND {(SMALL if name in _SMALL else LARGE) - 1}"
+        f" OR {name} NOT BETWEEN {-1 if (table, name) in _FROM_MINUS_1 else 0}"
+        f" AND {(SMALL if name in _SMALL else LARGE) - 1}"
         for name, kind, *_ in columns
         if kind == "INTEGER"
     )

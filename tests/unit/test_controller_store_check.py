@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from click.testing import CliRunner
 
 from pacekeeper.cli.backup import command
 from pacekeeper.controller.history import History
+from pacekeeper.controller.state import JobRecord
 from pacekeeper.controller.status_service import Status
 from pacekeeper.controller.store import Store
 from pacekeeper.controller.stored_past import restored
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
 from pacekeeper.protos import status_pb2
 
 INCIDENTS = 300
@@ -103,6 +105,22 @@ def test_what_can_not_stand_in_a_store_is_told_with_its_place(
     changed(path, statement)
     with pytest.raises(HostError, match=f"damaged.*{words}"):
         Store.open(path)
+
+
+def test_a_job_that_has_not_ended_a_step_is_no_damage(path: Path) -> None:
+    before = JobRecord(
+        name="young", newest_generation=1, step=-1, layout=None, layout_reason="", desired=None,
+        home=None,
+    )  # fmt: skip
+    store = Store.open(path)
+    store.save_job(before)
+    store.save_decision("young", -1, Decision(rung=Rung.NOTHING, layout=None, reason="r"), 1.0)
+    (last,) = [one for one in [store.incident(INCIDENTS)] if one is not None]
+    store.save_incident(replace(last, closed_unix_s=2.0, closed_step=-1))
+    store.close()
+    store = Store.open(path)
+    assert store.load()[0] == (before,)
+    store.close()
 
 
 def test_an_older_store_is_not_taken_over_with_what_is_left_of_it(path: Path) -> None:
