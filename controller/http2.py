@@ -159,6 +159,8 @@ class Connection:
 
     def end(self, code: int, why: str) -> None:
         """The call is over after what was sent."""
+        if not self._stream:
+            return
         self._end = code, why
         self._is_deaf = True
         self._push()
@@ -176,13 +178,13 @@ class Connection:
     ) -> None:
         if self._block is not None and kind != CONTINUATION:
             raise ValueError("headers were broken off")
-        if kind == SETTINGS and flags & ACK and not self.is_acknowledged:
+        if kind == SETTINGS and flags & ACK:
             self.is_acknowledged = True
         elif not self._is_taken:
             self._hold(kind, flags, stream, payload)
         else:
             self._act(kind, flags, stream, payload, happened)
-        if not self._is_taken and self._first and self.is_acknowledged and not self._is_told:
+        if self._first and self.is_acknowledged and not self._is_told:
             self._is_told = True
             happened.append(self._first[0])
 
@@ -213,7 +215,7 @@ class Connection:
             if stream == self._stream and stream:
                 self._forget_call()
                 happened.append(Cancelled())
-        elif kind == SETTINGS and not flags & ACK:
+        elif kind == SETTINGS:
             self._set(payload)
         elif kind == PUSH_PROMISE:
             raise ValueError("a client promises nothing")
@@ -291,7 +293,6 @@ class Connection:
             self._finish(stream, happened)
 
     def _begin_call(self, stream: int) -> None:
-        self._forget_call()
         self._stream, self._stream_window = stream, self._initial_window
         self._most_bytes = self.max_first_bytes
         if self._is_taken:
@@ -330,8 +331,7 @@ class Connection:
             self._stream_window += more
         if max(self._connection_window, self._stream_window) > MAX_WINDOW_BYTES:
             raise ValueError("an impossible window")
-        if self._unsent:
-            self._push()
+        self._push()
 
     def _grant(self, size: int) -> None:
         self.replies += frame(WINDOW_UPDATE, 0, 0, WORD.pack(size))
@@ -343,8 +343,6 @@ class Connection:
 
     def _push(self) -> None:
         """What the caller has room for, and the end of the call behind it."""
-        if not self._stream:
-            return
         if self._unsent and not self._is_answered:
             self._is_answered = True
             self.replies += frame(HEADERS, END_HEADERS, self._stream, ANSWER)

@@ -12,8 +12,6 @@ from typing import Any
 
 from pacekeeper.controller.line import Shown
 
-BACKLOG_BYTES = 1 << 18
-
 
 class _End(asyncio.Protocol):
     """One end of a pipe. What the other end can not take is not read here."""

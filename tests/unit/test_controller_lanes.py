@@ -293,3 +293,14 @@ def test_a_caller_that_asks_and_asks_and_reads_nothing_is_given_up() -> None:
                 await caller.writer.drain()
 
     assert play(scene) == [OPENED, "closed"]
+
+
+def test_who_says_that_it_will_say_no_more_is_let_go() -> None:
+    async def scene(host: Host, caller: Caller) -> None:
+        caller.call()
+        caller.writer.write(said(b"hello"))
+        await caller.until(DATA)
+        caller.writer.write_eof()
+        await caller.is_dropped()
+
+    assert play(scene) == [OPENED, "closed"]

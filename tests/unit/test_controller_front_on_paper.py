@@ -1,0 +1,240 @@
+"""The front between its lanes and the line: numbers, order, limits, and what is no report."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from pacekeeper.controller import front, line
+from pacekeeper.controller.front import UNSENT_BYTES, Front, Line, sequence_of
+from pacekeeper.controller.line import Frame, Frames, Shown
+from pacekeeper.controller.rates import Limit
+from pacekeeper.protos import control_pb2, telemetry_pb2
+
+SHOWN = Shown(peer="ipv4:127.0.0.1:7", authorization=("Bearer x",))
+
+
+def report(sequence: int, more: str = "") -> bytes:
+    health = telemetry_pb2.AgentHealth(nvml=more)
+    one = telemetry_pb2.NodeReport(sequence=sequence, health=health)
+    return bytes(control_pb2.AttachRequest(report=one).SerializeToString())
+
+
+@dataclass(eq=False)
+class Lane:
+    """Notes what it is told."""
+
+    number: int = 0
+    bucket: Any = None
+    is_deaf: bool = False
+    told: list[tuple[bytes, bytes, int]] = field(default_factory=list)
+    ended: list[tuple[int, str]] = field(default_factory=list)
+    num_go_on: int = 0
+
+    def shown(self) -> Shown:
+        return SHOWN
+
+    def tell(self, key: bytes, message: bytes, until_ms: int) -> None:
+        self.told.append((key, message, until_ms))
+
+    def end(self, code: int, why: str) -> None:
+        self.ended.append((code, why))
+
+    def go_on(self) -> None:
+        self.num_go_on += 1
+
+
+@dataclass
+class Out:
+    """The line, as what was put on it."""
+
+    said: list[Frame] = field(default_factory=list)
+    is_full: bool = False
+    has_room: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, kind: int, stream: int = 0, number: int = 0, data: bytes = b"") -> None:
+        self.said.append((kind, stream, number, data))
+
+    async def ready(self) -> None:
+        await self.has_room.wait()
+
+
+def fronted(per_s: float = 1e9, at_once: int = 1 << 30) -> tuple[Front, Out]:
+    out: Any = Out()
+    return Front(out, reports=Limit(per_s=per_s, at_once=at_once)), out
+
+
+def opened(one: Front) -> Any:
+    lane: Any = Lane()
+    one.opened(lane, b"hello")
+    return lane
+
+
+def test_streams_are_numbered_from_one_and_begin_with_who_calls() -> None:
+    one, out = fronted()
+    first, second = opened(one), opened(one)
+    assert (first.number, second.number) == (1, 2)
+    assert out.said[1] == (line.OPENED, 2, 0, line.with_head(SHOWN.to_bytes(), b"hello"))
+    one._newest = 0xFFFFFFFF
+    assert opened(one).number == 1, "0 is no stream"
+
+
+def test_a_report_is_handed_on_with_its_number_and_as_it_came() -> None:
+    one, out = fronted()
+    lane = opened(one)
+    assert one.reported(lane, report(7)) == 0.0
+    one.finished(lane)
+    one.closed(lane)
+    assert out.said[1:] == [
+        (line.REPORT, 1, 7, report(7)),
+        (line.FINISHED, 1, 0, b""),
+        (line.CLOSED, 1, 0, b""),
+    ]
+
+
+def test_a_large_report_counts_as_many() -> None:
+    one, _ = fronted(per_s=1.0, at_once=20)
+    lane = opened(one)
+    assert one.reported(lane, report(1, "x" * 1000)) == 0.0
+    waits_s = one.reported(lane, report(2, "x" * (1 << 20)))
+    assert waits_s is not None
+    assert waits_s > 10.0
+
+
+def test_what_is_no_report_is_told_and_its_stream_is_heard_no_more() -> None:
+    one, out = fronted()
+    lane = opened(one)
+    hello = control_pb2.AttachRequest(hello=control_pb2.Hello()).SerializeToString()
+    for wrong, why in (
+        (b"\xff\xff", "no message"),
+        (hello, "expected a report"),
+        (b"", "expected"),
+    ):
+        lane.is_deaf = False
+        assert one.reported(lane, wrong) == 0.0
+        kind, number, _, words = out.said[-1]
+        assert (kind, number, lane.is_deaf) == (line.MALFORMED, 1, True)
+        assert why.encode() in words
+        with pytest.raises(ValueError, match=why):
+            sequence_of(wrong)
+
+
+def test_while_the_line_is_full_nobody_is_read_and_then_all_that_wait() -> None:
+    async def scene() -> None:
+        one, out = fronted()
+        lanes = [opened(one) for _ in range(3)]
+        out.is_full = True
+        for lane in lanes[:2]:
+            assert one.reported(lane, report(1)) is None
+        await asyncio.sleep(0)
+        assert [lane.num_go_on for lane in lanes] == [0, 0, 0]
+        out.has_room.set()
+        await asyncio.sleep(0.001)
+        assert [lane.num_go_on for lane in lanes] == [1, 1, 0]
+        out.has_room.clear()
+        assert one.reported(lanes[2], report(1)) is None, "full again"
+        out.has_room.set()
+        await asyncio.sleep(0.001)
+        assert [lane.num_go_on for lane in lanes] == [1, 1, 1]
+        assert [kind for kind, *_ in out.said].count(line.REPORT) == 3, "nothing is left out"
+
+    asyncio.run(scene())
+
+
+def said_to(one: Front, frame: bytes) -> None:
+    for kind, number, value, data in Frames(1 << 20).feed(frame):
+        one.hear(kind, number, value, data)
+
+
+def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:
+    one, out = fronted()
+    lanes = [opened(one) for _ in range(3)]
+    one.closed(lanes[1])
+    said_to(one, line.sent([1, 2, 3, 9], 77, b"plan", b"a plan"))
+    said_to(one, line.acknowledged(5, 88, [(1, 10), (2, 11), (9, 12)]))
+    said_to(one, line.frame(line.END, 3, 16, b"nobody"))
+    said_to(one, line.frame(line.END, 2, 16, b"gone"))
+    said_to(one, line.frame(line.PING))
+    message = control_pb2.AttachResponse(
+        acknowledge=control_pb2.Acknowledge(sequence=10), term=5
+    ).SerializeToString()
+    assert lanes[0].told == [(b"plan", b"a plan", 77), (b"", message, 88)]
+    assert (lanes[1].told, lanes[1].ended) == ([], [])
+    assert (lanes[2].told, lanes[2].ended) == ([(b"plan", b"a plan", 77)], [(16, "nobody")])
+    assert out.said[-1] == (line.ALIVE, 0, 0, b"")
+    with pytest.raises(ValueError, match="a frame of kind 2 from the controller"):
+        said_to(one, line.frame(line.OPENED, 1))
+
+
+def test_when_it_goes_down_all_are_told_to_come_again() -> None:
+    one, _ = fronted()
+    lanes = [opened(one) for _ in range(2)]
+    one.end_all()
+    assert [lane.ended for lane in lanes] == [[(14, "the controller is going down")]] * 2
+
+
+@dataclass
+class Writer:
+    """Of the line, whose other end reads nothing until it is let."""
+
+    written: list[bytes] = field(default_factory=list)
+    unsent: int = 0
+    high: int = 0
+    num_drained: int = 0
+
+    @property
+    def transport(self) -> "Writer":
+        return self
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+        self.unsent += len(data)
+
+    async def drain(self) -> None:
+        self.num_drained += 1
+
+
+def test_what_is_put_together_is_one_write_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "FLUSH_S", 0.001)
+
+    async def scene() -> None:
+        writer: Any = Writer()
+        out = Line(writer)
+        assert writer.high == UNSENT_BYTES
+        for _ in range(2):
+            writer.written.clear()
+            out.put(line.ALIVE)
+            out.put(line.REPORT, 3, 4, b"report")
+            assert writer.written == []
+            while not writer.written:
+                await asyncio.sleep(0.001)
+            expected = line.frame(line.ALIVE) + line.frame(line.REPORT, 3, 4, b"report")
+            assert writer.written == [expected]
+        out.flush()
+        assert len(writer.written) == 1, "nothing to say"
+
+    asyncio.run(scene())
+
+
+def test_it_is_full_by_what_is_put_and_by_what_is_not_read_yet() -> None:
+    async def scene() -> None:
+        writer: Any = Writer()
+        out = Line(writer)
+        out.put(line.REPORT, 1, 1, bytes(UNSENT_BYTES))
+        assert not out.is_full
+        out.put(line.REPORT, 1, 2, b"x")
+        assert out.is_full
+        await out.ready()
+        assert (len(writer.written), writer.num_drained) == (1, 1)
+        assert out.is_full, "nobody has read it"
+        writer.unsent = 0
+        assert not out.is_full
+
+    asyncio.run(scene())
