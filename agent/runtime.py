@@ -35,6 +35,7 @@ FLUSH_S = 1.0
 SHOW_S = 1.0  # between two updates of what Prometheus may ask for
 IDLE_POLL_S = 0.5  # where no job runs there is nothing to read but a new job's name
 MAX_TOLD_FILES = 16  # unreadable files named in one report
+PLAIN_REMEDY = "give it certificates ([tls]), or say --insecure"
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +44,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         """Raises ConfigError where it would speak in the clear, or has no certificate to show."""
-        _refuse_plain(config)
+        refuse_plain(config)
         secure.check_client(config.tls, config.token_file)
         self.config = config
         rings = Path(config.ring_dir)
@@ -286,8 +287,16 @@ class Agent:
             _log.warning("the controller did not take all reports within %g s", FLUSH_S)
 
 
-def _refuse_plain(config: AgentConfig) -> None:
+def refuse_plain(config: AgentConfig) -> None:
     """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
+    for why in plain_ways(config):
+        if not config.insecure:
+            raise ConfigError(why, remedy=PLAIN_REMEDY)
+        _log.warning("insecure: %s", why)
+
+
+def plain_ways(config: AgentConfig) -> list[str]:
+    """What would go beyond loopback in the clear. Raises ConfigError where a token would."""
     callers = [plain_caller(one, config.tls) for one in each_address(config.controller)]
     whys = list(callers)
     if config.metrics_listen:
@@ -295,6 +304,4 @@ def _refuse_plain(config: AgentConfig) -> None:
     for why in filter(None, whys):
         if why in callers and config.token_file:
             raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")
-        if not config.insecure:
-            raise ConfigError(why, remedy="give it certificates ([tls]), or say --insecure")
-        _log.warning("insecure: %s", why)
+    return [why for why in whys if why]

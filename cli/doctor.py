@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import click
 
+from pacekeeper.cli.checks import Check, Health, show, worst
 from pacekeeper.core import ring
 from pacekeeper.core.agent_config import METRICS_PORT, AgentConfig
 from pacekeeper.core.config import GRPC_PORT
@@ -28,44 +28,51 @@ MAX_NAMED_RINGS = 4
 REREAD_S = 0.01
 
 
-class Health(StrEnum):
-    OK = "ok"
-    LIMITED = "limited"  # works, but something is missing or slow
-    BROKEN = "broken"  # a part of pacekeeper can not run here
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One thing looked at: what was found and, where it is not well, what to do.
-
-    `exit_code`: how the command ends where this is broken.
-    """
-
-    name: str
-    health: Health
-    found: str
-    remedy: str = ""
-    exit_code: ExitCode = ExitCode.HOST
-
-
 @click.command()
 @click.option("--ring-dir", default=AgentConfig().ring_dir, show_default=True)
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(dir_okay=False),
+    help="TOML: check what a controller, an agent or a command would run with, not this machine.",
+)
+@click.option(
+    "--as",
+    "whose",
+    type=click.Choice(["controller", "agent", "client"]),
+    multiple=True,
+    help="Who reads --config; repeatable [default: those whose tables it has].",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document.")
 @click.pass_context
-def command(ctx: click.Context, ring_dir: str, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    ring_dir: str,
+    config_file: str | None,
+    whose: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Say what works on this machine and what does not, and what to do.
 
     Ends with code 4 where a part of pacekeeper can not run here or a ring holds damaged records,
-    with code 5 where a ring is of another version.
+    with code 5 where a ring is of another version. With --config it checks the file as who reads it
+    would, on this machine and as this user, and starts nothing: code 3 where the file, or one that
+    it names, is wrong, 4 where this machine refuses, 5 for a store of another version, 6 where a
+    controller or the lease's store does not answer, 11 where it refuses us. The highest counts.
     """
-    checks = run_checks(Path(ring_dir))
+    if config_file is None:
+        if whose:
+            raise click.UsageError("--as says who reads --config FILE")
+        checks = run_checks(Path(ring_dir))
+    else:
+        from pacekeeper.cli.doctor_config import check_config
+
+        checks = check_config(config_file, whose)
     if as_json:
         click.echo(json.dumps([asdict(check) for check in checks]))
     else:
-        _print(checks)
-    broken = [check.exit_code for check in checks if check.health is Health.BROKEN]
-    if broken:
-        ctx.exit(int(max(broken)))
+        show(checks)
+    ctx.exit(int(worst(checks)))
 
 
 def run_checks(ring_dir: Path) -> tuple[Check, ...]:
@@ -338,19 +345,3 @@ def _filesystem_of(path: Path) -> str:
         if inside and len(point) > len(best):
             best, kind = point, type_
     return kind
-
-
-def _print(checks: tuple[Check, ...]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    styles = {Health.OK: "green", Health.LIMITED: "yellow", Health.BROKEN: "bold red"}
-    table = Table(box=None, header_style="dim")
-    for name in ("", "what", "found", "to do"):
-        table.add_column(name)
-    for check in checks:
-        # Text: paths and what the system says are no markup.
-        words = (Text(word) for word in (check.name, check.found, check.remedy))
-        table.add_row(Text(check.health, style=styles[check.health]), *words)
-    Console().print(table)

@@ -18,14 +18,18 @@ def settings(kind: type[T], config_file: str | None, **given: Any) -> T:
     """
     found = kind()
     if config_file is not None:
-        try:
-            text = Path(config_file).read_text()
-        except OSError as error:
-            raise ConfigError(f"{config_file}: {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
-        found = read_config(kind, text, file=config_file)
+        found = read_config(kind, config_text(config_file), file=config_file)
     return override(found, **given)
+
+
+def config_text(config_file: str) -> str:
+    """What stands in a file of settings. Raises ConfigError."""
+    try:
+        return Path(config_file).read_text()
+    except OSError as error:
+        raise ConfigError(f"{config_file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{config_file}: not UTF-8 text: {error.reason}") from None
 
 
 @contextmanager

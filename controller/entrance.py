@@ -22,7 +22,7 @@ from pacekeeper.core.security_config import open_listener
 from pacekeeper.protos import secure, wire
 
 _log = logging.getLogger(__name__)
-_REMEDY = (
+OPEN_REMEDY = (
     "give it a certificate ([tls], `pacekeeper certs`) and callers to tell apart, listen on "
     "127.0.0.1, or say --insecure"
 )
@@ -30,6 +30,14 @@ _REMEDY = (
 
 def refuse_open(config: ControllerConfig) -> None:
     """Raises ConfigError where it would listen beyond loopback unprotected, and was not told to."""
+    for why in open_ways(config):
+        if not config.insecure:
+            raise ConfigError(why, remedy=OPEN_REMEDY)
+        _log.warning("insecure: %s", why)
+
+
+def open_ways(config: ControllerConfig) -> list[str]:
+    """Where it would listen beyond loopback unprotected. Raises ConfigError for half a [tls]."""
     if config.tls.ca and not config.tls.cert:
         raise ConfigError("[tls] ca: a controller that asks for certificates needs one of its own")
     whys = [open_listener("--listen", config.listen, config.tls, config.access.tokens)]
@@ -38,10 +46,7 @@ def refuse_open(config: ControllerConfig) -> None:
     if config.web:  # browsers are asked for no certificate
         tls = replace(config.tls, ca="")
         whys.append(open_listener("--web", config.web, tls, config.access.tokens))
-    for why in filter(None, whys):
-        if not config.insecure:
-            raise ConfigError(why, remedy=_REMEDY)
-        _log.warning("insecure: %s", why)
+    return [why for why in whys if why]
 
 
 def why_not(host: str, port: int) -> OSError:

@@ -25,6 +25,7 @@ BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller t
 LOG_BYTES = 16 << 20  # that the write-ahead log keeps on disk once it was written back
 SLACK_BYTES = 4 << 20  # free inside the file that are kept for what comes next
 RETURNED_PAGES = 256  # to the file system at once: some milliseconds
+HEADER_BYTES = 100  # of every SQLite database
 _log = logging.getLogger(__name__)
 
 
@@ -116,6 +117,34 @@ def check_log(path: Path) -> None:
         )
 
 
+def look(path: Path) -> str:
+    """What a controller would find there, of the file's first bytes: it is not opened as a store.
+
+    Raises HostError and VersionError.
+    """
+    if not path.exists():
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise _refused(path, f"{folder} is no directory that this user may write")
+        return f"{path}: a new one"
+    if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
+        raise _refused(path, "no file that this user may read and write")
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    if not head:
+        return f"{path}: a new one"
+    version, application = (int.from_bytes(head[at : at + 4], "big") for at in (60, 68))
+    if head.startswith(b"SQLite format 3\0") and application == version == 0:
+        return f"{path}: a new one"  # or all of it is in its log
+    if not head.startswith(b"SQLite format 3\0") or application != APPLICATION_ID:
+        raise _refused(path, "a file of another program")
+    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        raise _other_version(path, version)
+    if version < SCHEMA_VERSION:
+        return f"{path}: schema {version}, taken over at the start, with a copy kept beside it"
+    return f"{path}: {path.stat().st_size / 1e6:.1f} MB"
+
+
 _INCREMENTAL = 2  # of PRAGMA auto_vacuum
 _STAMP = f"PRAGMA user_version = {SCHEMA_VERSION}; PRAGMA application_id = {APPLICATION_ID};"
 
@@ -130,12 +159,16 @@ def _version(connection: sqlite3.Connection, path: Path) -> int | None:
             raise _refused(path, "a database of another program")
         return None
     if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
-        raise VersionError(
-            f"store {path} has schema {version}, this controller reads {OLDEST_VERSION} to "
-            f"{SCHEMA_VERSION}",
-            remedy="install the pacekeeper that wrote it, or name another --store",
-        )
+        raise _other_version(path, version)
     return int(version)
+
+
+def _other_version(path: Path, version: int) -> VersionError:
+    return VersionError(
+        f"store {path} has schema {version}, this controller reads {OLDEST_VERSION} to "
+        f"{SCHEMA_VERSION}",
+        remedy="install the pacekeeper that wrote it, or name another --store",
+    )
 
 
 def _take_over(connection: sqlite3.Connection, path: Path, version: int) -> None:

@@ -32,12 +32,7 @@ def web_server(
     """
     if not config.web:
         return None
-    if config.tls.ca and entrance.tokens is None:
-        raise ConfigError(
-            "[access] tokens: the web page knows people by tokens, browsers are asked for no "
-            "certificate",
-            remedy="make some with `pacekeeper tokens add`, or leave --web out",
-        )
+    refuse_page(config)
     try:
         from pacekeeper.controller.web import Web
         from pacekeeper.controller.web_door import Door
@@ -63,3 +58,13 @@ def web_server(
         is_secure=is_secure,
     )
     return WebServer(web.app(), host_and_port(config.web, first_port=0), config.tls)
+
+
+def refuse_page(config: ControllerConfig) -> None:
+    """Raises ConfigError where nobody could come in to the page."""
+    if config.tls.ca and not config.access.tokens:
+        raise ConfigError(
+            "[access] tokens: the web page knows people by tokens, browsers are asked for no "
+            "certificate",
+            remedy="make some with `pacekeeper tokens add`, or leave --web out",
+        )

@@ -37,10 +37,19 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
 
     Raises ConfigError that names `file`, the key and what was expected.
     """
+    settings: T = _read(_document(text, file), file)[kind]
+    return settings
+
+
+def _document(text: str, file: str) -> dict[str, Any]:
     try:
-        document = tomllib.loads(text)
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def _read(document: dict[str, Any], file: str) -> dict[type, Any]:
+    """Settings of every kind."""
     known = tuple(dict.fromkeys(table for table, _, _ in _TABLES))
     for table in document:
         if table not in known:
@@ -60,8 +69,31 @@ def read_config(kind: type[T], text: str, *, file: str) -> T:
         else:
             base = _build(owner, values, where, base)
         result[owner] = base
-    settings: T = result[kind]
-    return settings
+    return result
+
+
+def complaints(text: str, *, file: str) -> list[ConfigError]:
+    """All that `read_config` would raise, key by key where a key is to blame; empty: nothing."""
+    try:
+        document = _document(text, file)
+    except ConfigError as error:
+        return [error]
+    found: list[ConfigError] = []
+    for table, values in document.items():
+        whole = _complaint({table: values}, file)
+        if whole is not None:
+            keys = values.items() if isinstance(values, dict) else ()
+            alone = [_complaint({table: {key: value}}, file) for key, value in keys]
+            found += [one for one in alone if one is not None] or [whole]
+    return found
+
+
+def _complaint(document: dict[str, Any], file: str) -> ConfigError | None:
+    try:
+        _read(document, file)
+    except ConfigError as error:
+        return error
+    return None
 
 
 def read_table(kind: type[T], values: dict[str, Any], *, where: str) -> T:

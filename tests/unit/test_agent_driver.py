@@ -12,7 +12,8 @@ from pacekeeper.agent import nvml_events, sampler
 from pacekeeper.agent.nvml import FIELDS_S, NoNvml, Nvml, open_nvml
 from pacekeeper.agent.nvml_device import GoneError
 from pacekeeper.agent.sampler import Sampler
-from pacekeeper.cli.doctor import Health, check_nvml
+from pacekeeper.cli.checks import Health
+from pacekeeper.cli.doctor import check_nvml
 from pacekeeper.core.topology import DeviceSample
 from support import fake_nvml
 from support.fake_nvml import NOT_TOLD, Driver

@@ -1,0 +1,67 @@
+"""One thing that `pacekeeper doctor` looked at: how well it is, and what to do where it is not."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from pacekeeper.core.errors import ExitCode, PacekeeperError
+
+
+class Health(StrEnum):
+    OK = "ok"
+    LIMITED = "limited"  # works, but something is missing or slow
+    BROKEN = "broken"  # a part of pacekeeper can not run here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing looked at: what was found and, where it is not well, what to do.
+
+    `exit_code`: how the command ends where this is broken.
+    """
+
+    name: str
+    health: Health
+    found: str
+    remedy: str = ""
+    exit_code: ExitCode = ExitCode.HOST
+
+
+def tried(name: str, look: Callable[[], "Check | str"]) -> Check:
+    """What `look` finds; what it raises says whose fault it is and what to do."""
+    try:
+        found = look()
+    except PacekeeperError as error:
+        return Check(
+            name=name,
+            health=Health.BROKEN,
+            found=error.what,
+            remedy=error.remedy,
+            exit_code=error.exit_code,
+        )
+    if isinstance(found, Check):
+        return replace(found, name=name)
+    return Check(name=name, health=Health.OK, found=found)
+
+
+def worst(checks: Sequence[Check]) -> ExitCode:
+    """How a command ends that has made these: the highest code of what is broken."""
+    broken = [check.exit_code for check in checks if check.health is Health.BROKEN]
+    return max(broken, default=ExitCode.OK)
+
+
+def show(checks: Sequence[Check]) -> None:
+    """A table for people."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    styles = {Health.OK: "green", Health.LIMITED: "yellow", Health.BROKEN: "bold red"}
+    table = Table(box=None, header_style="dim")
+    for name in ("", "what", "found", "to do"):
+        table.add_column(name, overflow="fold")
+    for check in checks:
+        # Text: paths and what the system says are no markup.
+        words = (Text(word) for word in (check.name, check.found, check.remedy))
+        table.add_row(Text(check.health, style=styles[check.health]), *words)
+    Console().print(table)
