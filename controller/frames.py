@@ -18,6 +18,7 @@ MAX_HEADER_BYTES = 65536
 MAX_WINDOW_BYTES = (1 << 31) - 1
 DEFAULT_WINDOW_BYTES = 65535
 GRANTED_BYTES = 1 << 20  # a caller may send so much more than was read of it
+PUSHED_BYTES = 1 << 16  # of messages, that are copied for a caller before it has read some
 HELD_BYTES = 1 << 18  # before it is known whose connection it is
 MOST_OF_A_REASON = 4096
 UNIMPLEMENTED, RESOURCE_EXHAUSTED = 12, 8

@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from pacekeeper.controller.lanes import Lane, Rules
 from pacekeeper.controller.listener import listening
 from pacekeeper.controller.rates import Limit, full, owe, report_cost
 from pacekeeper.controller.relay import relaying
+from pacekeeper.controller.shelf import Shelf
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import control_pb2, secure
@@ -35,6 +37,7 @@ FLUSH_S = 0.005  # what comes within so long is handed on together
 UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more is read of agents
 READ_BYTES = 1 << 18
 COMMAND_BYTES = 64 << 20
+WAITING_BYTES = 256 << 20  # of all that is to be told to agents, each message once
 GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make no cycles
 _log = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class Front:
     def __init__(self, out: Line, *, reports: Limit) -> None:
         self._out, self._reports = out, reports
         self._streams: dict[int, Lane] = {}
+        self._shelf, self._is_full = Shelf(WAITING_BYTES), False
         self._newest = 0
         self._waiting: list[Lane] = []  # for room on the line
         self._making_room: asyncio.Task[None] | None = None
@@ -131,9 +135,7 @@ class Front:
         match kind:
             case line.SEND:
                 numbers, key, message = line.sent_in(data)
-                for one in numbers:
-                    if (lane := self._streams.get(one)) is not None:
-                        lane.tell(key, message, value)
+                self._send(numbers, key, message, value)
             case line.ACKNOWLEDGE:
                 self._acknowledge(data)
             case line.END:
@@ -143,6 +145,19 @@ class Front:
                 self._out.put(line.ALIVE)
             case _:
                 raise ValueError(f"a frame of kind {kind} from the controller")
+
+    def _send(self, numbers: Sequence[int], key: bytes, message: bytes, until_ms: int) -> None:
+        """To these streams, if there is room until the slowest has read it."""
+        shared = self._shelf.put(message)
+        if (shared is None) != self._is_full:
+            self._is_full = shared is None
+            held = f"{self._shelf.held_bytes} bytes wait for agents that read slowly"
+            _log.warning("%s: %s", held, "large messages are left out" if self._is_full else "room")
+        if shared is None:
+            return
+        for one in numbers:
+            if (lane := self._streams.get(one)) is not None:
+                lane.tell(key, shared, until_ms)
 
     def _acknowledge(self, data: bytes) -> None:
         term, until_ms, pairs = line.acknowledged_in(data)

@@ -34,6 +34,7 @@ from pacekeeper.controller.frames import (
     PREFIX,
     PRIORITISED,
     PUSH_PROMISE,
+    PUSHED_BYTES,
     REFUSED_STREAM,
     RESOURCE_EXHAUSTED,
     RST_STREAM,
@@ -56,13 +57,16 @@ from pacekeeper.controller.frames import (
 class Connection:
     """One caller's. `feed` says what happened; `replies` are for the caller, at once.
 
-    Until `take` is called nothing after a first call is read: see `held`.
+    Of what is sent `replies` have PUSHED_BYTES at most, and nothing while not `may_push`: a message
+    stays one, however many callers it waits for. Until `take` is called nothing after a first call
+    is read: see `held`.
     """
 
     max_message_bytes: int
     max_first_bytes: int  # of the first message of a call
     replies: bytearray = field(default_factory=lambda: bytearray(frame(SETTINGS, 0, 0)))
     is_acknowledged: bool = False  # our settings, by the caller
+    may_push: bool = True  # the caller reads
     _is_taken: bool = False
     _is_told: bool = False  # of the first call
     _unread: bytes = b""
@@ -86,7 +90,7 @@ class Connection:
     _connection_window: int = DEFAULT_WINDOW_BYTES
     _stream_window: int = DEFAULT_WINDOW_BYTES
     _initial_window: int = DEFAULT_WINDOW_BYTES
-    _unsent: deque[bytes] = field(default_factory=deque)  # payloads of data
+    _unsent: deque[memoryview] = field(default_factory=deque)  # of messages, not copied
     _end: tuple[int, str] | None = None
 
     def feed(self, data: bytes) -> list[Happened]:
@@ -134,13 +138,11 @@ class Connection:
         """A message of the call, into `replies` as far as the caller has room."""
         if not self._stream:
             return
-        data = PREFIX.pack(0, len(message)) + message
-        if len(data) <= MAX_FRAME_BYTES:
-            self._unsent.append(data)
-        else:
-            for at in range(0, len(data), MAX_FRAME_BYTES):
-                self._unsent.append(data[at : at + MAX_FRAME_BYTES])
-        self._push()
+        first = MAX_FRAME_BYTES - PREFIX.size
+        self._unsent.append(memoryview(PREFIX.pack(0, len(message)) + message[:first]))
+        if len(message) > first:
+            self._unsent.append(memoryview(message)[first:])
+        self.push()
 
     @property
     def is_clear(self) -> bool:
@@ -163,7 +165,33 @@ class Connection:
             return
         self._end = code, why
         self._is_deaf = True
-        self._push()
+        self.push()
+
+    def push(self) -> None:
+        """What the caller has room for, and the end of the call behind it."""
+        if self._unsent and not self._is_answered:
+            self._is_answered = True
+            self.replies += frame(HEADERS, END_HEADERS, self._stream, ANSWER)
+        while self._unsent:
+            room = min(self._connection_window, self._stream_window, MAX_FRAME_BYTES)
+            if room <= 0 or not self.may_push or len(self.replies) >= PUSHED_BYTES:
+                return
+            data, rest = self._unsent[0][:room], self._unsent[0][room:]
+            if rest:
+                self._unsent[0] = rest
+            else:
+                self._unsent.popleft()
+            self._connection_window -= len(data)
+            self._stream_window -= len(data)
+            self.replies += HEAD.pack(0, len(data), DATA, 0, self._stream)
+            self.replies += data
+        if self._end is None:
+            return
+        block = (b"" if self._is_answered else ANSWER) + trailers(*self._end)
+        self.replies += frame(HEADERS, END_HEADERS | END_STREAM, self._stream, block)
+        if not self._is_finished:
+            self.replies += frame(RST_STREAM, 0, self._stream, WORD.pack(0))
+        self._forget_call()
 
     def ping(self) -> None:
         """Ask the caller for a sign of life."""
@@ -319,7 +347,7 @@ class Connection:
                 self._stream_window += value - self._initial_window
                 self._initial_window = value
         self.replies += frame(SETTINGS, ACK, 0)
-        self._push()
+        self.push()
 
     def _widen(self, stream: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -331,7 +359,7 @@ class Connection:
             self._stream_window += more
         if max(self._connection_window, self._stream_window) > MAX_WINDOW_BYTES:
             raise ValueError("an impossible window")
-        self._push()
+        self.push()
 
     def _grant(self, size: int) -> None:
         self.replies += frame(WINDOW_UPDATE, 0, 0, WORD.pack(size))
@@ -340,27 +368,3 @@ class Connection:
     def _grant_stream(self, size: int) -> None:
         if self._stream and not self._is_finished:
             self.replies += frame(WINDOW_UPDATE, 0, self._stream, WORD.pack(size))
-
-    def _push(self) -> None:
-        """What the caller has room for, and the end of the call behind it."""
-        if self._unsent and not self._is_answered:
-            self._is_answered = True
-            self.replies += frame(HEADERS, END_HEADERS, self._stream, ANSWER)
-        while self._unsent:
-            room = min(self._connection_window, self._stream_window)
-            if room <= 0:
-                return
-            data = self._unsent.popleft()
-            if len(data) > room:
-                self._unsent.appendleft(data[room:])
-                data = data[:room]
-            self._connection_window -= len(data)
-            self._stream_window -= len(data)
-            self.replies += frame(DATA, 0, self._stream, data)
-        if self._end is None:
-            return
-        block = (b"" if self._is_answered else ANSWER) + trailers(*self._end)
-        self.replies += frame(HEADERS, END_HEADERS | END_STREAM, self._stream, block)
-        if not self._is_finished:
-            self.replies += frame(RST_STREAM, 0, self._stream, WORD.pack(0))
-        self._forget_call()

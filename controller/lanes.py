@@ -77,7 +77,7 @@ class Lane(asyncio.BufferedProtocol):
             "_is_writable",
             "_is_stuck",
         ),
-        *("_made_s", "_called_s", "_heard_s", "_over_s", "_left_s", "_upgrade"),
+        *("_made_s", "_called_s", "_heard_s", "_moved_s", "_over_s", "_left_s", "_upgrade"),
         *("_authorization", "_peer", "_early", "_owed"),
     )
 
@@ -95,6 +95,7 @@ class Lane(asyncio.BufferedProtocol):
         self._is_writable, self._is_stuck = True, False
         self._loop = asyncio.get_running_loop()
         self._made_s = self._heard_s = self._loop.time()
+        self._moved_s = 0.0  # when it last took some of what it is told
         self._called_s = 0.0  # since when its Hello is waited for
         self._over_s = 0.0  # when it was said goodbye to
         spread = random.uniform(1.0 - AGE_SPREAD, 1.0 + AGE_SPREAD)
@@ -175,11 +176,13 @@ class Lane(asyncio.BufferedProtocol):
         """It reads slower than it is written to: what it is to be told waits, the newest of each
         kind.
         """
-        self._is_writable = False
+        self._is_writable = self._connection.may_push = False
 
     def resume_writing(self) -> None:
         """It has read."""
-        self._is_writable = True
+        self._is_writable = self._connection.may_push = True
+        self._moved_s = self._loop.time()
+        self._connection.push()
         self._tell()
 
     # --- of the agent ---
@@ -250,7 +253,7 @@ class Lane(asyncio.BufferedProtocol):
             self._report(self._waiting.popleft())
         if self._is_held or self._transport.is_closing():
             return
-        self._heard_s = self._loop.time()
+        self._heard_s = self._moved_s = self._loop.time()
         self._transport.resume_reading()
         if self._is_finishing and self.number:
             self._is_finishing = False
@@ -272,20 +275,22 @@ class Lane(asyncio.BufferedProtocol):
 
     def _tell(self) -> None:
         connection = self._connection
-        while not (is_stuck := not (self._is_writable and connection.is_clear)):
-            if not connection.is_open:
+        while True:
+            if not connection.is_clear:
+                self._write()
+            if not (self._is_writable and connection.is_clear and connection.is_open):
                 break
             told = self.outbox.next(self._loop.time())
             if told is None:
                 break
+            self._moved_s = self._loop.time()
             connection.send(told)
             if not self.is_heard:
                 self.is_heard = True
                 if self._is_held:
                     self._loop.call_soon(self.go_on)
-        self._is_stuck = is_stuck
-        if connection.replies:
-            self._write()
+        self._write()
+        self._is_stuck = not (self._is_writable and connection.is_clear)
 
     def end(self, code: int, why: str) -> None:
         """The stream is over, after what is to be said."""
@@ -309,11 +314,14 @@ class Lane(asyncio.BufferedProtocol):
     # --- of the connection ---
 
     def _write(self) -> None:
-        replies, transport = self._connection.replies, self._transport
-        data = bytes(replies)
-        replies.clear()
-        if data and not transport.is_closing():
-            transport.write(data)
+        """All that is to be said, as long as the caller takes it."""
+        connection, transport = self._connection, self._transport
+        while connection.replies:
+            data = bytes(connection.replies)
+            connection.replies.clear()
+            if not transport.is_closing():
+                transport.write(data)  # which may say that it is enough
+                connection.push()
 
     def look(self, now_s: float) -> None:
         """What only time tells."""
@@ -335,7 +343,7 @@ class Lane(asyncio.BufferedProtocol):
             self.say_goodbye()
         elif self._is_held:
             pass  # it is we who do not listen
-        elif now_s - self._heard_s > DEAD_S:
+        elif now_s - self._heard_s > DEAD_S or (self._is_stuck and now_s - self._moved_s > DEAD_S):
             self._transport.abort()
         elif now_s - self._heard_s > SILENT_S:
             self._connection.ping()

@@ -249,6 +249,30 @@ def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
     play(scene)
 
 
+def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last() -> None:
+    def offer(generation: int) -> bytes:
+        plan = control_pb2.OfferPlan(generation=generation, layout_json=bytes(3 << 20))
+        return bytes(control_pb2.AttachResponse(offer_plan=plan).SerializeToString())
+
+    async def scene(door: Door) -> None:
+        own = [secure.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
+        async with own[0], own[1]:
+            calls = [await welcomed(channel) for channel in own]
+            numbers = [number for kind, number, *_ in door.heard if kind == line.OPENED]
+            for generation in range(1, 5):
+                door.door.say(line.sent(numbers, 0, b"plan", offer(generation)))
+            for call in calls:
+                await asyncio.sleep(0.2)
+                seen = 0
+                while seen < 4:
+                    plan = (await call.read()).offer_plan
+                    assert len(plan.layout_json) == 3 << 20
+                    assert plan.generation > seen
+                    seen = plan.generation
+
+    play(scene)
+
+
 def test_a_front_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_door, "ALIVE_WITHIN_S", 0.5)
     monkeypatch.setattr(front_door, "PING_S", 0.1)

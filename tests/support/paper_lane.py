@@ -40,6 +40,8 @@ class Transport:
     written: bytearray = field(default_factory=bytearray)
     is_read: bool = True
     is_aborted: bool = False
+    takes_bytes: int = 1 << 40  # until somebody reads
+    on_full: Callable[[], None] = lambda: None
     socket: Socket = field(default_factory=Socket)
 
     def get_extra_info(self, name: str) -> Any:
@@ -48,6 +50,8 @@ class Transport:
     def write(self, data: bytes) -> None:
         assert not self.is_aborted
         self.written += data
+        if len(self.written) > self.takes_bytes:
+            self.on_full()
 
     def pause_reading(self) -> None:
         self.is_read = False

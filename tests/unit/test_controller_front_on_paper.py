@@ -167,6 +167,36 @@ def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:
         said_to(one, line.frame(line.OPENED, 1))
 
 
+def test_what_waits_in_all_streams_together_is_bounded_and_large_offers_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(front, "WAITING_BYTES", 1_000_000)
+    one, _ = fronted()
+    slow, quick = opened(one), opened(one)
+
+    def offer(size: int, *numbers: int) -> None:
+        said_to(one, line.sent(numbers, 0, b"plan", bytes(size)))
+
+    for _ in range(3):
+        offer(400_000, 1, 2)
+        quick.told.clear()
+    assert [len(message) for _, message, _ in slow.told] == [400_000, 400_000]
+    offer(300_000, 2)
+    offer(100, 1, 2)
+    assert [len(message) for _, message, _ in quick.told] == [100]
+    slow.told.pop(0)
+    offer(400_000, 1, 2)
+    assert [len(message) for _, message, _ in quick.told] == [100, 400_000]
+    assert slow.told[-1][1] is quick.told[-1][1], "one message, however many hear it"
+    slow.told.clear()
+    quick.told.clear()
+    assert one._shelf.held_bytes == 0
+    assert [one.message.rpartition(": ")[2] for one in caplog.records] == [
+        "large messages are left out",
+        "room",
+    ]
+
+
 def test_when_it_goes_down_all_are_told_to_come_again() -> None:
     one, _ = fronted()
     lanes = [opened(one) for _ in range(2)]

@@ -13,9 +13,11 @@ from pacekeeper.controller.frames import (
     GRANTED_BYTES,
     HEADERS,
     INITIAL_WINDOW_SIZE,
+    MAX_FRAME_BYTES,
     PADDED,
     PING,
     PREFACE,
+    PUSHED_BYTES,
     RST_STREAM,
     SETTINGS,
     WINDOW_UPDATE,
@@ -189,3 +191,23 @@ def test_what_it_says_by_itself() -> None:
     assert said(connection) == [(PING, 0, 0, b"pacekeep"), (GOAWAY, 0, 0, b"\0\0\0\1\0\0\0\0")]
     connection.feed(frame(PING, 0, 0, b"12345678 and more"))
     assert said(connection) == [(PING, ACK, 0, b"12345678")]
+
+
+def test_a_message_is_not_copied_for_a_caller_that_does_not_read() -> None:
+    wide = struct.pack(">HI", INITIAL_WINDOW_SIZE, 1 << 30)
+    opening = PREFACE + frame(SETTINGS, 0, 0, wide) + frame(WINDOW_UPDATE, 0, 0, b"\x3f\0\0\0")
+    connection = opened(opening + frame(HEADERS, END_HEADERS, 1, block()))
+    message = bytes(range(256)) * 4096  # 1 MiB
+    connection.send(message)
+    assert PUSHED_BYTES <= len(connection.replies) < PUSHED_BYTES + MAX_FRAME_BYTES + 20
+    assert connection._unsent[0].obj is message
+    got = sent_by(connection)
+    connection.may_push = False
+    connection.push()
+    connection.feed(frame(WINDOW_UPDATE, 0, 1, b"\0\1\0\0"))
+    assert sent_by(connection) == b""
+    connection.may_push = True
+    while not connection.is_clear:
+        connection.push()
+        got += sent_by(connection)
+    assert got == prefixed(message)

@@ -247,10 +247,11 @@ def test_the_end_of_a_stream_comes_behind_what_is_to_be_said() -> None:
         world.lane.pause_writing()
         world.lane.tell(b"plan", b"plan", 0)
         world.lane.end(14, "going down")
+        assert world.heard == [HELLO, "closed"]
+        assert world.said() == []
+        world.lane.resume_writing()
         kinds = [(kind, flags & END_STREAM) for kind, flags, *_ in world.said()]
         assert kinds == [(DATA, 0), (HEADERS, END_STREAM), (RST_STREAM, 0)]
-        assert world.heard == [HELLO, "closed"]
-        world.lane.resume_writing()
         world.lane.tell(b"plan", b"to nobody", 0)
         assert world.said() == []
 
