@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
 from pacekeeper.core.topology import is_node_name
 
 CA_CERT, CA_KEY = "ca.crt", "ca.key"
@@ -131,8 +131,10 @@ def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
 
 
 def show(cert_file: Path) -> Shown:
-    """What a certificate says. Raises ConfigError where there is none, or a damaged one."""
-    cert = _load(cert_file)
+    """What a certificate says. Raises ConfigError for what is none, or a damaged one, HostError
+    where it can not be read.
+    """
+    cert = _load(cert_file, HostError)
     try:
         return _shown(cert_file, cert)
     except (ValueError, x509.DuplicateExtension):
@@ -243,11 +245,12 @@ def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePriva
     return cert, key
 
 
-def _load(path: Path) -> x509.Certificate:
+def _load(path: Path, unread: type[PacekeeperError] = ConfigError) -> x509.Certificate:
+    """Raises ConfigError for what is none, and `unread` where it can not be read."""
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise unread(f"{path}: {error.strerror}") from None
     except (ValueError, x509.InvalidVersion):
         raise ConfigError(f"{path}: no certificate in PEM") from None
 

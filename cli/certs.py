@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.errors import ConfigError, ExitCode, HostError, PacekeeperError
 from pacekeeper.core.security_config import TRUST_DOMAIN
 
 _DIRECTORY = click.option(
@@ -119,18 +119,31 @@ def renew(directory: Path, days: int | None, within: int | None, files: tuple[Pa
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.pass_context
 def show(ctx: click.Context, as_json: bool, files: tuple[Path, ...]) -> None:
-    """Say whose certificates these are and until when; ends with code 3 where one is over."""
+    """Say whose certificates these are and until when.
+
+    Ends with code 3 where one is over, or is none; with code 4 where a file is not there or can not
+    be read, also where others are over: the highest code counts.
+    """
     with _needs_cryptography():
         from pacekeeper.cli import authority
-    shown = [authority.show(file) for file in files]
-    now = authority.utc_now()
-    if as_json:
-        click.echo(json.dumps([_plain(one, now) for one in shown]))
-    else:
-        for file in files:
+    now, told, codes = authority.utc_now(), list[dict[str, Any]](), [ExitCode.OK]
+    for file in files:
+        try:
+            one = authority.show(file)
+        except PacekeeperError as error:
+            codes.append(error.exit_code)
+            told.append({"file": str(file), "trouble": error.what})
+            if not as_json:
+                click.echo(f"{error.what}")
+            continue
+        if one.is_over(now):
+            codes.append(ConfigError.exit_code)
+        told.append(_plain(one, now) | {"trouble": ""})
+        if not as_json:
             _say(file)
-    if any(one.is_over(now) for one in shown):
-        ctx.exit(int(ConfigError.exit_code))
+    if as_json:
+        click.echo(json.dumps(told))
+    ctx.exit(int(max(codes)))
 
 
 def _plain(one: Any, now: Any) -> dict[str, Any]:

@@ -2,10 +2,22 @@
 
 import logging
 import sys
+from typing import Any
+
+TRACE_HEAD, TRACE_TAIL = 4_000, 12_000  # of a traceback, in characters: the last call says most
 
 
 class OneLineFormatter(logging.Formatter):
-    """What is not printable is shown as its code. Tracebacks of ours stay as they are."""
+    """What is not printable is shown as its code. Tracebacks of ours keep their lines, and a length
+    that a log can bear: a deep recursion or an error's own words have none.
+    """
+
+    def formatException(self, ei: Any) -> str:
+        text = super().formatException(ei)
+        more = len(text) - TRACE_HEAD - TRACE_TAIL
+        if more <= 0:
+            return text
+        return f"{text[:TRACE_HEAD]}\n... {more:,} characters more ...\n{text[-TRACE_TAIL:]}"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         message = super().formatMessage(record)

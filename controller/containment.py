@@ -33,7 +33,7 @@ def contained(
             job,
             pending={} if drops_steps else job.pending,
             watch=Watch.BLIND,
-            watch_reason=f"{doing} fails by a mistake in pacekeeper: {error!r}",
+            watch_reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
             blind=Blindness.FAILED,
         )
         return replace(state, jobs={**state.jobs, name: job}), commands

@@ -237,6 +237,7 @@ def _take_decision(
         state = _with_job(state, replace(job, decided_on=None))
         return state, (Say(text=f"job={name} decision dropped: made for what is over"),)
     before = job.last_decision
+    decision = offers.with_news(decision, before)
     job = replace(job, last_decision=decision)
     if job.home is None and decision.rung is Rung.LEAVE_OUT and job.cordoned:
         job = replace(job, home=job.layout)  # to come back to, once nobody is cordoned
@@ -244,7 +245,11 @@ def _take_decision(
         job, said = proposals.take(job, decision, config.policy, now_s, unix_s)
         return _with_job(state, job), tuple(said)
     job, commands = proposals.follow(job, config.policy, unix_s)
-    is_news = before is None or before.rung is not decision.rung
+    is_news = (
+        before is None
+        or before.rung is not decision.rung
+        or offers.is_exposed_anew(decision, before)
+    )
     is_told_only = config.policy.mode == "observe" or bool(orders.why_dry(state))
     if decision.rung is Rung.NOTHING or is_told_only:
         job, said = proposals.withdraw(job, decision.reason)

@@ -52,6 +52,23 @@ def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, li
     ]
 
 
+def with_news(decision: Decision, before: Decision | None) -> Decision:
+    """With what is exposed in its reason, where the decision before did not say the same.
+
+    A job on one node would else hear with each plan that it is on one.
+    """
+    if decision.exposed is None:
+        return replace(decision, exposed=None if before is None else before.exposed)
+    is_news = is_exposed_anew(decision, before)
+    return replace(decision, reason=decision.text) if is_news else decision
+
+
+def is_exposed_anew(decision: Decision, before: Decision | None) -> bool:
+    """Would a death take what the decision before did not say?"""
+    known = None if before is None else before.exposed
+    return bool(decision.exposed) and decision.exposed != known
+
+
 def told(name: str, decision: Decision) -> Say:
     """A decision on this job in one line."""
     return Say(text=f"job={name} decision={decision.rung} {decision.reason}")

@@ -63,11 +63,11 @@ def decide(view: View, config: PolicyConfig) -> Decision:
     is_hasty = view.by_survivors and decision.rung not in COSTLY
     if is_hasty or (decision.layout is None and now.num_narrow):
         decision = _safer(view, now, search, decision.layout or view.layout) or decision
-    left = exposed(decision.layout or view.layout, floor)
-    more = left + untold(view, config) + _refused(view, decision.rung) + kept
+    left = exposed(decision.layout or view.layout, floor) + untold(view, config)
+    more = _refused(view, decision.rung) + kept
     if decision.layout is not None and decision.rung not in (Rung.RETURN_HOME, Rung.ROLL_BACK):
         decision = replace(decision, layout=cordoning.marked(decision.layout, view))
-    return replace(decision, reason=decision.reason + more)
+    return replace(decision, reason=decision.reason + more, exposed=left)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -385,6 +385,6 @@ class Controller:
     def _count_failure(self, what: str, error: Exception) -> None:
         """A bug of ours: with its traceback once; the same one again is only counted."""
         self.metrics.failures.inc()
-        if (text := f"{what}: {error!r}") not in self._failures:
+        if (text := f"{what}: {error!r:.500}") not in self._failures:
             self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}
             _log.error("%s", text, exc_info=error)

@@ -36,7 +36,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
         open_incidents=len(job.open_incidents),
         clock=next((r.attachment.clock for r in job.ranks.values()), ""),
         advice=[i.finding.reason for i in job.open_incidents if i.finding.kind.is_advice],
-        last_decision="" if job.last_decision is None else job.last_decision.reason,
+        last_decision="" if job.last_decision is None else job.last_decision.text,
         watch_reason=job.watch_reason,
         blind_cause="" if job.blind is None else job.blind.value,
         detectable_slowdown=None if job.sight is None else job.sight.slowdown,

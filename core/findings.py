@@ -163,6 +163,8 @@ class Decision:
 
     `unconfirmed`: ranks whose slowness a probe must be asked about before this may be done.
     `considered`: the layouts that were priced; empty where none was, or where nobody kept them.
+    `exposed`: what a node's or a rack's death would still take, to be added to the reason where it
+    is news; None: nobody looked.
     """
 
     rung: Rung
@@ -175,3 +177,10 @@ class Decision:
     moved_bytes: int = 0
     unconfirmed: tuple[int, ...] = ()
     considered: tuple[Considered, ...] = ()
+    exposed: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reason with all that stands, whether or not it is news."""
+        more = self.exposed or ""
+        return self.reason if self.reason.endswith(more) else self.reason + more

@@ -71,10 +71,10 @@ def test_no_decision_goes_below_the_floor_and_what_is_left_is_said(
     for then, now in zip(on_nodes(layout, node_of)[0], on_nodes(after, node_of)[0], strict=True):
         assert now >= min(then, CONFIG.min_nodes)
     left = num_narrow(after, floor)
-    assert (f"experts on fewer than 2 nodes: {left} (" in decision.reason) == (left > 0)
+    assert (f"experts on fewer than 2 nodes: {left} (" in decision.text) == (left > 0)
     if decision.layout is not None:
         assert left <= num_narrow(layout, floor)
-    assert ("all ranks are on one node" in decision.reason) == (len(set(node_of.values())) == 1)
+    assert ("all ranks are on one node" in decision.text) == (len(set(node_of.values())) == 1)
 
 
 @settings(max_examples=150)
@@ -105,7 +105,7 @@ def test_no_decision_takes_an_expert_to_fewer_racks(
     )
     left = num_narrow(after, floor)
     assert left <= num_narrow(layout, floor) or decision.layout is None
-    assert (f"experts on fewer than {floor.text}: {left} (" in decision.reason) == (left > 0)
+    assert (f"experts on fewer than {floor.text}: {left} (" in decision.text) == (left > 0)
 
 
 PAIRS = {0: "a", 1: "a", 2: "b", 3: "b"}
@@ -162,7 +162,7 @@ def test_a_mending_that_would_slow_the_step_is_not_offered_but_said() -> None:
     view = replace(view, workload=replace(view.workload, loads=((1000.0, 1.0),)))
     decision = decide(view, CONFIG)
     assert decision.layout is None
-    assert "experts on fewer than 2 nodes: 1 (" in decision.reason
+    assert "experts on fewer than 2 nodes: 1 (" in decision.text
     even = replace(view, layout=replace(layout, batch_shares=three.batch_shares), slow={})
     swapped = decide(even, CONFIG).layout
     assert swapped is not None and on_nodes(swapped, node_of) == [[2, 1]]
@@ -188,7 +188,7 @@ def test_racks_are_no_reason_where_they_are_not_wished_for_or_not_known_of_all()
     assert decide(replace(view, rack_of=dict.fromkeys(range(4), "R")), CONFIG).layout is None
     partly = decide(replace(view, rack_of={0: "R", 2: "S", 3: "S"}), CONFIG)
     assert partly.layout is None
-    assert partly.reason.endswith("; racks are not counted: b told none")
+    assert partly.text.endswith("; racks are not counted: b told none")
 
 
 def test_a_rack_that_may_fail_is_a_reason_by_itself_after_a_death() -> None:

@@ -132,6 +132,33 @@ def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:
     assert (document["identity"], document["is_over"]) == ("spiffe://pacekeeper/node/gpu-7", False)
 
 
+def test_of_several_all_are_shown_and_the_worse_counts(fleet: Authority, tmp_path: Path) -> None:
+    well, over = fleet.cert(Kind.NODE, "x"), fleet.cert(Kind.NODE, "y", made_days_ago=3, days=1)
+    missing, none = tmp_path / "missing.crt", tmp_path / "none.crt"
+    none.write_text("no certificate")
+
+    def shown(*files: Path) -> tuple[int, list[str]]:
+        done = CliRunner().invoke(command, ["show", *map(str, files)])
+        return done.exit_code, done.output.splitlines()
+
+    assert shown(well)[0] == 0
+    assert shown(well, over)[0] == shown(none, well)[0] == 3
+    code, lines = shown(missing, over, none, well)
+    assert (code, len(lines)) == (4, 4)
+    assert lines[0] == f"{missing}: No such file or directory"
+    assert lines[1].endswith("(over)") and "no certificate in PEM" in lines[2]
+    assert shown(over, missing)[0] == 4, "whatever their order"
+
+
+def test_programs_hear_what_is_wrong_with_each(fleet: Authority, tmp_path: Path) -> None:
+    files = [str(tmp_path / "missing.crt"), str(fleet.cert(Kind.NODE, "x"))]
+    done = CliRunner().invoke(command, ["show", "--json", *files])
+    missing, well = json.loads(done.stdout)
+    assert done.exit_code == 4
+    assert missing == {"file": files[0], "trouble": f"{files[0]}: No such file or directory"}
+    assert (well["trouble"], well["is_over"]) == ("", False)
+
+
 def test_showing_what_is_over_ends_with_a_code(fleet: Authority) -> None:
     cert = fleet.cert(Kind.NODE, "x", made_days_ago=3, days=1)
     shown = CliRunner().invoke(command, ["show", str(cert)])

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pacekeeper.cli.log_lines import OneLineFormatter
+from pacekeeper.cli.log_lines import TRACE_HEAD, TRACE_TAIL, OneLineFormatter
 
 
 @pytest.mark.parametrize(
@@ -19,6 +19,27 @@ from pacekeeper.cli.log_lines import OneLineFormatter
 def test_a_message_is_one_line(text: str, line: str) -> None:
     record = logging.LogRecord("x", logging.INFO, "f", 1, "%s", (text,), None)
     assert OneLineFormatter("t %(message)s").format(record) == f"t {line}"
+
+
+def test_a_traceback_has_a_length_that_a_log_can_bear() -> None:
+    def even(n: int) -> int:
+        return odd(n + 1)
+
+    def odd(n: int) -> int:
+        return even(n + 1)
+
+    def told(error: Exception) -> str:
+        info = (type(error), error, error.__traceback__)
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed", (), info)
+        return OneLineFormatter("%(message)s").format(record)
+
+    try:
+        even(0)
+    except RecursionError as error:
+        assert len(told(error)) < TRACE_HEAD + TRACE_TAIL + 100
+    text = told(ValueError("a" * 50_000 + "the end"))
+    assert text.startswith("failed\nValueError: aaa") and text.endswith("the end")
+    assert f"... {len('ValueError: ') + 50_007 - TRACE_HEAD - TRACE_TAIL:,} characters more" in text
 
 
 def test_a_traceback_of_ours_keeps_its_lines() -> None:

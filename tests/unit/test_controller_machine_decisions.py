@@ -12,9 +12,10 @@ from pacekeeper.controller.events import (
     SaveDecision,
 )
 from pacekeeper.controller.machine import DECIDE_WITHIN_S
+from pacekeeper.controller.policy import decide
 from pacekeeper.controller.viewing import view_of
 from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.findings import Decision, FindingKind, Rung
 from pacekeeper.core.shrink import shrink
 from support.machine_driver import (
     FIRST,
@@ -186,3 +187,45 @@ def test_survivors_are_decided_for_though_a_decision_was_under_way(dead: int) ->
             break
     assert driver.job.desired is not None
     assert driver.job.desired.ranks == survivors.ranks
+
+
+ALONE = "; all ranks are on one node: experts can not stand on 2"
+
+
+def answered(driver: Driver, decision: Decision) -> str:
+    """What the log says when the next question is answered so."""
+    while not (questions := driver.all_said(AskDecision)):
+        driver.report(*step(driver.job.step + 1, slow=2))
+    driver.event(DecisionMade(job=JOB, asked=questions[-1].asked, decision=decision))
+    return driver.texts
+
+
+def nothing(exposed: str | None) -> Decision:
+    return Decision(rung=Rung.NOTHING, layout=None, reason="it would not pay", exposed=exposed)
+
+
+def test_what_stands_exposed_is_said_with_the_first_decision_and_when_it_changes() -> None:
+    driver, _ = asking()
+    assert answered(driver, nothing(ALONE)).endswith(f"it would not pay{ALONE}")
+    assert answered(driver, nothing(ALONE)) == "", "nothing of it is news"
+    assert driver.job.last_decision is not None
+    assert driver.job.last_decision.reason == "it would not pay"
+    assert driver.job.last_decision.text.endswith(ALONE), "who asks is told what stands"
+    assert answered(driver, nothing(None)) == "", "nobody looked: it is as it was"
+    assert answered(driver, nothing(ALONE)) == ""
+    assert answered(driver, nothing("; less")).endswith("it would not pay; less")
+
+
+def test_a_plan_says_what_it_leaves_exposed_only_where_that_is_news() -> None:
+    driver, question = asking()
+    decided = decide(question.view, driver.config.policy)
+    before = replace(driver.job, last_decision=nothing(ALONE))
+    driver.state = replace(driver.state, jobs={JOB: before})
+    for told in (replace(decided, exposed=ALONE), replace(decided, exposed="; other")):
+        state = driver.state
+        driver.event(DecisionMade(job=JOB, asked=question.asked, decision=told))
+        (saved,) = driver.all_said(SaveDecision)
+        is_news = told.exposed != ALONE
+        assert saved.decision.reason == decided.reason + ("; other" if is_news else "")
+        assert driver.job.offered[2] == saved.decision.reason
+        driver.state = state

@@ -171,6 +171,13 @@ def test_the_newest_decision_is_given_in_words() -> None:
     assert job_view(BOTH, job(last_decision=decision)).last_decision == "no gain"
 
 
+def test_who_asks_is_told_what_stands_exposed_though_it_is_no_news() -> None:
+    alone = "; all ranks are on one node"
+    decision = Decision(rung=Rung.NOTHING, layout=None, reason="why", exposed=alone)
+    for one in (decision, replace(decision, reason=decision.text)):
+        assert job_view(BOTH, job(last_decision=one)).last_decision == f"why{alone}"
+
+
 def test_a_node_lists_the_jobs_that_live_on_it() -> None:
     gone = job(name="gone", ranks={0: rank(0, "a", RankLife.FINISHED)})
     state = State(nodes=BOTH.nodes, jobs={"train": job(), "gone": gone}, unix_offset_s=1000.0)
