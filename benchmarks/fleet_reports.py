@@ -112,14 +112,13 @@ class Job:
             ),
         )
         if self.layout is not None:
+            # Agents add up what their ranks tell (`agent/load_sums.py`).
             loads = told.expert_loads
-            loads.rank.extend(ranks)
-            loads.step.extend([number] * DEVICES)
-            loads.generation.extend([generation] * DEVICES)
-            loads.layer.extend([0] * DEVICES)
-            loads.first_expert.extend([0] * DEVICES)
-            loads.num_counts.extend([NUM_EXPERTS] * DEVICES)
-            loads.counts.extend([80] * (NUM_EXPERTS * DEVICES))
+            one = {"rank": ranks[0], "step": number, "generation": generation, "layer": 0}
+            one |= {"first_expert": 0, "num_counts": NUM_EXPERTS, "num_ranks": DEVICES}
+            for name, value in one.items():
+                getattr(loads, name).append(value)
+            loads.counts.extend([80 * DEVICES] * NUM_EXPERTS)
         return t.NodeReport(jobs=[told]).SerializeToString()
 
     def _ranks(self, place: int) -> range:

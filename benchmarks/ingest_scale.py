@@ -1,15 +1,16 @@
 """Does one controller take in a fleet of 10,000 agents, and a storm of them all?
 
-`python -m benchmarks.ingest_scale`; five minutes, two cores. The real `pacekeeper controller` over
-real gRPC on loopback, and a swarm of agents on one core, each with a connection of its own, that
-report once a second: their kernels, devices every five seconds, and the records of eight ranks at
-each step of their job. The swarm is a C program, built by the machine's compiler (`cc`): Python's
-would want the half of a core. Measured: CPU time of the controller's two processes, in cores: the
-front that takes reports in and the controller that judges them (the bar is the front's; both
-together are printed as well); how long a newcomer waits for its welcome, reports that were lost or
-taken in twice. Then two storms: all connections break at once; the controller is killed and started
-again while the agents go on. Ends with code 1 where a report was missed or not acknowledged, an
-agent did not come back, or the front takes more than 60 % of a core in the steady state.
+`python -m benchmarks.ingest_scale`; eight minutes, two cores. The real `pacekeeper controller` on
+one core, over real gRPC on loopback, and on the other a swarm of agents, each with a connection of
+its own, that report once a second: their kernels, devices every five seconds, and the records of
+eight ranks at each step of their job. The swarm is a C program, built by the machine's compiler
+(`cc`): Python's would want the half of a core. Measured, once the steps of all jobs are judged: CPU
+time of the controller's two processes, in cores: the front that takes reports in and the controller
+that judges them (the bar is the front's; both together are printed as well); how long a newcomer
+waits for its welcome, reports that were lost or taken in twice. Then two storms: all connections
+break at once; the controller is killed and started again while the agents go on. Ends with code 1
+where a report was missed or not acknowledged, an agent did not come back, or the front takes more
+than 60 % of a core in the steady state.
 """
 
 import argparse
@@ -30,12 +31,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.fleet_swarm import FleetSwarm, library
+from pacekeeper.core.config import ControllerConfig
 
-SWARM_CORE = 1
+CONTROLLER_CORE, SWARM_CORE = 0, 1
 BAR_CORE = 0.60
 KEPT_UP = 0.95  # of the reports that were made meanwhile: else they pile up
 STORMS = ("attach", "connections_break", "controller_killed")
 SETTLE_S = 12.0
+DETECTOR = ControllerConfig().detector
+WARM_STEPS = DETECTOR.skip_steps + DETECTOR.warmup_steps + 2  # until all jobs' steps are judged
 AWAY_S = 5.0  # how long the controller is gone in the second storm
 PATIENCE_S = 120.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -60,7 +64,9 @@ class Controller:
             *("--metrics-listen", self._metrics, *self._arguments),
         ]
         with (self._folder / "controller.log").open("a") as log:
+            os.sched_setaffinity(0, {CONTROLLER_CORE})  # its processes inherit it
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            os.sched_setaffinity(0, {SWARM_CORE})
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line.startswith("listening on"), (self._folder / "controller.log").read_text()
@@ -224,7 +230,6 @@ def main() -> int:
     parser.add_argument("--no-storms", action="store_true")
     parser.add_argument("arguments", nargs="*", help="more for `pacekeeper controller`, after --")
     options = parser.parse_args()
-    os.sched_setaffinity(0, {SWARM_CORE})
     with tempfile.TemporaryDirectory() as folder, running(*options.arguments) as controller:
         swarm = FleetSwarm(
             library(Path(folder)),
@@ -235,7 +240,7 @@ def main() -> int:
         )
         swarm.attach_within(2.0)
         result: dict[str, Any] = {"agents": options.agents, "attach": storm(controller, swarm)}
-        swarm.run(SETTLE_S)
+        swarm.run(SETTLE_S + WARM_STEPS * options.step_every)
         result["steady"] = measure(controller, swarm, options.seconds)
         if not options.no_storms:
             swarm.drop_all()

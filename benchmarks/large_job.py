@@ -12,7 +12,6 @@ welcome in that part: what everybody waits for. Last line: JSON.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.agent_swarm import Agent, Swarm
 from benchmarks.fleet_reports import DEVICES, body_of
-from benchmarks.ingest_scale import SWARM_CORE, Controller, running
+from benchmarks.ingest_scale import Controller, running
 from benchmarks.large_job_ranks import JOB, PaperJob, Trouble
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.rank_runs import joined
@@ -239,7 +238,6 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=120.0, help="seconds, for each part")
     parser.add_argument("arguments", nargs="*", help="more for `pacekeeper controller`, after --")
     options = parser.parse_args()
-    os.sched_setaffinity(0, {SWARM_CORE})
     job = PaperJob(
         num_nodes=options.nodes,
         num_layers=options.layers,

@@ -11,18 +11,18 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from pacekeeper.controller import incidents
-from pacekeeper.controller.chunked_map import RankMap
 from pacekeeper.controller.events import Command
 from pacekeeper.controller.state import (
     JobState,
     NodeState,
     Place,
     RankLife,
-    RankWork,
     Search,
     State,
+    StepDraft,
 )
 from pacekeeper.core.findings import Finding, Tier
+from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.core.reports import AgentHealth, NodeReport
 from pacekeeper.core.topology import DeviceSample, HostSample
 from pacekeeper.predictor.cause import explain, in_words, is_explained
@@ -51,6 +51,12 @@ def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
     if unread is None:
         devices, host = _with(node.devices, node.host, report.devices, report.host)
         return replace(node, devices=devices, host=host, health=report.health, last_report_s=now_s)
+    # In every report, and looked at in nearly none: the newest stands by itself, and only those
+    # that are far enough apart are kept.
+    window, before = node.unread_host, node.newest
+    if before is not None and _is_apart(window, before) and (told := before.host) is not None:
+        window = kept(window, told)
+    later = unread.devices
     # Not by `replace`, which costs more than all the rest: this is done for each report of a fleet.
     return NodeState(
         name=node.name,
@@ -61,14 +67,8 @@ def remember(node: NodeState, report: NodeReport, now_s: float) -> NodeState:
         health=node.health,
         devices=node.devices,
         host=node.host,
-        unread_devices=(
-            node.unread_devices
-            if unread.devices is None
-            else kept(node.unread_devices, unread.devices)
-        ),
-        unread_host=(
-            node.unread_host if unread.host is None else kept(node.unread_host, unread.host)
-        ),
+        unread_devices=node.unread_devices if later is None else kept(node.unread_devices, later),
+        unread_host=window,
         newest=unread,
         last_report_s=now_s,
     )
@@ -86,9 +86,17 @@ def windows(
     devices, host = node.devices, node.host
     for later in node.unread_devices:
         devices, host = _with(devices, host, later.read(), None)
-    for one in node.unread_host:
+    newest = None if node.newest is None else node.newest.host
+    for one in (*node.unread_host, *([] if newest is None else [newest])):
         devices, host = _with(devices, host, (), one.read())
     return devices, host
+
+
+def _is_apart(window: Sequence[_Sampled], sample: _Sampled) -> bool:
+    """Is it far enough from the newest of these, or of a clock that began anew?"""
+    if not window:
+        return True
+    return not 0.0 <= sample.sampled_s - window[-1].sampled_s < SPACING_S
 
 
 def _with(
@@ -123,7 +131,7 @@ def kept(window: tuple[S, ...], sample: S) -> tuple[S, ...]:
 
 
 def explained(
-    state: State, job: JobState, finding: Finding, by_rank: RankMap[RankWork], unix_s: float
+    state: State, job: JobState, finding: Finding, draft: StepDraft, unix_s: float
 ) -> tuple[JobState, Finding]:
     """The finding with its cause in words, and a search that goes on unless that is certain."""
     slow = finding.rank
@@ -131,8 +139,8 @@ def explained(
     searches = {rank: s for rank, s in job.searches.items() if rank != slow}
     if len(searches) >= MAX_SEARCHES:
         return job, replace(finding, cause="not looked for: too many ranks are slow at once")
-    search = _begun(state, job, slow, finding, by_rank, unix_s)
-    causes = explain(_symptoms(state, job, slow, search, by_rank))
+    search = _begun(state, job, slow, finding, draft, unix_s)
+    causes = explain(_symptoms(state, job, slow, search, draft))
     search = replace(search, sure=_surest(causes))
     if search.sure is not Tier.CONFIRMED:
         searches[slow] = search
@@ -140,7 +148,7 @@ def explained(
 
 
 def look_again(
-    state: State, job: JobState, by_rank: RankMap[RankWork], unix_s: float
+    state: State, job: JobState, draft: StepDraft, unix_s: float
 ) -> tuple[JobState, list[Command]]:
     """Name what is seen by now of open findings, where it is surer than what was said."""
     commands: list[Command] = []
@@ -148,7 +156,7 @@ def look_again(
     for rank, search in job.searches.items():
         if unix_s > search.until_unix_s or rank not in job.evidence.slow:
             continue
-        causes = explain(_symptoms(state, job, rank, search, by_rank))
+        causes = explain(_symptoms(state, job, rank, search, draft))
         sure = _surest(causes)
         if _HEIGHT[sure] > _HEIGHT[search.sure]:
             search = replace(search, sure=sure)
@@ -164,7 +172,7 @@ def _begun(
     job: JobState,
     slow: int,
     finding: Finding,
-    by_rank: RankMap[RankWork],
+    draft: StepDraft,
     unix_s: float,
 ) -> Search:
     """Whom to compare with, and the onset on the clock of each of their nodes."""
@@ -179,7 +187,7 @@ def _begun(
     places = {}
     for name in names:
         own = [rank for rank in involved if job.ranks[rank].node == name]
-        end_s = _end_s(own, by_rank) or _newest_s(state.nodes.get(name))
+        end_s = _end_s(own, draft) or _newest_s(state.nodes.get(name))
         places[name] = Place(onset_s=end_s - span_s, pids=frozenset(pids[name]))
     return Search(peers=peers, places=places, until_unix_s=unix_s + LOOK_AGAIN_S)
 
@@ -196,9 +204,7 @@ def _seat(job: JobState, rank: int) -> Seat:
     return Seat(role=own.role, node=known.node, device_uuid=own.device_uuid)
 
 
-def _symptoms(
-    state: State, job: JobState, rank: int, search: Search, by_rank: RankMap[RankWork]
-) -> Symptoms:
+def _symptoms(state: State, job: JobState, rank: int, search: Search, draft: StepDraft) -> Symptoms:
     peers = [
         peer
         for peer in search.peers
@@ -214,7 +220,7 @@ def _symptoms(
                 onset_s=place.onset_s, devices=devices, host=host, pids=place.pids
             )
     involved = (rank, *peers)
-    threads = {one: time for one in involved if (time := _thread(by_rank.get(one))) is not None}
+    threads = {one: time for one in involved if (time := _thread(draft.work_of(one))) is not None}
     return symptoms_of(
         rank,
         peers,
@@ -225,11 +231,10 @@ def _symptoms(
     )
 
 
-def _thread(work: RankWork | None) -> ThreadTime | None:
+def _thread(done: Sequence[MicroBatchRecord]) -> ThreadTime | None:
     """Where the thread spent the step, all micro-batches together."""
-    if work is None or not work.micro_batches:
+    if not done:
         return None
-    done = work.micro_batches
     return ThreadTime(
         compute_s=sum(record.compute_s for record in done),
         run_queue_s=_sum([record.run_queue_s for record in done]),
@@ -249,14 +254,13 @@ def _span_s(job: JobState, finding: Finding) -> float:
     return sum(last) / len(last) * count if last else 0.0
 
 
-def _end_s(ranks: Collection[int], by_rank: RankMap[RankWork]) -> float:
+def _end_s(ranks: Collection[int], draft: StepDraft) -> float:
     """When these ranks ended the step, on their node's clock; 0.0: they do not tell."""
     ends = [0.0]
     for rank in ranks:
-        work = by_rank.get(rank)
-        if work is not None:
-            ends += [record.ended_mono_s for record in work.micro_batches]
-            ends += [] if work.end is None else [work.end.ended_mono_s]
+        ends += [record.ended_mono_s for record in draft.work_of(rank)]
+        end = draft.ends.get(rank)
+        ends += [] if end is None else [end.ended_mono_s]
     return max(ends)
 
 

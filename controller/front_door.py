@@ -25,7 +25,9 @@ AGAIN_S = 0.2
 MAX_RESTARTS, WITHIN_S = 5, 60.0
 DRAINS_WITHIN_S = 4.0
 UNSENT_BYTES = 64 << 20  # what a front that reads nothing may keep waiting here
-READ_BYTES = 1 << 18
+READ_BYTES = 4 << 20
+# What many agents tell is cheaper to take in together: a job's ranks tell of the same step.
+GATHER_S, GATHER_S_PER_STREAM = 0.1, 1e-5
 SLACK_BYTES = 1 << 17  # of a frame beyond its report: who calls, with which token
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class FrontDoor:
         self._alive_s = 0.0
         self._reading_s: float | None = None  # since when it is listened to; None: not now
         self._is_draining = False
+        self._num_streams = 0
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
 
     @property
@@ -82,7 +85,10 @@ class FrontDoor:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
             )
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=ours)
+        self._reader, self._writer = await asyncio.open_unix_connection(
+            sock=ours, limit=READ_BYTES // 2
+        )
+        self._num_streams = 0
         self._frames = line.Frames(self._settings["max_report_bytes"] + SLACK_BYTES)
         self.say(line.serve(self._settings))
         try:
@@ -152,6 +158,7 @@ class FrontDoor:
             while frames := await self._read():
                 self._reading_s = None
                 await self._on_frames(frames)
+                await asyncio.sleep(min(GATHER_S, GATHER_S_PER_STREAM * self._num_streams))
         except ValueError as error:
             return f"it errs: {error}"
         except ConnectionError:
@@ -177,6 +184,7 @@ class FrontDoor:
                     self._on_connection()
                 elif frame[0] != line.ALIVE:
                     frames.append(frame)
+                    self._num_streams += (frame[0] == line.OPENED) - (frame[0] == line.CLOSED)
             if frames:
                 return frames
         return []

@@ -6,6 +6,7 @@ they speak of is known. Steps and findings: `steps.py`.
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import chain
 
 from pacekeeper.controller import (
     burials,
@@ -22,25 +23,15 @@ from pacekeeper.controller import (
     steps,
 )
 from pacekeeper.controller.events import Command, ForgetLayouts, SaveJob, SaveLayout, Say
-from pacekeeper.controller.state import JobState, RankLife, RankState, State, StepFact
+from pacekeeper.controller.state import JobState, RankLife, RankState, State
+from pacekeeper.controller.told import Told, told_by
 from pacekeeper.controller.way_home import is_of_others, is_same_work
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
 from pacekeeper.core.rank_text import rank_text
-from pacekeeper.core.records import (
-    EXIT_UNSEEN,
-    CheckpointRecord,
-    ExpertLoadRecord,
-    PlanAppliedRecord,
-    PlanRefusedRecord,
-    ProbeRecord,
-    RankExitRecord,
-    Record,
-    SaveRecord,
-    SnapshotRecord,
-)
+from pacekeeper.core.records import EXIT_UNSEEN, RankExitRecord
 from pacekeeper.core.reports import JobReport
 from pacekeeper.core.topology import Attachment
 
@@ -62,30 +53,23 @@ def take_in(
     commands += said
     job, said = _take_layouts(job, report.layouts)
     commands += said
-    job = _take_signs_of_life(job, report.records, now_s)
-    job = move_costs.take(_take_applied(job, report.records), report.records)
-    work: list[StepFact] = []
-    loads: list[ExpertLoadRecord] = []
-    for record in report.records:
-        if isinstance(record, PlanRefusedRecord):
-            job, said = refusals.take(job, record, now_s)
-            commands += said
-        elif isinstance(record, ExpertLoadRecord):
-            loads.append(record)
-        elif not isinstance(record, PlanAppliedRecord | ProbeRecord | SaveRecord | RankExitRecord):
-            work.append(record)
-    state, job, said = _take_exits(state, job, report.records, now_s)
+    told = told_by(report)
+    job = _take_signs_of_life(job, told, now_s)
+    job = move_costs.take(_take_applied(job, told), told.applied)
+    for refused in told.refused:
+        job, said = refusals.take(job, refused, now_s)
+        commands += said
+    state, job, said = _take_exits(state, job, told.exits, now_s)
     commands += said
     state, job, said = _observe_layout(state, job, now_s)
     commands += said
-    probes = [record for record in report.records if isinstance(record, ProbeRecord)]
-    job, said = probing.take(job, probes, unix_s)
+    job, said = probing.take(job, told.probes, unix_s)
     commands += said
-    job, said = _take_saves(job, report.records)
+    job, said = _take_saves(job, told)
     commands += said
-    job, said = rewind.follow(job, work)
+    job, said = rewind.follow(job, told.ends)
     commands += said
-    job = expert_loads.take(steps.put_pending(job, work), loads)
+    job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
     return replace(state, jobs={**state.jobs, job.name: job}), commands
 
 
@@ -195,12 +179,12 @@ def _take_layouts(
     return job, commands
 
 
-def _take_signs_of_life(job: JobState, records: Iterable[Record], now_s: float) -> JobState:
-    heard_s = {record.rank: now_s for record in records if record.rank in job.ranks}
+def _take_signs_of_life(job: JobState, told: Told, now_s: float) -> JobState:
+    heard_s = dict.fromkeys(told.ranks & job.ranks.keys(), now_s)
     return replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
 
 
-def _take_applied(job: JobState, records: Iterable[Record]) -> JobState:
+def _take_applied(job: JobState, told: Told) -> JobState:
     """Ranks say which generation they run: the newest counts, with a checksum better than none.
 
     Work done under a generation says it as well as a PlanAppliedRecord, which may be lost or of
@@ -208,33 +192,27 @@ def _take_applied(job: JobState, records: Iterable[Record]) -> JobState:
     """
     fresh: dict[int, RankState] = {}
     newest = job.newest_generation
-    for record in records:
-        known = fresh.get(record.rank) or job.ranks.get(record.rank)
-        if known is None or isinstance(record, RankExitRecord):
+    applied = ((record.rank, record.generation, record.layout_crc) for record in told.applied)
+    for rank, generation, crc in chain(((*run, None) for run in told.runs), applied):
+        known = fresh.get(rank) or job.ranks.get(rank)
+        if known is None:
             continue
-        crc = record.layout_crc if isinstance(record, PlanAppliedRecord) else None
-        generation = record.generation
         is_news = generation > known.observed_generation
         is_proof = generation == known.observed_generation and known.observed_crc is None
         if is_news or (is_proof and crc is not None):
             newest = max(newest, generation)
-            fresh[record.rank] = replace(known, observed_generation=generation, observed_crc=crc)
+            fresh[rank] = replace(known, observed_generation=generation, observed_crc=crc)
     if not fresh:
         return job
     return replace(job, ranks={**job.ranks, **fresh}, newest_generation=newest)
 
 
-def _take_saves(job: JobState, records: Iterable[Record]) -> tuple[JobState, list[Command]]:
+def _take_saves(job: JobState, told: Told) -> tuple[JobState, list[Command]]:
     """What became of checkpoints, and of snapshots in memory."""
-    told = [record for record in records if isinstance(record, SaveRecord)]
-    if not told:
+    if not told.checkpoints and not told.snapshots:
         return job, []
-    stored, of_storage = saves.take(
-        job.saves, (record for record in told if isinstance(record, CheckpointRecord))
-    )
-    copied, of_memory = saves.take(
-        job.snapshots, (record for record in told if isinstance(record, SnapshotRecord))
-    )
+    stored, of_storage = saves.take(job.saves, told.checkpoints)
+    copied, of_memory = saves.take(job.snapshots, told.snapshots)
     words = (("checkpoints", of_storage), ("snapshots", of_memory))
     said: list[Command] = [
         Say(text=f"job={job.name} {level}={what}") for level, what in words if what
@@ -243,14 +221,12 @@ def _take_saves(job: JobState, records: Iterable[Record]) -> tuple[JobState, lis
 
 
 def _take_exits(
-    state: State, job: JobState, records: Iterable[Record], now_s: float
+    state: State, job: JobState, exits: Iterable[RankExitRecord], now_s: float
 ) -> tuple[State, JobState, list[Command]]:
     """Processes that ended, all at once: to take up thousands of ranks for each of them costs."""
     finished: dict[int, RankState] = {}
     dead: dict[int, str] = {}
-    for record in records:
-        if not isinstance(record, RankExitRecord):
-            continue
+    for record in exits:
         known = job.ranks.get(record.rank)
         if known is None or known.life is not RankLife.ALIVE or known.attachment.pid != record.pid:
             continue

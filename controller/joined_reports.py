@@ -4,16 +4,17 @@ Ranks end a step together, so their nodes tell it together; to take a job up and
 costs far more than a record. Within a job the order stays; jobs know nothing of each other.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from pacekeeper.controller.events import Event, NodeReported, NodesReported
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from pacekeeper.core.reports import JobReport
 
 Part = tuple[str, JobReport]
 """A node, and what it says of one job."""
 
-_WORK = (MicroBatchRecord, StepRecord, ExpertLoadRecord)
+_WORK = frozenset((MicroBatchRecord, StepRecord, ExpertLoadRecord))
 
 
 def by_job(events: Iterable[NodeReported]) -> Iterator[Part]:
@@ -45,24 +46,32 @@ def together(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _joined(parts: Iterable[Part]) -> Iterator[Part]:
-    node, life, records = "", 0, list[Record]()
-    job = ""
-    for part_node, report in parts:
+    waiting = list[Part]()
+    for node, report in parts:
         is_work = _is_work(report)
-        if records and not (is_work and report.life == life):
-            yield node, JobReport(job=job, life=life, records=tuple(records))
-            records = []
-        if not is_work:
-            yield part_node, report
-        elif records:
-            records += report.records
+        if waiting and not (is_work and report.life == waiting[0][1].life):
+            yield _as_one(waiting)
+            waiting = []
+        if is_work:
+            waiting.append((node, report))
         else:
-            node, job, life, records = part_node, report.job, report.life, [*report.records]
-    if records:
-        yield node, JobReport(job=job, life=life, records=tuple(records))
+            yield node, report
+    if waiting:
+        yield _as_one(waiting)
+
+
+def _as_one(parts: Sequence[Part]) -> Part:
+    node, first = parts[0]
+    reports = [report for _, report in parts]
+    return node, JobReport(
+        job=first.job,
+        life=first.life,
+        records=tuple(chain.from_iterable(report.records for report in reports)),
+        micro_batches=tuple(chain.from_iterable(report.micro_batches for report in reports)),
+    )
 
 
 def _is_work(report: JobReport) -> bool:
-    if report.attached or report.layouts or not report.records:
+    if report.attached or report.layouts or not (report.records or report.micro_batches):
         return False
-    return all(isinstance(record, _WORK) for record in report.records)
+    return _WORK.issuperset(map(type, report.records))

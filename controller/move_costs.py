@@ -11,7 +11,7 @@ from statistics import median
 from pacekeeper.controller.state import JobState, Move
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.layout import Block, BlockKind, Layout
-from pacekeeper.core.records import PlanAppliedRecord, Record
+from pacekeeper.core.records import PlanAppliedRecord
 from pacekeeper.core.topology import ModelShape
 from pacekeeper.core.transfers import fresh_replicas, transfers
 
@@ -53,16 +53,16 @@ def costs_of(moves: Sequence[Move], config: PolicyConfig) -> MoveCosts:
     )
 
 
-def take(job: JobState, records: Iterable[Record]) -> JobState:
+def take(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobState:
     """What ranks say of a plan they have put in force: the slowest rank's time, everybody's bytes.
 
     What survivors agree on is no planned move, and the first layout none at all.
     """
     fresh: dict[int, dict[int, PlanAppliedRecord]] = {}  # by generation and rank
     for record in records:
-        if not isinstance(record, PlanAppliedRecord) or record.rank not in job.ranks:
+        if record.rank not in job.ranks or record.is_regroup:
             continue
-        if record.is_regroup or not record.previous_generation or record.duration_s <= 0.0:
+        if not record.previous_generation or record.duration_s <= 0.0:
             continue
         known = job.moves.get(record.generation)
         if known is None or record.rank not in known.ranks:  # else it is said twice

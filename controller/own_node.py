@@ -22,7 +22,8 @@ def foreign(state: State, node: str, report: NodeReport) -> str:
 
 
 def _told(job: JobReport) -> set[int]:
-    return {one.rank for one in job.attached} | {one.rank for one in job.records}
+    told = {one.rank for one in job.attached} | {one.rank for one in job.records}
+    return told.union(*(table.column("rank") for table in job.micro_batches))
 
 
 def _owner(state: State, job: JobState, number: int) -> str:

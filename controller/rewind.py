@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from pacekeeper.controller import expert_loads
 from pacekeeper.controller.events import Command, SaveJob, Say
-from pacekeeper.controller.state import JobState, StepFact
+from pacekeeper.controller.state import JobState
 from pacekeeper.controller.watch import running
 from pacekeeper.core.records import StepRecord
 from pacekeeper.predictor.canary import Canaries
@@ -17,14 +17,14 @@ from pacekeeper.predictor.charts import no_charts
 from pacekeeper.predictor.detector_state import Evidence
 
 
-def follow(job: JobState, records: Iterable[StepFact]) -> tuple[JobState, list[Command]]:
+def follow(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState, list[Command]]:
     """Once each rank that runs has newly ended a step that is over, steps restart at the lowest."""
     ended_s: dict[int, float] = {}
     again: dict[int, int] = dict(job.again)
-    for record in records:
-        if not isinstance(record, StepRecord) or record.rank not in job.ranks:
-            continue
+    for record in ends:
         rank = record.rank
+        if rank not in job.ranks:
+            continue
         last_s = ended_s.get(rank) or job.ended_mono_s.get(rank)
         if last_s is None or record.ended_mono_s > last_s:
             ended_s[rank] = record.ended_mono_s

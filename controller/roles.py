@@ -8,14 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 
+import numpy as np
+
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import FindingKind, Watch
-from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.common_pace import PaceNews
 from pacekeeper.predictor.detector_state import Evidence, Judgement, restore
 from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.workload import StepSample, sample_of
+from pacekeeper.predictor.workload import StepSample, Work, sample_of_work
 
 WORST_FIRST = (Watch.DEGRADED, Watch.SUSPICIOUS, Watch.MEASURING, Watch.HEALTHY)
 
@@ -50,14 +51,14 @@ def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]
     return {role: _evidence_of(job, role) for role in roles}
 
 
-def samples_of(job: JobState, records: Sequence[MicroBatchRecord]) -> dict[str, StepSample]:
+def samples_of(job: JobState, work: Work) -> dict[str, StepSample]:
     """One complete step by role, in order of the roles' names."""
-    by_role = _by_role(job, [record.rank for record in records])
+    by_role = _by_role(job, np.unique(work["rank"]).astype(int).tolist())
     if len(by_role) == 1:
-        return {role: sample_of(records) for role in by_role}
+        return {role: sample_of_work(work) for role in by_role}
     return {
-        role: sample_of([record for record in records if record.rank in own])
-        for role, own in sorted((role, frozenset(own)) for role, own in by_role.items())
+        role: sample_of_work(work.only(np.isin(work["rank"], own)))
+        for role, own in sorted(by_role.items())
     }
 
 

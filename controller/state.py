@@ -11,6 +11,7 @@ from pacekeeper.controller.load_drafts import LoadDrafts
 from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
+from pacekeeper.core.micro_batches import MicroBatchTable
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
 from pacekeeper.core.records import MicroBatchRecord, ProbeRecord, StepRecord
@@ -23,33 +24,29 @@ from pacekeeper.predictor.live_input import Inputs
 from pacekeeper.predictor.live_job import JobPace
 from pacekeeper.predictor.sight import Sight
 
-StepFact = MicroBatchRecord | StepRecord
-"""What ranks report of one step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankWork:
-    """What one rank has reported of one step, in the order it came."""
-
-    micro_batches: tuple[MicroBatchRecord, ...] = ()
-    end: StepRecord | None = None  # the newest: a step may be done again
-
-    @property
-    def is_whole(self) -> bool:
-        """Did it commit the step, and report work under the same generation?"""
-        end = self.end
-        return end is not None and any(
-            record.generation == end.generation for record in self.micro_batches
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDraft:
-    """A step that is not complete yet. `first_missing`: where to look first for a rank that is
-    still missing, a position in the ranks that must report; a hint, never believed."""
+    """A step that is not complete yet: its work, in the order it came, and the end of each rank,
+    the newest, since a step may be done again.
 
-    by_rank: RankMap[RankWork] = field(default_factory=RankMap)
+    `told`: under which generations a rank told work of it. `first_missing`: where to look first for
+    a rank that is still missing, a position in the ranks that must report; a hint, never believed.
+    """
+
+    tables: tuple[MicroBatchTable, ...] = ()
+    told: RankMap[tuple[int, ...]] = field(default_factory=RankMap)
+    ends: RankMap[StepRecord] = field(default_factory=RankMap)
     first_missing: int = 0
+
+    def is_whole(self, rank: int) -> bool:
+        """Did it commit the step, and report work under the same generation?"""
+        end = self.ends.get(rank)
+        return end is not None and end.generation in self.told.get(rank, ())
+
+    def work_of(self, rank: int) -> tuple[MicroBatchRecord, ...]:
+        """What one rank told of it. O(tables): for few ranks."""
+        return tuple(record for table in self.tables for record in table.of_rank(rank))
 
 
 class RankLife(StrEnum):

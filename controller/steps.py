@@ -4,9 +4,11 @@ A step is judged when every rank that should run it has reported it under one ge
 on an older layout than the observed one never counts against anybody.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
+
+import numpy as np
 
 from pacekeeper.controller import (
     advising,
@@ -20,7 +22,6 @@ from pacekeeper.controller import (
     watch,
     whole_job,
 )
-from pacekeeper.controller.chunked_map import RankMap
 from pacekeeper.controller.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.roles import fold_roles, samples_of
 from pacekeeper.controller.standing_by import standing_by
@@ -28,57 +29,70 @@ from pacekeeper.controller.state import (
     JobState,
     RankLife,
     RankState,
-    RankWork,
     State,
     StepDraft,
-    StepFact,
 )
 from pacekeeper.controller.way_home import all_is_over
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.micro_batches import MicroBatchTable
+from pacekeeper.core.records import StepRecord
 from pacekeeper.predictor.detector_state import Judgement
 from pacekeeper.predictor.live_job import JobStep
+from pacekeeper.predictor.workload import Work, last_told, work_of
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32
-NO_WORK = RankWork()
 
 
-def put_pending(job: JobState, records: Iterable[StepFact]) -> JobState:
-    """Keep records of steps to come; those of ranks we do not know are of an older life."""
-    fresh: dict[int, dict[int, list[StepFact]]] = {}
-    for record in records:
+def put_pending(
+    job: JobState, tables: Iterable[MicroBatchTable], ends: Iterable[StepRecord]
+) -> JobState:
+    """Keep the work and the ends of steps to come; of ranks we do not know they are of an older
+    life.
+    """
+    work: dict[int, list[MicroBatchTable]] = {}
+    ended: dict[int, dict[int, StepRecord]] = {}
+    for table in tables:
+        for step, own in table.by_step():
+            if step > job.step and (known := _of_known(job, own)) is not None:
+                work.setdefault(step, []).append(known)
+    for record in ends:
         if record.step > job.step and record.rank in job.ranks:
-            fresh.setdefault(record.step, {}).setdefault(record.rank, []).append(record)
+            ended.setdefault(record.step, {})[record.rank] = record
     pending = dict(job.pending)
-    for step, by_rank in fresh.items():
-        draft = pending.get(step) or StepDraft()
-        more = {
-            rank: _with_more(draft.by_rank.get(rank, NO_WORK), found)
-            for rank, found in by_rank.items()
-        }
-        pending[step] = replace(draft, by_rank=draft.by_rank.changed(more))
+    for step in {**work, **ended}:
+        draft, more = pending.get(step) or StepDraft(), work.get(step, ())
+        pending[step] = StepDraft(
+            tables=(*draft.tables, *more),
+            told=draft.told.changed(_told(draft, more)),
+            ends=draft.ends.changed(ended.get(step, {})),
+            first_missing=draft.first_missing,
+        )
     for step in sorted(pending)[:-MAX_PENDING_STEPS]:
         del pending[step]  # a rank stopped reporting: do not wait for ever
-    if not job.tells_work and any(_tells_work(by_rank) for by_rank in fresh.values()):
-        job = replace(job, tells_work=True)
-    return replace(job, pending=pending)
+    return replace(job, pending=pending, tells_work=job.tells_work or bool(work))
 
 
-def _tells_work(by_rank: Mapping[int, Sequence[StepFact]]) -> bool:
-    return any(isinstance(fact, MicroBatchRecord) for facts in by_rank.values() for fact in facts)
+def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
+    """What ranks of this job told; None: nothing."""
+    ranks = table.column("rank")
+    if job.ranks.keys() >= set(ranks):
+        return table
+    rows = [row for row, rank in enumerate(ranks) if rank in job.ranks]
+    return table.rows(rows) if rows else None
 
 
-def _with_more(work: RankWork, records: Iterable[StepFact]) -> RankWork:
-    micro_batches, end = list(work.micro_batches), work.end
-    for record in records:
-        match record:
-            case MicroBatchRecord():
-                micro_batches.append(record)
-            case StepRecord():
-                end = record
-    return RankWork(micro_batches=tuple(micro_batches), end=end)
+def _told(draft: StepDraft, tables: Iterable[MicroBatchTable]) -> dict[int, tuple[int, ...]]:
+    """Under which generations ranks have told work by now, of those whose work is new."""
+    told: dict[int, tuple[int, ...]] = {}
+    for table in tables:
+        for rank, generation in set(
+            zip(table.column("rank"), table.column("generation"), strict=True)
+        ):
+            known = told.get(rank) or draft.told.get(rank, ())
+            told[rank] = known if generation in known else (*known, generation)
+    return told
 
 
 def judge_complete(
@@ -124,10 +138,10 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
     resting = standing_by(job)
 
     def is_done(rank: int) -> bool:
-        work = draft.by_rank.get(rank)
-        if work is None or work.end is None:
+        end = draft.ends.get(rank)
+        if end is None:
             return False
-        return is_untold or rank in resting or work.is_whole
+        return is_untold or rank in resting or end.generation in draft.told.get(rank, ())
 
     def is_there(rank: int) -> bool:
         if is_done(rank):
@@ -136,7 +150,7 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
         return known is not None and known.life is not RankLife.ALIVE
 
     at = first_without(ranks, draft.first_missing, is_there)
-    if at is None and not any(map(is_done, draft.by_rank)):
+    if at is None and not any(map(is_done, draft.ends)):
         return draft.first_missing  # everybody is gone, and nobody ended it
     return at
 
@@ -144,17 +158,17 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
 def _judge(
     state: State, job: JobState, step: int, config: ControllerConfig, now_s: float
 ) -> tuple[State, JobState, list[Command]]:
-    by_rank = job.pending[step].by_rank
-    ended = {rank: work.end for rank, work in sorted(by_rank.items()) if work.end is not None}
+    draft = job.pending[step]
+    ended = dict(sorted(draft.ends.items()))
     generation = max(r.generation for r in ended.values())
     if job.layout is not None and generation < job.layout.generation:
         return state, replace(job, step=step), []  # it came too late to say anything
-    work = {
-        (rank, record.micro_batch): record
-        for rank in ended
-        for record in by_rank[rank].micro_batches
-        if record.generation == generation
-    }
+    work = work_of(draft.tables)
+    # Of another layout, and of a rank that did not end the step, it says nothing.
+    is_of_step = work["generation"] == generation
+    if not ended.keys() >= set(draft.told):
+        is_of_step &= np.isin(work["rank"], list(ended))
+    work = last_told(work if is_of_step.all() else work.only(is_of_step))
     job, told = _followed(job, step, generation, ended, work, config)
     unix_s = now_s + state.unix_offset_s
     resting = standing_by(job)  # their waits are no part of a step
@@ -164,18 +178,18 @@ def _judge(
         if end.generation == generation and rank not in resting
     }
     state, job, commands = _judge_waits(state, job, of_generation, config, unix_s)
-    timed, untimed = _by_clock(work.values())
-    if not timed and (untimed or not job.tells_work):
+    timed, untimed = _by_clock(work)
+    if not len(timed) and (untimed or not job.tells_work):
         state, job, said = whole_job.judge_step(state, job, told, untimed, config, now_s)
         return state, job, [*commands, *said]
-    if not timed:
+    if not len(timed):
         return state, job, commands
     if job.whole.num_steps or job.whole.is_open:
         job = whole_job.handed_over(job)
     samples = samples_of(job, timed)
     job, judgement = fold_roles(config.detector, job, samples)
     job = _show_on_ranks(job, judgement)
-    state, job, said = _take_judgement(state, job, judgement, by_rank, config, unix_s)
+    state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
     commands += said
     job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
     commands += said
@@ -206,17 +220,18 @@ def _followed(
     step: int,
     generation: int,
     ended: Mapping[int, StepRecord],
-    work: Mapping[tuple[int, int], MicroBatchRecord],
+    work: Work,
     config: ControllerConfig,
 ) -> tuple[JobState, JobStep]:
     """What a step says of the job as a whole: by the work of its ranks, or as they ended it."""
     duration_s = max(r.duration_s for r in ended.values())
     # Each token once, though all ranks of its pipeline tell it: of the layers they have parts.
-    tokens = round(sum(r.tokens * r.tensor_share for r in work.values()))
-    squares = round(sum(r.sum_len_squared * r.tensor_share for r in work.values()))
-    documents = round(sum(r.num_documents * r.tensor_share for r in work.values()))
-    at_head = sum(r.head_tokens for r in work.values())
-    if not work:
+    tokens, squares, documents = (
+        round(float(work[name] @ work["tensor_share"]))
+        for name in ("tokens", "sum_len_squared", "num_documents")
+    )
+    at_head = round(float(work["head_tokens"].sum()))
+    if not len(work):
         tokens = max(r.tokens for r in ended.values())
         squares = max(r.sum_len_squared for r in ended.values())
     losses = [r.loss for r in ended.values() if r.loss is not None]
@@ -259,18 +274,17 @@ def _judge_waits(
     return state, job, commands
 
 
-def _by_clock(
-    records: Collection[MicroBatchRecord],
-) -> tuple[list[MicroBatchRecord], tuple[int, ...]]:
-    """(records of ranks that measured any time in this step, the other ranks, ascending).
+def _by_clock(work: Work) -> tuple[Work, tuple[int, ...]]:
+    """(work of ranks that measured any time in this step, the other ranks, ascending).
 
     Work takes time: where none was measured nothing can be said, and it is no reading of zero.
     """
-    spent_s: dict[int, float] = {}
-    for record in records:
-        spent_s[record.rank] = spent_s.get(record.rank, 0.0) + record.compute_s
-    untimed = tuple(rank for rank in sorted(spent_s) if spent_s[rank] <= 0.0)
-    return [record for record in records if spent_s[record.rank] > 0.0], untimed
+    ranks, row = np.unique(work["rank"], return_inverse=True)
+    is_untimed = np.bincount(row, weights=work["compute_s"], minlength=len(ranks)) <= 0.0
+    if not is_untimed.any():
+        return work, ()
+    untimed = ranks[is_untimed]
+    return work.only(~np.isin(work["rank"], untimed)), tuple(untimed.astype(int).tolist())
 
 
 def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:
@@ -300,16 +314,16 @@ def _take_judgement(
     state: State,
     job: JobState,
     judgement: Judgement,
-    by_rank: RankMap[RankWork],
+    draft: StepDraft,
     config: ControllerConfig,
     unix_s: float,
 ) -> tuple[State, JobState, list[Command]]:
     """Findings open incidents, recoveries close them, re-measured ones are told."""
-    job, commands = causes.look_again(state, job, by_rank, unix_s)
+    job, commands = causes.look_again(state, job, draft, unix_s)
     for finding in judgement.findings:
         # The layout to come back to is the one from before the first of the open findings.
         job = replace(job, home=job.home if job.home is not None else job.layout)
-        job, finding = causes.explained(state, job, finding, by_rank, unix_s)
+        job, finding = causes.explained(state, job, finding, draft, unix_s)
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
     for rank in judgement.recovered:

@@ -9,17 +9,19 @@ from dataclasses import replace
 from math import inf
 from zlib import crc32
 
+import numpy as np
+
 from pacekeeper.controller.events import Command, Say
 from pacekeeper.controller.roles import Peers, peers
 from pacekeeper.controller.state import JobState
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.findings import Blindness, Watch
 from pacekeeper.core.rank_text import rank_text
-from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.canary import carried_on, unproved
 from pacekeeper.predictor.detector_state import Judgement
 from pacekeeper.predictor.live_job import LEAST_STEPS
 from pacekeeper.predictor.sight import Blind, Sight, blindness, sight_of
+from pacekeeper.predictor.workload import Work
 
 PATIENCE_STEPS = 3  # where one step takes longer than `blind_after_s`
 
@@ -35,12 +37,12 @@ def running(job: JobState) -> tuple[int, ...]:
 def after_step(
     job: JobState,
     judgement: Judgement,
-    records: Sequence[MicroBatchRecord],
+    work: Work,
     untimed: Sequence[int],
     config: ControllerConfig,
     now_s: float,
 ) -> tuple[JobState, list[Command]]:
-    """The watch after a step that was judged by these records, and its canary.
+    """The watch after a step that was judged by this work, and its canary.
 
     `untimed`: ranks that told their work, but no time for it. A job with open incidents stays
     degraded where no more could be seen; it says so.
@@ -52,7 +54,7 @@ def after_step(
     known = [sight for sight in sights if sight is not None]
     # What is promised of a job is promised of each of its roles.
     sight = max(known, key=lambda s: s.slowdown) if len(known) == len(groups) and known else None
-    job, commands = _with_canary(job, records, groups, sight if blind is None else None, config)
+    job, commands = _with_canary(job, work, groups, sight if blind is None else None, config)
     blind = blind or unproved(config.detector, job.canaries, judgement.step)
     watch, reason = judgement.watch, judgement.reason
     if blind is not None and watch is Watch.DEGRADED:
@@ -115,7 +117,7 @@ def _untimed(ranks: Sequence[int]) -> Blind | None:
 
 def _with_canary(
     job: JobState,
-    records: Sequence[MicroBatchRecord],
+    work: Work,
     groups: Sequence[Peers],
     sight: Sight | None,
     config: ControllerConfig,
@@ -127,14 +129,14 @@ def _with_canary(
         rank = before.running.rank
         group = next((g for g in groups if rank in g.ranks), group)
     if len(groups) > 1:
-        records = [record for record in records if record.rank in set(group.ranks)]
-        if not records:
+        work = work.only(np.isin(work["rank"], group.ranks))
+        if not len(work):
             return job, []
     canaries = carried_on(
         config.detector,
         before,
         group.evidence,
-        records,
+        work,
         sight=sight,
         ranks=group.ranks,
         # With each role's turn it is the turn of its next rank.
@@ -186,8 +188,7 @@ def _blind_between_steps(
     reason = f"records arrive, but no step could be judged for {limit_s:.0f} s"
     if job.pending:
         step = min(job.pending)
-        told = {r for r, work in job.pending[step].by_rank.items() if work.is_whole}
-        missing = [rank for rank in ranks if rank not in told]
+        missing = [rank for rank in ranks if not job.pending[step].is_whole(rank)]
         reason += f": of step {step} ranks {rank_text(missing)} are missing" if missing else ""
     apart = _apart(job)
     reason += f"; {apart}" if apart else ""

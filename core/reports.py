@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from pacekeeper.core.micro_batches import MicroBatchTable
 from pacekeeper.core.records import Record
 from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
 
@@ -16,13 +17,15 @@ class JobReport:
     Records of one kind are in the order they were read; how kinds lie among each other means
     nothing, since the wire carries each kind in its own columns. `layouts` are layout files the
     trainer wrote: (generation, canonical JSON). All of it belongs to one `life` of the job (see
-    `core.topology.Attachment`).
+    `core.topology.Attachment`). `micro_batches`: those that do not stand among the records; each
+    kind of report has them in one of the two.
     """
 
     job: str
     life: int = 0
     attached: tuple[Attachment, ...] = ()
     records: tuple[Record, ...] = ()
+    micro_batches: tuple[MicroBatchTable, ...] = ()
     layouts: tuple[tuple[int, bytes], ...] = ()
 
 
@@ -46,7 +49,9 @@ T = TypeVar("T", covariant=True)
 
 
 class Later(Protocol[T]):
-    """Samples as bytes, read when somebody looks; `sampled_s`: when the newest was made."""
+    """Samples as bytes, read when somebody looks; `sampled_s`: when they were told, by the node's
+    monotonic clock.
+    """
 
     sampled_s: float
 
@@ -54,7 +59,11 @@ class Later(Protocol[T]):
 
 
 class Unread(Protocol):
-    """What a report tells of its node, of which nobody has looked at anything yet."""
+    """What a report tells of its node, of which nobody has looked at anything yet; `sampled_s` as
+    of its parts.
+    """
+
+    sampled_s: float
 
     @property
     def devices(self) -> Later[tuple[DeviceSample, ...]] | None: ...

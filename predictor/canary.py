@@ -12,12 +12,11 @@ import numpy as np
 
 from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
-from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import charts as cusum
 from pacekeeper.predictor.detector_state import Evidence, among, limits_of
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.sight import Blind, Sight
-from pacekeeper.predictor.workload import sample_of
+from pacekeeper.predictor.workload import Work, sample_of_work
 
 OVERDUE_PERIODS = 3  # without a canary that came to its end: then nothing is proved any more
 
@@ -63,7 +62,7 @@ def carried_on(
     config: DetectorConfig,
     canaries: Canaries,
     evidence: Evidence,
-    records: Sequence[MicroBatchRecord],
+    work: Work,
     *,
     sight: Sight | None,
     ranks: Sequence[int],
@@ -71,18 +70,18 @@ def carried_on(
 ) -> Canaries:
     """One judged step later: the one under way sees it, the next one begins when it is due.
 
-    `evidence`: the job's own, after the step; `records`: the step's, as they came; `sight`: what
+    `evidence`: the job's own, after the step; `work`: the step's, as it came; `sight`: what
     the watch promises, None where it promises nothing (nothing is tried then); `ranks`: those that
     may be chosen, in turns that begin at `seed`. Whoever is under suspicion is passed over.
     """
     if not config.canary_period_steps:
         return canaries
-    step, running = records[0].step, canaries.running
+    step, running = work.step, canaries.running
     if running is not None:
         if sight is None or not _is_undisturbed(running, evidence):
             # A new layout, or a fault of its own: this one says nothing.
             return replace(canaries, running=None, due_step=step + running.sight.steps)
-        return _seen(config, canaries, running, records)
+        return _seen(config, canaries, running, work)
     if sight is None:
         return canaries
     if canaries.since_step is None:
@@ -112,23 +111,8 @@ def unproved(config: DetectorConfig, canaries: Canaries, step: int) -> Blind | N
     return None
 
 
-def slowed(
-    records: Sequence[MicroBatchRecord], rank: int, slowdown: float
-) -> list[MicroBatchRecord]:
-    """Copies of the records, in which `rank` computed `slowdown` times as long."""
-    return [
-        replace(record, compute_s=record.compute_s * slowdown) if record.rank == rank else record
-        for record in records
-    ]
-
-
-def _seen(
-    config: DetectorConfig,
-    canaries: Canaries,
-    canary: Canary,
-    records: Sequence[MicroBatchRecord],
-) -> Canaries:
-    sample = sample_of(slowed(records, canary.rank, canary.sight.slowdown))
+def _seen(config: DetectorConfig, canaries: Canaries, canary: Canary, work: Work) -> Canaries:
+    sample = sample_of_work(work.slowed(canary.rank, canary.sight.slowdown))
     evidence, judgement = fold(config, canary.evidence, sample)
     canary = replace(canary, evidence=evidence, num_steps=canary.num_steps + 1)
     is_found = any(finding.rank == canary.rank for finding in judgement.findings)

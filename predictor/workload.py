@@ -1,14 +1,13 @@
 """The work of one step as numbers: one row of features per rank, and per micro-batch. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.core.expert_rows import KNOTS
+from pacekeeper.core.micro_batches import DEFAULTS, MicroBatchTable, joined, table_of
 from pacekeeper.core.records import MicroBatchRecord
 
 Array = npt.NDArray[np.float64]
@@ -24,8 +23,37 @@ FEATURES = (
 )  # fmt: skip
 DENSE = ("tokens", "sum_len_squared", "num_documents")  # work that tensor parallelism shares out
 
-_COLUMNS = ("rank", "step", "generation", "micro_batch", "compute_s", "tensor_share")
-_row_of = attrgetter(*_COLUMNS, *FEATURES[1:])
+_OTHERS = ("rank", "step", "generation", "micro_batch", "compute_s", "tensor_share")
+COLUMNS = (*_OTHERS, *FEATURES[1:])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """Micro-batches as told, a column for each of COLUMNS: arrays [micro-batches], not to be
+    written to. Integers up to 2^53 are exact.
+    """
+
+    columns: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.columns["rank"])
+
+    def __getitem__(self, name: str) -> Array:
+        return self.columns[name]
+
+    @property
+    def step(self) -> int:
+        """Of the first micro-batch."""
+        return int(self.columns["step"][0])
+
+    def only(self, rows: Flags | Positions) -> "Work":
+        """These micro-batches alone."""
+        return Work(columns={name: column[rows] for name, column in self.columns.items()})
+
+    def slowed(self, rank: int, slowdown: float) -> "Work":
+        """The same work, for which `rank` computed `slowdown` times as long."""
+        compute_s = np.where(self["rank"] == rank, self["compute_s"] * slowdown, self["compute_s"])
+        return Work(columns={**self.columns, "compute_s": compute_s})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,40 +88,65 @@ class StepSample:
         return int(self.features[:, FEATURES.index("one")].max())
 
 
+def work_of(tables: Sequence[MicroBatchTable]) -> Work:
+    """All micro-batches of these tables, in order; of none, no work."""
+    length = sum(map(len, tables))
+    columns = {}
+    for name in COLUMNS:
+        if any(name in table.columns for table in tables):
+            columns[name] = np.fromiter(joined(tables, name), np.float64, length)
+        else:
+            columns[name] = np.full(length, DEFAULTS.get(name, 0.0), dtype=np.float64)
+    return Work(columns=columns)
+
+
+def last_told(work: Work) -> Work:
+    """Of micro-batches of one step that were told more than once, the last."""
+    if not len(work):
+        return work
+    count = work["micro_batch"].max() + 1.0
+    key = work["rank"] * count + work["micro_batch"]
+    _, first = np.unique(key[::-1], return_index=True)
+    return work if len(first) == len(key) else work.only(np.sort(len(key) - 1 - first))
+
+
 def sample_of(records: Sequence[MicroBatchRecord]) -> StepSample:
+    """The same as `sample_of_work`, of records. Raises as it does."""
+    if not records:
+        raise ValueError("a step without records has no sample")
+    return sample_of_work(work_of([table_of(records)]))
+
+
+def sample_of_work(work: Work) -> StepSample:
     """Add up the micro-batches of one step and generation, rank by rank.
 
     In a step each micro-batch adds its own fixed cost; dense work counts with the part of it that
-    the rank holds. Column by column: a job of thousands of
-    ranks has tens of thousands of records a step.
+    the rank holds.
 
-    Raises ValueError for no records, or records of several steps or generations.
+    Raises ValueError for no work, or work of several steps or generations.
     """
-    if not records:
+    if not len(work):
         raise ValueError("a step without records has no sample")
-    columns = len(_COLUMNS) + len(FEATURES) - 1
-    flat = np.fromiter(
-        chain.from_iterable(map(_row_of, records)), np.float64, len(records) * columns
-    ).reshape(len(records), columns)
-    rank, step, generation, micro_batch, observed, tensor_share, *work = flat.T
-    if step.min() != step.max() or generation.min() != generation.max():
-        raise ValueError("the records are of several steps or generations")
-    if tensor_share.min() < 1.0:
-        for name in DENSE:
-            work[FEATURES.index(name) - 1] = work[FEATURES.index(name) - 1] * tensor_share
-    ranks, row = np.unique(rank.astype(np.intp), return_inverse=True)
+    for name in ("step", "generation"):
+        if work[name].min() != work[name].max():
+            raise ValueError("the records are of several steps or generations")
+    told = {name: work[name] for name in FEATURES[1:]}
+    if work["tensor_share"].min() < 1.0:
+        told |= {name: told[name] * work["tensor_share"] for name in DENSE}
+    features_of = list(told.values())
+    ranks, row = np.unique(work["rank"].astype(np.intp), return_inverse=True)
     features = np.stack(
-        [np.bincount(row), *(np.bincount(row, weights=column) for column in work)], axis=1
+        [np.bincount(row), *(np.bincount(row, weights=column) for column in features_of)], axis=1
     ).astype(np.float64)
-    observed_s = np.bincount(row, weights=observed).astype(np.float64)
+    observed_s = np.bincount(row, weights=work["compute_s"]).astype(np.float64)
     features.flags.writeable = observed_s.flags.writeable = False
     return StepSample(
-        step=records[0].step,
-        generation=records[0].generation,
+        step=work.step,
+        generation=int(work["generation"][0]),
         ranks=tuple(ranks.tolist()),
         features=features,
         observed_s=observed_s,
-        parts=_parts_of(len(ranks), row, micro_batch, observed, work),
+        parts=_parts_of(len(ranks), row, work["micro_batch"], work["compute_s"], features_of),
     )
 
 

@@ -100,11 +100,9 @@ class _LaterDevices:
 
     __slots__ = ("_data", "_read", "sampled_s")
 
-    def __init__(self, data: Sequence[bytes]) -> None:
-        self._data = data
+    def __init__(self, data: Sequence[bytes], sampled_s: float) -> None:
+        self._data, self.sampled_s = data, sampled_s
         self._read: tuple[DeviceSample, ...] | None = None
-        # The newest: one device whose driver hangs must not date the others.
-        self.sampled_s = max(_Device.FromString(one).sampled_mono_s for one in data)
 
     def read(self) -> tuple[DeviceSample, ...]:
         """Once: they are looked at again at each step while a cause is searched for."""
@@ -116,9 +114,8 @@ class _LaterDevices:
 class _LaterHost:
     __slots__ = ("_data", "sampled_s")
 
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self.sampled_s = _Host.FromString(data).sampled_mono_s
+    def __init__(self, data: bytes, sampled_s: float) -> None:
+        self._data, self.sampled_s = data, sampled_s
 
     def read(self) -> HostSample:
         return host_from_message(_Host.FromString(self._data))
@@ -127,13 +124,23 @@ class _LaterHost:
 class UnreadSamples:
     """What one report tells of its node, read when it is asked for: a `core.reports.Unread`."""
 
-    __slots__ = ("_health", "devices", "host")
+    __slots__ = ("_devices", "_health", "_host", "sampled_s")
 
     def __init__(self, parts: telemetry_pb2.NodeReportParts) -> None:
-        devices, host = parts.devices, parts.host
-        self.devices = _LaterDevices(tuple(devices)) if devices else None
-        self.host = _LaterHost(host) if host else None
+        self._devices, self._host = tuple(parts.devices), parts.host
         self._health = parts.health
+        # Of all it holds: one device whose driver hangs must not date the others.
+        self.sampled_s = parts.sent_mono_s
+
+    @property
+    def devices(self) -> _LaterDevices | None:
+        """None: it tells of none."""
+        return _LaterDevices(self._devices, self.sampled_s) if self._devices else None
+
+    @property
+    def host(self) -> _LaterHost | None:
+        """None: it does not tell of it."""
+        return _LaterHost(self._host, self.sampled_s) if self._host else None
 
     def health(self) -> AgentHealth:
         """What the agent said of itself."""

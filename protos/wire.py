@@ -1,34 +1,19 @@
-"""Between plain values and messages: the only place that knows both. NaN on the wire is None here.
+"""Between plain values and messages: the only place that knows both.
 
-Columns of a message are equally long; what is not is the sender's fault and a ValueError naming it.
-A column of defaults is left out: it costs nothing, and who does not know it is still understood.
+Records as columns: `record_columns.py`, loads of experts `load_columns.py`, samples `samples.py`.
 """
 
 import hashlib
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from dataclasses import fields, replace
+from itertools import chain
 
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.micro_batches import MicroBatchTable
 from pacekeeper.core.plain_text import one_line
-from pacekeeper.core.records import (
-    DURATIONS,
-    LOADS_PER_RECORD,
-    CheckpointRecord,
-    ExpertLoadRecord,
-    MicroBatchRecord,
-    PlanAppliedRecord,
-    PlanRefusedRecord,
-    ProbeRecord,
-    RankExitRecord,
-    Record,
-    SnapshotRecord,
-    StepRecord,
-)
+from pacekeeper.core.records import LOADS_PER_RECORD, ExpertLoadRecord, MicroBatchRecord, Record
 from pacekeeper.core.reports import (
-    MAX_RECORDS_PER_REPORT,
     JobReport,
     NodeReport,
     PlanFile,
@@ -42,6 +27,14 @@ from pacekeeper.core.topology import (
 )
 from pacekeeper.protos import control_pb2, telemetry_pb2
 from pacekeeper.protos.load_columns import loads_from_columns
+from pacekeeper.protos.record_columns import (
+    KINDS,
+    MAX_RECORDS,
+    fill_columns,
+    micro_batches_in,
+    num_rows,
+    records_in,
+)
 from pacekeeper.protos.samples import (
     UnreadSamples,
     device_from_message,
@@ -53,7 +46,6 @@ from pacekeeper.protos.samples import (
 
 PROTOCOL_VERSION = 1
 MAX_CALLS_PER_CONNECTION = 128
-MAX_RECORDS = 4 * MAX_RECORDS_PER_REPORT  # in a report that is taken in
 MAX_PARTS = {"jobs": 1024, "devices": 1024}  # a few bytes each, and a millisecond to look at
 HANDSHAKE_MS = 20_000
 CONNECTION_GRACE_MS = 5_000  # for calls that are open when a connection is over
@@ -86,25 +78,6 @@ GRPC_OPTIONS_SERVER = (
     # Else a second controller would share the port in silence.
     ("grpc.so_reuseport", 0),
 )
-
-T = TypeVar("T")
-_NOT_NEGATIVE = (*DURATIONS, "tensor_share")
-_MESSAGES: tuple[tuple[str, type[Any]], ...] = (
-    ("micro_batches", MicroBatchRecord),
-    ("steps", StepRecord),
-    ("plans_applied", PlanAppliedRecord),
-    ("plans_refused", PlanRefusedRecord),
-    ("rank_exits", RankExitRecord),
-    ("probes", ProbeRecord),
-    ("checkpoints", CheckpointRecord),
-    ("snapshots", SnapshotRecord),
-)
-# Asked of the classes once: at each report it would cost more than the report itself.
-_NAMES = {kind: tuple(field.name for field in fields(kind)) for _, kind in _MESSAGES}
-_DEFAULTS: dict[type[Any], dict[str, Any]] = {
-    kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-    for _, kind in _MESSAGES
-}
 
 
 def server_options(
@@ -147,7 +120,7 @@ def report_from_message(message: telemetry_pb2.NodeReport) -> NodeReport:
     return NodeReport(
         sequence=message.sequence,
         sent_mono_s=message.sent_mono_s,
-        jobs=_jobs_from_messages(message.jobs),
+        jobs=tuple(map(_with_records, _jobs_from_messages(message.jobs))),
         devices=tuple(device_from_message(sample) for sample in message.devices),
         host=host_from_message(message.host) if message.HasField("host") else None,
         health=health_from_message(message.health),
@@ -163,7 +136,7 @@ def report_from_parts(parts: telemetry_pb2.NodeReportParts) -> NodeReport:
     return NodeReport(
         sequence=parts.sequence,
         sent_mono_s=parts.sent_mono_s,
-        jobs=_jobs_from_messages(parts.jobs),
+        jobs=_jobs_from_messages(parts.jobs) if parts.jobs else (),
         unread=UnreadSamples(parts),
     )
 
@@ -178,10 +151,16 @@ def _jobs_from_messages(messages: Iterable[telemetry_pb2.JobReport]) -> tuple[Jo
     jobs, num_records = list[JobReport](), 0
     for job in messages:
         jobs.append(_job_from_message(job))
-        num_records += len(jobs[-1].records)
+        num_records += len(jobs[-1].records) + sum(map(len, jobs[-1].micro_batches))
         if num_records > MAX_RECORDS:
             raise ValueError(f"more than {MAX_RECORDS} records in one report")
     return tuple(jobs)
+
+
+def _with_records(job: JobReport) -> JobReport:
+    """The same part, its micro-batches as records."""
+    records = chain.from_iterable(table.records() for table in job.micro_batches)
+    return replace(job, records=(*records, *job.records), micro_batches=())
 
 
 def offer_to_message(
@@ -225,10 +204,10 @@ def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
             for generation, data in job.layouts
         ],
     )
-    for column_group, kind in _MESSAGES:
+    for column_group, kind in KINDS:
         records = [record for record in job.records if isinstance(record, kind)]
         if records:
-            _fill_columns(getattr(message, column_group), records)
+            fill_columns(getattr(message, column_group), records)
     for load in job.records:
         if isinstance(load, ExpertLoadRecord):
             columns = message.expert_loads
@@ -240,71 +219,32 @@ def _job_to_message(job: JobReport) -> telemetry_pb2.JobReport:
     return message
 
 
-def _fill_columns(columns: Any, records: Sequence[Any]) -> None:
-    for field in fields(records[0]):
-        values = [getattr(record, field.name) for record in records]
-        if all(value == field.default for value in values):
-            continue
-        getattr(columns, field.name).extend(math.nan if v is None else v for v in values)
-
-
 def _job_from_message(message: telemetry_pb2.JobReport) -> JobReport:
     if not is_job_name(message.job):
         raise ValueError(f"job name {message.job!r:.100}: expected {JOB_NAME_RULE}")
     records: list[Record] = []
-    for column_group, kind in _MESSAGES:
-        if message.HasField(column_group):
-            columns = getattr(message, column_group)
-            records += _from_columns(columns, kind, f"{message.job} {column_group}")
+    tables = tuple[MicroBatchTable, ...]()
+    for column_group, kind in KINDS:
+        if not message.HasField(column_group):
+            continue
+        columns, where = getattr(message, column_group), f"{message.job} {column_group}"
+        if kind is MicroBatchRecord:
+            told = micro_batches_in(columns, where)
+            tables = () if told is None else (told,)
+        else:
+            records += records_in(columns, kind, where)
     if message.HasField("expert_loads"):
         loads, most = message.expert_loads, LOADS_PER_RECORD * MAX_RECORDS
-        _length(loads, "rank", f"{message.job} expert_loads")
+        num_rows(loads, f"{message.job} expert_loads")
         records += loads_from_columns(loads, message.job, most_counts=most)
     return JobReport(
         job=message.job,
         life=message.life,
         attached=tuple(_attachment_from_message(a) for a in message.attached),
         records=tuple(records),
+        micro_batches=tables,
         layouts=tuple((f.generation, f.layout_json) for f in message.layouts),
     )
-
-
-def _from_columns(columns: Any, kind: type[T], where: str) -> list[T]:
-    names, defaults = _NAMES[kind], _DEFAULTS[kind]
-    length = _length(columns, names[0], where)
-    told, values = list[str](), list[list[Any]]()
-    for name in names:
-        column = list(getattr(columns, name))
-        if len(column) != length:
-            if column or name not in defaults:
-                raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
-            continue  # all of them are what a record has by default
-        if name in defaults and defaults[name] is None:
-            column = [None if value != value else value for value in column]
-        elif column and isinstance(column[0], str):
-            column = [one_line(value) for value in column]
-        elif column and isinstance(column[0], float):
-            _refuse_impossible(column, name, where)
-        told.append(name)
-        values.append(column)
-    return [kind(**dict(zip(told, row, strict=True))) for row in zip(*values, strict=True)]
-
-
-def _refuse_impossible(column: list[float], name: str, where: str) -> None:
-    floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
-    if math.isfinite(sum(column)) and min(column) >= floor:
-        return
-    for value in column:
-        if not (math.isfinite(value) and value >= floor):
-            raise ValueError(f"{where}: impossible {name} {value}")
-
-
-def _length(columns: Any, name: str, where: str) -> int:
-    """How many records these columns hold. Few bytes can tell of more than the memory holds."""
-    length = len(getattr(columns, name))
-    if length > MAX_RECORDS:
-        raise ValueError(f"{where}: {length} records, at most {MAX_RECORDS} may come at once")
-    return length
 
 
 def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller import steps
 from pacekeeper.controller.chunked_map import CHUNK_RANKS, RankMap
-from pacekeeper.controller.state import JobState, RankLife, RankState, StepFact
+from pacekeeper.controller.state import JobState, RankLife, RankState
 from pacekeeper.core.layout import Layout, even_layout
+from pacekeeper.core.micro_batches import table_of
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.topology import Attachment
 from support.machine_driver import FIRST, Driver, applied, exited, started, step
@@ -39,13 +40,16 @@ def test_a_rank_map_is_the_dictionary_of_its_changes(changes: list[dict[int, int
     assert made == RankMap(expected)
 
 
-def works(rank: int, generation: int) -> StepFact:
+Fact = MicroBatchRecord | StepRecord
+
+
+def works(rank: int, generation: int) -> Fact:
     return MicroBatchRecord(
         rank=rank, step=0, micro_batch=0, generation=generation, compute_s=0.1, tokens=1
     )
 
 
-def ends(rank: int, generation: int) -> StepFact:
+def ends(rank: int, generation: int) -> Fact:
     return StepRecord(rank=rank, step=0, generation=generation, duration_s=0.1, tokens=1)
 
 
@@ -58,7 +62,7 @@ facts = st.builds(
 lives = st.tuples(st.sampled_from(RANKS), st.sampled_from(list(RankLife)))
 
 
-def is_complete(job: JobState, records: list[StepFact]) -> bool:
+def is_complete(job: JobState, records: list[Fact]) -> bool:
     """The rule as one would say it: everybody committed the step and reported its work."""
     ended = {r.rank: r.generation for r in records if isinstance(r, StepRecord)}
     worked = {(r.rank, r.generation) for r in records if isinstance(r, MicroBatchRecord)}
@@ -69,7 +73,7 @@ def is_complete(job: JobState, records: list[StepFact]) -> bool:
 
 @given(layout=st.sampled_from([None, LAYOUT]), arrivals=st.lists(facts | lives, max_size=40))
 def test_where_it_looks_first_never_changes_what_is_complete(
-    layout: Layout | None, arrivals: list[StepFact | tuple[int, RankLife]]
+    layout: Layout | None, arrivals: list[Fact | tuple[int, RankLife]]
 ) -> None:
     """Records in any order, repeated, of a step done again; ranks that die, and live again."""
     attached = {
@@ -79,14 +83,18 @@ def test_where_it_looks_first_never_changes_what_is_complete(
         for rank in RANKS
     }
     job = JobState(name="j", ranks=attached, layout=layout, world_size=len(RANKS))
-    seen: list[StepFact] = []
+    seen: list[Fact] = []
     for arrival in arrivals:
         if isinstance(arrival, tuple):
             rank, life = arrival
             job = replace(job, ranks={**job.ranks, rank: replace(job.ranks[rank], life=life)})
         else:
             seen.append(arrival)
-            job = steps.put_pending(job, [arrival])
+            job = steps.put_pending(
+                job,
+                [table_of([arrival])] if isinstance(arrival, MicroBatchRecord) else [],
+                [arrival] if isinstance(arrival, StepRecord) else [],
+            )
         if 0 in job.pending:
             for hint in range(3):
                 at = steps.first_missing(

@@ -5,12 +5,13 @@ from dataclasses import replace
 import numpy as np
 
 from pacekeeper.core.detector_config import DetectorConfig
+from pacekeeper.core.micro_batches import table_of
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor.canary import Canaries, Outcome, carried_on
 from pacekeeper.predictor.detector_state import begin
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.sight import sight_of
-from pacekeeper.predictor.workload import sample_of
+from pacekeeper.predictor.workload import sample_of, work_of
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=12, canary_period_steps=20)
@@ -34,7 +35,13 @@ def outcomes(seed: int, *, shared: float) -> tuple[list[Outcome], float]:
         evidence, _ = fold(CONFIG, evidence, sample_of(records))
         sight, before = sight_of(CONFIG, evidence, range(2)), canaries.last
         canaries = carried_on(
-            CONFIG, canaries, evidence, records, sight=sight, ranks=range(2), seed=1
+            CONFIG,
+            canaries,
+            evidence,
+            work_of([table_of(records)]),
+            sight=sight,
+            ranks=range(2),
+            seed=1,
         )
         promised = promised if sight is None else sight.slowdown
         if canaries.last is not None and canaries.last is not before:

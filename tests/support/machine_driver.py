@@ -135,6 +135,17 @@ class Driver:
             records=records,
             layouts=tuple((x.generation, encode_layout(x)) for x in layouts),
         )
+        self.take(part, node=node, devices=devices, host=host)
+
+    def take(
+        self,
+        part: JobReport,
+        *,
+        node: str = "node-0",
+        devices: Sequence[DeviceSample] = (),
+        host: HostSample | None = None,
+    ) -> None:
+        """One job's part of a report."""
         whole = NodeReport(
             sequence=1, sent_mono_s=self.now_s, jobs=(part,), devices=tuple(devices), host=host
         )

@@ -8,9 +8,9 @@ import pytest
 
 from pacekeeper.controller import causes
 from pacekeeper.controller.causes import KEPT_SAMPLES, LOOK_AGAIN_S, SPACING_S, kept, remember
-from pacekeeper.controller.chunked_map import NodeMap, RankMap
+from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.events import SaveIncident
-from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
+from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State, StepDraft
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.reports import NodeReport
@@ -260,7 +260,7 @@ class TestPeers:
                        onset_step=3, step=4, reason="slow")  # fmt: skip
 
     def searched(self, job: JobState, rank: int) -> tuple[int, ...]:
-        found, _ = causes.explained(State(), job, self.finding(rank), RankMap(), 0.0)
+        found, _ = causes.explained(State(), job, self.finding(rank), StepDraft(), 0.0)
         return found.searches[rank].peers
 
     def test_neighbours_come_first_then_one_of_each_other_node(self) -> None:
@@ -278,12 +278,12 @@ class TestPeers:
 
     def test_who_became_slow_meanwhile_is_no_witness_any_more(self) -> None:
         job = self.fleet(4, evidence=restore({2: 1.5}))
-        job, _ = causes.explained(State(), job, self.finding(2), RankMap(), 0.0)
+        job, _ = causes.explained(State(), job, self.finding(2), StepDraft(), 0.0)
         assert job.searches[2].peers == (3, 0, 1)
         job = replace(job, incidents=(Incident(incident_id=1, job="j", finding=self.finding(2),
                                                opened_unix_s=0.0),),
                       evidence=restore({2: 1.5, 3: 1.5, 0: 1.5}))  # fmt: skip
-        job, said = causes.look_again(self.nodes(job, hot=[0, 2, 3]), job, RankMap(), 1.0)
+        job, said = causes.look_again(self.nodes(job, hot=[0, 2, 3]), job, StepDraft(), 1.0)
         assert "none of 1 peers" in job.incidents[0].finding.cause
         assert said and not job.searches
 
@@ -292,6 +292,6 @@ class TestPeers:
         shared = replace(job.ranks[3].attachment, device_uuid="gpu-2")
         job = replace(job, ranks={**job.ranks, 3: replace(job.ranks[3], attachment=shared)})
         _, found = causes.explained(
-            self.nodes(job, hot=[2, 3]), job, self.finding(2), RankMap(), 0.0
+            self.nodes(job, hot=[2, 3]), job, self.finding(2), StepDraft(), 0.0
         )
         assert "none of 2 peers" in found.cause

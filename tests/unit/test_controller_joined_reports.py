@@ -1,8 +1,17 @@
 """Reports of many nodes at once: joined where they tell the same kind of news, never reordered."""
 
+from dataclasses import replace
+
 from pacekeeper.controller.events import NodeDetached, NodeReported, NodesReported, Tick
 from pacekeeper.controller.joined_reports import by_job, together
-from pacekeeper.core.records import PlanAppliedRecord, RankExitRecord, Record, StepRecord
+from pacekeeper.core.micro_batches import table_of
+from pacekeeper.core.records import (
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    RankExitRecord,
+    Record,
+    StepRecord,
+)
 from pacekeeper.core.reports import JobReport, NodeReport
 
 
@@ -26,6 +35,21 @@ def test_work_of_one_job_becomes_one_part_in_the_order_it_came() -> None:
         told("n", part(ended(0, 1))),
     ]
     assert list(by_job(events)) == [("n", part(ended(0), ended(8), ended(9), ended(0, 1)))]
+
+
+def test_work_in_tables_is_joined_as_well() -> None:
+    first, second = (
+        table_of([MicroBatchRecord(
+            rank=rank, step=0, micro_batch=0, generation=1, compute_s=0.1, tokens=1
+        )])
+        for rank in (0, 8)
+    )  # fmt: skip
+    events = [
+        told("n", replace(part(), micro_batches=(first,))),
+        told("m", replace(part(ended(8)), micro_batches=(second,))),
+    ]
+    joined = replace(part(ended(8)), micro_batches=(first, second))
+    assert list(by_job(events)) == [("n", joined)]
 
 
 def test_jobs_lie_one_after_the_other() -> None:

@@ -156,6 +156,16 @@ class TestSteps:
         assert (summary.generation, summary.ranks) == (2, (0, 1, 2))
         assert max(summary.observed_s) < 0.11
 
+    def test_work_of_a_rank_that_died_before_the_end_does_not_count(self) -> None:
+        driver = started()
+        half = [r for r in step(0, ranks=[3]) if not isinstance(r, StepRecord)]
+        driver.report(*half, *step(0, ranks=[0, 1, 2]))
+        assert not driver.all_said(StepSummary)
+        driver.report(exited(3), *step(0, ranks=[0]))
+        (summary,) = driver.all_said(StepSummary)
+        assert summary.ranks == (0, 1, 2)
+        assert driver.job.tokens_per_s == pytest.approx(3 * 1280 / 0.12)
+
     def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
         driver = started()
         survivors = shrink(FIRST, dead=[3], generation=2, floor=FLOOR)

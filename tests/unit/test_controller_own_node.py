@@ -7,7 +7,8 @@ import pytest
 from pacekeeper.controller.chunked_map import NodeMap
 from pacekeeper.controller.own_node import foreign
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.core.records import RankExitRecord, Record, StepRecord
+from pacekeeper.core.micro_batches import table_of
+from pacekeeper.core.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.topology import Attachment
 
@@ -57,6 +58,14 @@ def killed(rank: int) -> RankExitRecord:
 def test_what_is_told_of_another_nodes_rank_is_foreign(told: NodeReport) -> None:
     assert foreign(state(), "a", told) == "rank 1 of job moe is of node b"
     assert foreign(state(), "b", report(step(1), killed(1))) == ""
+
+
+def test_work_in_tables_is_of_its_ranks() -> None:
+    work = MicroBatchRecord(rank=1, step=1, micro_batch=0, generation=1, compute_s=0.1, tokens=1)
+    job = JobReport(job="moe", life=LIFE, micro_batches=(table_of([work]),))
+    told = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,))
+    assert foreign(state(), "a", told) == "rank 1 of job moe is of node b"
+    assert foreign(state(), "b", told) == ""
 
 
 def test_a_rank_that_nobody_has_attached_is_whoevers_brings_it() -> None:

@@ -1,6 +1,6 @@
 """A canary is found while the detector sees, is missed when it is broken, and touches nothing."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,14 +8,15 @@ import pytest
 
 from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
+from pacekeeper.core.micro_batches import table_of
 from pacekeeper.core.records import MicroBatchRecord
 from pacekeeper.predictor import canary as canary_module
 from pacekeeper.predictor import charts, evidence, naming
-from pacekeeper.predictor.canary import Canaries, Outcome, carried_on, slowed, unproved
+from pacekeeper.predictor.canary import Canaries, Outcome, carried_on, unproved
 from pacekeeper.predictor.detector_state import Evidence, begin
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.sight import Sight, sight_of
-from pacekeeper.predictor.workload import sample_of
+from pacekeeper.predictor.workload import Work, sample_of, sample_of_work, work_of
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=8, canary_period_steps=30)
@@ -48,7 +49,7 @@ class Watched:
                 self.config,
                 self.canaries,
                 self.evidence,
-                records,
+                work_of([table_of(records)]),
                 sight=sight,
                 ranks=RANKS,
                 seed=SEED,
@@ -86,12 +87,13 @@ def test_what_is_put_in_is_the_smallest_slowdown_that_is_promised() -> None:
 
 def test_only_the_copy_of_one_rank_is_slowed() -> None:
     records = [r for r in records_of(3) if isinstance(r, MicroBatchRecord)]
-    before = list(records)
-    copies = slowed(records, 2, 1.5)
-    assert records == before
-    assert [r for r in copies if r.rank != 2] == [r for r in records if r.rank != 2]
-    (own,) = (r for r in copies if r.rank == 2)
-    assert own == replace(before[2], compute_s=1.5 * before[2].compute_s)
+    work = work_of([table_of(records)])
+    copy, own = work.slowed(2, 1.5), work["rank"] == 2
+    assert work["compute_s"].tolist() == [record.compute_s for record in records]
+    assert (copy["compute_s"][~own] == work["compute_s"][~own]).all()
+    assert copy["compute_s"][own].tolist() == [1.5 * records[2].compute_s]
+    others = set(work.columns) - {"compute_s"}
+    assert all(copy[name] is work[name] for name in others)
 
 
 def test_the_evidence_of_the_job_is_the_same_with_and_without_canaries() -> None:
@@ -159,8 +161,8 @@ def no_difference(model: Any, sample: Any, *_: Any) -> Any:
     return 0.0 * sample.observed_s
 
 
-def another_rank(records: Sequence[MicroBatchRecord]) -> Any:
-    return sample_of([replace(r, compute_s=0.1) for r in records])
+def another_rank(work: Work) -> Any:
+    return sample_of_work(Work(columns={**work.columns, "compute_s": 0.0 * work["rank"] + 0.1}))
 
 
 def never_slow(*_: Any, **__: Any) -> None:
@@ -171,7 +173,7 @@ SABOTAGE: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
     "charts that stand still": (charts, "advance", frozen_charts),
     "nobody is ever named": (evidence, "find", deaf_naming),
     "ratios that are always zero": (evidence, "log_ratios", no_difference),
-    "records whose times get lost": (canary_module, "sample_of", another_rank),
+    "records whose times get lost": (canary_module, "sample_of_work", another_rank),
     "a slowdown that is never agreed on": (naming, "measured", never_slow),
 }
 

@@ -78,6 +78,14 @@ def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
     assert late.devices == {} and len(late.unread_devices) <= 12
 
 
+def test_a_clock_that_begins_anew_leaves_nothing_of_the_old_one() -> None:
+    node = NodeState(name="n", agent_life="x")
+    for second in (500, 506, 512, 3, 4):
+        node = remember(node, wire.report_from_parts(parts_of(at(second))), 0.0)
+    _, host = windows(node)
+    assert [sample.sampled_s for sample in host] == [3.0, 4.0]
+
+
 def test_devices_without_number_are_refused() -> None:
     parts = telemetry_pb2.NodeReportParts(devices=[b""] * (wire.MAX_PARTS["devices"] + 1))
     with pytest.raises(ValueError, match="more than 1024 devices"):

@@ -4,8 +4,9 @@ import pytest
 
 from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord
 from pacekeeper.protos import telemetry_pb2, wire
+from pacekeeper.protos.record_columns import MAX_RECORDS
 from pacekeeper.protos.samples import MAX_REMARKS
-from pacekeeper.protos.wire import MAX_PARTS, MAX_RECORDS
+from pacekeeper.protos.wire import MAX_PARTS
 
 
 def report(*jobs: telemetry_pb2.JobReport) -> telemetry_pb2.NodeReport:
