@@ -11,7 +11,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -228,10 +227,10 @@ def _http(data: bytes) -> object:
 def _answering(data: bytes) -> Iterator[None]:
     """Whoever connects by HTTP is answered so."""
 
-    def connect(connection: HTTPConnection) -> None:
+    def connect(connection: Any) -> None:
         connection.sock = _Socket(data)
 
-    with patch.object(HTTPConnection, "connect", connect):
+    with patch.object(http_json.Connection, "connect", connect):
         yield
 
 

@@ -26,6 +26,8 @@ from google.protobuf.message import DecodeError
 from pacekeeper.controller import line
 from pacekeeper.controller.lanes import Lane, Rules
 from pacekeeper.controller.listener import listening
+from pacekeeper.controller.own_folder import no_folder
+from pacekeeper.controller.pipes import Pipes
 from pacekeeper.controller.rates import Limit, full, owe, report_cost
 from pacekeeper.controller.relay import relaying
 from pacekeeper.controller.shelf import Shelf
@@ -85,6 +87,7 @@ class Front:
         self._streams: dict[int, Lane] = {}
         self._shelf, self._is_full = Shelf(WAITING_BYTES), False
         self._newest = 0
+        self.pipes: Pipes | None = None
         self._waiting: list[Lane] = []  # for room on the line
         self._making_room: asyncio.Task[None] | None = None
 
@@ -131,7 +134,9 @@ class Front:
         self._out.put(line.CLOSED, lane.number)
 
     def hear(self, kind: int, number: int, value: int, data: bytes) -> None:
-        """One frame of the controller. Raises ValueError for what it can not have said."""
+        """One frame of the controller. Raises ValueError for what it can not have said, and
+        HostError where calls that are no agent's can not be handed on any more.
+        """
         match kind:
             case line.SEND:
                 numbers, key, message = line.sent_in(data)
@@ -142,6 +147,8 @@ class Front:
                 if (lane := self._streams.get(number)) is not None:
                     lane.end(value, data.decode())
             case line.PING:
+                if self.pipes is not None and not self.pipes.is_open:
+                    raise no_folder("the front's own socket is gone: something takes files away")
                 self._out.put(line.ALIVE)
             case _:
                 raise ValueError(f"a frame of kind {kind} from the controller")
@@ -218,7 +225,7 @@ async def _open(
     tls = TlsConfig(**settings["tls"])
     inner = Path(settings["inner"].removeprefix("unix:"))
     try:
-        pipes = await stack.enter_async_context(relaying(inner, settings))
+        pipes = front.pipes = await stack.enter_async_context(relaying(inner, settings))
         files = secure.ServerContexts(tls) if tls.cert else None
 
         def context() -> ssl.SSLContext | None:

@@ -1,12 +1,18 @@
-"""One request with JSON in it and in its answer, within a time; nothing is tried again here."""
+"""One request with JSON in it and in its answer, within a time; nothing is tried again here.
 
+The time is one for all of it: a server that answers byte by byte is away as one that does not.
+"""
+
+import io
 import json
+import socket
 import ssl
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +42,11 @@ def exchange(
     context: ssl.SSLContext | None = None,
     token: str = "",
 ) -> Answer:
-    """Any status is an answer. Raises AwayError."""
+    """Any status is an answer. Raises AwayError.
+
+    Names are looked up, and each address of one is tried, in times of their own.
+    """
+    until_s = time.monotonic() + timeout_s
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data=data, method=method)
     request.add_header("Content-Type", "application/json")
@@ -46,9 +56,10 @@ def exchange(
     handlers: list[urllib.request.BaseHandler] = [
         urllib.request.ProxyHandler({}),  # what leads out of the private network is not ours
         NoRedirect(),
+        _Plain(until_s),
     ]
     if context is not None:
-        handlers.append(urllib.request.HTTPSHandler(context=context))
+        handlers.append(_Secure(until_s, context))
     try:
         try:
             with urllib.request.build_opener(*handlers).open(request, timeout=timeout_s) as answer:
@@ -58,6 +69,100 @@ def exchange(
                 return Answer(status=error.code, body=_object(error.read(MOST_BYTES)))
     except (OSError, ValueError, HTTPException) as error:
         raise AwayError(f"{url}: {getattr(error, 'reason', None) or error}") from None
+
+
+class _Plain(urllib.request.HTTPHandler):
+    def __init__(self, until_s: float) -> None:
+        super().__init__()
+        self._until_s = until_s
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        kind: Any = Connection
+        return self.do_open(kind, req, until_s=self._until_s)
+
+
+class _Secure(urllib.request.HTTPSHandler):
+    def __init__(self, until_s: float, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._until_s, self._tls = until_s, context
+
+    def https_open(self, req: urllib.request.Request) -> Any:
+        kind: Any = SecureConnection
+        return self.do_open(kind, req, context=self._tls, until_s=self._until_s)
+
+
+class Connection(HTTPConnection):
+    """All that is said and heard by it ends at a time."""
+
+    def __init__(self, *place: Any, until_s: float, **values: Any) -> None:
+        super().__init__(*place, **values)
+        self._until_s = until_s
+
+    def connect(self) -> None:
+        """As any, and timed from then on."""
+        self.timeout = _left_s(self._until_s)
+        super().connect()
+        timed: Any = _Timed(self.sock, self._until_s)
+        self.sock = timed
+
+
+class SecureConnection(HTTPSConnection):
+    """Likewise."""
+
+    def __init__(self, *place: Any, until_s: float, **values: Any) -> None:
+        super().__init__(*place, **values)
+        self._until_s = until_s
+
+    def connect(self) -> None:
+        """As any, and timed from then on."""
+        self.timeout = _left_s(self._until_s)
+        super().connect()
+        timed: Any = _Timed(self.sock, self._until_s)
+        self.sock = timed
+
+
+class _Timed:
+    """As much of a socket as http.client needs: a socket's own time begins anew with each byte."""
+
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        self._sock, self._until_s = sock, until_s
+        self._is_read = False  # by an answer, which then closes it
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(_left_s(self._until_s))
+        self._sock.sendall(data)
+
+    def makefile(self, *_: Any, **__: Any) -> io.BufferedReader:
+        self._is_read = True
+        return io.BufferedReader(_Reading(self._sock, self._until_s))
+
+    def close(self) -> None:
+        if not self._is_read:
+            self._sock.close()
+
+
+class _Reading(io.RawIOBase):
+    def __init__(self, sock: socket.socket, until_s: float) -> None:
+        self._sock, self._until_s = sock, until_s
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(_left_s(self._until_s))
+        return self._sock.recv_into(buffer)
+
+    def close(self) -> None:
+        self._sock.close()
+        super().close()
+
+
+def _left_s(until_s: float) -> float:
+    """Raises TimeoutError where it is over: 0 would mean not to wait, and None for ever."""
+    left_s = until_s - time.monotonic()
+    if left_s <= 0.0:
+        raise TimeoutError("no whole answer in time")
+    return left_s
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):

@@ -3,6 +3,7 @@
 One that was killed leaves its folder to the next controller of the same user, who takes it away.
 """
 
+import asyncio
 import contextlib
 import fcntl
 import os
@@ -17,11 +18,23 @@ from pacekeeper.core.errors import HostError
 PREFIX = "pacekeeper-"
 SOCKET = "calls"
 ANSWERS_WITHIN_S = 1.0
+LOOK_S = 2.0
 
 
 def no_folder(why: str) -> HostError:
     """The two processes have no place to meet."""
     return HostError(why, remedy="let TMPDIR name a short path that can be written to")
+
+
+async def stays(made: Path) -> None:
+    """As long as this socket is there. Raises HostError once it is gone.
+
+    Whoever cleans up where it lies takes the way of all calls but agents' streams, while the port
+    still answers: neither people nor probes would get further than that.
+    """
+    while made.is_socket():
+        await asyncio.sleep(LOOK_S)
+    raise no_folder(f"{made} is gone, by which calls come: something else takes files away there")
 
 
 @contextlib.contextmanager

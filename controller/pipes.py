@@ -69,6 +69,11 @@ class Pipes:
         self._newest = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
+    @property
+    def is_open(self) -> bool:
+        """The server's socket is there."""
+        return self._address.is_socket()
+
     def caller(self, peer: str) -> Shown | None:
         """Whose connection has this name."""
         return self._callers.get(peer)

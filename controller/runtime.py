@@ -38,7 +38,7 @@ from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.obedience import Obedience
 from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.operator_service import Operator
-from pacekeeper.controller.own_folder import SOCKET, no_folder, own_folder
+from pacekeeper.controller.own_folder import SOCKET, no_folder, own_folder, stays
 from pacekeeper.controller.planner import Planner
 from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.start_up import import_early
@@ -177,6 +177,7 @@ class Controller:
                 for part in (
                     keep_beating(self.metrics.lag),
                     *(self._consume(), self._tick(), self.agents.acknowledge(), front.run()),
+                    stays(Path(address.removeprefix("unix:"))),
                 )
             ]
             stack.push_async_callback(self._drain, server, front, tasks)

@@ -19,10 +19,17 @@ from pacekeeper.controller import front_door, line
 from pacekeeper.controller.front import UNSENT_BYTES
 from pacekeeper.controller.front_door import FrontDoor, PortTakenError
 from pacekeeper.controller.line import Frame
-from pacekeeper.controller.own_folder import own_folder
-from pacekeeper.core.errors import HostError
+from pacekeeper.controller.own_folder import SOCKET, own_folder
+from pacekeeper.core.errors import ExitCode, HostError
 from pacekeeper.core.security_config import TlsConfig
-from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, status_pb2, telemetry_pb2
+from pacekeeper.protos import (
+    control_pb2,
+    control_pb2_grpc,
+    secure,
+    status_pb2,
+    status_pb2_grpc,
+    telemetry_pb2,
+)
 from support.controllers import HELLO, PATIENCE_S, ControllerProcess, ScriptedAgent, until
 
 LISTENS = line.frame(line.LISTENS, 0, 7443)
@@ -63,6 +70,38 @@ def test_a_front_ends_with_its_controller(tmp_path: Path) -> None:
         (front,) = children(controller.process.pid)
         controller.kill()
         until("it is gone", lambda: not Path(f"/proc/{front}").exists())
+
+
+def meeting_place(pid: int) -> Path:
+    """The folder of a controller's sockets, which it holds open."""
+    held = [os.readlink(one) for one in Path(f"/proc/{pid}/fd").iterdir()]
+    (found,) = (Path(one) for one in held if "/pacekeeper-" in one and Path(one).is_dir())
+    return found
+
+
+def test_sockets_that_somebody_takes_away_are_made_anew_or_end_the_controller(
+    tmp_path: Path,
+) -> None:
+    with ControllerProcess(tmp_path) as controller:
+        folder = meeting_place(controller.process.pid)
+        (own,) = (one for one in folder.glob("front-*") if "-" not in one.name[len("front-") :])
+        own.unlink()
+        until("it is started again", lambda: "is started again" in controller.log)
+        assert "the front's own socket is gone" in controller.log
+
+        def answers() -> bool:
+            with grpc.insecure_channel(controller.address) as channel:
+                try:
+                    stub: Any = status_pb2_grpc.StatusServiceStub(channel)
+                    stub.ListJobs(status_pb2.ListJobsRequest(), timeout=5.0)
+                except grpc.RpcError:
+                    return False
+            return True
+
+        until("who asks is answered", answers)
+        (folder / SOCKET).unlink()
+        assert controller.process.wait(PATIENCE_S) == ExitCode.HOST
+        assert "is gone, by which calls come" in controller.log
 
 
 @dataclass

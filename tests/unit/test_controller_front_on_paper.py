@@ -1,7 +1,9 @@
 """The front between its lanes and the line: numbers, order, limits, and what is no report."""
 
 import asyncio
+import socket
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ import pytest
 from pacekeeper.controller import front, line
 from pacekeeper.controller.front import UNSENT_BYTES, Front, Line, sequence_of
 from pacekeeper.controller.line import Frame, Frames, Shown
+from pacekeeper.controller.pipes import Pipes
 from pacekeeper.controller.rates import Limit
+from pacekeeper.core.errors import HostError
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
 SHOWN = Shown(peer="ipv4:127.0.0.1:7", authorization=("Bearer x",))
@@ -195,6 +199,18 @@ def test_what_waits_in_all_streams_together_is_bounded_and_large_offers_are_left
         "large messages are left out",
         "room",
     ]
+
+
+def test_a_front_that_can_hand_no_calls_on_does_not_say_that_it_lives(tmp_path: Path) -> None:
+    one, out = fronted()
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "s"))
+        one.pipes = Pipes(tmp_path / "s")
+        said_to(one, line.frame(line.PING))
+        assert out.said == [(line.ALIVE, 0, 0, b"")]
+        (tmp_path / "s").unlink()
+        with pytest.raises(HostError, match="socket is gone"):
+            said_to(one, line.frame(line.PING))
 
 
 def test_when_it_goes_down_all_are_told_to_come_again() -> None:

@@ -1,5 +1,6 @@
 """Where a controller and its front meet: nothing of it outlives the next controller."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -10,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.own_folder import SOCKET, own_folder
+from pacekeeper.controller import own_folder as folders
+from pacekeeper.controller.own_folder import SOCKET, own_folder, stays
 from pacekeeper.core.errors import HostError
 
 
@@ -66,3 +68,20 @@ def test_who_listens_there_without_holding_it_is_alive(monkeypatch: pytest.Monke
                 assert (older / SOCKET).is_socket()
         with own_folder():
             assert not older.exists(), "nobody answers there any more"
+
+
+def test_a_socket_that_is_taken_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "LOOK_S", 0.001)
+
+    async def scene(made: Path) -> None:
+        async with asyncio.timeout(20.0):
+            staying = asyncio.create_task(stays(made))
+            await asyncio.sleep(0.01)
+            assert not staying.done()
+            made.unlink()
+            with pytest.raises(HostError, match="is gone, by which calls come"):
+                await staying
+
+    with own_folder() as folder, socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(folder / SOCKET))
+        asyncio.run(scene(folder / SOCKET))
