@@ -5,6 +5,7 @@ Of every draft of groups: shards by speed in each group, the best cuts of layers
 next plan wins, what runs now included; its forecast is a longest path (research 3, 8).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pacekeeper.controller.partition_build import Builder
@@ -16,6 +17,7 @@ from pacekeeper.controller.partition_price import Pricer, price
 from pacekeeper.controller.partition_problem import Problem, healthy
 from pacekeeper.controller.partition_rules import check_partition
 
+SAME = 1e-9  # two forecasts that differ by rounding only
 NUM_EXACT = 4  # of the best drafts by the closed form: priced by longest paths, as what runs now is
 
 
@@ -52,8 +54,20 @@ def plan_partition(problem: Problem) -> Plan:
         _candidate(found.name, found.partition, pricer, is_exact=True)
         for found in (*candidates[:NUM_EXACT], *now)
     ]
-    best = min(exact, key=lambda candidate: candidate.cost_s(num_steps))
+    best = _least_doubted(exact, problem)
     return _plan(best, len(candidates), problem)
+
+
+def _least_doubted(candidates: Sequence[_Candidate], problem: Problem) -> _Candidate:
+    """The cheapest; of those that cost the same the one with fewest that have a bad past."""
+    num_steps = problem.prices.num_steps
+    least = min(candidate.cost_s(num_steps) for candidate in candidates)
+    alike = [one for one in candidates if one.cost_s(num_steps) <= least * (1.0 + SAME)]
+    doubted = {device.rank for device in problem.devices if device.is_doubted}
+    return min(
+        alike,
+        key=lambda one: (len(doubted.intersection(one.partition.ranks)), one.cost_s(num_steps)),
+    )
 
 
 def _is_allowed(partition: Partition, problem: Problem) -> bool:

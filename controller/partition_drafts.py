@@ -7,7 +7,7 @@ given up and their groups lengthen or complete the others.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pacekeeper.controller.partition_plan import Cell, Partition
 from pacekeeper.controller.partition_problem import Device, Problem
@@ -30,6 +30,8 @@ class Draft:
 def drafts(problem: Problem) -> list[Draft]:
     """What is worth pricing, each once; the first is what runs now, if all its cells live."""
     living = set(problem.living)
+    # Who has a bad past stands by first, if it costs nothing: so the others are drafted, too.
+    trusting = _trusting(problem)
     found: list[Draft] = []
     now, home = ("groups as they are", problem.now, False), ("groups of home", problem.home, True)
     for name, partition, is_home in (now, home):
@@ -41,11 +43,22 @@ def drafts(problem: Problem) -> list[Draft]:
             ways.append(_dealt(start, f"{name}, {how}", deal, problem.device_of))
         for way in ways:
             whole = _completed(way, problem)
+            if trusting is not problem:
+                whole += _completed(way, trusting)
             found += [draft for one in whole for draft in (one, _sorted(one, problem.device_of))]
     seen: dict[tuple[tuple[Ranks, ...], ...], Draft] = {}
     for draft in found:
         seen.setdefault(draft.groups, draft)
     return list(seen.values())
+
+
+def _trusting(problem: Problem) -> Problem:
+    """As if nobody had a past; the same where nobody has."""
+    if not any(device.is_doubted for device in problem.devices):
+        return problem
+    return replace(
+        problem, devices=tuple(replace(device, is_doubted=False) for device in problem.devices)
+    )
 
 
 def cell_ranks(cell: Cell) -> Ranks:
@@ -256,11 +269,20 @@ def _lengthened(
 def _levelled(
     pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: Problem
 ) -> list[tuple[Ranks, ...]]:
-    """`left` pipelines of one depth, of the fastest groups, each as near to its stage as can be."""
+    """`left` pipelines of one depth, of the fastest groups, each as near to its stage as can be.
+
+    Of groups as fast as each other those with a bad past are left over.
+    """
     found = [
         (stage, ranks) for pipeline in pipelines for stage, ranks in enumerate(pipeline) if ranks
     ]
     depth = min(max(map(len, pipelines)), len(found) // left)
-    by_speed = sorted(found, key=lambda cell: (-_speed(cell[1], problem.device_of), cell))
+    device_of = problem.device_of
+    by_speed = sorted(
+        found,
+        key=lambda cell: (
+            -_speed(cell[1], device_of), sum(device_of[r].is_doubted for r in cell[1]), cell
+        ),
+    )  # fmt: skip
     chosen = sorted(by_speed[: depth * left], key=lambda cell: cell[0])
     return [tuple(chosen[stage * left + at][1] for stage in range(depth)) for at in range(left)]

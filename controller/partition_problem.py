@@ -96,13 +96,17 @@ class ModelCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """The device of one rank. `speed` 0: dead; `link_speed`: of its part of the fabric, as well."""
+    """The device of one rank. `speed` 0: dead; `link_speed`: of its part of the fabric, as well.
+
+    `is_doubted`: it has a bad past. Where others would do as well, it stands by first.
+    """
 
     rank: int
     node: int
     memory_bytes: float
     speed: float = 1.0
     link_speed: float = 1.0
+    is_doubted: bool = False
 
     def __post_init__(self) -> None:
         if self.rank < 0 or not self.memory_bytes > 0.0:

@@ -105,7 +105,13 @@ def _named(rung: Rung, layout: Layout, old: Layout) -> Candidate:
 
 
 def _of_joint(rung: Rung, joint: JointPlan, view: View, speeds: Speeds) -> Candidate:
-    return _named(rung, _layout(view, joint.plan.partition, joint.experts, speeds), view.layout)
+    layout = _layout(view, joint.plan.partition, joint.experts, speeds)
+    found = _named(rung, layout, view.layout)
+    idle = set(layout.standing_by) - set(view.layout.standing_by) - view.slow.keys()
+    if not (rested := idle & view.doubted):
+        return found
+    why = f", {rank_text(rested)} before others as fast: on nodes that were slow again and again"
+    return replace(found, proof=found.proof + why)
 
 
 def _layout(view: View, partition: Partition, experts: Experts, speeds: Speeds) -> Layout:

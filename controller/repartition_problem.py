@@ -48,6 +48,7 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
                 memory_bytes=float(config.memory_bytes) or inf,
                 speed=max(speeds[rank], SPEEDS[0]),
                 link_speed=max(1.0 / view.slow_links.get(rank, 1.0), SPEEDS[0]),
+                is_doubted=rank in view.doubted,
             )
             for rank in view.layout.ranks
         ),

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from pacekeeper.controller import partition
 from pacekeeper.controller.partition import plan_partition
 from pacekeeper.controller.partition_cost import message_s
 from pacekeeper.controller.partition_home import home_partition
@@ -244,3 +245,27 @@ def test_stages_of_a_healthy_job_leave_room_for_the_head() -> None:
             rows_per_batch=8,
             num_microbatches=4,
         )
+
+
+def test_of_partitions_that_cost_the_same_the_one_without_a_bad_past_is_taken() -> None:
+    """By rounding one is cheaper; where one is cheaper indeed, the past is no reason."""
+    model = model_of(4)
+    home = even_partition(model, data=3, stages=2, tensor=1, rows=12, micro_batches=2)
+    problem = problem_of(model, home)
+    devices = tuple(replace(one, is_doubted=one.rank == 3) for one in problem.devices)
+    problem = replace(problem, devices=devices, prices=MovePrices(num_steps=10, pause_s=0.0))
+    with_it, without = (
+        Partition(pipelines=tuple(p for p in problem.home.pipelines if rank not in p.ranks))
+        for rank in (5, 3)
+    )
+    stays = moves(problem.home, problem)
+
+    def taken(other_s: float) -> Partition:
+        found = [
+            partition._Candidate(name="", partition=parts, step_s=step_s, moves=stays)
+            for parts, step_s in ((with_it, 1.0), (without, other_s))
+        ]
+        return partition._least_doubted(found, problem).partition
+
+    assert taken(1.0 + 1e-12) == without
+    assert taken(1.0 + 1e-6) == with_it

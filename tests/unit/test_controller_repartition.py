@@ -193,6 +193,44 @@ def test_a_rank_is_left_out_only_where_that_is_allowed() -> None:
     assert freed.planned_step_s < kept.planned_step_s
 
 
+THREE = staged_layout(tensor=1, data=3)  # stages of ranks 0, 2, 4 and of 1, 3, 5
+
+
+@pytest.mark.parametrize(
+    ("doubted", "standing_by"),
+    [
+        pytest.param((), (0, 5), id="nobody"),
+        pytest.param((3,), (0, 3), id="one"),
+        pytest.param((1, 2), (0, 1), id="who else would cost as little"),
+        pytest.param((3, 5), (0, 5), id="only as many as are too many"),
+        pytest.param((2,), (0, 5), id="not whom its stage needs"),
+        pytest.param((0,), (0, 5), id="the slow one anyhow"),
+    ],
+)
+def test_where_a_healthy_rank_is_over_one_with_a_bad_past_stands_by(
+    doubted: tuple[int, ...], standing_by: tuple[int, ...]
+) -> None:
+    """Without rank 0 its stage has two pipelines left: one rank of the other is over."""
+    config = replace(CONFIG, may_leave_out=True)
+    view = view_of(THREE, slow={0: 60.0}, home=THREE)
+    usual = decide(view, config)
+    decision = decide(replace(view, doubted=frozenset(doubted)), config)
+    assert planned(decision).standing_by == standing_by
+    assert decision.planned_step_s == pytest.approx(usual.planned_step_s, rel=1e-9)
+    over = set(standing_by) & set(doubted) - {0}
+    words = f"{max(over, default=0)} before others as fast: on nodes that were slow again"
+    assert (words in decision.reason) == bool(over)
+
+
+def test_a_bad_past_is_no_reason_where_it_costs_anything() -> None:
+    """Rank 3 is slower than rank 5, if only a little."""
+    config = replace(CONFIG, may_leave_out=True)
+    view = view_of(THREE, slow={0: 60.0, 3: 1.1}, home=THREE)
+    decision = decide(replace(view, doubted=frozenset({5})), config)
+    assert planned(decision).standing_by == (0, 3), "who is slow now goes first"
+    assert "before others as fast" not in decision.reason
+
+
 def test_nothing_is_planned_before_the_work_of_the_stages_is_measured() -> None:
     decision = decide(replace(SLOW, work={}), CONFIG)
     assert decision.layout is None
