@@ -260,7 +260,7 @@ class Lane(asyncio.BufferedProtocol):
             self.rules.host.finished(self)
 
     def _finish(self) -> None:
-        if not self.number and self._called_s:
+        if self._called_s:
             self._called_s = 0.0
             self.rules.host.opened(self, b"")
         if self._waiting or self._is_held:

@@ -20,7 +20,7 @@ Column = tuple[str, str, int, int]  # name, type, whether it must not be null, i
 def broken_pages(connection: sqlite3.Connection) -> str:
     """What is wrong with its pages; empty: nothing. Raises sqlite3.DatabaseError for much damage.
 
-    A tenth of a second for a hundred megabytes.
+    Reads all of it once.
     """
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     return "" if verdict == "ok" else str(verdict)

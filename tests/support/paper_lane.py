@@ -38,6 +38,7 @@ class Transport:
 
     peer: tuple[Any, ...] = ("127.0.0.1", 7)
     written: bytearray = field(default_factory=bytearray)
+    certificate: dict[str, Any] | None = None
     is_read: bool = True
     is_aborted: bool = False
     takes_bytes: int = 1 << 40  # until somebody reads
@@ -45,7 +46,8 @@ class Transport:
     socket: Socket = field(default_factory=Socket)
 
     def get_extra_info(self, name: str) -> Any:
-        return {"peername": self.peer, "socket": self.socket}.get(name)
+        known = {"peername": self.peer, "socket": self.socket, "peercert": self.certificate}
+        return known.get(name)
 
     def write(self, data: bytes) -> None:
         assert not self.is_aborted

@@ -265,6 +265,9 @@ def test_what_is_put_together_is_one_write_a_little_later(monkeypatch: pytest.Mo
             assert writer.written == [expected]
         out.flush()
         assert len(writer.written) == 1, "nothing to say"
+        out.put(line.ALIVE)
+        while len(writer.written) < 2:
+            await asyncio.sleep(0.001)
 
     asyncio.run(scene())
 

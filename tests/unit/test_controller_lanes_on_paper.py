@@ -62,6 +62,17 @@ def test_a_gate_is_shown_who_calls(peer: tuple[object, ...], told: str) -> None:
     on_paper(scene, transport=Transport(peer=peer))
 
 
+def test_a_gate_is_shown_the_names_in_a_certificate() -> None:
+    async def scene(world: World) -> None:
+        names = (("URI", "spiffe://x/node/n"), ("DNS", "n.example"), ("email", "x"))
+        world.transport.certificate = {"subjectAltName": names}
+        shown = world.lane.shown()
+        assert shown.has_certificate
+        assert (shown.uris, shown.names) == (("spiffe://x/node/n",), ("n.example",))
+
+    on_paper(scene)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_what_is_no_call_of_an_agent_is_handed_on_whole_or_refused(is_first: bool) -> None:
     async def scene(world: World) -> None:
@@ -180,9 +191,12 @@ def test_while_the_host_has_no_room_it_waits_and_its_silence_is_ours() -> None:
         assert world.heard == [HELLO, b"1", b"2"]
         assert not world.transport.is_read, "the host is full again"
         world.rest_s = 0.0
+        lane._heard_s = lane._moved_s = begun_s - 1000.0
         lane.go_on()
         assert world.heard == [HELLO, b"1", b"2", "finished"]
         assert world.transport.is_read
+        lane.look(begun_s + 5.0)
+        assert not world.transport.is_aborted, "it had no say meanwhile"
 
     on_paper(scene, rest_s=None)
 
@@ -204,8 +218,18 @@ def test_what_a_stream_held_back_does_not_hold_the_next_one_of_its_connection() 
         world.feed(RESET)
         assert world.heard == [HELLO, b"1", "closed"]
         world.rest_s = 0.0
+        world.lane.is_deaf = False
         world.feed(world.called(stream=3), data(b"again", stream=3), data(b"3", stream=3))
         assert world.heard[3:] == [("opened", b"again"), b"3"]
+        world.lane.is_deaf = True
+        world.feed(frame(RST_STREAM, 0, 3, b"\0\0\0\x08"))
+        world.is_judging = True
+        world.feed(world.called(stream=5), data(b"third", stream=5), data(b"5", stream=5))
+        assert world.heard[5:] == ["closed", ("opened", b"third")], "it is judged anew"
+        world.lane.tell(b"welcome", b"welcome", 0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert world.heard[-1] == b"5", "and heard"
 
     on_paper(scene, rest_s=None)
 
@@ -249,9 +273,12 @@ def test_the_end_of_a_stream_comes_behind_what_is_to_be_said() -> None:
         world.lane.end(14, "going down")
         assert world.heard == [HELLO, "closed"]
         assert world.said() == []
+        world.feed(ENDED)
+        assert world.heard == [HELLO, "closed"], "there is nobody any more who finishes"
         world.lane.resume_writing()
         kinds = [(kind, flags & END_STREAM) for kind, flags, *_ in world.said()]
-        assert kinds == [(DATA, 0), (HEADERS, END_STREAM), (RST_STREAM, 0)]
+        assert kinds == [(DATA, 0), (HEADERS, END_STREAM)]
+        assert world.heard == [HELLO, "closed"]
         world.lane.tell(b"plan", b"to nobody", 0)
         assert world.said() == []
 
@@ -301,6 +328,7 @@ def test_what_time_tells(greeting: tuple[bytes, ...], after_s: float, becomes: s
         assert world.transport.is_aborted == (becomes == "aborted")
         assert told == {"goodbye": [GOAWAY], "asked": [PING]}.get(becomes, told)
         assert (PING in told, GOAWAY in told) == (becomes == "asked", becomes == "goodbye")
+        world.lane.look(world.lane._made_s + after_s)
         assert world.heard[before:] == ([("opened", b"")] if becomes == "opened empty" else [])
 
     on_paper(scene)
