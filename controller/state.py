@@ -30,11 +30,13 @@ class StepDraft:
     """A step that is not complete yet: its work, in the order it came, and the end of each rank,
     the newest, since a step may be done again.
 
-    `told`: under which generations a rank told work of it. `first_missing`: where to look first for
+    `num_rows` of all tables; `told`: under which generations a rank told work of it, the newest
+    few. `first_missing`: where to look first for
     a rank that is still missing, a position in the ranks that must report; a hint, never believed.
     """
 
     tables: tuple[MicroBatchTable, ...] = ()
+    num_rows: int = 0
     told: RankMap[tuple[int, ...]] = field(default_factory=RankMap)
     ends: RankMap[StepRecord] = field(default_factory=RankMap)
     first_missing: int = 0

@@ -43,6 +43,9 @@ from pacekeeper.predictor.workload import Work, last_told, work_of
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32
+# Of one pending step; more is told by mistake or in bad faith, and what is oldest goes.
+MOST_ROWS_PER_RANK = 4096
+KEPT_GENERATIONS = 4  # of a rank
 
 
 def put_pending(
@@ -63,8 +66,14 @@ def put_pending(
     pending = dict(job.pending)
     for step in {**work, **ended}:
         draft, more = pending.get(step) or StepDraft(), work.get(step, ())
+        tables = (*draft.tables, *more)
+        num_rows = draft.num_rows + sum(map(len, more))
+        while num_rows > MOST_ROWS_PER_RANK * len(job.ranks):
+            num_rows -= len(tables[0])
+            tables = tables[1:]
         pending[step] = StepDraft(
-            tables=(*draft.tables, *more),
+            tables=tables,
+            num_rows=num_rows,
             told=draft.told.changed(_told(draft, more)),
             ends=draft.ends.changed(ended.get(step, {})),
             first_missing=draft.first_missing,
@@ -91,7 +100,9 @@ def _told(draft: StepDraft, tables: Iterable[MicroBatchTable]) -> dict[int, tupl
             zip(table.column("rank"), table.column("generation"), strict=True)
         ):
             known = told.get(rank) or draft.told.get(rank, ())
-            told[rank] = known if generation in known else (*known, generation)
+            if generation not in known:
+                known = tuple(sorted((*known, generation))[-KEPT_GENERATIONS:])
+            told[rank] = known
     return told
 
 

@@ -14,9 +14,16 @@ from pacekeeper.controller.events import (
     SaveLayout,
     StepSummary,
 )
+from pacekeeper.controller.steps import KEPT_GENERATIONS, MOST_ROWS_PER_RANK
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import FindingKind, Rung, Watch
-from pacekeeper.core.records import ExpertLoadRecord, PlanAppliedRecord, StepRecord
+from pacekeeper.core.micro_batches import table_of
+from pacekeeper.core.records import (
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    StepRecord,
+)
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.shrink import shrink
 from pacekeeper.predictor.detector_state import Evidence, Judgement
@@ -165,6 +172,19 @@ class TestSteps:
         (summary,) = driver.all_said(StepSummary)
         assert summary.ranks == (0, 1, 2)
         assert driver.job.tokens_per_s == pytest.approx(3 * 1280 / 0.12)
+
+    def test_what_is_told_of_a_step_without_end_is_bounded_and_the_last_of_it_counts(self) -> None:
+        driver = started()
+        work = step(0, ranks=[0])[0]
+        assert isinstance(work, MicroBatchRecord)
+        told = 1 << 12
+        for number in range(20):
+            more = [replace(work, generation=number * told + i) for i in range(told)]
+            driver.take(JobReport(job=JOB, micro_batches=(table_of(more),)))
+        draft = driver.job.pending[0]
+        assert draft.num_rows == sum(map(len, draft.tables)) == MOST_ROWS_PER_RANK * 4
+        assert len(draft.told[0]) == KEPT_GENERATIONS
+        assert 20 * told - 1 in draft.told[0]
 
     def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
         driver = started()
