@@ -133,8 +133,7 @@ class Lane(asyncio.BufferedProtocol):
         if made.get_extra_info("ssl_object").selected_alpn_protocol() != "h2":
             made.abort()
             return
-        self._write()
-        self._feed(self._early)
+        self._feed(self._early)  # and what we begin with is said
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where bytes are put."""

@@ -1,6 +1,7 @@
 """One connection of the front on paper: its transport, its host and the pipes are notebooks."""
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,7 @@ class Transport:
     peer: tuple[Any, ...] = ("127.0.0.1", 7)
     written: bytearray = field(default_factory=bytearray)
     certificate: dict[str, Any] | None = None
+    protocol: str | None = "h2"
     is_read: bool = True
     is_aborted: bool = False
     takes_bytes: int = 1 << 40  # until somebody reads
@@ -47,7 +49,10 @@ class Transport:
 
     def get_extra_info(self, name: str) -> Any:
         known = {"peername": self.peer, "socket": self.socket, "peercert": self.certificate}
-        return known.get(name)
+        return self if name == "ssl_object" else known.get(name)
+
+    def selected_alpn_protocol(self) -> str | None:
+        return self.protocol
 
     def write(self, data: bytes) -> None:
         assert not self.is_aborted
@@ -85,6 +90,7 @@ class World:
     age_s: float | None = None
     is_judging: bool = False  # and says welcome only later
     rest_s: float | None = 0.0
+    start_tls: Callable[..., Awaitable[Any]] | None = None
     heard: list[object] = field(default_factory=list)
     handed_on: list[tuple[bytes, Shown]] = field(default_factory=list)
     transport: Transport = field(default_factory=Transport)
@@ -95,9 +101,15 @@ class World:
         host: Any = self
         pipes: Any = Pipes(self.handed_on)
         rules = Rules(
-            host=host, pipes=pipes, max_message_bytes=1000, age_s=self.age_s, tls=lambda: None
+            host=host,
+            pipes=pipes,
+            max_message_bytes=1000,
+            age_s=self.age_s,
+            tls=lambda: None if self.start_tls is None else ssl.create_default_context(),
         )
         self.lane = Lane(rules, self.lanes)
+        if self.start_tls is not None:
+            self.lane._loop.start_tls = self.start_tls  # type: ignore[method-assign, assignment]
         self.lane.connection_made(self.transport)
 
     def opened(self, lane: Lane, first: bytes) -> None:

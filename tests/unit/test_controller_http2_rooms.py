@@ -105,10 +105,11 @@ def test_a_call_begins_with_nothing_of_the_one_before() -> None:
     assert connection.feed(cut + frame(DATA, END_STREAM, 1))[0].__class__ is Finished
     connection.feed(frame(RST_STREAM, 0, 1, b"\0\0\0\x08"))
     assert (connection.is_open, connection.is_clear) == (False, True)
+    said(connection)
     connection.send(b"of nobody")
     connection.end(0, "of nobody")
     assert connection.is_clear
-    said(connection)
+    assert said(connection) == []
     assert connection.feed(frame(HEADERS, END_HEADERS, 3, second)) == [CALLED]
     assert said(connection) == [(WINDOW_UPDATE, 0, 3, GRANTED_BYTES.to_bytes(4, "big"))]
     assert connection.feed(data(b"whole", stream=3)) == [b"whole"]
@@ -116,6 +117,33 @@ def test_a_call_begins_with_nothing_of_the_one_before() -> None:
     assert [(kind, stream) for kind, _, stream, _ in said(connection)] == [(HEADERS, 3), (DATA, 3)]
     (ended,) = connection.feed(frame(DATA, END_STREAM, 3))
     assert isinstance(ended, Finished)
+
+
+def test_our_settings_may_be_known_before_there_is_a_call() -> None:
+    connection = Connection(MOST, MOST)
+    assert connection.feed(PREFACE + ACKNOWLEDGED) == []
+    assert connection.feed(frame(HEADERS, END_HEADERS, 1, block())) == [CALLED]
+
+
+def test_a_second_call_before_the_first_is_taken_is_left_to_whoever_takes_it() -> None:
+    encoder = Encoder()
+    calls = [frame(HEADERS, END_HEADERS, at, block(encoder=encoder)) for at in (1, 3)]
+    connection = Connection(MOST, MOST)
+    said(connection)
+    assert connection.feed(PREFACE + calls[0] + calls[1] + ACKNOWLEDGED) == [CALLED]
+    assert said(connection) == []
+    assert connection.held() == PREFACE + calls[0] + calls[1]
+    connection.take()
+    assert (RST_STREAM, 0, 3, b"\0\0\0\7") in said(connection)
+
+
+def test_what_comes_for_a_call_that_is_over_makes_room_on_the_connection_only() -> None:
+    connection = opened()
+    connection.feed(frame(RST_STREAM, 0, 1, b"\0\0\0\x08"))
+    for _ in range(40):
+        connection.feed(frame(DATA, 0, 1, bytes(MAX_FRAME_BYTES)))
+    assert {(kind, stream) for kind, _, stream, _ in said(connection)} == {(WINDOW_UPDATE, 0)}
+    assert not connection._parts
 
 
 def test_what_is_of_no_call_changes_nothing() -> None:
