@@ -2,7 +2,8 @@
  *
  * Load that costs little: what agents tell is made once (fleet_swarm.py), numbers and times are
  * written into it. Reports are not kept but made again: an agent tells one each period, so that the
- * number of one says what it held. As much of HTTP/2 as that needs. Built by fleet_swarm.py.
+ * number of one says what it held. As much of HTTP/2 as that needs. Built by fleet_swarm.py; with
+ * WITH_TLS each agent shows the certificate NODE.crt, NODE.key of a folder.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -15,6 +16,11 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef WITH_TLS
+#include <openssl/err.h>
+#include <openssl/ssl.h>
+#include <stdio.h>
+#endif
 
 enum { DATA = 0, HEADERS = 1, RST = 3, SETTINGS = 4, PING = 6, GOAWAY = 7, WINDOW = 8 };
 enum { AWAY, OPENING, WELCOME };
@@ -37,7 +43,8 @@ typedef struct {
 
 typedef struct {
     Part hello, greeting, devices, step[STEP_VARIANTS];
-    int fd, state, is_broken, is_polled_out;
+    int fd, state, is_broken, is_polled_out, waits_in; /* waits_in: to be read from first, by TLS */
+    void *tls;
     double phase_s, first_s, opened_s, backoff_s, retry_s;
     uint64_t sequence, settled, sent, goal; /* made; acknowledged; sent on this connection */
     int64_t connection_window, stream_window, initial_window;
@@ -64,6 +71,8 @@ typedef struct {
     int32_t opening_size;
     int32_t *heap, heap_size; /* agents that are away, the next to try first */
     struct sockaddr_in address;
+    void *tls; /* what all connections share; none: plaintext */
+    const char *folder;
     Counts counts;
 } Swarm;
 
@@ -127,12 +136,79 @@ static int index_of(Swarm *s, Agent *a) { /* of a probe: beyond all agents */
 }
 
 static void watch(Swarm *s, Agent *a, int op) {
-    struct epoll_event e = {.events = EPOLLIN | (a->out_size || a->is_polled_out ? EPOLLOUT : 0)};
+    struct epoll_event e = {.events = EPOLLIN | (a->is_polled_out ? EPOLLOUT : 0)};
     e.data.u32 = index_of(s, a);
     epoll_ctl(s->poll, op, a->fd, &e);
 }
 
+#ifdef WITH_TLS
+static void begin_tls(Swarm *s, Agent *a) {
+    char crt[512], key[512], name[32];
+    int number = index_of(s, a);
+    snprintf(name, sizeof name, number < s->num ? "node-%05d" : "probe-%d",
+             number < s->num ? number : number - s->num);
+    snprintf(crt, sizeof crt, "%s/%s.crt", s->folder, name);
+    snprintf(key, sizeof key, "%s/%s.key", s->folder, name);
+    SSL *tls = SSL_new(s->tls);
+    if (SSL_use_certificate_file(tls, crt, SSL_FILETYPE_PEM) != 1) abort();
+    if (SSL_use_PrivateKey_file(tls, key, SSL_FILETYPE_PEM) != 1) abort();
+    SSL_set_fd(tls, a->fd);
+    SSL_set_connect_state(tls);
+    a->tls = tls;
+}
+
+static ssize_t tls_result(Agent *a, int done) {
+    int why = SSL_get_error(a->tls, done);
+    a->waits_in = why == SSL_ERROR_WANT_READ;
+    errno = why == SSL_ERROR_WANT_READ || why == SSL_ERROR_WANT_WRITE ? EAGAIN : EPIPE;
+    return -1;
+}
+
+void swarm_tls(Swarm *s, const char *authority, const char *folder) {
+    SSL_CTX *tls = SSL_CTX_new(TLS_client_method());
+    if (SSL_CTX_load_verify_locations(tls, authority, 0) != 1) abort();
+    SSL_CTX_set_verify(tls, SSL_VERIFY_PEER, 0);
+    SSL_CTX_set_mode(tls, SSL_MODE_ENABLE_PARTIAL_WRITE | SSL_MODE_ACCEPT_MOVING_WRITE_BUFFER);
+    SSL_CTX_set_alpn_protos(tls, (const uint8_t *)"\x02h2", 3);
+    s->tls = tls, s->folder = strdup(folder);
+}
+#endif
+
+static ssize_t put(Agent *a, const uint8_t *data, int32_t size) {
+#ifdef WITH_TLS
+    if (a->tls) {
+        ERR_clear_error();
+        a->waits_in = 0;
+        int done = SSL_write(a->tls, data, size);
+        return done > 0 ? done : tls_result(a, done);
+    }
+#endif
+    return send(a->fd, data, size, MSG_NOSIGNAL);
+}
+
+static ssize_t get(Agent *a, uint8_t *data, int32_t room) {
+#ifdef WITH_TLS
+    if (a->tls) {
+        ERR_clear_error();
+        int got = 0, done;
+        do { /* whole records wait inside, where no poll sees them */
+            done = SSL_read(a->tls, data + got, room - got);
+            if (done > 0) got += done;
+        } while (done > 0 && got < room && SSL_pending(a->tls));
+        if (got) return got;
+        int waited = a->waits_in;
+        ssize_t result = tls_result(a, done);
+        a->waits_in = waited;
+        return result;
+    }
+#endif
+    return recv(a->fd, data, room, 0);
+}
+
 static void forget(Swarm *s, Agent *a) {
+#ifdef WITH_TLS
+    if (a->tls) SSL_free(a->tls), a->tls = 0;
+#endif
     if (a->fd >= 0) close(a->fd);
     if (a->state == WELCOME && index_of(s, a) < s->num) s->counts.num_welcome--;
     a->fd = -1, a->state = AWAY;
@@ -158,7 +234,7 @@ static void write_out(Swarm *s, Agent *a, const uint8_t *data, int32_t size, dou
         return; /* behind what waits; epoll says when */
     }
     if (!size) data = a->out, size = a->out_size;
-    ssize_t sent = send(a->fd, data, size, MSG_NOSIGNAL);
+    ssize_t sent = put(a, data, size);
     if (sent < 0) {
         if (errno != EAGAIN && errno != ENOTCONN) {
             lose(s, a, now_s);
@@ -172,10 +248,10 @@ static void write_out(Swarm *s, Agent *a, const uint8_t *data, int32_t size, dou
     } else if (sent < size) {
         append(&a->out, &a->out_size, &a->out_room, data + sent, size - sent);
     }
-    if (!!a->out_size != a->is_polled_out) {
-        a->is_polled_out = 0;
+    int is_polled_out = a->out_size && !a->waits_in;
+    if (is_polled_out != a->is_polled_out) {
+        a->is_polled_out = is_polled_out;
         watch(s, a, EPOLL_CTL_MOD);
-        a->is_polled_out = !!a->out_size;
     }
 }
 
@@ -251,7 +327,10 @@ static void open_one(Swarm *s, Agent *a, double now_s) {
     if (a->fd < 0) abort();
     setsockopt(a->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
     connect(a->fd, (struct sockaddr *)&s->address, sizeof s->address);
-    a->state = OPENING, a->opened_s = now_s, a->is_broken = 0;
+    a->state = OPENING, a->opened_s = now_s, a->is_broken = a->waits_in = 0;
+#ifdef WITH_TLS
+    if (s->tls) begin_tls(s, a);
+#endif
     a->connection_window = a->stream_window = a->initial_window = DEFAULT_WINDOW;
     memcpy(first, s->opening, size);
     frame_head(first + size, told + 5, DATA, 0, 1);
@@ -352,12 +431,12 @@ static void take_frame(Swarm *s, Agent *a, uint8_t *f, int size, double now_s) {
 static void serve(Swarm *s, Agent *a, uint32_t events, double now_s) {
     uint8_t data[1 << 16];
     if (a->state == AWAY) return;
-    if (events & EPOLLOUT) {
+    if (events & EPOLLOUT || a->waits_in) {
         if (a->out_size) write_out(s, a, 0, 0, now_s);
         if (a->state == AWAY) return;
     }
     if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR))) return;
-    ssize_t got = recv(a->fd, data, sizeof data, 0);
+    ssize_t got = get(a, data, sizeof data);
     if (got < 0 && errno == EAGAIN) return;
     if (got > 0) append(&a->in, &a->in_size, &a->in_room, data, got);
     int at = 0;

@@ -20,6 +20,7 @@ from pacekeeper.protos import control_pb2
 from pacekeeper.protos.wire import PROTOCOL_VERSION
 
 SOURCE = Path(__file__).with_suffix(".c")
+_TLS = ("-DWITH_TLS", "-lssl", "-lcrypto")
 NUM_PROBES, STEP_VARIANTS, MAX_WAITS = 16, 4, 65536  # as the program has them
 LOOK_S = 0.05
 # Stand for a time and a step until the program writes the real ones: found by their bytes.
@@ -41,11 +42,11 @@ class Counts(ctypes.Structure):
     ]
 
 
-def library(folder: Path) -> ctypes.CDLL:
-    """The program, built into a folder by the machine's C compiler."""
+def library(folder: Path, *, has_tls: bool = False) -> ctypes.CDLL:
+    """The program, built into a folder by the machine's C compiler; TLS needs OpenSSL's headers."""
     built = folder / "fleet_swarm.so"
     command = ["cc", "-O2", "-shared", "-fPIC", "-o", str(built), str(SOURCE)]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, *(_TLS if has_tls else ())], check=True)
     found = ctypes.CDLL(str(built))
     found.swarm_new.restype = ctypes.c_void_p
     found.swarm_new.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_double, *[ctypes.c_int] * 2)
@@ -55,6 +56,8 @@ def library(folder: Path) -> ctypes.CDLL:
         getattr(found, f"swarm_{name}").argtypes = (ctypes.c_void_p,)
     for name in ("attach_within", "run"):
         getattr(found, f"swarm_{name}").argtypes = (ctypes.c_void_p, ctypes.c_double)
+    if has_tls:
+        found.swarm_tls.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
     found.swarm_open_with.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
     found.swarm_part.argtypes = (
         *(ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int),
@@ -86,6 +89,10 @@ class FleetSwarm:
                     self._put(node, _STEPS + variant, job.step(place, _SOME_STEP))
         for number in range(NUM_PROBES):
             self._put(num_agents + number, _HELLO, _hello(f"probe-{number}"))
+
+    def speak_tls(self, authority: Path, folder: Path) -> None:
+        """Each agent shows its own certificate of a folder, as `names_of` names them."""
+        self._c.swarm_tls(self._swarm, str(authority).encode(), str(folder).encode())
 
     @property
     def num_welcome(self) -> int:
@@ -153,6 +160,14 @@ class FleetSwarm:
             *(self._swarm, agent, which, data, len(data)),
             *(_numbers(times), len(times), _numbers(steps), len(steps)),
         )
+
+
+def names_of(num_agents: int) -> list[str]:
+    """Of all nodes of a swarm, and of those that only try how long one waits."""
+    return [
+        *(f"node-{number:05d}" for number in range(num_agents)),
+        *(f"probe-{number}" for number in range(NUM_PROBES)),
+    ]
 
 
 def _hello(node: str) -> bytes:

@@ -30,7 +30,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.fleet_swarm import FleetSwarm, library
+from benchmarks import fleet_pki
+from benchmarks.fleet_swarm import FleetSwarm, library, names_of
 from pacekeeper.core.config import ControllerConfig
 
 CONTROLLER_CORE, SWARM_CORE = 0, 1
@@ -228,16 +229,24 @@ def main() -> int:
     parser.add_argument("--step-every", type=int, default=10, help="reports between two steps")
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--no-storms", action="store_true")
+    parser.add_argument("--tls", action="store_true", help="each agent shows its own certificate")
     parser.add_argument("arguments", nargs="*", help="more for `pacekeeper controller`, after --")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, running(*options.arguments) as controller:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        secure: tuple[str, ...] = ()
+        if options.tls:
+            secure = ("--config", str(fleet_pki.made(folder, names_of(options.agents))))
+        controller = stack.enter_context(running(*secure, *options.arguments))
         swarm = FleetSwarm(
-            library(Path(folder)),
+            library(folder, has_tls=options.tls),
             controller.address[1],
             options.agents,
             nodes_per_job=options.nodes_per_job,
             step_every=options.step_every,
         )
+        if options.tls:
+            swarm.speak_tls(folder / "ca.crt", folder)
         swarm.attach_within(2.0)
         result: dict[str, Any] = {"agents": options.agents, "attach": storm(controller, swarm)}
         swarm.run(SETTLE_S + WARM_STEPS * options.step_every)

@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from pacekeeper.controller import line
 from pacekeeper.controller.lanes import Lane, Rules
-from pacekeeper.controller.listener import listening
+from pacekeeper.controller.listener import hold_little, listening
 from pacekeeper.controller.own_folder import no_folder
 from pacekeeper.controller.pipes import Pipes
 from pacekeeper.controller.rates import Limit, full, owe, report_cost
@@ -273,6 +273,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
+    hold_little()
     asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
 
 

@@ -3,13 +3,20 @@
 import asyncio
 import contextlib
 import socket
+from asyncio import sslproto
 from collections.abc import AsyncIterator
 
 from pacekeeper.controller.lanes import Lane, Rules
 
 DRAIN_S = 2.0
 BACKLOG = 4096
+TLS_BYTES = 32 << 10
 LOOK_S, LOOKED_AT_ONCE = 2.0, 1000
+
+
+def hold_little() -> None:
+    """For the whole process: asyncio holds 256 KiB for each TLS connection, a record has 16."""
+    sslproto.SSLProtocol.max_size = TLS_BYTES
 
 
 @contextlib.asynccontextmanager
