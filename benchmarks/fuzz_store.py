@@ -56,7 +56,8 @@ def store_targets(folder: Path) -> dict[str, Run]:
     file, log = _killed()
 
     def of_pages(data: bytes) -> object:
-        return _used(_put(place, data, b""), (_counts(_rows()),))
+        whole = _counts(_rows()) if data else _counts({})  # an empty file is begun anew, and said
+        return _used(_put(place, data, b""), (whole,))
 
     def of_log(data: bytes) -> object:
         # Of a log that lost a sector no more than the last transaction may be missing.

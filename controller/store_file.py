@@ -55,7 +55,7 @@ def lock(path: Path) -> int:
 def connect(path: Path) -> sqlite3.Connection:
     """A store of this version, made or taken over. Raises HostError and VersionError."""
     connection: sqlite3.Connection | None = None
-    _make(path)
+    is_new = _make(path)
     check_log(path)
     try:
         connection = sqlite3.connect(
@@ -69,6 +69,8 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
         if version is None:
+            if not is_new:
+                _log.warning("store=%s was an empty file: it begins without a past", path)
             connection.executescript(f"BEGIN; {TABLES} {_STAMP} COMMIT;")
         elif version < SCHEMA_VERSION:
             _take_over(connection, path, version)
@@ -88,15 +90,19 @@ def connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _make(path: Path) -> None:
-    """A new file for its owner only: SQLite would let all others read it, and its log."""
+def _make(path: Path) -> bool:
+    """A new file for its owner only: SQLite would let all others read it, and its log.
+
+    False: there is one.
+    """
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         os.close(os.open(path, flags, 0o600))
     except FileExistsError:
-        pass
+        return False
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from None
+    return True
 
 
 def check_log(path: Path) -> None:

@@ -158,3 +158,14 @@ def test_who_asks_for_what_is_damaged_is_told_so_and_others_are_answered(path: P
     assert "ghost" in caught.value.args[1]
     assert explained(4).explanation.incident.incident_id == 4
     store.close()
+
+
+def test_an_emptied_store_is_begun_anew_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Store.open(tmp_path / "new").close()
+    assert caplog.messages == []
+    (tmp_path / "emptied").touch()
+    Store.open(tmp_path / "emptied").close()
+    (said,) = caplog.messages
+    assert "was an empty file: it begins without a past" in said
