@@ -59,7 +59,8 @@ class FrontDoor:
         self._writer: asyncio.StreamWriter | None = None
         self._alive_s = 0.0
         self._reading_s: float | None = None  # since when it is listened to; None: not now
-        self._is_draining = False
+        self._draining = asyncio.Event()
+        self._is_read: asyncio.Event | None = None  # to the end of the line; None: nobody reads
         self._num_streams = 0
         self._restarts: deque[float] = deque(maxlen=MAX_RESTARTS)
 
@@ -117,7 +118,7 @@ class FrontDoor:
         """Until it is drained, or cancelled. Raises HostError where the front does not stay."""
         while True:
             why = await self._serve()
-            if self._is_draining:
+            if self._draining.is_set():
                 return
             await self._end()
             await self._on_gone()
@@ -143,28 +144,32 @@ class FrontDoor:
 
     async def drain(self) -> None:
         """End all streams in peace, take in what came before, then the process."""
-        self._is_draining = True
+        self._draining.set()
         self.say(line.frame(line.DRAIN))
-        if self._process is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DRAINS_WITHIN_S):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAINS_WITHIN_S):
+                if self._process is not None:
                     await self._process.wait()
+                if self._is_read is not None:
+                    await self._is_read.wait()
         await self._end()
 
     async def _serve(self) -> str:
         """Read until the line ends; why it did."""
         watching = asyncio.create_task(self._watch())
+        self._is_read = is_read = asyncio.Event()
         try:
             while frames := await self._read():
-                self._reading_s = None
+                self._reading_s, read_s = None, time.monotonic()
                 await self._on_frames(frames)
-                await asyncio.sleep(min(GATHER_S, GATHER_S_PER_STREAM * self._num_streams))
+                await self._gather(read_s)
         except ValueError as error:
             return f"it errs: {error}"
         except ConnectionError:
             pass  # what it had not read is lost with it
         finally:
             watching.cancel()
+            is_read.set()
         code = None
         if self._process is not None:
             with contextlib.suppress(TimeoutError):
@@ -172,11 +177,25 @@ class FrontDoor:
                     code = await self._process.wait()
         return "it closed the line" if code is None else f"it ended with code {code}"
 
+    async def _gather(self, read_s: float) -> None:
+        """Let come what many agents tell, from the last reading on; not while they are sent away.
+
+        What took long to take in is not waited for as well: the line would only fill up.
+        """
+        gather_s = min(GATHER_S, GATHER_S_PER_STREAM * self._num_streams)
+        left_s = read_s + gather_s - time.monotonic()
+        if left_s > 0.0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._draining.wait()
+
     async def _read(self) -> list[Frame]:
         """The next frames for the controller; none: the line is over. Raises ValueError."""
-        assert self._reader is not None, "it was started"
+        reader = self._reader
+        if reader is None:
+            return []  # a drain took too long
         self._reading_s = time.monotonic()
-        while data := await self._reader.read(READ_BYTES):
+        while data := await reader.read(READ_BYTES):
             self._alive_s = time.monotonic()
             frames = []
             for frame in self._frames.feed(data):

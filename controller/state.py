@@ -30,21 +30,20 @@ class StepDraft:
     """A step that is not complete yet: its work, in the order it came, and the end of each rank,
     the newest, since a step may be done again.
 
-    `num_rows` of all tables; `told`: under which generations a rank told work of it, the newest
-    few. `first_missing`: where to look first for
-    a rank that is still missing, a position in the ranks that must report; a hint, never believed.
+    `told`: of a rank, how many rows of the tables it told, by generation. `first_missing`: where to
+    look first for a rank that is still missing, a position in the ranks that must report; a hint,
+    never believed.
     """
 
     tables: tuple[MicroBatchTable, ...] = ()
-    num_rows: int = 0
-    told: RankMap[tuple[int, ...]] = field(default_factory=RankMap)
+    told: RankMap[Mapping[int, int]] = field(default_factory=RankMap)
     ends: RankMap[StepRecord] = field(default_factory=RankMap)
     first_missing: int = 0
 
     def is_whole(self, rank: int) -> bool:
         """Did it commit the step, and report work under the same generation?"""
         end = self.ends.get(rank)
-        return end is not None and end.generation in self.told.get(rank, ())
+        return end is not None and end.generation in self.told.get(rank, {})
 
     def work_of(self, rank: int) -> tuple[MicroBatchRecord, ...]:
         """What one rank told of it. O(tables): for few ranks."""

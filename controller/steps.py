@@ -4,6 +4,7 @@ A step is judged when every rank that should run it has reported it under one ge
 on an older layout than the observed one never counts against anybody.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
@@ -43,9 +44,8 @@ from pacekeeper.predictor.workload import Work, last_told, work_of
 
 MAX_PENDING_STEPS = 64
 KEPT_STEP_TIMES = 32
-# Of one pending step; more is told by mistake or in bad faith, and what is oldest goes.
+# Of one pending step; more is told by mistake or in bad faith, and what is oldest of it goes.
 MOST_ROWS_PER_RANK = 4096
-KEPT_GENERATIONS = 4  # of a rank
 
 
 def put_pending(
@@ -57,53 +57,73 @@ def put_pending(
     work: dict[int, list[MicroBatchTable]] = {}
     ended: dict[int, dict[int, StepRecord]] = {}
     for table in tables:
-        for step, own in table.by_step():
-            if step > job.step and (known := _of_known(job, own)) is not None:
-                work.setdefault(step, []).append(known)
+        if (known := _of_known(job, table)) is not None:
+            for step, own in known.by_step(most=MAX_PENDING_STEPS):
+                if step > job.step:
+                    work.setdefault(step, []).append(own)
     for record in ends:
         if record.step > job.step and record.rank in job.ranks:
             ended.setdefault(record.step, {})[record.rank] = record
     pending = dict(job.pending)
-    for step in {**work, **ended}:
+    # The newest alone: a rank stopped reporting, do not wait for ever.
+    newest = sorted(pending.keys() | work.keys() | ended.keys())[-MAX_PENDING_STEPS:]
+    for step in newest:
+        if step not in work and step not in ended:
+            continue
         draft, more = pending.get(step) or StepDraft(), work.get(step, ())
-        tables = (*draft.tables, *more)
-        num_rows = draft.num_rows + sum(map(len, more))
-        while num_rows > MOST_ROWS_PER_RANK * len(job.ranks):
-            num_rows -= len(tables[0])
-            tables = tables[1:]
+        tables, told = _with_more(draft, more)
         pending[step] = StepDraft(
             tables=tables,
-            num_rows=num_rows,
-            told=draft.told.changed(_told(draft, more)),
+            told=draft.told.changed(told),
             ends=draft.ends.changed(ended.get(step, {})),
             first_missing=draft.first_missing,
         )
-    for step in sorted(pending)[:-MAX_PENDING_STEPS]:
-        del pending[step]  # a rank stopped reporting: do not wait for ever
+    pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
     return replace(job, pending=pending, tells_work=job.tells_work or bool(work))
 
 
 def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
     """What ranks of this job told; None: nothing."""
-    ranks = table.column("rank")
-    if job.ranks.keys() >= set(ranks):
+    if job.ranks.keys() >= set(table.column("rank")):
         return table
-    rows = [row for row, rank in enumerate(ranks) if rank in job.ranks]
+    return _without(table, lambda rank: rank not in job.ranks)
+
+
+def _without(table: MicroBatchTable, is_left_out: Callable[[int], bool]) -> MicroBatchTable | None:
+    """The table without these ranks' rows; None: nothing is left."""
+    ranks = table.column("rank")
+    rows = [row for row, rank in enumerate(ranks) if not is_left_out(rank)]
+    if len(rows) == len(ranks):
+        return table
     return table.rows(rows) if rows else None
 
 
-def _told(draft: StepDraft, tables: Iterable[MicroBatchTable]) -> dict[int, tuple[int, ...]]:
-    """Under which generations ranks have told work by now, of those whose work is new."""
-    told: dict[int, tuple[int, ...]] = {}
-    for table in tables:
-        for rank, generation in set(
-            zip(table.column("rank"), table.column("generation"), strict=True)
-        ):
-            known = told.get(rank) or draft.told.get(rank, ())
-            if generation not in known:
-                known = tuple(sorted((*known, generation))[-KEPT_GENERATIONS:])
-            told[rank] = known
-    return told
+def _with_more(
+    draft: StepDraft, more: Iterable[MicroBatchTable]
+) -> tuple[tuple[MicroBatchTable, ...], dict[int, Mapping[int, int]]]:
+    """All tables of a step, and what `StepDraft.told` says of the ranks whose work is new.
+
+    Of who tells too much only the newest table is kept: the others' work stays as it is.
+    """
+    tables, told = [*draft.tables], dict[int, Mapping[int, int]]()
+    for table in more:
+        fresh: dict[int, dict[int, int]] = {}
+        runs = Counter(zip(table.column("rank"), table.column("generation"), strict=True))
+        for (rank, generation), count in runs.items():
+            fresh.setdefault(rank, {})[generation] = count
+        too_many = set[int]()
+        for rank, counts in fresh.items():
+            known = told.get(rank) or draft.told.get(rank)
+            if known and sum(known.values()) + sum(counts.values()) > MOST_ROWS_PER_RANK:
+                too_many.add(rank)
+            elif known:
+                counts = {**known, **{g: known.get(g, 0) + count for g, count in counts.items()}}
+            told[rank] = counts
+        if too_many:
+            kept = [_without(one, too_many.__contains__) for one in tables]
+            tables = [one for one in kept if one is not None]
+        tables.append(table)
+    return tuple(tables), told
 
 
 def judge_complete(
@@ -152,7 +172,7 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
         end = draft.ends.get(rank)
         if end is None:
             return False
-        return is_untold or rank in resting or end.generation in draft.told.get(rank, ())
+        return is_untold or rank in resting or end.generation in draft.told.get(rank, {})
 
     def is_there(rank: int) -> bool:
         if is_done(rank):

@@ -49,8 +49,8 @@ class MicroBatchTable:
         for row in zip(*self.columns.values(), strict=True):
             yield MicroBatchRecord(**dict(zip(self.columns, row, strict=True)))
 
-    def by_step(self) -> Iterator[tuple[int, Self]]:
-        """A table of each step. Nearly always it is one."""
+    def by_step(self, *, most: int) -> Iterator[tuple[int, Self]]:
+        """A table of each of the newest `most` steps. Nearly always it is one."""
         steps = self.columns["step"]
         if steps.count(steps[0]) == len(steps):
             yield steps[0], self
@@ -58,8 +58,8 @@ class MicroBatchTable:
         found: dict[int, list[int]] = {}
         for row, step in enumerate(steps):
             found.setdefault(step, []).append(row)
-        for step, rows in found.items():
-            yield step, self.rows(rows)
+        for step in sorted(found)[-most:]:
+            yield step, self.rows(found[step])
 
 
 def table_of(records: Sequence[MicroBatchRecord]) -> MicroBatchTable:

@@ -40,6 +40,7 @@ KINDS: tuple[tuple[str, type[Any]], ...] = (
 
 T = TypeVar("T")
 _NOT_NEGATIVE = (*DURATIONS, "tensor_share")
+MOST = 1e6  # of these, in seconds eleven days: sums and products of what is told stay finite
 # Asked of the classes once: at each report it would cost more than the report itself.
 _NAMES = {kind: {field.name: field.type for field in fields(kind)} for _, kind in KINDS}
 _DEFAULTS: dict[type[Any], dict[str, Any]] = {
@@ -65,7 +66,7 @@ def fill_columns(columns: Any, records: Sequence[Any]) -> None:
 
 
 def records_in(columns: Any, kind: type[T], where: str) -> list[T]:
-    """The records in these columns. Raises ValueError, which begins with `where`."""
+    """The records in these columns. Raises ValueError, which names the column or value at fault."""
     told = _told(columns, kind, where)
     if kind not in _SLOTS:
         rows = zip(*told.values(), strict=True)
@@ -116,9 +117,9 @@ def _told(columns: Any, kind: type[Any], where: str) -> dict[str, list[Any]]:
 
 
 def _refuse_impossible(column: list[float], name: str, where: str) -> None:
-    floor = 0.0 if name in _NOT_NEGATIVE else -math.inf
-    if math.isfinite(sum(column)) and min(column) >= floor:
+    floor, most = (0.0, MOST) if name in _NOT_NEGATIVE else (-math.inf, math.inf)
+    if math.isfinite(sum(column)) and min(column) >= floor and max(column) <= most:
         return
     for value in column:
-        if not (math.isfinite(value) and value >= floor):
+        if not (math.isfinite(value) and floor <= value <= most):
             raise ValueError(f"{where}: impossible {name} {value}")

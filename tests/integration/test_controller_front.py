@@ -257,6 +257,29 @@ async def send(call: Any, numbers: Iterable[int], more: str) -> None:
         await call.write(control_pb2.AttachRequest(report=report))
 
 
+def test_what_came_before_a_drain_is_taken_in_however_long_the_door_gathers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(front_door, "GATHER_S", 60.0)
+    monkeypatch.setattr(front_door, "GATHER_S_PER_STREAM", 60.0)
+
+    async def scene() -> Door:
+        door = Door()
+        await door.door.start()
+        running = asyncio.create_task(door.door.run())
+        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
+            call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
+            await call.write(control_pb2.AttachRequest(hello=HELLO))
+            assert await call.read() is not grpc.aio.EOF
+            await door.door.drain()
+            async with asyncio.timeout(PATIENCE_S):
+                await running
+        return door
+
+    door = asyncio.run(scene())
+    assert [kind for kind, *_ in door.heard] == [line.OPENED, line.CLOSED]
+
+
 def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
         async with secure.agent_channel(door.door.address, TlsConfig()) as channel:

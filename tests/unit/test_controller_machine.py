@@ -14,7 +14,7 @@ from pacekeeper.controller.events import (
     SaveLayout,
     StepSummary,
 )
-from pacekeeper.controller.steps import KEPT_GENERATIONS, MOST_ROWS_PER_RANK
+from pacekeeper.controller.steps import MAX_PENDING_STEPS, MOST_ROWS_PER_RANK
 from pacekeeper.core.config import PolicyConfig
 from pacekeeper.core.findings import FindingKind, Rung, Watch
 from pacekeeper.core.micro_batches import table_of
@@ -173,18 +173,44 @@ class TestSteps:
         assert summary.ranks == (0, 1, 2)
         assert driver.job.tokens_per_s == pytest.approx(3 * 1280 / 0.12)
 
-    def test_what_is_told_of_a_step_without_end_is_bounded_and_the_last_of_it_counts(self) -> None:
+    def test_who_tells_of_a_step_without_end_is_bounded_and_the_last_of_it_counts(self) -> None:
         driver = started()
         work = step(0, ranks=[0])[0]
         assert isinstance(work, MicroBatchRecord)
-        told = 1 << 12
+        told = MOST_ROWS_PER_RANK // 3
         for number in range(20):
             more = [replace(work, generation=number * told + i) for i in range(told)]
             driver.take(JobReport(job=JOB, micro_batches=(table_of(more),)))
-        draft = driver.job.pending[0]
-        assert draft.num_rows == sum(map(len, draft.tables)) == MOST_ROWS_PER_RANK * 4
-        assert len(draft.told[0]) == KEPT_GENERATIONS
+            draft = driver.job.pending[0]
+            rows = sum(map(len, draft.tables))
+            assert sum(draft.told[0].values()) == rows <= MOST_ROWS_PER_RANK
         assert 20 * told - 1 in draft.told[0]
+
+    def test_who_tells_too_much_of_a_step_takes_nothing_from_the_others(self) -> None:
+        driver = started()
+        work = [record for record in step(0) if isinstance(record, MicroBatchRecord)]
+        driver.take(JobReport(job=JOB, micro_batches=(table_of(work),)))
+        flood = [replace(work[0], micro_batch=i % 2) for i in range(4 * MOST_ROWS_PER_RANK)]
+        for _ in range(2):
+            driver.take(JobReport(job=JOB, micro_batches=(table_of(flood),)))
+        draft = driver.job.pending[0]
+        assert draft.told == {0: {1: len(flood)}} | {rank: {1: 1} for rank in (1, 2, 3)}
+        assert sum(map(len, draft.tables)) == len(flood) + 3
+        driver.report(*(record for record in step(0) if isinstance(record, StepRecord)))
+        (summary,) = driver.all_said(StepSummary)
+        assert summary.ranks == (0, 1, 2, 3)
+
+    def test_of_steps_that_do_not_end_the_newest_are_kept_whoever_tells_of_them(self) -> None:
+        driver = started()
+        work = [record for record in step(0) if isinstance(record, MicroBatchRecord)]
+        many = [replace(work[0], step=number) for number in range(1, 100)]
+        driver.take(JobReport(job=JOB, micro_batches=(table_of(many),)))
+        assert list(driver.job.pending) == [*range(100 - MAX_PENDING_STEPS, 100)]
+        strange = [replace(work[0], step=number, rank=77) for number in range(100, 300)]
+        strange.append(replace(work[1], step=99))
+        driver.take(JobReport(job=JOB, micro_batches=(table_of(strange),)))
+        assert len(driver.job.pending) == MAX_PENDING_STEPS
+        assert driver.job.pending[99].told == {0: {1: 1}, 1: {1: 1}}
 
     def test_what_a_rank_did_before_a_step_was_redone_does_not_count(self) -> None:
         driver = started()

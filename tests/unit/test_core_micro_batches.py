@@ -38,7 +38,9 @@ def test_a_column_that_is_not_there_holds_what_a_record_has_by_default() -> None
 
 
 def test_each_step_has_a_table_of_its_own() -> None:
-    found = {step: list(own.records()) for step, own in table_of(RECORDS).by_step()}
+    found = {step: list(own.records()) for step, own in table_of(RECORDS).by_step(most=2)}
     assert found == {7: RECORDS[:2], 8: RECORDS[2:]}
-    ((step, same),) = BARE.by_step()
+    ((newest, own),) = table_of(RECORDS[::-1]).by_step(most=1)
+    assert (newest, list(own.records())) == (8, RECORDS[2:])
+    ((step, same),) = BARE.by_step(most=1)
     assert (step, same) == (7, BARE)

@@ -4,7 +4,7 @@ import pytest
 
 from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord
 from pacekeeper.protos import telemetry_pb2, wire
-from pacekeeper.protos.record_columns import MAX_RECORDS
+from pacekeeper.protos.record_columns import MAX_RECORDS, MOST
 from pacekeeper.protos.samples import MAX_REMARKS
 from pacekeeper.protos.wire import MAX_PARTS
 
@@ -32,6 +32,21 @@ def test_jobs_do_not_multiply_what_may_come() -> None:
     half = telemetry_pb2.JobReport(job="a", steps=steps(MAX_RECORDS // 2 + 1))
     with pytest.raises(ValueError, match="records in one report"):
         wire.report_from_message(report(half, half))
+
+
+@pytest.mark.parametrize("name", ["compute_s", "tensor_share"])
+def test_what_would_not_add_up_to_a_finite_number_is_refused(name: str) -> None:
+    """A job of which one rank told it was never judged again."""
+    work = telemetry_pb2.MicroBatchColumns(
+        rank=[0], step=[1], micro_batch=[0], generation=[1], tokens=[1], compute_s=[MOST]
+    )
+    job = telemetry_pb2.JobReport(job="a", micro_batches=work)
+    assert wire.report_from_message(report(job)).jobs[0].records
+    del getattr(work, name)[:]
+    getattr(work, name).append(1e308)
+    job = telemetry_pb2.JobReport(job="a", micro_batches=work)
+    with pytest.raises(ValueError, match=f"impossible {name} 1e.308"):
+        wire.report_from_message(report(job))
 
 
 def test_a_column_longer_than_the_others_is_not_even_looked_at() -> None:
