@@ -1,0 +1,71 @@
+"""How long the door lets reports gather before it reads again."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from pacekeeper.controller import front_door, line
+from pacekeeper.controller.front_door import FrontDoor
+from pacekeeper.controller.line import Frame
+
+PATIENCE_S = 30.0
+LONG_S = 600.0
+
+
+class Written:
+    """A line on which all is written already; nobody hears what is said."""
+
+    def __init__(self, *packets: bytes) -> None:
+        self._packets = list(packets)
+
+    async def read(self, limit_bytes: int) -> bytes:
+        return self._packets.pop(0) if self._packets else b""
+
+
+def sequences_heard(takes_s: float, *, is_draining: bool = False) -> list[int]:
+    """Of two packets, where to take one in takes so long."""
+    heard: list[int] = []
+    clock_s = time.monotonic()
+
+    async def hear(frames: Sequence[Frame]) -> None:
+        nonlocal clock_s
+        clock_s += takes_s
+        heard.extend(number for _, _, number, _ in frames)
+
+    async def nothing() -> None:
+        """Nobody is lost."""
+
+    async def scene() -> None:
+        door = FrontDoor(
+            {},
+            on_frames=hear,
+            on_gone=nothing,
+            on_restart=lambda: None,
+            on_connection=lambda: None,
+        )
+        door._reader = Written(  # type: ignore[assignment]
+            line.frame(line.OPENED, 1, 1), line.frame(line.REPORT, 1, 2)
+        )
+        door._frames = line.Frames(1 << 10)
+        if is_draining:
+            door._draining.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await door._serve()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(front_door, "GATHER_S", LONG_S)
+        patch.setattr(front_door, "GATHER_S_PER_STREAM", LONG_S)
+        patch.setattr(front_door, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
+        patch.setattr(FrontDoor, "_watch", lambda self: nothing())
+        asyncio.run(scene())
+    return heard
+
+
+def test_the_time_that_taking_in_needs_counts_as_gathering() -> None:
+    assert sequences_heard(takes_s=LONG_S) == [1, 2]
+
+
+def test_nothing_gathers_while_agents_are_sent_away() -> None:
+    assert sequences_heard(takes_s=0.0, is_draining=True) == [1, 2]
