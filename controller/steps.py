@@ -4,7 +4,6 @@ A step is judged when every rank that should run it has reported it under one ge
 on an older layout than the observed one never counts against anybody.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import isnan
@@ -78,7 +77,8 @@ def put_pending(
             ends=draft.ends.changed(ended.get(step, {})),
             first_missing=draft.first_missing,
         )
-    pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
+    if len(pending) > MAX_PENDING_STEPS:
+        pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
     return replace(job, pending=pending, tells_work=job.tells_work or bool(work))
 
 
@@ -107,11 +107,14 @@ def _with_more(
     """
     tables, told = [*draft.tables], dict[int, Mapping[int, int]]()
     for table in more:
-        fresh: dict[int, dict[int, int]] = {}
-        runs = Counter(zip(table.column("rank"), table.column("generation"), strict=True))
-        for (rank, generation), count in runs.items():
-            fresh.setdefault(rank, {})[generation] = count
         too_many = set[int]()
+        # Loops of plain values: this is done for each report of a fleet.
+        fresh: dict[int, dict[int, int]] = {}
+        for rank, generation in zip(table.column("rank"), table.column("generation"), strict=True):
+            counts = fresh.get(rank)
+            if counts is None:
+                counts = fresh[rank] = {}
+            counts[generation] = counts.get(generation, 0) + 1
         for rank, counts in fresh.items():
             known = told.get(rank) or draft.told.get(rank)
             if known and sum(known.values()) + sum(counts.values()) > MOST_ROWS_PER_RANK:
