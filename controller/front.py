@@ -30,6 +30,7 @@ from pacekeeper.controller.own_folder import no_folder
 from pacekeeper.controller.pipes import Pipes
 from pacekeeper.controller.rates import Limit, full, owe, report_cost
 from pacekeeper.controller.relay import relaying
+from pacekeeper.controller.resting import Resting
 from pacekeeper.controller.shelf import Shelf
 from pacekeeper.core.errors import PacekeeperError
 from pacekeeper.core.security_config import TlsConfig
@@ -38,6 +39,7 @@ from pacekeeper.protos import control_pb2, secure
 FLUSH_S = 0.005  # what comes within so long is handed on together
 UNSENT_BYTES = 4 << 20  # on the way to the controller; beyond it nothing more is read of agents
 READ_BYTES = 1 << 18
+REST_S, REST_S_PER_STREAM = 0.005, 5e-7
 COMMAND_BYTES = 64 << 20
 WAITING_BYTES = 256 << 20  # of all that is to be told to agents, each message once
 GARBAGE_AFTER = 100_000  # allocations: streams are many to walk over, and make no cycles
@@ -82,8 +84,8 @@ class Line:
 class Front:
     """All agents' streams."""
 
-    def __init__(self, out: Line, *, reports: Limit) -> None:
-        self._out, self._reports = out, reports
+    def __init__(self, out: Line, *, reports: Limit, looks: Resting | None = None) -> None:
+        self._out, self._reports, self._looks = out, reports, looks
         self._streams: dict[int, Lane] = {}
         self._shelf, self._is_full = Shelf(WAITING_BYTES), False
         self._newest = 0
@@ -96,6 +98,7 @@ class Front:
         self._newest = lane.number = self._newest % 0xFFFFFFFF + 1
         lane.bucket = full(self._reports, time.monotonic())
         self._streams[lane.number] = lane
+        self._rest()
         shown = lane.shown().to_bytes()
         self._out.put(line.OPENED, lane.number, data=line.with_head(shown, first))
 
@@ -131,7 +134,12 @@ class Front:
     def closed(self, lane: Lane) -> None:
         """The stream is over."""
         del self._streams[lane.number]
+        self._rest()
         self._out.put(line.CLOSED, lane.number)
+
+    def _rest(self) -> None:
+        if self._looks is not None:
+            self._looks.rest_s = min(REST_S, REST_S_PER_STREAM * len(self._streams))
 
     def hear(self, kind: int, number: int, value: int, data: bytes) -> None:
         """One frame of the controller. Raises ValueError for what it can not have said, and
@@ -194,8 +202,11 @@ def sequence_of(data: bytes) -> int:
     return request.report.sequence
 
 
-async def serve(own: socket.socket) -> None:
-    """Until the controller says so, or is gone. Raises ValueError for what it can not have said."""
+async def serve(own: socket.socket, looks: Resting | None = None) -> None:
+    """Until the controller says so, or is gone. Raises ValueError for what it can not have said.
+
+    `looks`: the loop's own, to rest with as many streams need.
+    """
     reader, writer = await asyncio.open_unix_connection(sock=own)
     out, frames = Line(writer), line.Frames(COMMAND_BYTES)
     front: Front | None = None
@@ -204,7 +215,7 @@ async def serve(own: socket.socket) -> None:
             for kind, number, value, content in frames.feed(data):
                 if kind == line.SERVE:
                     settings = json.loads(content)
-                    front = Front(out, reports=Limit(**settings["reports"]))
+                    front = Front(out, reports=Limit(**settings["reports"]), looks=looks)
                     port, why = await _open(stack, front, out, settings)
                     out.put(line.LISTENS, 0, port, why.encode())
                 elif kind == line.DRAIN:
@@ -248,13 +259,13 @@ async def _open(
         return 0, str(error)
 
 
-async def _run(own: socket.socket) -> None:
+async def _run(own: socket.socket, looks: Resting) -> None:
     """Ends the process from inside the loop: to cancel thousands of streams first takes for ever,
     and meanwhile the port is taken for whoever comes next.
     """
     code = 0
     try:
-        await serve(own)
+        await serve(own, looks)
     except ConnectionError:
         pass  # the controller is gone
     except Exception:
@@ -274,7 +285,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     gc.set_threshold(GARBAGE_AFTER, 50, 1000)
     hold_little()
-    asyncio.run(_run(socket.socket(fileno=int(sys.argv[1]))))
+    looks = Resting()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(looks)) as runner:
+        runner.run(_run(socket.socket(fileno=int(sys.argv[1])), looks))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,7 @@ SHELLS = {
         "course_views",
         "entrance",
         *("front", "front_door", "lanes", "listener", "obedience", "own_folder", "pipes", "relay"),
+        "resting",
         "gate",
         "history",
         "kept_rows",
