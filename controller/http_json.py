@@ -106,19 +106,8 @@ class Connection(HTTPConnection):
         self.sock = timed
 
 
-class SecureConnection(HTTPSConnection):
-    """Likewise."""
-
-    def __init__(self, *place: Any, until_s: float, **values: Any) -> None:
-        super().__init__(*place, **values)
-        self._until_s = until_s
-
-    def connect(self) -> None:
-        """As any, and timed from then on."""
-        self.timeout = _left_s(self._until_s)
-        super().connect()
-        timed: Any = _Timed(self.sock, self._until_s)
-        self.sock = timed
+class SecureConnection(Connection, HTTPSConnection):
+    """Likewise, behind TLS."""
 
 
 class _Timed:
