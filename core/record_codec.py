@@ -16,6 +16,8 @@ from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind, payload_of
 from pacekeeper.core.records import (
     DURATIONS,
     LOADS_PER_RECORD,
+    MOST_S,
+    PARTIAL_TIMES,
     SAVE_OUTCOMES,
     CheckpointRecord,
     ExpertLoadRecord,
@@ -237,7 +239,11 @@ def unpack(payload: bytes) -> Record:
         raise ValueError(f"unknown record kind {kind}")
     record = reader(payload)
     durations = [getattr(record, name, 0.0) for name in DURATIONS]
-    if not all(math.isfinite(value) and value >= 0.0 for value in durations):
+    parts = [getattr(record, name, None) or 0.0 for name in PARTIAL_TIMES]
+    # As the wire would say of the whole report.
+    if not all(0.0 <= value <= MOST_S for value in durations) or not all(
+        -MOST_S <= value <= MOST_S for value in parts
+    ):
         raise ValueError(f"impossible duration in {record}")
     moments = [getattr(record, name, 0.0) for name in ("ended_mono_s", "detected_mono_s")]
     if not all(math.isfinite(value) for value in moments):

@@ -10,6 +10,9 @@ LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
 EXIT_UNSEEN = -1  # the exit code of a process whose end nobody saw: no process ends with it
 DURATIONS = ("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s")
+# Not all trainers tell these; some are what is left of others, and clocks differ by a little.
+PARTIAL_TIMES = ("cpu_s", "run_queue_s", "stall_s", "wait_s", "transfer_s", "input_wait_s")
+MOST_S = 1e6  # of any of them, eleven days: sums and products of what is told stay finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,8 @@ from pacekeeper.core.micro_batches import MicroBatchTable
 from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.records import (
     DURATIONS,
+    MOST_S,
+    PARTIAL_TIMES,
     CheckpointRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -39,8 +41,10 @@ KINDS: tuple[tuple[str, type[Any]], ...] = (
 )
 
 T = TypeVar("T")
-_NOT_NEGATIVE = (*DURATIONS, "tensor_share")
-MOST = 1e6  # of these, in seconds eleven days: sums and products of what is told stay finite
+_BOUNDS = {
+    **dict.fromkeys((*DURATIONS, "tensor_share"), (0.0, MOST_S)),
+    **dict.fromkeys(PARTIAL_TIMES, (-MOST_S, MOST_S)),
+}
 # Asked of the classes once: at each report it would cost more than the report itself.
 _NAMES = {kind: {field.name: field.type for field in fields(kind)} for _, kind in KINDS}
 _DEFAULTS: dict[type[Any], dict[str, Any]] = {
@@ -104,6 +108,8 @@ def _told(columns: Any, kind: type[Any], where: str) -> dict[str, list[Any]]:
             raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
         if types[name] == (float | None):
             column = [None if value != value else value for value in column]
+            if name in _BOUNDS:
+                _refuse_impossible([one for one in column if one is not None], name, where)
         elif types[name] is float:
             _refuse_impossible(column, name, where)
         elif types[name] is str:
@@ -117,7 +123,9 @@ def _told(columns: Any, kind: type[Any], where: str) -> dict[str, list[Any]]:
 
 
 def _refuse_impossible(column: list[float], name: str, where: str) -> None:
-    floor, most = (0.0, MOST) if name in _NOT_NEGATIVE else (-math.inf, math.inf)
+    if not column:
+        return
+    floor, most = _BOUNDS.get(name, (-math.inf, math.inf))
     if math.isfinite(sum(column)) and min(column) >= floor and max(column) <= most:
         return
     for value in column:

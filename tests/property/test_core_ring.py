@@ -1,6 +1,7 @@
 """A reader of a ring gets the record that was written, or nothing; never another one."""
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -14,6 +15,7 @@ from pacekeeper.core.record_codec import REASON_BYTES, pack, unpack
 from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
 from pacekeeper.core.records import (
     LOADS_PER_RECORD,
+    MOST_S,
     ExpertLoadRecord,
     PlanRefusedRecord,
     RankExitRecord,
@@ -136,9 +138,17 @@ def test_slots_lie_behind_the_header_and_wrap(index: int) -> None:
 
 
 def test_impossible_times_are_no_record() -> None:
-    record = StepRecord(rank=0, step=0, generation=1, duration_s=float("inf"), tokens=1)
-    with pytest.raises(ring.CorruptError, match="impossible duration"):
-        ring.decode_slot(0, 1, encode_slot(0, record), 1)
+    sound = StepRecord(rank=0, step=0, generation=1, duration_s=MOST_S, tokens=1, transfer_s=-1e-6)
+    assert ring.decode_slot(0, 1, encode_slot(0, sound), 1) == sound
+    for wrong in (
+        replace(sound, duration_s=math.inf),
+        replace(sound, duration_s=2.0 * MOST_S),
+        replace(sound, duration_s=-1.0),
+        replace(sound, transfer_s=math.inf),
+        replace(sound, input_wait_s=-2.0 * MOST_S),
+    ):
+        with pytest.raises(ring.CorruptError, match="impossible duration"):
+            ring.decode_slot(0, 1, encode_slot(0, wrong), 1)
 
 
 commands = st.builds(

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.record_codec import WHOLE_SHARE
 from pacekeeper.core.records import (
+    MOST_S,
     SAVE_OUTCOMES,
     CheckpointRecord,
     ExpertLoadRecord,
@@ -21,8 +22,9 @@ from pacekeeper.core.topology import Attachment, Clock, ModelShape
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)
-seconds = st.floats(0, allow_infinity=False)
-maybe = st.none() | st.floats(allow_nan=False)
+seconds = st.floats(0, MOST_S)
+maybe = st.none() | st.floats(-MOST_S, MOST_S)
+losses = st.none() | st.floats(allow_nan=False)
 
 
 def printable(most: int) -> st.SearchStrategy[str]:
@@ -42,7 +44,7 @@ records: st.SearchStrategy[Record] = st.one_of(
     ),
     st.builds(
         StepRecord, rank=u32, step=u32, generation=u32, duration_s=seconds, tokens=u64,
-        loss=maybe, is_redone=st.booleans(), ended_mono_s=seconds, transfer_s=maybe,
+        loss=losses, is_redone=st.booleans(), ended_mono_s=seconds, transfer_s=maybe,
         transfer_bytes=u64, sum_len_squared=u64, input_wait_s=maybe,
     ),
     st.builds(

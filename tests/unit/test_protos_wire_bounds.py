@@ -2,9 +2,9 @@
 
 import pytest
 
-from pacekeeper.core.records import LOADS_PER_RECORD, PlanRefusedRecord
+from pacekeeper.core.records import LOADS_PER_RECORD, MOST_S, PlanRefusedRecord
 from pacekeeper.protos import telemetry_pb2, wire
-from pacekeeper.protos.record_columns import MAX_RECORDS, MOST
+from pacekeeper.protos.record_columns import MAX_RECORDS
 from pacekeeper.protos.samples import MAX_REMARKS
 from pacekeeper.protos.wire import MAX_PARTS
 
@@ -34,11 +34,11 @@ def test_jobs_do_not_multiply_what_may_come() -> None:
         wire.report_from_message(report(half, half))
 
 
-@pytest.mark.parametrize("name", ["compute_s", "tensor_share"])
+@pytest.mark.parametrize("name", ["compute_s", "tensor_share", "stall_s", "wait_s"])
 def test_what_would_not_add_up_to_a_finite_number_is_refused(name: str) -> None:
     """A job of which one rank told it was never judged again."""
     work = telemetry_pb2.MicroBatchColumns(
-        rank=[0], step=[1], micro_batch=[0], generation=[1], tokens=[1], compute_s=[MOST]
+        rank=[0], step=[1], micro_batch=[0], generation=[1], tokens=[1], compute_s=[MOST_S]
     )
     job = telemetry_pb2.JobReport(job="a", micro_batches=work)
     assert wire.report_from_message(report(job)).jobs[0].records
