@@ -158,11 +158,12 @@ class ScriptedAgent:
         devices: tuple[DeviceSample, ...] = (),
         host: HostSample | None = None,
     ) -> int:
-        """Send one batch; its sequence."""
+        """Send one batch, by the clock of its samples where it has any; its sequence."""
         self._sequence += 1
+        sampled = (*devices, *(() if host is None else (host,)))
         report = NodeReport(
             sequence=self._sequence,
-            sent_mono_s=time.monotonic(),
+            sent_mono_s=max((one.sampled_s for one in sampled), default=time.monotonic()),
             jobs=jobs,
             devices=devices,
             host=host,
