@@ -202,7 +202,7 @@ def sequence_of(data: bytes) -> int:
     return request.report.sequence
 
 
-async def serve(own: socket.socket, looks: Resting | None = None) -> None:
+async def serve(own: socket.socket, looks: Resting) -> None:
     """Until the controller says so, or is gone. Raises ValueError for what it can not have said.
 
     `looks`: the loop's own, to rest with as many streams need.

@@ -172,10 +172,9 @@ def first_missing(job: JobState, draft: StepDraft, *, is_untold: bool) -> int | 
     resting = standing_by(job)
 
     def is_done(rank: int) -> bool:
-        end = draft.ends.get(rank)
-        if end is None:
-            return False
-        return is_untold or rank in resting or end.generation in draft.told.get(rank, {})
+        if is_untold or rank in resting:
+            return rank in draft.ends
+        return draft.is_whole(rank)
 
     def is_there(rank: int) -> bool:
         if is_done(rank):

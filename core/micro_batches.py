@@ -5,7 +5,7 @@ To make a record of each and to look at them one by one cost a controller more t
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, Self
 
 from pacekeeper.core.records import MicroBatchRecord
@@ -70,6 +70,4 @@ def table_of(records: Sequence[MicroBatchRecord]) -> MicroBatchTable:
 
 def joined(tables: Sequence[MicroBatchTable], name: str) -> Iterator[Any]:
     """One column of all tables, one after the other."""
-    default = DEFAULTS.get(name)
-    told = (table.columns.get(name) or repeat(default, len(table)) for table in tables)
-    return chain.from_iterable(told)
+    return chain.from_iterable(table.column(name) for table in tables)

@@ -14,11 +14,9 @@ from operator import attrgetter
 from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind, payload_of
 from pacekeeper.core.records import (
-    DURATIONS,
     LOADS_PER_RECORD,
-    MOST_S,
-    PARTIAL_TIMES,
     SAVE_OUTCOMES,
+    TIME_BOUNDS,
     CheckpointRecord,
     ExpertLoadRecord,
     MicroBatchRecord,
@@ -238,13 +236,10 @@ def unpack(payload: bytes) -> Record:
     if reader is None:
         raise ValueError(f"unknown record kind {kind}")
     record = reader(payload)
-    durations = [getattr(record, name, 0.0) for name in DURATIONS]
-    parts = [getattr(record, name, None) or 0.0 for name in PARTIAL_TIMES]
-    # As the wire would say of the whole report.
-    if not all(0.0 <= value <= MOST_S for value in durations) or not all(
-        -MOST_S <= value <= MOST_S for value in parts
-    ):
-        raise ValueError(f"impossible duration in {record}")
+    for name, (least, most) in TIME_BOUNDS.items():
+        value = getattr(record, name, None)
+        if value is not None and not least <= value <= most:  # the wire would refuse all with it
+            raise ValueError(f"impossible duration in {record}")
     moments = [getattr(record, name, 0.0) for name in ("ended_mono_s", "detected_mono_s")]
     if not all(math.isfinite(value) for value in moments):
         raise ValueError(f"impossible time in {record}")

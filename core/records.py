@@ -9,10 +9,16 @@ from dataclasses import dataclass
 LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
 EXIT_UNSEEN = -1  # the exit code of a process whose end nobody saw: no process ends with it
-DURATIONS = ("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s")
-# Not all trainers tell these; some are what is left of others, and clocks differ by a little.
-PARTIAL_TIMES = ("cpu_s", "run_queue_s", "stall_s", "wait_s", "transfer_s", "input_wait_s")
-MOST_S = 1e6  # of any of them, eleven days: sums and products of what is told stay finite
+MOST_S = 1e6  # eleven days: sums and products of what is told stay finite
+# The least and the most that a time may be, by its name.
+TIME_BOUNDS = {
+    **dict.fromkeys(("compute_s", "duration_s", "gemm_s", "copy_s", "exchange_s"), (0.0, MOST_S)),
+    # Some of these are what is left of others, and clocks differ by a little.
+    **dict.fromkeys(
+        ("cpu_s", "run_queue_s", "stall_s", "wait_s", "transfer_s", "input_wait_s"),
+        (-MOST_S, MOST_S),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

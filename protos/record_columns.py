@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 from pacekeeper.core.micro_batches import MicroBatchTable
 from pacekeeper.core.plain_text import one_line
 from pacekeeper.core.records import (
-    DURATIONS,
     MOST_S,
-    PARTIAL_TIMES,
+    TIME_BOUNDS,
     CheckpointRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -41,10 +40,7 @@ KINDS: tuple[tuple[str, type[Any]], ...] = (
 )
 
 T = TypeVar("T")
-_BOUNDS = {
-    **dict.fromkeys((*DURATIONS, "tensor_share"), (0.0, MOST_S)),
-    **dict.fromkeys(PARTIAL_TIMES, (-MOST_S, MOST_S)),
-}
+_BOUNDS = {**TIME_BOUNDS, "tensor_share": (0.0, MOST_S)}
 # Asked of the classes once: at each report it would cost more than the report itself.
 _NAMES = {kind: {field.name: field.type for field in fields(kind)} for _, kind in KINDS}
 _DEFAULTS: dict[type[Any], dict[str, Any]] = {

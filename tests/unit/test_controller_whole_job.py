@@ -67,6 +67,17 @@ class Foreign:
         return [incident.finding for incident in self.driver.job.incidents]
 
 
+def test_a_step_is_judged_once_the_last_rank_has_ended_it() -> None:
+    job = Foreign()
+    job.steps(20)
+    *ends, last = job.ends(1.0, 4000)
+    job.driver.report(*ends)
+    assert not job.driver.all_said(StepSummary)
+    job.driver.report(last)
+    (summary,) = job.driver.all_said(StepSummary)
+    assert summary.step == job.number
+
+
 def test_its_state_is_its_own_and_says_what_would_be_seen() -> None:
     job = Foreign()
     job.steps(LEAST_STEPS - 1)
