@@ -38,7 +38,7 @@ class Fleet:
     def send(self, node: int, data: bytes) -> None:
         """One report, both parts timed."""
         began_s = time.process_time()
-        report = wire.report_from_message(telemetry_pb2.NodeReport.FromString(data))
+        report = wire.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
         read_s = time.process_time()
         event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
         self.state, said = advance(self.state, event, config=CONFIG, now_s=self.now_s)

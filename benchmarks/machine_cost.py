@@ -34,13 +34,12 @@ from pacekeeper.core.records import (
 )
 from pacekeeper.core.reports import JobReport, NodeReport
 from pacekeeper.core.topology import Attachment, ModelShape
-from pacekeeper.protos import wire
+from pacekeeper.protos import telemetry_pb2, wire
 
 JOB = "train"
 RANKS_PER_NODE = 8
 MICRO_BATCHES = 4
 NUM_EXPERTS = 16
-NODE_REPORT = type(wire.report_to_message(NodeReport(sequence=1, sent_mono_s=0.0)))
 # Nothing is planned here: what a plan costs is `placement_scale`.
 CONFIG = ControllerConfig(
     detector=DetectorConfig(warmup_steps=4), policy=PolicyConfig(min_steps_between_plans=1 << 30)
@@ -77,7 +76,7 @@ class Fleet:
         report = NodeReport(sequence=1, sent_mono_s=self.now_s, jobs=(part,))
         data = wire.report_to_message(report).SerializeToString()
         began_s = time.perf_counter()
-        report = wire.report_from_message(NODE_REPORT.FromString(data))
+        report = wire.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
         decoded_s = time.perf_counter()
         event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
         self.state, _ = advance(self.state, event, config=CONFIG, now_s=self.now_s)
