@@ -32,22 +32,27 @@ def tried(name: str, look: Callable[[], "Check | str"]) -> Check:
     try:
         found = look()
     except PacekeeperError as error:
-        return Check(
-            name=name,
-            health=Health.BROKEN,
-            found=error.what,
-            remedy=error.remedy,
-            exit_code=error.exit_code,
-        )
+        return broken(name, error)
     if isinstance(found, Check):
         return replace(found, name=name)
     return Check(name=name, health=Health.OK, found=found)
 
 
+def broken(name: str, error: PacekeeperError) -> Check:
+    """What was raised of it."""
+    return Check(
+        name=name,
+        health=Health.BROKEN,
+        found=error.what,
+        remedy=error.remedy,
+        exit_code=error.exit_code,
+    )
+
+
 def worst(checks: Sequence[Check]) -> ExitCode:
     """How a command ends that has made these: the highest code of what is broken."""
-    broken = [check.exit_code for check in checks if check.health is Health.BROKEN]
-    return max(broken, default=ExitCode.OK)
+    codes = [check.exit_code for check in checks if check.health is Health.BROKEN]
+    return max(codes, default=ExitCode.OK)
 
 
 def show(checks: Sequence[Check]) -> None:

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from pacekeeper.cli import doctor_agent, doctor_controller
-from pacekeeper.cli.checks import Check, Health, tried
+from pacekeeper.cli.checks import Check, Health, broken, tried
 from pacekeeper.cli.doctor_files import Look, reaches
 from pacekeeper.cli.settings import config_text, settings
 from pacekeeper.core.agent_config import AgentConfig
 from pacekeeper.core.client_config import ClientConfig
 from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.errors import ConfigError, ExitCode
+from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.toml_reader import complaints
 
 # Tables that one of them alone reads: who has none of these in a file does not run with it.
@@ -32,9 +32,9 @@ def check_config(config_file: str, whose: tuple[str, ...] = ()) -> tuple[Check, 
     try:
         text = config_text(config_file)
     except ConfigError as error:
-        return (_wrong("file", error),)
+        return (broken("file", error),)
     if wrong := complaints(text, file=config_file):
-        return tuple(_wrong("file", error) for error in wrong)
+        return tuple(broken("file", error) for error in wrong)
     tables = tuple(tomllib.loads(text))
     readers = whose or readers_of(tables)
     known = ", ".join(f"[{table}]" for table in tables) or "no table: all as it comes"
@@ -62,13 +62,3 @@ def _of(reader: str, config_file: str, ours: str) -> Iterator[Check]:
             looks = iter([("controller", partial(reaches, client, ours))])
     for name, look in looks:
         yield tried(f"{reader}: {name}", look)
-
-
-def _wrong(name: str, error: ConfigError) -> Check:
-    return Check(
-        name=name,
-        health=Health.BROKEN,
-        found=error.what,
-        remedy=error.remedy,
-        exit_code=ExitCode.CONFIG,
-    )
