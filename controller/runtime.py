@@ -181,6 +181,7 @@ class Controller:
                 )
             ]
             stack.push_async_callback(self._drain, server, front, tasks)
+            stack.callback(tasks[-1].cancel)  # from here on it is we who take the socket away
             if self.web is not None:
                 tasks.append(asyncio.create_task(self.web.serve()))
                 stack.push_async_callback(self.web.close, tasks[-1])
