@@ -49,7 +49,9 @@ def share_server(address: str) -> None:
 
 def hear_signals() -> None:
     """In a process that is no rank: be as one that was started from a terminal."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may have been started deaf (nohup)
+    # The tests may have been started deaf: by nohup, or behind a shell's `&`.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP, signal.SIGTERM})
 
 
