@@ -7,11 +7,12 @@ the controller, with a clear message: nothing hangs, and nobody is served by hal
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pacekeeper.controller import line
@@ -76,9 +77,16 @@ class FrontDoor:
 
     async def start(self) -> int:
         """The port it listens on. Raises PortTakenError, and HostError where it does not start."""
+        try:
+            return await self._start()
+        except BaseException:  # also one that is cancelled: nobody else would end it
+            await self._end()
+            raise
+
+    async def _start(self) -> int:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        with theirs:
+        with theirs, _deaf():
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "pacekeeper.controller.front", str(theirs.fileno())),
@@ -99,14 +107,12 @@ class FrontDoor:
             frames = []
         self._alive_s = time.monotonic()
         if not frames or frames[0][0] != line.LISTENS:
-            await self._end()
             raise HostError(
                 "the process that serves agents did not start",
                 remedy="its own messages stand above; is the host out of memory or processes?",
             )
         _, _, port, why = frames[0]
         if not port:
-            await self._end()
             raise PortTakenError(why.decode())
         host, _, _ = self._settings["listen"].rpartition(":")
         self._settings["listen"] = f"{host}:{port}"  # the same one, should it be started again
@@ -132,19 +138,36 @@ class FrontDoor:
                 )
             self._restarts.append(now_s)
             _log.error("the process that serves agents is started again: %s", why)
-            await asyncio.sleep(AGAIN_S)
-            try:
-                await self.start()
-            except PortTakenError as error:
-                raise HostError(
-                    f"{self._settings['listen']} was taken while the process that serves agents "
-                    f"was started again: {error}",
-                    remedy="end what listens there, then start the controller again",
-                ) from error
+            await self._start_again()
+            if self._draining.is_set():
+                await self._end()
+                return
+
+    async def _start_again(self) -> None:
+        """Unless it shall end meanwhile: a drain cuts this short."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AGAIN_S):
+                await self._draining.wait()
+                return
+        try:
+            await self.start()
+        except (HostError, PortTakenError) as error:
+            if self._draining.is_set():
+                return
+            if isinstance(error, HostError):
+                raise
+            raise HostError(
+                f"{self._settings['listen']} was taken while the process that serves agents "
+                f"was started again: {error}",
+                remedy="end what listens there, then start the controller again",
+            ) from error
 
     async def drain(self) -> None:
         """End all streams in peace, take in what came before, then the process."""
         self._draining.set()
+        if self._is_read is not None and self._is_read.is_set():
+            await self._end()  # it is being started again, and has no streams yet
+            return
         self.say(line.frame(line.DRAIN))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAINS_WITHIN_S):
@@ -210,14 +233,19 @@ class FrontDoor:
 
     async def _watch(self) -> None:
         """A front that hangs is killed, which ends the line."""
+        silent_s = 0.0  # by the looks at it: it may be this process that was stopped meanwhile
         while True:
+            asked_s = time.monotonic()
             self.say(line.frame(line.PING))
             await asyncio.sleep(PING_S)
-            assert self._writer is not None, "it was started"
+            if self._writer is None:
+                return  # a drain took too long
             unsent = self._writer.transport.get_write_buffer_size()
             # While this side is at its reports an answer may wait for its turn.
-            heard_s = max(self._alive_s, self._reading_s or 0.0)
-            silent_s = 0.0 if self._reading_s is None else time.monotonic() - heard_s
+            is_silent = self._reading_s is not None and asked_s > max(
+                self._alive_s, self._reading_s
+            )
+            silent_s = silent_s + PING_S if is_silent else 0.0
             if silent_s > ALIVE_WITHIN_S or unsent > UNSENT_BYTES:
                 _log.error("the process that serves agents hangs: silent for %.0f s", silent_s)
                 self._kill()
@@ -236,3 +264,17 @@ class FrontDoor:
         if self._writer is not None:
             self._writer.close()
         self._process = self._reader = self._writer = None
+
+
+@contextlib.contextmanager
+def _deaf() -> Iterator[None]:
+    """A process that is started inside is deaf to those signals from its first moment on.
+
+    Terminals and service managers send them to all: it would end before it can say that it is the
+    controller who ends it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

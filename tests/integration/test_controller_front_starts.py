@@ -1,0 +1,125 @@
+"""A front that is being started while it is asked to end, or while all of its group are told to."""
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pacekeeper.controller import front_door
+from pacekeeper.controller.front_door import FrontDoor
+from pacekeeper.controller.line import Frame
+from pacekeeper.controller.own_folder import own_folder
+from pacekeeper.core.security_config import TlsConfig
+from support.controllers import PATIENCE_S
+
+
+async def nobody(_: Sequence[Frame]) -> None:
+    """Nothing is said."""
+
+
+async def nothing() -> None:
+    """No stream is lost."""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with own_folder() as made:
+        yield made
+
+
+def made_in(folder: Path, on_restart: Callable[[], None] = lambda: None) -> FrontDoor:
+    settings = {
+        "listen": "127.0.0.1:0",
+        "inner": f"unix:{folder}/nowhere",
+        "tls": asdict(TlsConfig()),
+        "max_report_bytes": 1 << 20,
+        "connection_s": None,
+        "reports": {"per_s": 1.0, "at_once": 1},
+    }
+    return FrontDoor(
+        settings,
+        on_frames=nobody,
+        on_gone=nothing,
+        on_restart=on_restart,
+        on_connection=lambda: None,
+    )
+
+
+async def holds(answer: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not answer():
+            await asyncio.sleep(0.02)
+
+
+async def started(door: FrontDoor) -> asyncio.subprocess.Process:
+    await holds(lambda: door._process is not None)
+    assert door._process is not None
+    return door._process
+
+
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of each front a process that takes its time to start."""
+    script = tmp_path / "front"
+    script.write_text(f"#!/bin/sh\nexec sleep {2 * PATIENCE_S:.0f}\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_a_front_that_is_being_started_again_does_not_outlive_a_drain(
+    has_begun: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(front_door, "AGAIN_S", 0.0 if has_begun else PATIENCE_S)
+    restarts = []
+
+    async def scene() -> None:
+        door = made_in(folder, lambda: restarts.append(1))
+        await door.start()
+        running = asyncio.create_task(door.run())
+        silent(tmp_path, monkeypatch)
+        (await started(door)).kill()
+        await holds(lambda: restarts)
+        if has_begun:
+            await started(door)
+        await door.drain()
+        async with asyncio.timeout(PATIENCE_S):
+            await running  # it is told of no trouble
+        assert door._process is None
+
+    asyncio.run(scene())
+
+
+def test_a_start_that_is_given_up_leaves_no_process(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent(tmp_path, monkeypatch)
+
+    async def scene() -> None:
+        door = made_in(folder)
+        starting = asyncio.create_task(door.start())
+        process = await started(door)
+        starting.cancel()
+        await asyncio.wait({starting})
+        assert process.returncode == -signal.SIGKILL
+
+    asyncio.run(scene())
+
+
+def test_what_a_terminal_tells_all_does_not_end_a_front_that_just_begins(folder: Path) -> None:
+    async def scene() -> None:
+        door = made_in(folder)
+        starting = asyncio.create_task(door.start())
+        process = await started(door)
+        process.send_signal(signal.SIGINT)
+        process.terminate()
+        async with asyncio.timeout(PATIENCE_S):
+            await starting
+        await door.drain()
+        assert process.returncode == 0
+
+    asyncio.run(scene())
