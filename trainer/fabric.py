@@ -27,6 +27,7 @@ from pacekeeper.trainer.wires import Wire, cut, open_wires
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds
 STORE_TIMEOUT_S = 5.0  # for one answer of the store, where nothing shorter is asked for
+STOPPED_S = 1.0  # a look that comes so late was a stop of this process itself
 _ARRIVAL_POLL_S = 0.002
 
 
@@ -278,6 +279,7 @@ class Fabric(_Members):
         # Who froze may have done so just after the last one, while this rank computed.
         counted_s = min(entered_s - self._heard_s, self._timeout_s / 4)
         give_up_s = entered_s + self._timeout_s - counted_s
+        due_s = entered_s + self._tick.total_seconds() + STOPPED_S
         try:
             while True:
                 try:
@@ -292,7 +294,10 @@ class Fabric(_Members):
                         raise
                 if self._is_aborted():
                     raise PeerLost(f"a member of generation {self.generation} is dead") from None
-                if time.monotonic() > give_up_s:
+                # While all of a job is stopped nobody is silent.
+                give_up_s += max(0.0, (now_s := time.monotonic()) - due_s)
+                due_s = now_s + self._tick.total_seconds() + STOPPED_S
+                if now_s > give_up_s:
                     why = f"a member is silent for {self._timeout_s:.0f} s"
                     raise PeerLost(why, is_silence=True) from None
         except RuntimeError as error:

@@ -30,6 +30,7 @@ ANSWER_TIMEOUT_S = 5.0
 LEAST_CONNECT_S = 1.5  # a resolver that stalls may take a second of it (below)
 GLANCE_S = 0.05
 _KNOCKS = 64  # at so many doors at once
+_LOOKS = 5  # for one answer
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 # A stalling reverse look-up of the peer must not cost five seconds per connection.
@@ -317,12 +318,15 @@ class Stores:
     def _take(
         self, node: int, answer: SimpleQueue[T | Exception] | None, give_up_s: float
     ) -> T | None:
+        """Looked for a few times: it may be this process that was stopped during one of them."""
         if answer is None:
             return None
-        try:
-            found = answer.get(timeout=max(0.0, give_up_s - time.monotonic()))
-        except Empty:
-            found = UnreachableError(f"the store of node {node} is silent")
+        look_s = max(0.0, give_up_s - time.monotonic()) / _LOOKS
+        found: T | Exception = UnreachableError(f"the store of node {node} is silent")
+        for _ in range(_LOOKS):
+            with contextlib.suppress(Empty):
+                found = answer.get(timeout=max(look_s, GLANCE_S / _LOOKS))
+                break
         return self._said(node, found)
 
     def _said(self, node: int, found: T | Exception) -> T | None:

@@ -5,7 +5,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from queue import Empty, SimpleQueue
+from typing import Any, cast
 
 import pytest
 from torch._C._distributed_c10d import TCPStore
@@ -195,3 +196,26 @@ def test_who_is_silent_for_as_long_as_is_stated_is_gone(monkeypatch: pytest.Monk
         finally:
             client.may_answer.set()
     assert stores.gone == {0}
+
+
+class Stopped(SimpleQueue[Any]):
+    """A queue whose process is stopped in the middle of its first look, beyond the time for it."""
+
+    was_stopped = False
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if not self.was_stopped:
+            self.was_stopped = True
+            raise Empty
+        return super().get(block, timeout)
+
+
+def test_who_was_stopped_itself_while_it_asked_does_not_take_a_store_for_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stores_module, "SimpleQueue", Stopped)
+    stores, client = Stores(("127.0.0.1:1",)), Silent()
+    client.may_answer.set()
+    stores._clients[0] = cast(TCPStore, client)
+    assert stores.read(0, "key") == "value"
+    assert not stores.gone
