@@ -34,7 +34,8 @@ def ls(path: str, as_json: bool) -> None:
 def verify(ctx: click.Context, path: str, as_json: bool) -> None:
     """Read every byte and say what is damaged; ends with code 9 where something is.
 
-    One that was broken off while it was written is no damage: it never counted.
+    One that was broken off while it was written is no damage: it never counted. Nor is one that its
+    job removes meanwhile: it is gone.
     """
     from pacekeeper.core.errors import ExitCode
 
@@ -177,14 +178,23 @@ def _rows(found: list[tuple[Any, Any]], *, is_read: bool) -> list[dict[str, Any]
         row = _blank(storage, one)
         try:
             row = _row(row, storage, one, is_read=is_read)
-            if row["state"] == "broken off":
+            if row["state"] == "damaged" and not _counts(storage, one):
+                row = _blank(storage, one) | {"state": "gone"}
+            if row["state"] in ("broken off", "gone"):
                 if id(storage) not in lent:
                     lent[id(storage)] = lent_out(storage)
-                row["state"] = "lent" if one in lent[id(storage)] else "broken off"
+                row["state"] = "lent" if one in lent[id(storage)] else row["state"]
         except OSError as error:
             row |= {"state": "unreadable", "damages": [f"{row['path']}: {why_of(error)}"]}
         rows.append(row)
     return rows
+
+
+def _counts(storage: Any, one: Any) -> bool:
+    """Is its manifest still there? It goes first where its job keeps newer ones."""
+    from pacekeeper.core.manifest import MANIFEST_FILE
+
+    return MANIFEST_FILE in storage.names(one.name)
 
 
 def _blank(storage: Any, one: Any) -> dict[str, Any]:
@@ -209,8 +219,9 @@ def _blank(storage: Any, one: Any) -> dict[str, Any]:
 
 def _row(row: dict[str, Any], storage: Any, one: Any, *, is_read: bool) -> dict[str, Any]:
     """One checkpoint for a table. Its state: complete or, if all was read, whole; broken off;
-    damaged; rejected by a job that could not read it; lent: gone but for files others live from;
-    unreadable: storage refuses. Raises OSError for that.
+    damaged; rejected by a job that could not read it; unreadable: storage refuses. What comes from
+    other checkpoints, or from a second look, is the caller's: lent (only files are left that others
+    live from), gone (while it was read). Raises OSError where storage refuses.
     """
     from pacekeeper.core.errors import DataError
     from pacekeeper.core.manifest import MANIFEST_FILE, saved_in

@@ -12,7 +12,7 @@ from pacekeeper.core.save_costs import SaveCosts
 FILE_WIDTH = 160  # columns where the output is no terminal
 _STYLES = {
     "damaged": "bold red", "unreadable": "bold red", "rejected": "red", "broken off": "yellow",
-    "lent": "dim",
+    "lent": "dim", "gone": "dim",
 }  # fmt: skip
 
 
