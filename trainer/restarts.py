@@ -39,6 +39,7 @@ RESTART_KEY = "restart"  # in node 0's store: the number of restarts before this
 NEXT_KEY = "next"  # in every launcher's: the nodes of the next life
 _POLL_S = 0.2
 _LOOK_PERIOD_S = 1.0
+_ASKED = "asked to end: nothing is started again"
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +53,8 @@ def supervise_to_the_end(spec: NodeSpec, body: Callable[[RankSpec], None] = rank
             return code
         for number, handler in usual.items():
             signal.signal(number, handler)  # as before the first life: that of the last one is deaf
+        if rung.was_asked_to_end():  # since it was decided
+            return code
         rung.count()
 
 
@@ -83,7 +86,15 @@ class Restarts(LastRung):
     first_life: int = 0
     number: int = 0
     is_wanted: bool = False
+    ended: Life | None = None  # the last one
     facts: JobFacts | None = None  # the newest that any node knows of this life
+
+    def was_asked_to_end(self) -> bool:
+        """Was the last life's launcher?"""
+        is_asked = self.ended is not None and bool(self.ended.stop_asked_s)
+        if is_asked:
+            _log.warning(_ASKED)
+        return is_asked
 
     def count(self) -> None:
         """The next life begins."""
@@ -112,7 +123,7 @@ class Restarts(LastRung):
 
     def end(self, ended: Life, code: ExitCode) -> None:
         """All ranks of this node have ended; is everything started again?"""
-        own, stores = self.spec.node_rank, ended.stores
+        own, stores, self.ended = self.spec.node_rank, ended.stores, ended
         self.first_life = self.first_life or ended.life
         stores.append_everywhere(ENDED_KEY, f"{own}@{int(code)},")
         if code is ExitCode.OK or ended.stop_asked_s:
@@ -134,9 +145,7 @@ class Restarts(LastRung):
         until_s = time.monotonic() + wait_s
         while time.monotonic() < until_s and not ended.stop_asked_s:
             time.sleep(_POLL_S)
-        self.is_wanted = not ended.stop_asked_s
-        if not self.is_wanted:
-            _log.warning("asked to end: nothing is started again")
+        self.is_wanted = not self.was_asked_to_end()
 
     def _await_the_others(self, life: Life) -> tuple[int, ...]:
         """The nodes of the next life, this one among them; none: it ends."""
@@ -158,7 +167,7 @@ class Restarts(LastRung):
                 _log.warning("this node's ranks have ended; %s", why)
             is_stopped = stores.read(self.spec.node_rank, STOP_KEY) is not None
             if life.stop_asked_s or is_stopped:
-                _log.warning("asked to end: nothing is started again")
+                _log.warning(_ASKED)
                 return ()
             if nodes is not None or chosen is Next.END:
                 return nodes or ()

@@ -99,6 +99,24 @@ def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(
     assert lives == [0, 1]
 
 
+def test_a_wish_to_end_that_comes_when_the_next_life_is_decided_is_heard(
+    node0: Node0, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the last one's connections are closed: its launcher has listened for the last time."""
+    lives: list[int] = []
+
+    def supervise(spec: NodeSpec, body: object, rung: Restarts) -> ExitCode:
+        lives.append(rung.number)
+        rung.end(node0.ended, ExitCode.INTERNAL)
+        assert rung.is_wanted or len(lives) > 1
+        node0.ended.stop_asked_s = 1.0
+        return ExitCode.INTERNAL
+
+    monkeypatch.setattr(restarts, "supervise", supervise)
+    assert restarts.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
+    assert lives == [0]
+
+
 def test_a_node_that_joined_is_waited_for_and_its_end_starts_everything_again(
     node0: Node0, caplog: pytest.LogCaptureFixture
 ) -> None:
