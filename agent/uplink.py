@@ -26,7 +26,9 @@ from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, telemetry_p
 
 FIRST_BACKOFF_S = 0.2
 SETTLED_S = 5.0  # a connection that lasted as long starts the back-off anew
-WELCOME_WITHIN_S = 1.0  # of one address of several: a frozen one takes calls and says nothing
+# Of one address of several: a frozen one takes calls and says nothing. Who is busy, with a whole
+# fleet that comes at once, needs longer: after so many times it is waited for twice as long.
+WELCOME_WITHIN_S, SILENT_TIMES, MOST_DOUBLINGS = 1.0, 3, 10
 LONGEST_SEARCH_S = 1.0  # back-off between several addresses: one of them will lead soon
 _log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class Uplink:
     _last_answer_s: float = 0.0
     _at: int = 0  # which address
     _answer_within_s: float = 0.0  # as the controller promised; 0: it did not
+    _num_silent: int = 0  # connections one after the other that brought no word at all
 
     @property
     def address(self) -> str:
@@ -131,7 +134,9 @@ class Uplink:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
                 raise
-            return f"no answer for {self._patience_s:g} s"
+            said = f"no answer for {self._patience_s:g} s"
+            self._num_silent += not self._welcomed.is_set()
+            return said
         except grpc.aio.AioRpcError as error:
             return self._judge(error)
         finally:
@@ -199,6 +204,7 @@ class Uplink:
                     )
                 self._answer_within_s = message.welcome.answer_within_s
                 self.is_connected = True
+                self._num_silent = 0
                 self._welcomed.set()
                 _log.info("controller=%s attached", self.address)
             case "acknowledge":
@@ -221,7 +227,8 @@ class Uplink:
     def _patience_s(self) -> float:
         """How long an answer is waited for on this connection."""
         if not self._welcomed.is_set() and len(self.addresses) > 1:
-            return min(self.ack_timeout_s, WELCOME_WITHIN_S)
+            doublings = min(MOST_DOUBLINGS, max(0, self._num_silent + 1 - SILENT_TIMES))
+            return min(self.ack_timeout_s, WELCOME_WITHIN_S * 2.0**doublings)
         if self._answer_within_s > 0.0:
             return min(self.ack_timeout_s, self._answer_within_s)
         return self.ack_timeout_s

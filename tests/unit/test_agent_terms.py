@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pacekeeper.agent import uplink as uplink_module
 from pacekeeper.agent.intake import Intake
 from pacekeeper.agent.spool import Spool
 from pacekeeper.agent.terms import FILE_NAME, HIGHEST, Terms
 from pacekeeper.agent.uplink import Uplink
 from pacekeeper.core.topology import Attachment
-from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos import control_pb2, telemetry_pb2
 from pacekeeper.trainer.telemetry import Ring
 from support.agents import PaperController, until
 
@@ -99,6 +102,52 @@ def test_where_the_file_is_gone_the_rings_know(tmp_path: Path) -> None:
     assert (ring.command().term, ring.command().probe) == (7, 3)
 
 
+def uplink_to(one: PaperController, other: PaperController, terms: Terms) -> Uplink:
+    return Uplink(
+        addresses=(f"127.0.0.1:{one.port}", f"127.0.0.1:{other.port}"),
+        node="n",
+        life="a",
+        spool=Spool(capacity=8),
+        ack_timeout_s=15.0,
+        reconnect_max_s=0.1,
+        on_command=lambda message: None,
+        greeting=lambda sequence: telemetry_pb2.NodeReport(sequence=sequence),
+        terms=terms,
+    )
+
+
+class Busy(PaperController):
+    """Comes to a new agent only after a while."""
+
+    async def Attach(
+        self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Any
+    ) -> AsyncIterator[control_pb2.AttachResponse]:
+        await asyncio.sleep(10 * uplink_module.WELCOME_WITHIN_S)
+        async for message in super().Attach(request_iterator, context):
+            yield message
+
+
+def test_a_leader_that_is_busy_is_waited_for_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a fleet that comes back at once, and gives up early, never gets in."""
+    monkeypatch.setattr(uplink_module, "WELCOME_WITHIN_S", 0.02)
+
+    async def scene() -> None:
+        away, leader = PaperController(), Busy()
+        await away.start()
+        await leader.start()
+        uplink = uplink_to(away, leader, Terms())
+        await away.stop()
+        running = asyncio.create_task(uplink.run())
+        try:
+            await until(lambda: uplink.is_connected, "it is welcome")
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await leader.stop()
+
+    asyncio.run(scene())
+
+
 def test_an_agent_finds_who_leads_and_takes_nothing_of_who_led_before() -> None:
     asyncio.run(_finds_who_leads())
 
@@ -108,18 +157,8 @@ async def _finds_who_leads() -> None:
     past.term, present.term = 3, 9
     await past.start()
     await present.start()
-    spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=8)
-    uplink = Uplink(
-        addresses=(f"127.0.0.1:{past.port}", f"127.0.0.1:{present.port}"),
-        node="n",
-        life="a",
-        spool=spool,
-        ack_timeout_s=15.0,
-        reconnect_max_s=0.1,
-        on_command=lambda message: None,
-        greeting=lambda sequence: telemetry_pb2.NodeReport(sequence=sequence),
-        terms=Terms(seen=8),
-    )
+    uplink = uplink_to(past, present, Terms(seen=8))
+    spool = uplink.spool
     spool.put(telemetry_pb2.NodeReport(sequence=1))
     running = asyncio.create_task(uplink.run())
     try:
