@@ -11,8 +11,6 @@ from support.foreign_fleet import ForeignRuns, foreign_runs
 from support.forked_ranks import SLOW_RANK, SLOWDOWN, STEPS
 from support.torch_runs import PIECES, SEQUENCES, TOKENS, WAYS_STEPS
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForeignRuns]:

@@ -13,7 +13,8 @@ from pathlib import Path
 import grpc
 import pytest
 
-from support.agents import Node, PaperController, play, step, until
+from support.agents import PATIENCE_S, Node, PaperController, play, step, until
+from support.ports import free_port
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -123,8 +124,7 @@ def test_an_unknown_key_is_refused_with_its_name(tmp_path: Path) -> None:
 
 def test_prometheus_reads_the_agents_own_counts(tmp_path: Path) -> None:
     async def body(controller: PaperController, node: Node) -> None:
-        async with taken_port() as port:
-            pass
+        port = free_port()
         writer = node.ring()
         for number in range(3):
             writer.write(step(number))
@@ -132,13 +132,15 @@ def test_prometheus_reads_the_agents_own_counts(tmp_path: Path) -> None:
         await until(lambda: len(controller.steps) == 3, "the steps")
 
         def scrape() -> str:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+            url = f"http://127.0.0.1:{port}/metrics"
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 text: str = answer.read().decode()
                 return text
 
         text = ""
-        while "pacekeeper_agent_connected 1.0" not in text:
-            text = await asyncio.to_thread(scrape)
+        async with asyncio.timeout(PATIENCE_S):
+            while "pacekeeper_agent_connected 1.0" not in text:
+                text = await asyncio.to_thread(scrape)
         assert "pacekeeper_agent_records_read_total 3.0" in text
         assert "pacekeeper_agent_rings 1.0" in text
         for name in ("records_lost", "records_corrupt", "batches_dropped"):

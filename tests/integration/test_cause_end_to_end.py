@@ -82,7 +82,7 @@ def train_until_found(controller: ControllerProcess, agent: ScriptedAgent) -> An
 
 def listed(controller: ControllerProcess) -> list[Any]:
     request = status_pb2.ListIncidentsRequest(job=JOB)
-    return list(controller.status.ListIncidents(request, timeout=5.0).incidents)
+    return list(controller.status.ListIncidents(request, timeout=30.0).incidents)
 
 
 def test_an_incident_says_what_its_device_showed_also_after_a_kill(tmp_path: Path) -> None:

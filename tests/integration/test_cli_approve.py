@@ -23,7 +23,7 @@ WARM = 30  # steps in which all are well
 
 
 def is_proposed(controller: ControllerProcess) -> bool:
-    job: Any = controller.status.GetJob(status_pb2.GetJobRequest(job=JOB), timeout=5.0).job
+    job: Any = controller.status.GetJob(status_pb2.GetJobRequest(job=JOB), timeout=30.0).job
     return bool(job.HasField("proposal"))
 
 

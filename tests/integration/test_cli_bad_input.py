@@ -20,6 +20,7 @@ from pacekeeper.core.records import StepRecord
 from pacekeeper.core.topology import Attachment
 from pacekeeper.trainer.telemetry import Ring, claim_directory
 from support.commands import FRESH, pacekeeper
+from support.ports import free_port
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], code: ExitCode, *words: str) -> None:
@@ -163,7 +164,9 @@ def test_ranks_write_their_rings_where_the_file_sends_the_agent(tmp_path: Path) 
     with closing_claim(tmp_path, job="mine"):
         config = tmp_path / "my.toml"
         config.write_text(f"[agent]\nring_dir = '{tmp_path}'\n[train]\njob = 'mine'\nsteps = 1\n")
-        done = pacekeeper("launch", "--config", str(config), "--rendezvous", a_free_address())
+        done = pacekeeper(
+            "launch", "--config", str(config), "--rendezvous", f"127.0.0.1:{free_port()}"
+        )
         assert_refused(done, ExitCode.HOST, str(tmp_path), "another launch of job 'mine'")
 
 
@@ -181,17 +184,11 @@ def test_a_job_has_a_run_directory_of_its_own_unless_told_otherwise(tmp_path: Pa
     (tmp_path / "runs").write_text("")  # so that it says where it would have written
     done = pacekeeper(
         *("launch", "--job", "mine", "--ranks-per-node", "1"),
-        *("--ring-dir", str(tmp_path / "rings"), "--rendezvous", a_free_address()),
+        *("--ring-dir", str(tmp_path / "rings"), "--rendezvous", f"127.0.0.1:{free_port()}"),
         cwd=tmp_path,
     )
     assert done.returncode == ExitCode.HOST
     assert "can not write runs/mine/steps-0.jsonl" in done.stderr
-
-
-def a_free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_a_store_that_is_no_database_is_left_alone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pacekeeper.core.errors import ExitCode
 from pacekeeper.protos import status_pb2
 from support.commands import pacekeeper
 from support.controllers import ControllerProcess
+from support.ports import free_port
 
 
 def refused(*arguments: str) -> tuple[int, str]:
@@ -24,19 +25,19 @@ def refused(*arguments: str) -> tuple[int, str]:
 def test_it_says_where_it_listens_and_answers_there(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path) as controller:
         assert re.fullmatch(r"127\.0\.0\.1:[1-9]\d*", controller.address)
-        controller.status.ListJobs(status_pb2.ListJobsRequest(), timeout=5.0)
+        controller.status.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0)
         assert controller.stop() == ExitCode.OK
 
 
 def test_port_and_store_are_free_again_after_a_stop_and_after_a_kill(tmp_path: Path) -> None:
-    with ControllerProcess(tmp_path, is_fresh=True) as first:
-        address = first.address
+    address = f"127.0.0.1:{free_port()}"  # of those that no client gets meanwhile
+    with ControllerProcess(tmp_path, listen=address, is_fresh=True) as first:
         first.stop()
     with ControllerProcess(tmp_path, listen=address) as second:
         assert second.address == address
         second.kill()
     with ControllerProcess(tmp_path, listen=address) as third:
-        third.status.ListJobs(status_pb2.ListJobsRequest(), timeout=5.0)
+        third.status.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0)
 
 
 def test_a_port_in_use_is_refused_also_by_another_controller(tmp_path: Path) -> None:

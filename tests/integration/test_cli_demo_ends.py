@@ -12,7 +12,7 @@ import pytest
 from pacekeeper.cli.demo_folder import RINGS, RINGS_PREFIX, claimed
 from pacekeeper.core.errors import ExitCode
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 NO_TORCH = "raise ModuleNotFoundError(\"No module named 'torch'\", name='torch')\n"
 
 

@@ -119,7 +119,7 @@ def test_a_watch_gives_one_document_per_line_until_ctrl_c(controller: Controller
         for _ in range(2):
             assert len(json.loads(watch.stdout.readline())["jobs"]) == 2
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(30.0) == ExitCode.OK
+        assert watch.wait() == ExitCode.OK
 
 
 def test_a_watch_ends_with_a_reason_when_the_controller_goes(
@@ -132,7 +132,7 @@ def test_a_watch_ends_with_a_reason_when_the_controller_goes(
         assert watch.stdout is not None and watch.stderr is not None
         watch.stdout.readline()
         going.kill()
-        assert watch.wait(30.0) == ExitCode.UNREACHABLE
+        assert watch.wait() == ExitCode.UNREACHABLE
         assert going.address in watch.stderr.read()
 
 

@@ -26,7 +26,6 @@ def set_fault(fleet: Fleet, slowdown: float) -> None:
     fresh.rename(path)
 
 
-@pytest.mark.timeout(300)
 def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: Path) -> None:
     with quick_fleet(tmp_path, seed=3) as fleet:
         folder = fleet.run_dir
@@ -80,7 +79,6 @@ def test_the_loop_survives_the_death_of_the_controller_and_of_a_rank(tmp_path: P
             assert steps == list(range(len(steps)))
 
 
-@pytest.mark.timeout(300)
 def test_replicas_move_in_flight_where_shares_alone_can_not_help(tmp_path: Path) -> None:
     """One host per expert: the slow rank's experts have to get another one, and leave it again."""
     with quick_fleet(tmp_path, seed=3, replicas=1) as fleet:
@@ -110,7 +108,6 @@ def has_copies(layer: tuple[ExpertHosts, ...]) -> bool:
     return any(len(hosts) > 1 for hosts in layer)
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pacekeeper.cli.main", "demo", "--json"]
     command += ["--config", str(quick_job(tmp_path, step_s=0.12))]
@@ -131,7 +128,6 @@ def test_the_demo_tells_a_program_what_happened(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(300)
 def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
     tmp_path: Path,
 ) -> None:
@@ -162,7 +158,6 @@ def test_without_any_emulation_a_rank_that_does_more_is_named_and_nobody_else(
 
 
 @pytest.mark.alone
-@pytest.mark.timeout(300)
 def test_without_any_emulation_a_rank_that_is_stopped_is_named_and_nobody_else(
     tmp_path: Path,
 ) -> None:

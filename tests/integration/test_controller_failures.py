@@ -51,7 +51,7 @@ def controller(tmp_path: Path) -> Iterator[ControllerProcess]:
 
 def incidents(controller: ControllerProcess) -> list[Any]:
     request = status_pb2.ListIncidentsRequest()
-    return list(controller.status.ListIncidents(request, timeout=5.0).incidents)
+    return list(controller.status.ListIncidents(request, timeout=30.0).incidents)
 
 
 def health(controller: ControllerProcess) -> list[str]:
@@ -59,7 +59,7 @@ def health(controller: ControllerProcess) -> list[str]:
     stub: Any = health_pb2_grpc.HealthStub(controller.channel)
     names = ("", "pacekeeper.v1.AgentControlService", "pacekeeper.v1.StatusService")
     requests = [health_pb2.HealthCheckRequest(service=name) for name in names]
-    answers = [stub.Check(request, timeout=5.0).status for request in requests]
+    answers = [stub.Check(request, timeout=30.0).status for request in requests]
     return [health_pb2.HealthCheckResponse.ServingStatus.Name(answer) for answer in answers]
 
 

@@ -17,6 +17,7 @@ from pacekeeper.core.reports import JobReport
 from pacekeeper.core.shrink import shrink
 from pacekeeper.protos import control_pb2, status_pb2, wire
 from support.controllers import (
+    PATIENCE_S,
     ControllerProcess,
     ScriptedAgent,
     Watching,
@@ -42,12 +43,12 @@ def hello(node: str, life: str = "first") -> control_pb2.Hello:
 
 
 def ask_job(controller: ControllerProcess, name: str = JOB) -> Any:
-    return controller.status.GetJob(status_pb2.GetJobRequest(job=name), timeout=5.0).job
+    return controller.status.GetJob(status_pb2.GetJobRequest(job=name), timeout=30.0).job
 
 
 def incidents(controller: ControllerProcess, job: str = "", open_only: bool = False) -> list[Any]:
     request = status_pb2.ListIncidentsRequest(job=job, open_only=open_only)
-    return list(controller.status.ListIncidents(request, timeout=5.0).incidents)
+    return list(controller.status.ListIncidents(request, timeout=30.0).incidents)
 
 
 def steps(agent: ScriptedAgent, first: int, end: int, layout: Any = LAYOUT) -> None:
@@ -104,7 +105,7 @@ def test_after_kill_9_the_job_its_incidents_and_its_generation_are_still_there(
         ]
         for generation, layout in ((0, SURVIVORS), (1, LAYOUT), (2, SURVIVORS)):
             request = status_pb2.GetLayoutRequest(job=JOB, generation=generation)
-            answer = after.status.GetLayout(request, timeout=5.0)
+            answer = after.status.GetLayout(request, timeout=30.0)
             assert decode_layout(answer.layout_json) == layout
 
         # The agents come back; the next death gets the next number.
@@ -150,7 +151,7 @@ def test_an_acknowledged_report_is_stored_whatever_the_moment_of_the_kill(tmp_pa
         agent.wait_for_end()
         acknowledged = max(m.acknowledge.sequence for m in agent.heard if m.HasField("acknowledge"))
     with ControllerProcess(tmp_path) as after:
-        jobs = after.status.ListJobs(status_pb2.ListJobsRequest(), timeout=5.0).jobs
+        jobs = after.status.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0).jobs
         generations = {job.name: job.generation for job in jobs}
         assert all(generations.get(name) == 1 for name in names[:acknowledged])
 
@@ -236,7 +237,7 @@ def test_unknown_names_are_answered_with_those_there_are(controller: ControllerP
     ]
     for call, request, words in asked:
         with pytest.raises(grpc.RpcError) as caught:
-            call(request, timeout=5.0)
+            call(request, timeout=30.0)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert words in str(caught.value.details())
     agent.close()
@@ -263,7 +264,7 @@ def test_health_and_reflection_answer(controller: ControllerProcess) -> None:
         "pacekeeper.v1.StatusService",
     ):
         request = health_pb2.HealthCheckRequest(service=service)
-        assert health.Check(request, timeout=5.0).status == health_pb2.HealthCheckResponse.SERVING
+        assert health.Check(request, timeout=30.0).status == health_pb2.HealthCheckResponse.SERVING
     services = ProtoReflectionDescriptorDatabase(controller.channel).get_services()
     assert {"pacekeeper.v1.AgentControlService", "pacekeeper.v1.StatusService"} <= set(services)
 
@@ -280,7 +281,7 @@ def test_sigterm_says_goodbye_to_all_and_ends_with_0(controller: ControllerProce
     ended = watching.wait_for_end()
     assert ended.code() is grpc.StatusCode.UNAVAILABLE
     assert ended.details() == "the controller is going down"
-    assert controller.process.wait(30.0) == ExitCode.OK
+    assert controller.process.wait(PATIENCE_S) == ExitCode.OK
     assert "Traceback" not in controller.log
     assert "never awaited" not in controller.log
 

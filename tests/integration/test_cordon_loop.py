@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from pacekeeper.cli.demo_recorder import read_step_log
 from support.asking import Asking, quick_fleet, until
 from support.commands import pacekeeper
@@ -11,7 +9,6 @@ from support.commands import pacekeeper
 CORDONED = 3
 
 
-@pytest.mark.timeout(240)
 def test_a_cordoned_rank_stands_by_until_it_is_uncordoned(tmp_path: Path) -> None:
     with quick_fleet(tmp_path, seed=1) as fleet:
         ask = Asking(fleet.address)

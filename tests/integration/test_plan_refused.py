@@ -53,13 +53,13 @@ async def train_until_offered(paces: list[hooks.Hooks], controller: ControllerPr
 
 
 def asked(controller: ControllerProcess) -> Any:
-    jobs = controller.status.ListJobs(status_pb2.ListJobsRequest(), timeout=5.0).jobs
+    jobs = controller.status.ListJobs(status_pb2.ListJobsRequest(), timeout=30.0).jobs
     return next((job for job in jobs if job.name == JOB), status_pb2.Job())
 
 
 def actions(controller: ControllerProcess) -> list[str]:
     request = status_pb2.ListIncidentsRequest(job=JOB)
-    (incident,) = controller.status.ListIncidents(request, timeout=5.0).incidents
+    (incident,) = controller.status.ListIncidents(request, timeout=30.0).incidents
     return list(incident.actions)
 
 

@@ -19,7 +19,6 @@ def order(fleet: Fleet, slowdown: float) -> None:
     fresh.rename(path)
 
 
-@pytest.mark.timeout(240)
 def test_a_slow_link_is_named_as_a_link_and_closed_when_it_is_well(tmp_path: Path) -> None:
     with quick_fleet(tmp_path, seed=5) as fleet:
         ask = Asking(fleet.address)

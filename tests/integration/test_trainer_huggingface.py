@@ -15,7 +15,6 @@ pytestmark = [
         find_spec("transformers") is None or find_spec("accelerate") is None,
         reason="transformers and accelerate are not installed: pip install 'pacekeeper[adapters]'",
     ),
-    pytest.mark.timeout(300),
 ]
 SEQUENCES, TOKENS, LAYERS, CHOICES = 2, 16, 2, 2  # of the lone runs
 

@@ -15,7 +15,6 @@ pytestmark = [
         find_spec("lightning") is None or find_spec("pytorch_lightning") is None,
         reason="lightning is not installed: pip install 'pacekeeper[adapters]'",
     ),
-    pytest.mark.timeout(300),
 ]
 ROWS, TOKENS, CHOICES = 2, 8, 2  # of the lone runs; six batches an epoch
 

@@ -18,15 +18,16 @@ from pacekeeper.core.reports import NodeReport
 from pacekeeper.core.topology import Attachment
 from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
 from pacekeeper.trainer.telemetry import Ring
+from support.ports import free_port
 
-PATIENCE_S = 30.0  # no test waits for longer; none asserts how long something took
+PATIENCE_S = 60.0  # no test waits for longer; none asserts how long something took
 
 
 class PaperController(control_pb2_grpc.AgentControlServiceServicer):
     """Takes what agents send and says what the test wants. `streams` has one list per stream."""
 
     def __init__(self) -> None:
-        self.port = 0
+        self.port = free_port()  # a client elsewhere must not get it while it is away
         self.term = 0
         self.streams: list[list[NodeReport]] = []
         self.hellos: list[control_pb2.Hello] = []
@@ -37,7 +38,7 @@ class PaperController(control_pb2_grpc.AgentControlServiceServicer):
         self._server: grpc.aio.Server | None = None
 
     async def start(self) -> None:
-        """Serve; on the same port as before where there was one."""
+        """Serve; on the same port each time."""
         server = grpc.aio.server(options=wire.GRPC_OPTIONS_SERVER)
         control_pb2_grpc.add_AgentControlServiceServicer_to_server(self, server)
         self.port = server.add_insecure_port(f"127.0.0.1:{self.port}")

@@ -20,7 +20,7 @@ from support.ports import free_port
 RULES = Path(__file__).resolve().parents[2] / "deploy" / "pacekeeper.alerts.yml"
 PROGRAMS = ("prometheus", "prometheus-alertmanager")
 MISSING = [name for name in PROGRAMS if not shutil.which(name)]
-PATIENCE_S = 60.0  # for a broken world only
+PATIENCE_S = 120.0  # for a broken world only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

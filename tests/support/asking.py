@@ -57,13 +57,13 @@ class Asking:
 
     def job(self) -> Any:
         try:
-            return self.stub.GetJob(status_pb2.GetJobRequest(job="loop"), timeout=5.0).job
+            return self.stub.GetJob(status_pb2.GetJobRequest(job="loop"), timeout=30.0).job
         except grpc.RpcError:
             return status_pb2.Job()
 
     def incidents(self) -> list[Any]:
         try:
-            answer = self.stub.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
+            answer = self.stub.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=30.0)
         except grpc.RpcError:
             return []
         return list(answer.incidents)
@@ -74,4 +74,4 @@ class Asking:
 
     def layout(self) -> Any:
         request = status_pb2.GetLayoutRequest(job="loop")
-        return decode_layout(self.stub.GetLayout(request, timeout=5.0).layout_json)
+        return decode_layout(self.stub.GetLayout(request, timeout=30.0).layout_json)

@@ -71,7 +71,7 @@ class Browser:
             self._told("DELETE", "", None)
         finally:
             self._driver.terminate()
-            self._driver.wait(20.0)
+            self._driver.wait(60.0)
             until("nothing of it is left", self._is_gone)
 
     def _is_gone(self) -> bool:

@@ -17,7 +17,7 @@ from types import TracebackType
 from support.fork_server import Handed, hear_signals, server_context
 
 FRESH = (sys.executable, "-m", "pacekeeper.cli.main")
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 
 
 def pacekeeper(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -37,7 +37,7 @@ from pacekeeper.protos import (
 from support.commands import FRESH, Started
 
 PLAIN = TlsConfig()
-PATIENCE_S = 30.0  # for a broken world only
+PATIENCE_S = 60.0  # for a broken world only
 SHAPE = ModelShape(
     num_layers=2,
     num_experts=4,

@@ -12,7 +12,7 @@ import pytest
 
 from support.ports import free_port
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Etcd:

@@ -36,13 +36,13 @@ class ForeignRuns:
 
     def job(self, name: str) -> Any:
         try:
-            return self._status.GetJob(status_pb2.GetJobRequest(job=name), timeout=5.0).job
+            return self._status.GetJob(status_pb2.GetJobRequest(job=name), timeout=30.0).job
         except grpc.RpcError:
             return status_pb2.Job()
 
     def faults(self, job: str) -> list[Any]:
         """Incidents of a job that are no advice on how its work is spread."""
-        found = self._status.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=5.0)
+        found = self._status.ListIncidents(status_pb2.ListIncidentsRequest(), timeout=30.0)
         return [i for i in found.incidents if i.job == job and not i.kind.endswith("_imbalance")]
 
     def until_told(self, job: str) -> None:

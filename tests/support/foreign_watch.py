@@ -76,7 +76,7 @@ def incidents_of_a_slow_rank(module: str, folder: Path, **case: Any) -> list[Any
 
         def incidents() -> list[Any]:
             request = status_pb2.ListIncidentsRequest(job="job")
-            found = controller.status.ListIncidents(request, timeout=5.0).incidents
+            found = controller.status.ListIncidents(request, timeout=30.0).incidents
             return [incident for incident in found if incident.HasField("rank")]
 
         until("somebody is found", incidents, PATIENCE_S)

@@ -9,7 +9,7 @@ from typing import Any
 
 from pacekeeper.controller.own_folder import sweep
 
-PATIENCE_S = 20.0  # who was killed is not gone at once
+PATIENCE_S = 60.0  # who was killed is not gone at once
 # The fork server's socket, which ends with this process, and torch's own cache.
 USUAL = ("pymp-", "torchinductor_")
 

@@ -27,7 +27,7 @@ class PaperKeeper:
 
 @asynccontextmanager
 async def replicating(
-    folder: Path, within_s: float = 20.0
+    folder: Path, within_s: float = 60.0
 ) -> AsyncIterator[tuple[Store, Copies, PaperKeeper, int]]:
     """The last one is the port."""
     store, keeper = Store.open(folder / "store"), PaperKeeper()
@@ -38,7 +38,7 @@ async def replicating(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with asyncio.timeout(30.0):
+        async with asyncio.timeout(60.0):
             yield store, copies, keeper, port
     finally:
         await server.stop(None)

@@ -14,7 +14,7 @@ from pathlib import Path
 from support.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol")
-START_S = 30.0
+START_S = 90.0
 
 
 def missing() -> str:
@@ -46,7 +46,7 @@ class Slurm:
             env=self.env,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=60,
         )
         return said.stdout
 

@@ -10,7 +10,7 @@ from pacekeeper.controller import front_door, line
 from pacekeeper.controller.front_door import FrontDoor
 from pacekeeper.controller.line import Frame
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 LONG_S = 600.0
 
 

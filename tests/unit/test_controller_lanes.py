@@ -29,7 +29,7 @@ from pacekeeper.controller.listener import listening
 from pacekeeper.controller.pipes import Pipes
 from pacekeeper.controller.relay import ATTACH
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def said(message: bytes, stream: int = 1) -> bytes:

@@ -14,7 +14,7 @@ from pacekeeper.controller.own_folder import own_folder
 from pacekeeper.controller.pipes import Pipes, _End
 
 SHOWN = Shown(peer="ipv4:127.0.0.1:7")
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 @dataclass
