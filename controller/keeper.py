@@ -46,6 +46,7 @@ class Keeper:
         self._news = threading.Condition()
         self._waiting: list[tuple[tuple[str, ...], asyncio.Future[None]]] = []
         self._is_over = False
+        self._is_writing = False
         self._said = ""
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -91,12 +92,16 @@ class Keeper:
         self._change(lease.leaves)
         give_up_s = self._clock_s() + RELEASE_WITHIN_S
         with self._news:
-            while self._member.term and (left_s := give_up_s - self._clock_s()) > 0.0:
+            # What is being written may be that it leads: then it lets that go as well.
+            while self._holds_something() and (left_s := give_up_s - self._clock_s()) > 0.0:
                 self._news.wait(left_s)
             self._is_over = True
             self._news.notify_all()
         if self._thread.is_alive():
             self._thread.join(RELEASE_WITHIN_S)
+
+    def _holds_something(self) -> bool:
+        return bool(self._member.term) or self._is_writing
 
     def _change(self, change: Callable[[Member], Member]) -> None:
         with self._news:
@@ -120,11 +125,13 @@ class Keeper:
     def _run(self) -> None:
         while True:
             with self._news:
+                self._is_writing = False
                 if self._is_over:
                     return
                 now_s = self._clock_s()
                 self._take(lease.time_passes(self._member, now_s))
                 step = lease.next_step(self._member, now_s)
+                self._is_writing = isinstance(step, Write)
                 if isinstance(step, Wait):
                     self._news.wait(max(0.0, step.until_s - now_s))
                     continue

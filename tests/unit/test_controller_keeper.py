@@ -1,0 +1,48 @@
+"""A member that is told to end at an unlucky moment holds nothing back from the others."""
+
+import threading
+import time
+
+from pacekeeper.controller.keeper import Keeper
+from pacekeeper.controller.lease import Member, Record, Timing
+
+PATIENCE_S = 30.0
+TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
+
+
+FREE = Record(term=1, holder="", life="", address="", duration_s=5.0)
+
+
+class Slow:
+    """A lease's store in which a write takes until the test says so."""
+
+    def __init__(self) -> None:
+        self.record = FREE
+        self.is_asked, self.may_answer = threading.Event(), threading.Event()
+
+    def read(self) -> tuple[Record, str]:
+        return self.record, str(self.record.renewals)
+
+    def write(self, record: Record, expected: str) -> str:
+        self.is_asked.set()
+        self.may_answer.wait(PATIENCE_S)
+        self.record = record
+        return str(record.renewals)
+
+
+def test_a_term_that_begins_as_its_member_ends_is_let_go() -> None:
+    store = Slow()
+    member = Member(name="a", life="a1", address="a:1", timing=TIMING)
+    keeper = Keeper(member, store)
+    keeper.start()
+    keeper.stand("")
+    assert store.is_asked.wait(PATIENCE_S)
+    ending = threading.Thread(target=keeper.close)
+    ending.start()
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not keeper._member.is_leaving:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.001)
+    store.may_answer.set()
+    ending.join(PATIENCE_S)
+    assert (store.record.term, store.record.life) == (2, "")
