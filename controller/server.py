@@ -240,7 +240,9 @@ class AgentControl:
         except DecodeError:
             request = control_pb2.AttachRequest()
         if request.WhichOneof("message") != "hello":
-            raise self._refused(caller, invalid, "the first message must be Hello")
+            # An agent that was stopped on the way to its Hello may come again, and say it.
+            code = invalid if first else grpc.StatusCode.UNAVAILABLE
+            raise self._refused(caller, code, "the first message must be Hello")
         theirs = request.hello
         theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
         theirs.agent_life = one_line(theirs.agent_life, MOST_OF_A_WORD)

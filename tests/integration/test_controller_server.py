@@ -69,7 +69,6 @@ def test_another_protocol_version_is_told_both_versions_and_what_to_do(
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        (control_pb2.AttachRequest(), "first message must be Hello"),
         (control_pb2.AttachRequest(report=telemetry_pb2.NodeReport(sequence=1)), "must be Hello"),
         (control_pb2.AttachRequest(hello=hello("")), "node name"),
         (control_pb2.AttachRequest(hello=hello("a\x1b[2Jb")), "printable"),
