@@ -31,7 +31,7 @@ from pacekeeper.core.topology import DeviceSample
 from pacekeeper.protos import control_pb2, secure, telemetry_pb2, wire
 
 IDLE_REPORT_S = 1.0  # a quiet node still reports, so that silence means something
-FLUSH_S = 1.0
+FLUSH_S = 3.0  # at the end, for a controller that is busy
 SHOW_S = 1.0  # between two updates of what Prometheus may ask for
 IDLE_POLL_S = 0.5  # where no job runs there is nothing to read but a new job's name
 MAX_TOLD_FILES = 16  # unreadable files named in one report

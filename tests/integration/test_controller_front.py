@@ -336,7 +336,7 @@ def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last
 
 
 def test_a_front_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_door, "ALIVE_WITHIN_S", 0.5)
+    monkeypatch.setattr(front_door, "ALIVE_WITHIN_S", 2.0)
     monkeypatch.setattr(front_door, "PING_S", 0.1)
 
     async def scene(door: Door) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from pacekeeper.trainer.collectives import LocalFabric
 from support.gloo_ranks import (
+    JUDGED,
     Notes,
     end_with_the_tick,
     exchange_uneven,
@@ -39,7 +40,7 @@ def test_survivors_leave_and_meet_again_without_leaving_anything_behind(tmp_path
     for result in seen.values():
         assert result["votes"] == [[0.0], [2.0]]
         resources = result["resources"]
-        grown = [b - a for a, b in zip(resources[1], resources[8], strict=True)]
+        grown = [b - a for a, b in zip(resources[1], resources[JUDGED], strict=True)]
         assert max(grown) <= 0, "descriptors and threads, over all generations"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import operator
 import os
 import signal
 import socket
@@ -26,6 +27,7 @@ from support.fork_server import server_context
 from support.sabotage import wrap
 
 TIMEOUT_S = 90.0
+JUDGED = 8  # whose resources are compared with those of the second group
 Body = Callable[[Path, int, tuple[int, ...]], dict[str, Any]]
 
 
@@ -109,7 +111,7 @@ def lose_a_peer(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str,
     It keeps a reference to each group, as forgotten tracebacks do: the others must notice anyway.
     """
     fabric = form(directory, 1, rank, ranks)
-    resources, kept, last = [], [], 12
+    resources, kept, last = list[tuple[int, int]](), [], 12
     for generation in range(2, last + 1):
         try:
             if rank in ranks[-2:]:  # a part of the group ends with it, whoever waits in it
@@ -127,7 +129,7 @@ def lose_a_peer(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[str,
         fabric.close()
         members = ranks if generation < last else ranks[:-1]
         fabric = form(directory, generation, rank, members)
-        resources.append((len(os.listdir("/proc/self/fd")), _num_threads()))
+        resources.append(_resources(resources[1] if len(resources) == JUDGED else (0, 0)))
     votes = fabric.exchange([rank])
     fabric.exchange([1.0])
     fabric.close()
@@ -146,10 +148,12 @@ def wait_for_nobody(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
     for generation, options in ((1, patient), (2, hasty), (3, patient), (4, hasty)):
         if rank == ranks[0]:
             fabric = form(directory, generation, rank, ranks) if generation <= 2 else None
+            if fabric is not None:
+                _await(partial(_have, "formed", directory, generation, len(ranks) - 1))
             if options is patient:
                 time.sleep(0.1)
                 flag.touch()
-            _await(partial(_have_left, directory, generation, len(ranks) - 1))
+            _await(partial(_have, "left", directory, generation, len(ranks) - 1))
             flag.unlink(missing_ok=True)
             (directory / f"next-{generation}").touch()
             if fabric is not None:
@@ -157,7 +161,12 @@ def wait_for_nobody(directory: Path, rank: int, ranks: tuple[int, ...]) -> dict[
             continue
         fabric = None
         try:
-            fabric = form(directory, generation, rank, ranks, **options)
+            if generation == 2:  # all come, however late
+                fabric = form(directory, generation, rank, ranks)
+                fabric._timeout_s = hasty["timeout_s"]
+            else:
+                fabric = form(directory, generation, rank, ranks, **options)
+            (directory / f"formed-{generation}-{rank}").touch()
             fabric.exchange([1.0])
         except PeerLost as error:
             seen[str(generation)] = [fabric is not None, error.is_silence]
@@ -269,9 +278,10 @@ def outlive_a_frozen_store(
     host = multiprocessing.get_context("fork").Process(target=_host, args=(tells,))
     host.start()
     try:
-        stores = Stores((f"127.0.0.1:{told.recv()}",), 0.5)
+        stores = Stores((f"127.0.0.1:{told.recv()}",))
         line = stores.line(0)
         assert line is not None and stores.client(0) is not None
+        stores.answer_s = 0.5
         store = line.store
         freeze = partial(os.kill, host.pid or 0, signal.SIGSTOP)
         if is_late:
@@ -299,17 +309,22 @@ def outlive_a_frozen_store(
         host.join()
 
 
-def _num_threads() -> int:
-    """The kernel may show one that has ended for a moment longer."""
-    seen = []
-    for _ in range(20):
-        seen.append(len(os.listdir("/proc/self/task")))
+def _resources(usual: tuple[int, int]) -> tuple[int, int]:
+    """Descriptors and threads: the least of a moment, longer where they are more than usual, for
+    the kernel may show a thread that has ended for a while.
+    """
+    seen, began_s = [], time.monotonic()
+    while True:
+        seen.append((len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))))
+        least = min(fds for fds, _ in seen), min(threads for _, threads in seen)
+        is_usual = all(map(operator.le, least, usual))
+        if time.monotonic() > began_s + (0.04 if is_usual or not any(usual) else 5.0):
+            return least
         time.sleep(0.002)
-    return min(seen)
 
 
-def _have_left(directory: Path, generation: int, count: int) -> bool:
-    return len(list(directory.glob(f"left-{generation}-*"))) == count
+def _have(done: str, directory: Path, generation: int, count: int) -> bool:
+    return len(list(directory.glob(f"{done}-{generation}-*"))) == count
 
 
 def _await(is_so: Callable[[], bool]) -> None:

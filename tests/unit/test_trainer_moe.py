@@ -19,6 +19,12 @@ CONFIG = TrainConfig(
 )
 
 
+@pytest.fixture(autouse=True)
+def _same_numbers() -> None:
+    """Whatever tests of other files drew before."""
+    torch.manual_seed(0)
+
+
 def one_by_one(bank: ExpertBank, rows_RD: Tensor, counts: list[int]) -> Tensor:
     """What the experts should answer, in double precision."""
     parts = torch.split(rows_RD.double(), counts)

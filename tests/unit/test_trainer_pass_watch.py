@@ -21,7 +21,7 @@ from pacekeeper.trainer.routing_watch import RoutingWatch
 from support.foreign_models import TinyModel, host_teller, told_by
 
 IDS = torch.arange(12).reshape(3, 4)
-PATIENCE_S = 3.0  # for what never comes
+PATIENCE_S = 60.0  # for what never comes
 
 
 def work_of(args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -178,7 +178,9 @@ def test_the_wait_for_the_gradients_of_others_is_no_computing(
     def hold(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         held.append((future, bucket.buffer()))
-        threading.Timer(PATIENCE_S, release).start()  # where nobody tells anything
+        late = threading.Timer(PATIENCE_S, release)  # where nobody tells anything
+        late.daemon = True
+        late.start()
         return future
 
     def release() -> None:
