@@ -45,9 +45,14 @@ class NodesReported:
     reports: tuple[NodeReported, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time went by: look at the policy, at blindness, at what must be said again."""
+    """Time went by: look at the policy, at blindness, at what must be said again.
+
+    `unix_offset_s`: from our clock to the wall's, as it is now; None: as it was.
+    """
+
+    unix_offset_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,6 +18,7 @@ from pacekeeper.controller import (
     orders,
     probing,
     proposals,
+    wall_time,
     watch,
 )
 from pacekeeper.controller.chunked_map import node_map
@@ -60,8 +61,10 @@ def advance(
             return _report(state, (event,), config, now_s)
         case NodesReported():
             return _report(state, event.reports, config, now_s)
-        case Tick():
-            return _tick(state, config, now_s)
+        case Tick(unix_offset_s=unix_offset_s):
+            state, said = wall_time.follow(state, unix_offset_s)
+            state, more = _tick(state, config, now_s)
+            return state, (*said, *more)
         case DecisionMade():
             return _take_decision(state, event, config, now_s)
         case ProposalAnswered():

@@ -55,10 +55,10 @@ class Notice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What holds since then, and whether anybody was told."""
+    """What holds since then, by a clock that nobody sets, and whether anybody was told."""
 
     notice: Notice
-    since_unix_s: float
+    since_s: float
     is_told: bool = False
 
 
@@ -72,23 +72,25 @@ class Telling:
 
 
 def follow(
-    before: Mapping[Key, Standing], state: State, unix_s: float, hold_ratio: float
+    before: Mapping[Key, Standing], state: State, now_s: float, hold_ratio: float
 ) -> tuple[Mapping[Key, Standing], tuple[Telling, ...]]:
     """A look at the newest state: what stands now, and what of it is news."""
     after: dict[Key, Standing] = {}
     told: list[Telling] = []
     for notice in _notices(state):
         known = before.get(notice.key)
-        since_s = unix_s if known is None else known.since_unix_s
+        since_s = now_s if known is None else known.since_s
         is_told = known is not None and known.is_told and known.notice.extent == notice.extent
-        if not is_told and unix_s - since_s >= RULES[notice.alert][1] * hold_ratio:
+        if not is_told and now_s - since_s >= RULES[notice.alert][1] * hold_ratio:
             is_told = True
-            told.append(Telling(notice=notice, began_unix_s=since_s))
-        after[notice.key] = Standing(notice=notice, since_unix_s=since_s, is_told=is_told)
+            told.append(Telling(notice=notice, began_unix_s=since_s + state.unix_offset_s))
+        after[notice.key] = Standing(notice=notice, since_s=since_s, is_told=is_told)
     for key, known in before.items():
         if known.is_told and key not in after:
             over = Telling(
-                notice=known.notice, began_unix_s=known.since_unix_s, ended_unix_s=unix_s
+                notice=known.notice,
+                began_unix_s=known.since_s + state.unix_offset_s,
+                ended_unix_s=now_s + state.unix_offset_s,
             )
             told.append(over)
     return after, tuple(told)

@@ -108,6 +108,15 @@ def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState
     return _ended(job, proposal, Answer.STALE, why) if why else (job, [])
 
 
+def move(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
+    """The wall clock was set by so much."""
+    proposal = job.open_proposal
+    if proposal is None:
+        return job, []
+    made_s, expires_s = proposal.made_unix_s + by_s, proposal.expires_unix_s + by_s
+    return _changed(job, replace(proposal, made_unix_s=made_s, expires_unix_s=expires_s))
+
+
 def take(
     job: JobState, decision: Decision | None, config: PolicyConfig, now_s: float, unix_s: float
 ) -> tuple[JobState, list[Command]]:

@@ -271,9 +271,9 @@ class Controller:
             self.metrics.say_leading(leads := self.office.term() is not None)
             if not leads:
                 continue  # whatever time tells is the next leader's to hear
-            await self._put(Tick())
+            await self._put(Tick(unix_offset_s=time.time() - time.monotonic()))
             self.metrics.update(self.state)
-            self.webhook.look(self.state, time.time())
+            self.webhook.look(self.state, time.monotonic())
             self.metrics.say_sequences(self.agents.sequences)
             self._say_size()
             self.history.look(self.state)

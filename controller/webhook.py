@@ -57,13 +57,13 @@ class Webhook:
             self._opener = _opener(self._config)
             self._thread.start()
 
-    def look(self, state: State, unix_s: float) -> None:
+    def look(self, state: State, now_s: float) -> None:
         """Tell what is news in this state. Takes no time that anybody would notice."""
         if not self._config.is_on:
             return
         try:
             ratio = self._config.hold_ratio
-            self._standing, told = follow(self._standing, state, unix_s, ratio)
+            self._standing, told = follow(self._standing, state, now_s, ratio)
         except Exception:  # a mistake of ours: the controller has more to do than this
             _log.exception("webhook: what stands can not be told")
             self._on_end(False, 1)

@@ -5,6 +5,7 @@ import os
 import pkgutil
 import re
 import sqlite3
+import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -148,6 +149,23 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
     assert said == ["event dropped: NodeAttached: KeyError('a bug')"]
     failures = controller.metrics.registry.get_sample_value("pacekeeper_advance_failures_total")
     assert failures == 2
+
+
+def test_a_wall_clock_that_is_set_while_it_runs_dates_what_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(controller: Controller) -> None:
+        before_s, real = controller.state.unix_offset_s, time.time
+        monkeypatch.setattr(time, "time", lambda: real() + 3600.0)
+        parts = [asyncio.create_task(part) for part in (controller._consume(), controller._tick())]
+        async with asyncio.timeout(PATIENCE_S):
+            while controller.state.unix_offset_s < before_s + 3599.0:
+                await asyncio.sleep(0.01)
+        for part in parts:
+            part.cancel()
+
+    config = replace(ControllerConfig(), store=str(tmp_path / "store"), tick_interval_s=0.01)
+    asyncio.run(scene(Controller(config)))
 
 
 def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing(
