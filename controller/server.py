@@ -36,7 +36,7 @@ ACK_EVERY_S = 1.0
 ACKS_PER_S = 2000
 ACK_SPARSEST = 8.0  # times: an agent gives a stream up that says nothing for 15 s
 ACK_LOOK_S = 0.05
-FRESH_S = 0.5  # of a leader's message: one that waits longer might be said after the lease
+FRESH_S = 0.5  # of a leader's command: one that waits longer might be said after the lease
 MOST_OF_A_WORD = 64  # characters that an agent says of itself
 NO_LEADER = "this controller leads no more"
 OUR_VERSION = version("pacekeeper")
@@ -165,7 +165,8 @@ class AgentControl:
     ) -> None:
         """Tell nodes something; nothing where they are away (it is said again)."""
         there = (self._of_node.get(node) for node in nodes)
-        self._say([stream for stream in there if stream is not None], f"{job}/{kind}", message)
+        heard_by = [stream for stream in there if stream is not None]
+        self._say(heard_by, f"{job}/{kind}", message, until_ms=self._until_ms())
 
     async def acknowledge(self) -> None:
         """Say now and then what is stored, in one frame for all streams. Until cancelled."""
@@ -192,7 +193,8 @@ class AgentControl:
                 product_version=OUR_VERSION,
                 answer_within_s=self.office.answer_within_s,
             )
-            self._say([stream], "welcome", control_pb2.AttachResponse(welcome=welcome))
+            told = control_pb2.AttachResponse(welcome=welcome)
+            self._say([stream], "welcome", told, until_ms=0)
         now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
         for stream, number, is_greeting in outcome.taken:
             self.sequences.take(stream.node, stream.life, number, is_greeting=is_greeting)
@@ -343,10 +345,16 @@ class AgentControl:
             return
         term = self.office.term()
         if term is not None:
-            self.say(line.acknowledged(term, self._until_ms(), pairs))
+            # What is stored stays so, in whatever term it is heard.
+            self.say(line.acknowledged(term, 0, pairs))
 
     def _say(
-        self, streams: Sequence[_Stream], key: str, message: control_pb2.AttachResponse
+        self,
+        streams: Sequence[_Stream],
+        key: str,
+        message: control_pb2.AttachResponse,
+        *,
+        until_ms: int,
     ) -> None:
         """The same to all, made and said once: an offer may be 700 kB, and for a thousand nodes.
 
@@ -360,10 +368,10 @@ class AgentControl:
         message.term = term
         numbers = [stream.number for stream in streams]
         data = message.SerializeToString()
-        self.say(line.sent(numbers, self._until_ms(), key.encode(), data))
+        self.say(line.sent(numbers, until_ms, key.encode(), data))
 
     def _until_ms(self) -> int:
-        """With a lease nothing may wait in the front for longer than a lease has left for sure."""
+        """With a lease no command may wait in the front for longer than that has left for sure."""
         if not self.office.answer_within_s:
             return 0
         return round((time.monotonic() + FRESH_S) * 1e3)

@@ -11,6 +11,7 @@ import pytest
 from pacekeeper.controller import line, server
 from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
 from pacekeeper.controller.line import Frame, Frames, Shown, with_head
+from pacekeeper.controller.office import Alone, Office
 from pacekeeper.controller.relay import Relayed
 from pacekeeper.controller.server import AgentControl, Doorkeeper, Refused
 from pacekeeper.core.reports import NodeReport
@@ -24,6 +25,7 @@ class Desk:
     """An AgentControl of which all that it stores and says is kept."""
 
     doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
+    office: Office = field(default_factory=Alone)
     is_broken: bool = False
     events: list[Event] = field(default_factory=list)
     said: list[Frame] = field(default_factory=list)
@@ -37,6 +39,7 @@ class Desk:
             on_failure=lambda what, _: self.failures.append(what),
             say=lambda data: self.said.extend(Frames(1 << 20).feed(data)),
             doorkeeper=self.doorkeeper,
+            office=self.office,
         )
 
     async def _put(self, events: Sequence[Event]) -> None:
@@ -136,6 +139,25 @@ def test_what_is_said_to_many_nodes_is_made_once_and_reaches_those_that_are_ther
     ((kind, _, _, data),) = desk.said
     assert kind == line.SEND
     assert line.sent_in(data) == ((1, 3), b"j/deaths", message.SerializeToString())
+
+
+def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() -> None:
+    """A welcome is said once: a front that is behind by half a second would let nobody in."""
+
+    class Led(Alone):
+        answer_within_s = 4.0
+
+    desk = Desk(office=Led())
+    (welcome,) = desk.take(opened(1, "a"))
+    (ack, _) = desk.take(reported(1, 0), (line.FINISHED, 1, 0, b""))
+    desk.take(opened(2, "a"))
+    desk.said.clear()
+    told = control_pb2.NotifyDeaths(job="j", ranks=[4])
+    desk.control.send(("a",), "deaths", "j", control_pb2.AttachResponse(notify_deaths=told))
+    (command,) = desk.said
+    assert (welcome[0], ack[0], command[0]) == (line.SEND, line.ACKNOWLEDGE, line.SEND)
+    assert (welcome[2], line.acknowledged_in(ack[3])[1]) == (0, 0)
+    assert command[2] > 0
 
 
 def test_an_offer_to_a_thousand_nodes_crosses_the_line_once() -> None:
