@@ -1,11 +1,13 @@
 """The standby's side: a copy of the leader's store, made of a snapshot and kept by transactions.
 
-What was here before is set aside, not deleted, once a whole snapshot has come. A snapshot has its
-own name before it lies where it counts: under its leader's it would lead, however old it is.
+What was here before is set aside, not deleted, once a whole snapshot has come; so is a copy that is
+damaged, and until then nobody may lead from here. A snapshot has its own name before it lies where
+it counts: under its leader's it would lead, however old it is.
 """
 
 import asyncio
 import contextlib
+import logging
 import os
 import secrets
 import sqlite3
@@ -16,29 +18,40 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from pacekeeper.controller import copy_mark, store_check, store_file
 from pacekeeper.controller.copies import change_of
+from pacekeeper.controller.copy_standing import Standing, standing
 from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_file import DamagedError
 from pacekeeper.controller.store_schema import SCHEMA_VERSION
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc, secure
 
 FIRST_PART_WITHIN_S = 10.0
-SET_ASIDE = ".before"  # what a snapshot replaced
+SET_ASIDE = ".before"  # what a snapshot replaced, the newest
+DAMAGED = ".damaged"  # the same, of what was no whole store
+LOGS = ("-wal", "-shm", "-journal")
+_log = logging.getLogger(__name__)
 
 
 class Copy:
-    """The store of a standby; `stand` is told its name whenever it becomes another one."""
+    """The store of a standby; `stand` is told its name whenever it becomes another one, and None
+    where there is none to lead from: then `damage` says why.
+    """
 
-    def __init__(self, path: Path, stand: Callable[[str], None]) -> None:
-        """Opens what is there. Raises HostError (in use, no store of ours) and VersionError."""
+    def __init__(self, path: Path, stand: Callable[[str | None], None], damage: str = "") -> None:
+        """Opens what is there, unless its `damage` is known already.
+
+        Raises HostError (in use, no store of ours, damaged and no copy) and VersionError.
+        """
         self._path, self._stand = path, stand
         self._store: Store | None = None
-        self._open()
-
-    @property
-    def name(self) -> str:
-        return "" if self._store is None else self._store.copy[0]
+        self.name, self.damage = "", ""
+        if damage:
+            self._give_up(damage)
+        else:
+            self._open()
 
     def close(self) -> None:
         """Let another controller have it."""
@@ -51,7 +64,7 @@ class Copy:
 
         Raises HostError where the copy could not be stored. It is the one of before then, or none.
         """
-        if self._store is None:
+        if self._store is None and not self.damage:
             self._open()
         try:
             channel = secure.agent_channel(address, tls)
@@ -74,6 +87,9 @@ class Copy:
         except TimeoutError:
             return f"no snapshot within {FIRST_PART_WITHIN_S:g} s"
         except (OSError, sqlite3.Error) as error:
+            if store_check.is_damage(error):
+                self._give_up(store_file.damaged(self._path, error).what)
+                raise HostError(self.damage) from None
             raise HostError(
                 f"the copy in {self._path} can not be kept: {error}",
                 remedy="give it room: without it this controller can not take over",
@@ -105,36 +121,101 @@ class Copy:
             message = await call.read()
 
     def _open(self) -> None:
-        self._store = Store.open(self._path) if self._path.exists() else None
-        self._stand(self.name)
+        mark = copy_mark.marked(self._path)
+        is_there = self._path.exists() and (mark is None or self._path.stat().st_size > 0)
+        damage: DamagedError | None = None
+        try:
+            self._store = Store.open(self._path) if is_there else None
+        except DamagedError as error:
+            damage = error
+        match standing(mark, is_there=is_there, is_damaged=damage is not None):
+            case Standing.STANDS:
+                self.name, self.damage = "" if self._store is None else self._store.copy[0], ""
+                if mark not in (None, self.name):
+                    copy_mark.unmark(self._path)  # of a snapshot that never came to stand there
+                self._stand(self.name)
+            case Standing.AWAITS:
+                self._give_up(damage.what if damage else f"store {self._path} is gone or empty")
+            case Standing.REFUSED:
+                assert damage is not None, "only that is refused"
+                raise damage
+
+    def _give_up(self, damage: str) -> None:
+        """Nobody leads from what stands there; it stays until a snapshot has come."""
+        self._stand(None)
+        self.close()
+        self.damage = (
+            f"{damage}; it is a copy of a leader's: this controller takes a fresh one from "
+            "whoever leads, and does not take over before"
+        )
+        self.name = copy_mark.marked(self._path) or ""
 
     def _install(self, data: bytes, name: str, term: int) -> None:
         """Put a snapshot in the place of the store, under its own name."""
         fresh = self._path.with_name(f"{self._path.name}.incoming")
-        _write_named(fresh, data, name, term)
+        try:
+            _write_named(fresh, data, name, term)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                fresh.unlink()  # else it is what keeps the disk full
+            raise
         self.close()
-        _remove_logs(self._path)
-        if self._path.exists():
-            os.replace(self._path, f"{self._path}{SET_ASIDE}")
-        os.replace(fresh, self._path)
+        aside = f"{self._path}{DAMAGED if self.damage else SET_ASIDE}"
+        with store_file.taken(self._path):
+            copy_mark.mark(self._path, name)
+            _put(fresh, self._path, aside)
+        if self.damage:
+            said = "store=%s is a fresh copy of the leader's; the last damaged one is kept as %s"
+            _log.warning(said, self._path, aside)
         self._open()
+        if self.damage:
+            raise HostError(self.damage)
+
+
+def _put(fresh: Path, path: Path, aside: str) -> None:
+    """`fresh` stands at `path`, and aside what stood there. In between nothing does: a store before
+    its log, which without it would pass for a whole one; none of them beside a log of another.
+    """
+    if path.exists():
+        _remove_logs(Path(aside))
+        os.replace(path, aside)
+    for suffix in LOGS:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(f"{path}{suffix}", f"{aside}{suffix}")
+    os.replace(fresh, path)
+    copy_mark.make_durable(path.parent)
 
 
 def _write_named(path: Path, data: bytes, name: str, term: int) -> None:
-    """A store of its own, whole in one file and on the disk."""
+    """A store of its own, whole in one file and on the disk. Raises HostError for another."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_logs(path)
     with path.open("wb") as file:
         os.fchmod(file.fileno(), 0o600)
         file.write(data)
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = DELETE")
-        connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
+    try:
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            connection.execute("PRAGMA journal_mode = DELETE")
+            connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
+        store_file.connect(path).close()  # a leader's may be damaged, too, and not know it yet
+    except sqlite3.DatabaseError as error:
+        if not store_check.is_damage(error):
+            raise
+        raise _damaged_snapshot(str(error)) from None
+    except DamagedError as error:
+        raise _damaged_snapshot(error.what) from None
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
 
+def _damaged_snapshot(why: str) -> HostError:
+    return HostError(
+        f"what the leader sent is damaged: {why}",
+        remedy="check its store (pacekeeper backup does): nothing here was replaced",
+    )
+
+
 def _remove_logs(path: Path) -> None:
     """Of a store that was not closed: they are of no other."""
-    for suffix in ("-wal", "-shm", "-journal"):
+    for suffix in LOGS:
         Path(f"{path}{suffix}").unlink(missing_ok=True)

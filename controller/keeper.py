@@ -65,9 +65,9 @@ class Keeper:
         with self._news:
             return None if self._member.seen is None else self._member.seen.record
 
-    def stand(self, copy: str) -> None:
-        """It may lead with this store of state; "": with an empty one."""
-        self._change(lambda member: lease.stands(member, copy))
+    def stand(self, copy: str | None) -> None:
+        """It may lead with this store of state; "": with an empty one; None: it may not lead."""
+        self._change(lambda m: lease.withdraws(m) if copy is None else lease.stands(m, copy))
 
     def resign(self) -> None:
         """It leads no more, and does not stand."""

@@ -118,7 +118,7 @@ class Member:
 
 def commands_in(member: Member, now_s: float) -> int:
     """The term in which it may command now; 0: it may not."""
-    return member.term if member.term and now_s < member.until_s else 0
+    return member.term if member.is_candidate and now_s < member.until_s else 0
 
 
 def next_step(member: Member, now_s: float) -> Step:
@@ -142,10 +142,17 @@ def next_step(member: Member, now_s: float) -> Step:
 def _lead(member: Member, seen: Seen, now_s: float) -> Step:
     record = seen.record
     assert record is not None, "who leads has written one"
-    if member.is_leaving or member.heard > max(member.term, record.floor):
+    is_withdrawn = not member.is_candidate
+    if is_withdrawn or member.is_leaving or member.heard > max(member.term, record.floor):
         # Released, not raised: with a term above all that was seen it begins in a new one.
         free = replace(
-            record, holder="", life="", floor=max(record.floor, member.heard), renewals=_next(seen)
+            record,
+            holder="",
+            life="",
+            # Where no other has all that was told nobody may lead: a person knows what was lost.
+            copies=(is_withdrawn and record.copies[1:]) or record.copies,
+            floor=max(record.floor, member.heard),
+            renewals=_next(seen),
         )
         return Write(record=free, expected=seen.version, sent_s=now_s)
     if now_s < member.due_s and record.copies == member.wanted:
@@ -174,8 +181,10 @@ def free_from_s(member: Member) -> float:
 
 
 def _taken(member: Member) -> Record:
+    """The other copies stay named until it wants its own only: before, it tells nobody anything."""
     assert member.seen is not None, "it has been read"
     old = member.seen.record
+    others = [] if old is None else [copy for copy in old.copies if copy != member.copy]
     before = (0, 0) if old is None else (old.term, old.floor)
     return Record(
         term=max(*before, member.heard) + 1,
@@ -183,7 +192,7 @@ def _taken(member: Member) -> Record:
         life=member.life,
         address=member.address,
         duration_s=member.timing.duration_s,
-        copies=(member.copy,) if member.copy else (),
+        copies=(member.copy, *others) if member.copy else (),
         renewals=_next(member.seen),
     )
 
@@ -251,7 +260,13 @@ def hears(member: Member, term: int, now_s: float) -> Member:
 
 def stands(member: Member, copy: str) -> Member:
     """It may lead from now on, with this store of state; "": with an empty one."""
+    member = member if member.is_candidate else _steps_down(member)  # won for another store
     return replace(member, copy=copy, is_candidate=True)
+
+
+def withdraws(member: Member) -> Member:
+    """Its store is no whole one: what it has won, or wins yet, goes back to the other copies."""
+    return replace(member, is_candidate=False)
 
 
 def resigns(member: Member) -> Member:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pacekeeper.controller import copy_mark
 from pacekeeper.controller.copies import Copies
 from pacekeeper.controller.entrance import refuse_open, why_not
 from pacekeeper.controller.follower import Copy
@@ -26,6 +27,7 @@ from pacekeeper.controller.runtime import Controller
 from pacekeeper.controller.standby import open_standby, pause
 from pacekeeper.controller.standby_page import open_page
 from pacekeeper.controller.store import Store
+from pacekeeper.controller.store_file import DamagedError
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ConfigError, HostError, listen_error
@@ -98,26 +100,32 @@ async def run(config: ControllerConfig) -> None:
     )
     keeper = Keeper(member, open_lease_store(config.lease))
     keeper.start()
+    damage = ""
     try:
         while not stop.is_set():
-            term = await _stand_by(config, keeper, member, stop)
+            term = await _stand_by(config, keeper, member, stop, damage)
             if term is not None:
-                await _lead(config, keeper, term, stop)
+                damage = await _lead(config, keeper, term, stop)
     finally:
         await asyncio.to_thread(keeper.close)
     _log.info("stopped")
 
 
 async def _stand_by(
-    config: ControllerConfig, keeper: Keeper, member: Member, stop: asyncio.Event
+    config: ControllerConfig, keeper: Keeper, member: Member, stop: asyncio.Event, damage: str
 ) -> int | None:
-    """Follow whoever leads until this one does: its term. None: it shall stop."""
+    """Follow whoever leads until this one does: its term. None: it shall stop.
+
+    `damage`: what is known to be wrong with its copy.
+    """
+    copy: Copy | None = None
 
     def why() -> str:
         record = keeper.record
+        unfit = " (without a whole copy of the store)" if copy and copy.damage else ""
         if record is None or not record.address:
-            return "this controller stands by, and none leads now"
-        return f"this controller stands by; the last to lead is {record.address}"
+            return f"this controller stands by{unfit}, and none leads now"
+        return f"this controller stands by{unfit}; the last to lead is {record.address}"
 
     server, port = await open_standby(config, config.listen, why)
     if not port:
@@ -131,7 +139,9 @@ async def _stand_by(
         print(f"listening on {config.listen}", flush=True)
     _log.info("member=%s stands by", member.name)
     page = await open_page(config, why)
-    copy = Copy(Path(config.store), keeper.stand)
+    copy = Copy(Path(config.store), keeper.stand, damage)
+    if copy.damage:
+        _log.warning("%s", copy.damage)
     following = asyncio.create_task(_follow(config, keeper, member, copy))
     try:
         while not stop.is_set():
@@ -167,11 +177,19 @@ async def _follow(config: ControllerConfig, keeper: Keeper, member: Member, copy
         await asyncio.sleep(again_s)
 
 
-async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: asyncio.Event) -> None:
-    """Serve as the only one, while the lease lasts."""
+async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: asyncio.Event) -> str:
+    """Serve as the only one, while the lease lasts. What is damaged of its copy, where that keeps
+    it from leading; raises DamagedError where it is no copy.
+    """
     office = Led(keeper, term, config)
     try:
         controller = Controller(config, office)
+    except DamagedError as error:
+        if copy_mark.marked(Path(config.store)) is None:
+            raise
+        keeper.stand(None)
+        return error.what
+    try:
         over = asyncio.Event()
         watching = asyncio.create_task(_watch(office, stop, over))
         try:
@@ -185,6 +203,7 @@ async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: async
     finally:
         if not stop.is_set():
             keeper.resign()
+    return ""
 
 
 async def _watch(office: Led, stop: asyncio.Event, over: asyncio.Event) -> None:

@@ -37,6 +37,7 @@ from pacekeeper.controller.loop_lag import keep_beating
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.obedience import Obedience
 from pacekeeper.controller.office import Alone, Office
+from pacekeeper.controller.open_past import open_past
 from pacekeeper.controller.operator_service import Operator
 from pacekeeper.controller.own_folder import SOCKET, no_folder, own_folder, stays
 from pacekeeper.controller.planner import Planner
@@ -44,8 +45,6 @@ from pacekeeper.controller.server import AgentControl
 from pacekeeper.controller.start_up import import_early
 from pacekeeper.controller.state import State
 from pacekeeper.controller.status_service import Status
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.stored_past import restored
 from pacekeeper.controller.web_start import web_server
 from pacekeeper.controller.webhook import Webhook
 from pacekeeper.controller.writes import Writes, settled, write
@@ -89,25 +88,11 @@ class Controller:
         self._metrics_address = (
             host_and_port(config.metrics_listen, first_port=0) if config.metrics_listen else None
         )
-        self.store = Store.open(Path(config.store))
+        self.store, self.state = open_past(Path(config.store), time.time() - time.monotonic())
         self.office = Alone() if office is None else office
         self.office.opened(self.store)
         self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
-        jobs, incidents, next_id = self.store.load()
-        waiting, next_proposal_id = self.store.open_proposals()
-        self.metrics.begin_after(next_id - 1)
-        self.state: State = restored(
-            jobs,
-            incidents,
-            next_incident_id=next_id,
-            waiting=waiting,
-            next_proposal_id=next_proposal_id,
-            standing=self.store.orders(),
-            strikes=self.store.strikes(),
-            unix_offset_s=time.time() - time.monotonic(),
-        )
-        if jobs:
-            _log.info("store=%s jobs=%d incidents=%d", config.store, len(jobs), len(incidents))
+        self.metrics.begin_after(self.state.next_incident_id - 1)
         self.entrance = Entrance(config, state=lambda: self.state, metrics=self.metrics)
         self.front: FrontDoor | None = None
         self.agents = AgentControl(
@@ -165,6 +150,8 @@ class Controller:
             stack.callback(self.history.close)
             for part in (self.entrance, self.planner, self.webhook):
                 stack.callback(part.close)
+            if stop.is_set():
+                return  # over before it began: nobody is told anything
             if self._metrics_address is not None:
                 metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
                 stack.callback(metrics.close)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from pacekeeper.controller import store_file
+from pacekeeper.controller import copy_mark, store_check, store_file
 from pacekeeper.controller.fleet_memory import Strikes
 from pacekeeper.controller.incident_rows import incident_of, incident_row
 from pacekeeper.controller.journal import Change, Journal
@@ -26,9 +26,6 @@ from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, encode_layout
 from pacekeeper.core.orders import Order
 from pacekeeper.core.proposals import Answer, Proposal
-
-# SQLITE_ERROR: the tables are not what they were when the store was opened.
-_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 
 
 class Store:
@@ -75,7 +72,8 @@ class Store:
         return term + 1 if term else 0
 
     def name_copy(self, name: str, term: int) -> None:
-        """It is another copy now, or is led in another term."""
+        """It is led from now on, in this term: nobody else has what comes. Raises HostError."""
+        copy_mark.unmark(self._path)
         self._connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
 
     def follow(self, changes: Sequence[Change]) -> None:
@@ -229,12 +227,8 @@ class Store:
         return found, (newest or 0) + 1
 
     def raise_if_damaged(self, error: sqlite3.DatabaseError) -> None:
-        """Raises HostError where `error` says that the file is no whole store any more.
-
-        A full, locked or unreadable disk may mend; this does not.
-        """
-        # The low byte is the kind of error, what is above it where it was met.
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
+        """Raises DamagedError where `error` says that the file is no whole store any more."""
+        if store_check.is_damage(error):
             raise self._damaged(error) from None
 
     def _damaged(self, error: Exception) -> HostError:

@@ -10,11 +10,19 @@ from functools import cache
 from pacekeeper.controller.json_columns import LARGE, SMALL
 from pacekeeper.controller.store_schema import TABLES
 
+# SQLITE_ERROR: the tables are not what they were when the store was opened.
+_DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _SMALL = frozenset({"newest_generation", "generation", "step", "onset_step", "closed_step", "rank"})
 # A job that has not ended a step yet is at step -1.
 _FROM_MINUS_1 = frozenset({("jobs", "step"), ("decisions", "step"), ("incidents", "closed_step")})
 _KINDS = {"TEXT": "text", "INTEGER": "integer", "REAL": "real", "BLOB": "blob"}
 Column = tuple[str, str, int, int]  # name, type, whether it must not be null, its place in the key
+
+
+def is_damage(error: Exception) -> bool:
+    """Does it say that the file is no whole store? A full, locked or unreadable disk may mend."""
+    # The low byte is the kind of error, what is above it where it was met.
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _DAMAGE
 
 
 def broken_pages(connection: sqlite3.Connection) -> str:
@@ -23,7 +31,7 @@ def broken_pages(connection: sqlite3.Connection) -> str:
     Reads all of it once.
     """
     (verdict,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
-    return "" if verdict == "ok" else str(verdict)
+    return "" if verdict == "ok" else " ".join(str(verdict).split())
 
 
 def wrong_rows(connection: sqlite3.Connection) -> str:

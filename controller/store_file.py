@@ -5,10 +5,12 @@ damaged is refused, not read as far as it goes. A store of an older version is t
 transaction, after a copy of it was made beside it.
 """
 
+import contextlib
 import fcntl
 import logging
 import os
 import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 from pacekeeper.controller import store_check, store_log
@@ -27,6 +29,10 @@ SLACK_BYTES = 4 << 20  # free inside the file that are kept for what comes next
 RETURNED_PAGES = 256  # to the file system at once: some milliseconds
 HEADER_BYTES = 100  # of every SQLite database
 _log = logging.getLogger(__name__)
+
+
+class DamagedError(HostError):
+    """What stands there is no whole store."""
 
 
 def lock(path: Path) -> int:
@@ -52,8 +58,21 @@ def lock(path: Path) -> int:
     return held
 
 
+@contextlib.contextmanager
+def taken(path: Path) -> Iterator[None]:
+    """Nobody else opens the store meanwhile. Raises HostError."""
+    held = lock(path)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
 def connect(path: Path) -> sqlite3.Connection:
-    """A store of this version, made or taken over. Raises HostError and VersionError."""
+    """A store of this version, made or taken over.
+
+    Raises HostError (DamagedError where it is no whole one) and VersionError.
+    """
     connection: sqlite3.Connection | None = None
     is_new = _make(path)
     check_log(path)
@@ -85,7 +104,8 @@ def connect(path: Path) -> sqlite3.Connection:
         if connection is not None:
             connection.close()
         if isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):  # or in SQLite's words
-            raise _refused(path, str(error)) from None
+            is_damage = isinstance(error, UnicodeDecodeError) or store_check.is_damage(error)
+            raise _refused(path, str(error), DamagedError if is_damage else HostError) from None
         raise
     return connection
 
@@ -117,7 +137,7 @@ def check_log(path: Path) -> None:
     except OSError as error:
         raise _refused(path, error.strerror or str(error)) from None
     if store_log.is_damaged(log):
-        raise HostError(
+        raise DamagedError(
             f"store {path} is damaged: its log {path}-wal can not be read to its end",
             remedy=f"go back to a copy of it; or move {path}-wal away, and lose what is in it",
         )
@@ -218,13 +238,13 @@ def _pages(connection: sqlite3.Connection) -> tuple[int, int, int]:
     return pages, free, size
 
 
-def damaged(path: Path, why: object) -> HostError:
+def damaged(path: Path, why: object) -> DamagedError:
     """The store at `path` is no whole one."""
-    return HostError(
+    return DamagedError(
         f"store {path} is damaged: {why}",
         remedy="move it away and start again: running jobs are found anew",
     )
 
 
-def _refused(path: Path, why: str) -> HostError:
-    return HostError(f"store {path}: {why}", remedy="name a writable file of ours with --store")
+def _refused(path: Path, why: str, kind: type[HostError] = HostError) -> HostError:
+    return kind(f"store {path}: {why}", remedy="name a writable file of ours with --store")

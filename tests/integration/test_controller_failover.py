@@ -2,6 +2,7 @@
 leader says nothing any more.
 """
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,52 @@ def test_a_frozen_leader_says_nothing_when_it_wakes(tmp_path: Path, lease_url: s
         until("it stands by", lambda: pair.log(leader).count("stands by") == 2)
         until("the other one still leads", lambda: pair.is_leading(other))
         assert not pair.is_leading(leader)
+
+
+def spoil(folder: Path) -> None:
+    """All of its store but the first page."""
+    with (folder / "store.sqlite").open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (os.fstat(file.fileno()).st_size - 4096))
+
+
+def test_a_damaged_copy_leads_nowhere_and_is_taken_anew(tmp_path: Path, lease_url: str) -> None:
+    with running(tmp_path, lease_url) as (pair, leader):
+        agent = ScriptedAgent(pair.addresses[leader], hello("a"))
+        agent.report_and_wait(attached(JOB, LAYOUT))
+        agent.report_and_wait(JobReport(job=JOB, records=(killed(1),)))
+        agent.close()
+        known, other = incidents(pair.processes[leader]), 1 - leader
+        folder = tmp_path / f"c{other}"
+
+        # It is found at the start.
+        pair.kill(other)
+        spoil(folder)
+        pair.start(other)
+        until("a fresh one counts", lambda: pair.log(leader).count("may take over") == 2)
+        assert pair.log(other).count("takes a fresh one") == 1
+        assert (folder / "store.sqlite.damaged").exists()
+
+        # It is found in the moment of taking over: who has a whole one leads again.
+        spoil(folder)
+        assert stopped(pair, leader) == ExitCode.OK
+        until("it is found", lambda: pair.log(other).count("takes a fresh one") == 2)
+        assert "leads in term 2" in pair.log(other) and not pair.is_leading(other)
+        pair.start(leader)
+        assert pair.leader() == leader
+        assert incidents(pair.processes[leader]) == known
+
+        pair.await_copy(leader)
+        assert stopped(pair, leader) == ExitCode.OK
+        assert pair.leader(other) == other
+        assert incidents(pair.processes[other]) == known
+
+
+def stopped(pair: Pair, index: int) -> int:
+    """Its exit code."""
+    process, pair.processes[index] = pair.processes[index], None
+    assert process is not None
+    return process.stop()
 
 
 def test_a_standby_names_the_leader_and_follows_at_once_one_that_stops(

@@ -45,6 +45,23 @@ def test_never_two_and_one_a_term_and_soon_somebody(seed: int, members: int, los
     assert len(world.commanders()) == 1
 
 
+@settings(max_examples=40)
+@given(seeds, st.sampled_from([2, 3, 5]), st.sampled_from([0.0, 0.2, 0.6]))
+def test_whose_copy_is_damaged_never_leads_and_does_not_keep_others_from_it(
+    seed: int, members: int, lost: float
+) -> None:
+    world = World(Random(seed), Chaos(until_s=60.0, lost_ratio=lost), members)
+    while world.record is None:
+        played(world, world.true_s + 5.0)
+    whole = {world.record.copies[0], "c1"}
+    world.damaged = frozenset(f"c{index}" for index in range(members)) - whole
+    for until_s in (60.0, 60.0 + CALM_S):
+        led = played(world, until_s)
+        by = {f"c{life.removeprefix('m').partition('.')[0]}" for life in led.values()}
+        assert not by & world.damaged
+    assert by, "in a kind world somebody leads"
+
+
 def test_the_world_makes_leaders_change() -> None:
     """Else the test above would say little."""
     worlds = (World(Random(seed), Chaos(until_s=60.0)) for seed in range(10))

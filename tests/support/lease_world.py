@@ -44,7 +44,9 @@ class Node:
 
 @dataclass(slots=True)
 class World:
-    """`leaders` is who might command at each true time that was looked at, with their terms."""
+    """`leaders` is who might command at each true time that was looked at, with their terms.
+    `damaged`: copies whose owners find that out once they have won.
+    """
 
     random: Random
     chaos: Chaos
@@ -56,6 +58,7 @@ class World:
     nodes: list[Node] = field(default_factory=list)
     led: dict[int, str] = field(default_factory=dict)
     highest: int = 0
+    damaged: frozenset[str] = frozenset()
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
     _count: int = 0
 
@@ -100,7 +103,9 @@ class World:
         now_s = node.clock_s(self.true_s)
         before = node.member.term
         node.member = lease.time_passes(node.member, now_s)
-        if before and not node.member.term:
+        if node.member.copy in self.damaged:
+            node.member = lease.withdraws(node.member) if node.member.term else node.member
+        elif before and not node.member.term:
             node.member = lease.stands(lease.resigns(node.member), node.member.copy)
         if lease.commands_in(node.member, now_s):
             others = [f"c{i}" for i in range(self.num_members) if f"c{i}" != node.member.copy]

@@ -71,7 +71,7 @@ SHELLS = {
         "gate",
         "history",
         "kept_rows",
-        *("etcd_lease", "http_json", "k8s_lease", "keeper", "open_lease"),
+        *("etcd_lease", "http_json", "k8s_lease", "keeper", "open_lease", "open_past"),
         *(
             "follower",
             "journal",
@@ -79,6 +79,7 @@ SHELLS = {
             "office",
             "past_rows",
             "copies",
+            "copy_mark",
             "retention",
             "standby",
             "standby_page",

@@ -49,7 +49,7 @@ def test_a_standby_that_is_killed_meanwhile_never_has_the_name_of_its_leader(
 def test_what_can_not_be_stored_is_said_and_the_copy_of_before_stays(tmp_path: Path) -> None:
     async def scene() -> None:
         async with replicating(tmp_path / "leader") as (store, copies, keeper, port):
-            path, stood = tmp_path / "standby" / "store", list[str]()
+            path, stood = tmp_path / "standby" / "store", list[str | None]()
             Store.open(path).close()
             before = name_in(path)
             copy = Copy(path, stood.append)
