@@ -150,15 +150,15 @@ def check_rings(ring_dir: Path) -> Check:
     except OSError:  # the check of the directory says why
         paths = []
     for path in paths:
-        num_rings += 1
         try:
             num_records += _num_records(path)
-        except OSError as error:
-            damaged.append((ExitCode.HOST, f"{path}: {error.strerror}"))
-        except VersionError as error:
-            damaged.append((ExitCode.VERSION, f"{path}: {error}"))
-        except ValueError as error:
-            damaged.append((ExitCode.HOST, f"{path}: {error}"))
+        except (OSError, VersionError, ValueError) as error:
+            if not os.path.lexists(path):
+                continue  # a launch has cleared it away meanwhile
+            code = ExitCode.VERSION if isinstance(error, VersionError) else ExitCode.HOST
+            why = error.strerror if isinstance(error, OSError) else error
+            damaged.append((code, f"{path}: {why}"))
+        num_rings += 1
     if damaged:
         return Check(
             name="rings",

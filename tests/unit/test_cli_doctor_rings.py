@@ -1,0 +1,34 @@
+"""Rings as `pacekeeper doctor` finds them, beside a launch that clears them away."""
+
+from pathlib import Path
+
+import pytest
+
+from pacekeeper.cli import doctor
+from pacekeeper.cli.checks import Health
+from pacekeeper.core.topology import Attachment
+from pacekeeper.trainer.telemetry import Ring
+
+
+def test_a_ring_that_goes_while_it_is_looked_at_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for rank in range(2):
+        Ring.create(tmp_path, Attachment(job="job", rank=rank, world_size=2, pid=1)).close()
+    truly = doctor._num_records
+
+    def cleared_before(path: Path) -> int:
+        if path.name == "rank-00000.ring":
+            path.unlink()
+        return truly(path)
+
+    monkeypatch.setattr(doctor, "_num_records", cleared_before)
+    found = doctor.check_rings(tmp_path)
+    assert (found.health, found.found) == (Health.OK, "1 with 0 whole records")
+
+
+def test_one_that_stays_and_is_none_is_damage(tmp_path: Path) -> None:
+    Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=2, pid=1)).close()
+    (tmp_path / "job" / "rank-00001.ring").symlink_to(tmp_path / "nowhere")
+    found = doctor.check_rings(tmp_path)
+    assert found.health is Health.BROKEN and "not a regular file" in found.found
