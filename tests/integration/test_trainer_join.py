@@ -113,7 +113,7 @@ def test_two_nodes_join_at_once_while_a_member_dies(tmp_path: Path) -> None:
 
 
 def test_a_newcomer_that_freezes_on_its_way_in_is_fenced_and_left_behind(tmp_path: Path) -> None:
-    config = replace(ENDLESS, peer_timeout_s=4.0)
+    config = replace(ENDLESS, peer_timeout_s=8.0)
     with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1) as fleet:
         fleet.await_step(3, 1)
         launcher = fleet.join(body=Sabotage(moment=Moment.IN_FORMING, frozen=(2,)))

@@ -246,7 +246,7 @@ def test_a_death_in_mid_move_leaves_all_in_the_old_layout_or_all_in_the_new_one(
 
 
 def test_a_stopped_rank_is_fenced_and_the_others_go_on(tmp_path: Path) -> None:
-    config = replace(SMALL, peer_timeout_s=4.0)
+    config = replace(SMALL, peer_timeout_s=10.0)
     with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=2) as fleet:
         fleet.await_step(4, 1)
         fleet.signal(1, signal.SIGSTOP)
@@ -257,7 +257,7 @@ def test_a_stopped_rank_is_fenced_and_the_others_go_on(tmp_path: Path) -> None:
 
 def test_a_node_that_freezes_as_a_whole_is_left_behind(tmp_path: Path) -> None:
     """Its kernel still takes connections for its store, to which nobody had one before."""
-    config = replace(SMALL, peer_timeout_s=4.0)
+    config = replace(SMALL, peer_timeout_s=10.0)
     with Fleet(directory=tmp_path, config=config, num_nodes=2, ranks_per_node=1) as fleet:
         fleet.await_step(4, 1)
         os.kill(fleet.launchers[1].pid, signal.SIGSTOP)

@@ -16,7 +16,7 @@ from support.fleet import SMALL, Fleet
 from support.networks import Network
 from support.sabotage import Hasty
 
-CONFIG = replace(SMALL, steps=60, replicas=4, peer_timeout_s=4.0)
+CONFIG = replace(SMALL, steps=60, replicas=4, peer_timeout_s=10.0)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def test_schedules_draw_all_kinds_of_faults_and_are_the_same_for_a_seed() -> Non
     "moment", [Moment.IN_FORMING, Moment.IN_CONNECTING, Moment.IN_MOVE_BEFORE_VOTE]
 )
 def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment: Moment) -> None:
-    config = replace(SMALL, replicas=3, peer_timeout_s=4.0)
+    config = replace(SMALL, replicas=3, peer_timeout_s=10.0)
     body = Sabotage(moment=moment, frozen=(1,))
     with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         fleet.await_step(5, 3)
@@ -66,8 +66,8 @@ def test_who_freezes_inside_a_recovery_is_fenced_and_left(tmp_path: Path, moment
 @pytest.mark.parametrize("victim", [None, 0])
 def test_who_comes_late_is_not_taken_for_frozen(tmp_path: Path, victim: int | None) -> None:
     """A node may load for longer than a rank may be silent later on."""
-    config = replace(SMALL, steps=10, peer_timeout_s=4.0)
-    body = LateStart(late=2, start_s=5.5, victim=victim)
+    config = replace(SMALL, steps=10, peer_timeout_s=6.0)
+    body = LateStart(late=2, start_s=7.0, victim=victim)
     with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         assert fleet.codes() == [0]
         for rank in (1, 2, 3):
@@ -76,7 +76,7 @@ def test_who_comes_late_is_not_taken_for_frozen(tmp_path: Path, victim: int | No
 
 def test_who_freezes_when_all_steps_are_done_does_not_keep_its_launcher(tmp_path: Path) -> None:
     """The others have ended: nobody is left that would miss it."""
-    config = replace(SMALL, peer_timeout_s=4.0)
+    config = replace(SMALL, peer_timeout_s=6.0)
     body = Sabotage(moment=Moment.AT_END, frozen=(1,))
     with Fleet(directory=tmp_path, config=config, body=body) as fleet:
         assert fleet.codes() == [0]

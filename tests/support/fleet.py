@@ -24,7 +24,7 @@ from support.fork_server import hear_signals, server_address, server_context, sh
 from support.networks import Network, move_to
 from support.ports import free_port
 
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 SMALL = TrainConfig(
     job="test",
     steps=32,
