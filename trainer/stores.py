@@ -156,7 +156,8 @@ class Line:
 
 
 class Stores:
-    """Clients of all nodes' stores, connected when first needed; use from one thread.
+    """Clients of all nodes' stores, connected when first needed; use from one thread. Who sends
+    beside the training looks from another whether a member is dead: either may lose a node.
 
     `addresses` by node number, empty where the node's store is not known (any more). `answer_s`:
     who is silent for so long when asked is gone.
@@ -191,7 +192,7 @@ class Stores:
             except UnreachableError:
                 self._lose(node)
                 return None
-        return self._clients[node]
+        return self._clients.get(node)
 
     def line(self, node: int) -> Line | None:
         """A second connection, to wait in; None once that node is gone.
@@ -309,10 +310,9 @@ class Stores:
         store = self.client(node)
         if store is None:
             return None
-        if node not in self._desks:
-            self._desks[node] = Desk()
+        desk = self._desks.get(node) or self._desks.setdefault(node, Desk())
         answer: SimpleQueue[T | Exception] = SimpleQueue()
-        self._desks[node].put((lambda: question(store), answer))
+        desk.put((lambda: question(store), answer))
         return answer
 
     def _take(
@@ -354,8 +354,9 @@ class Stores:
     def _forget(self, node: int) -> None:
         self._clients.pop(node, None)
         self._lines.pop(node, None)
-        for asked in [asked for asked in self._glances if asked[0] == node]:
-            del self._glances[asked]
+        for asked in list(self._glances):
+            if asked[0] == node:
+                self._glances.pop(asked, None)
         desk = self._desks.pop(node, None)
         if desk is not None:
             desk.close()

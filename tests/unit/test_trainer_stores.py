@@ -198,6 +198,36 @@ def test_who_is_silent_for_as_long_as_is_stated_is_gone(monkeypatch: pytest.Monk
     assert stores.gone == {0}
 
 
+class Shared(dict[Any, Any]):
+    """What another thread takes away between two looks of this one."""
+
+    def __contains__(self, key: object) -> bool:
+        was_there = super().__contains__(key)
+        self.pop(key, None)
+        return was_there
+
+    def __iter__(self) -> Iterator[Any]:
+        keys = list(self.keys())
+        self.clear()
+        return iter(keys)
+
+
+def test_a_node_that_two_threads_lose_at_once_is_lost_and_no_more() -> None:
+    """One of them sends a snapshot beside the training; a mistake here would end the rank."""
+    stores, client = Stores(("127.0.0.1:1",)), Silent()
+    stores._clients[0] = cast(TCPStore, client)
+    stores._glances = Shared({(0, "key"): SimpleQueue()})
+    stores._lose(0)
+    assert stores.gone == {0} and not stores._glances
+    again = Stores(("127.0.0.1:1",))
+    client.may_answer.set()
+    again._clients[0] = cast(TCPStore, client)
+    again.read(0, "key")
+    again._desks = Shared(again._desks)
+    assert again.read(0, "key") == "value"
+    again.close()
+
+
 class Stopped(SimpleQueue[Any]):
     """A queue whose process is stopped in the middle of its first look, beyond the time for it."""
 
