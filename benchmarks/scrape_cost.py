@@ -21,12 +21,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.chunked_map import NodeMap
+from pacekeeper.controller.measured import Measured
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankState, State
 from pacekeeper.core.device_health import DeviceHealth
 from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.layout import even_layout
 from pacekeeper.core.topology import Attachment, DeviceSample
+from pacekeeper.predictor.detector_state import Judgement
 
 DEVICES_PER_NODE = 8
 JOB = "pretrain-moe"
@@ -41,7 +43,7 @@ def rank(number: int, num_ranks: int) -> RankState:
     attachment = Attachment(
         job=JOB, rank=number, world_size=num_ranks, pid=1000 + number, device_uuid=uuid(number)
     )
-    return RankState(attachment=attachment, node=node_of(number), slowdown=1.0)
+    return RankState(attachment=attachment, node=node_of(number))
 
 
 def node_of(number: int) -> str:
@@ -51,8 +53,17 @@ def node_of(number: int) -> str:
 def fleet(num_ranks: int, num_slow: int) -> State:
     """The state of one large job."""
     ranks = {number: rank(number, num_ranks) for number in range(num_ranks)}
-    for number in range(num_slow):
-        ranks[number] = replace(ranks[number], slowdown=1.5)
+    slowdown = (1.5,) * num_slow + (1.0,) * (num_ranks - num_slow)
+    measured = Measured(
+        judgement=Judgement(
+            step=1,
+            ranks=tuple(ranks),
+            observed_s=tuple(0.5 * slow for slow in slowdown),
+            expected_s=(0.5,) * num_ranks,
+            slowdown=slowdown,
+            suspicion=(0.0,) * num_ranks,
+        )
+    )
     incidents = tuple(
         Incident(
             incident_id=1 + number,
@@ -73,16 +84,26 @@ def fleet(num_ranks: int, num_slow: int) -> State:
     layout = even_layout(
         ranks=range(num_ranks), num_layers=8, num_experts=0, replicas=2, num_stages=8
     )
-    job = JobState(name=JOB, ranks=ranks, layout=layout, incidents=incidents, step=1)
+    job = JobState(
+        name=JOB,
+        ranks=ranks,
+        layout=layout,
+        incidents=incidents,
+        step=1,
+        measured=measured,
+    )
     nodes = {name: NodeState(name=name, agent_life="x") for name in map(node_of, ranks)}
     return State(jobs={JOB: job}, nodes=NodeMap(nodes))
 
 
 def next_step(state: State) -> State:
-    """As after a step: every rank has new numbers, so every rank is a new value."""
+    """As after a step: every rank has new numbers."""
     job = state.jobs[JOB]
-    ranks = {n: replace(rank, observed_s=0.5, expected_s=0.5) for n, rank in job.ranks.items()}
-    return replace(state, jobs={JOB: replace(job, ranks=ranks, step=job.step + 1)})
+    before = job.measured.judgement
+    assert before is not None, "as it was made"
+    observed_s = tuple(1.01 * one_s for one_s in before.observed_s)
+    measured = job.measured.by(replace(before, step=job.step + 1, observed_s=observed_s))
+    return replace(state, jobs={JOB: replace(job, measured=measured, step=job.step + 1)})
 
 
 def cpu_ms(do: Callable[[], object]) -> float:

@@ -12,6 +12,7 @@ import numpy as np
 
 from pacekeeper.controller.load_drafts import LayerDraft, LoadDrafts, StepLayer
 from pacekeeper.controller.state import JobState
+from pacekeeper.core.evolve import evolve
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.records import ExpertLoadRecord
 
@@ -43,8 +44,8 @@ def take(job: JobState, records: Iterable[ExpertLoadRecord]) -> JobState:
     if newest_step > drafts.newest_step:
         by_layer = {at: one for at, one in by_layer.items() if at[0] > newest_step - LATE_STEPS}
     fresh = drafts.fresh | changed.keys()
-    drafts = replace(drafts, by_layer=by_layer, fresh=fresh, newest_step=newest_step)
-    return replace(job, load_drafts=drafts)
+    drafts = evolve(drafts, by_layer=by_layer, fresh=fresh, newest_step=newest_step)
+    return evolve(job, load_drafts=drafts)
 
 
 def fold(job: JobState, weight: float) -> JobState:
@@ -73,7 +74,7 @@ def fold(job: JobState, weight: float) -> JobState:
         means=means,
         newest_step=drafts.newest_step,
     )
-    job = replace(job, load_drafts=drafts)
+    job = evolve(job, load_drafts=drafts)
     return _with_means(job, layout, {layer for _, layer in folded})
 
 

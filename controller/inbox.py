@@ -28,6 +28,7 @@ from pacekeeper.controller.told import Told, told_by
 from pacekeeper.controller.way_home import is_of_others, is_same_work
 from pacekeeper.core.config import ControllerConfig
 from pacekeeper.core.errors import ExitCode
+from pacekeeper.core.evolve import evolve
 from pacekeeper.core.layout import Layout
 from pacekeeper.core.layout_codec import decode_layout, layout_crc
 from pacekeeper.core.rank_text import rank_text
@@ -46,7 +47,7 @@ def take_in(
     job = state.jobs.get(report.job) or JobState(name=report.job, life=report.life)
     if 0 < report.life < job.life:
         return state, []  # the last words of a life that is over are told to nobody
-    job = replace(job, reported_s=now_s)
+    job = evolve(job, reported_s=now_s)
     unix_s = now_s + state.unix_offset_s
     job, commands = _follow_life(job, report.life, unix_s)
     job, said = _take_attachments(job, node, report.attached, now_s, unix_s)
@@ -70,7 +71,7 @@ def take_in(
     job, said = rewind.follow(job, told.ends)
     commands += said
     job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
-    return replace(state, jobs={**state.jobs, job.name: job}), commands
+    return evolve(state, jobs={**state.jobs, job.name: job}), commands
 
 
 def judge(
@@ -79,7 +80,7 @@ def judge(
     """Judge the steps of a job that are complete by now."""
     job = expert_loads.fold(state.jobs[name], config.policy.load_ema)
     state, job, commands = steps.judge_complete(state, job, config, now_s)
-    return replace(state, jobs={**state.jobs, name: job}), commands
+    return evolve(state, jobs={**state.jobs, name: job}), commands
 
 
 def _follow_life(job: JobState, life: int, unix_s: float) -> tuple[JobState, list[Command]]:
@@ -181,7 +182,7 @@ def _take_layouts(
 
 def _take_signs_of_life(job: JobState, told: Told, now_s: float) -> JobState:
     heard_s = dict.fromkeys(told.ranks & job.ranks.keys(), now_s)
-    return replace(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
+    return evolve(job, heard_s=job.heard_s.changed(heard_s)) if heard_s else job
 
 
 def _take_applied(job: JobState, told: Told) -> JobState:

@@ -11,6 +11,7 @@ from pacekeeper.controller import expert_loads
 from pacekeeper.controller.events import Command, SaveJob, Say
 from pacekeeper.controller.state import JobState
 from pacekeeper.controller.watch import running
+from pacekeeper.core.evolve import evolve
 from pacekeeper.core.records import StepRecord
 from pacekeeper.predictor.canary import Canaries
 from pacekeeper.predictor.charts import no_charts
@@ -34,7 +35,7 @@ def follow(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState, list[Co
                 again[rank] = min(record.step, again.get(rank, record.step))
     if not ended_s:
         return job, []
-    job = replace(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    job = evolve(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
     if not again:
         return job, []  # nearly always: not worth a walk over all ranks
     ranks = running(job)

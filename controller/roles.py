@@ -31,7 +31,11 @@ class Peers:
 
 def num_roles(job: JobState) -> int:
     """How many kinds of work its ranks do."""
-    return len({known.attachment.role for known in job.ranks.values()})
+    return len(_roles(job))
+
+
+def _roles(job: JobState) -> set[str]:
+    return {known.attachment.role for known in job.ranks.values()}
 
 
 def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
@@ -53,9 +57,10 @@ def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]
 
 def samples_of(job: JobState, work: Work) -> dict[str, StepSample]:
     """One complete step by role, in order of the roles' names."""
+    roles = _roles(job)
+    if len(roles) == 1:
+        return {role: sample_of_work(work) for role in roles}
     by_role = _by_role(job, np.unique(work["rank"]).astype(int).tolist())
-    if len(by_role) == 1:
-        return {role: sample_of_work(work) for role in by_role}
     return {
         role: sample_of_work(work.only(np.isin(work["rank"], own)))
         for role, own in sorted(by_role.items())

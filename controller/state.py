@@ -8,6 +8,7 @@ from math import inf
 from pacekeeper.controller.chunked_map import NodeMap, RankMap
 from pacekeeper.controller.fleet_memory import Strikes
 from pacekeeper.controller.load_drafts import LoadDrafts
+from pacekeeper.controller.measured import Measured
 from pacekeeper.controller.saves import Saves
 from pacekeeper.core.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.layout import Layout
@@ -58,7 +59,7 @@ class RankLife(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankState:
-    """One rank as the controller sees it. None: not known yet (measuring)."""
+    """One rank as the controller sees it."""
 
     attachment: Attachment
     node: str
@@ -66,10 +67,6 @@ class RankState:
     observed_generation: int = 0  # the newest it said it runs
     observed_crc: int | None = None  # of that layout; None where it only named the number
     attached_s: float = 0.0
-    observed_s: float | None = None
-    expected_s: float | None = None
-    slowdown: float | None = None
-    suspicion: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +201,7 @@ class JobState:
     world_size: int = 0  # as its ranks say
     evidence: Evidence = field(default_factory=begin)
     by_role: Mapping[str, Evidence] = field(default_factory=dict)  # see roles.py
+    measured: Measured = field(default_factory=Measured)  # what the newest step says of each rank
     heard_s: RankMap[float] = field(default_factory=RankMap)  # when a rank's last record came
     ended_mono_s: RankMap[float] = field(default_factory=RankMap)  # of a rank's newest step
     again: Mapping[int, int] = field(default_factory=dict)  # steps below `step`, done anew, by rank

@@ -7,7 +7,7 @@ few ranks and the newest open incidents are told, and none while all are well.
 from collections import Counter as Tally
 from collections.abc import Mapping
 
-from pacekeeper.controller.state import JobState, State
+from pacekeeper.controller.state import JobState, RankLife, State
 from pacekeeper.core.exposition import Family, Page
 from pacekeeper.core.findings import FindingKind, Incident
 from pacekeeper.core.rank_runs import num_ranks
@@ -159,8 +159,8 @@ def nodes_away(state: State) -> list[str]:
 def slowest_ranks(job: JobState) -> list[tuple[int, float]]:
     """The slowest few living ranks of a job that are slow at all: (rank, slowdown)."""
     slow = [
-        (number, job.ranks[number].slowdown or 0.0)
-        for number in job.living
-        if (job.ranks[number].slowdown or 0.0) >= WORTH_SHOWING
+        (number, slowdown)
+        for number, slowdown in job.measured.at_least(WORTH_SHOWING)
+        if number in job.ranks and job.ranks[number].life is RankLife.ALIVE
     ]
     return sorted(slow, key=lambda pair: (-pair[1], pair[0]))[:SHOWN_RANKS]

@@ -6,7 +6,6 @@ on an older layout than the observed one never counts against anybody.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from math import isnan
 
 import numpy as np
 
@@ -28,12 +27,12 @@ from pacekeeper.controller.standing_by import standing_by
 from pacekeeper.controller.state import (
     JobState,
     RankLife,
-    RankState,
     State,
     StepDraft,
 )
 from pacekeeper.controller.way_home import all_is_over
 from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.evolve import evolve
 from pacekeeper.core.findings import FindingKind
 from pacekeeper.core.micro_batches import MicroBatchTable
 from pacekeeper.core.records import StepRecord
@@ -79,7 +78,7 @@ def put_pending(
         )
     if len(pending) > MAX_PENDING_STEPS:
         pending = {step: draft for step, draft in pending.items() if step >= newest[0]}
-    return replace(job, pending=pending, tells_work=job.tells_work or bool(work))
+    return evolve(job, pending=pending, tells_work=job.tells_work or bool(work))
 
 
 def _of_known(job: JobState, table: MicroBatchTable) -> MicroBatchTable | None:
@@ -140,11 +139,11 @@ def judge_complete(
         if at is not None:
             if at != draft.first_missing:
                 draft = replace(draft, first_missing=at)
-                job = replace(job, pending={**job.pending, step: draft})
+                job = evolve(job, pending={**job.pending, step: draft})
             continue
         state, job, said = _judge(state, job, step, config, now_s)
         commands += said
-        job = replace(job, pending={s: left for s, left in job.pending.items() if s > step})
+        job = evolve(job, pending={s: left for s, left in job.pending.items() if s > step})
     return state, job, commands
 
 
@@ -221,7 +220,7 @@ def _judge(
         job = whole_job.handed_over(job)
     samples = samples_of(job, timed)
     job, judgement = fold_roles(config.detector, job, samples)
-    job = _show_on_ranks(job, judgement)
+    job = evolve(job, measured=job.measured.by(judgement))
     state, job, said = _take_judgement(state, job, judgement, draft, config, unix_s)
     commands += said
     job, said = watch.after_step(job, judgement, timed, untimed, config, now_s)
@@ -271,7 +270,7 @@ def _followed(
     weight = config.policy.load_ema if job.tokens_per_step else 1.0
     is_present = job.layout is not None and generation == job.layout.generation
     times = (*job.recent_step_s, duration_s)[-KEPT_STEP_TIMES:] if is_present else ()
-    job = replace(
+    job = evolve(
         job,
         step=step,
         recent_step_s=times,
@@ -318,29 +317,6 @@ def _by_clock(work: Work) -> tuple[Work, tuple[int, ...]]:
         return work, ()
     untimed = ranks[is_untimed]
     return work.only(~np.isin(work["rank"], untimed)), tuple(untimed.astype(int).tolist())
-
-
-def _show_on_ranks(job: JobState, judgement: Judgement) -> JobState:
-    ranks = dict(job.ranks)
-    for i, rank in enumerate(judgement.ranks):
-        if rank in ranks:
-            # Unknown are all while the job is in its warm-up, some while their role is.
-            is_measuring = not judgement.expected_s or isnan(judgement.expected_s[i])
-            known = ranks[rank]
-            # Not by `replace`, which costs several times as much: each step does it for each rank.
-            ranks[rank] = RankState(
-                attachment=known.attachment,
-                node=known.node,
-                life=known.life,
-                observed_generation=known.observed_generation,
-                observed_crc=known.observed_crc,
-                attached_s=known.attached_s,
-                observed_s=judgement.observed_s[i],
-                expected_s=None if is_measuring else judgement.expected_s[i],
-                slowdown=None if is_measuring else judgement.slowdown[i],
-                suspicion=0.0 if is_measuring else judgement.suspicion[i],
-            )
-    return replace(job, ranks=ranks)
 
 
 def _take_judgement(

@@ -79,7 +79,7 @@ def _with_work(view: View, job: JobState) -> View:
             return view
         parts = work_parts(view.layout, model=model, workload=view.workload)
         for rank in known.ranks:
-            whole_s = job.ranks[rank].expected_s
+            whole_s = job.measured.of(rank).expected_s
             if whole_s is None:
                 return view
             fixed_s = min(parts.fixed_s, (1.0 - LEAST_DENSE) * whole_s)

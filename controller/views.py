@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 
 from pacekeeper.controller import causes, fleet_memory, orders
 from pacekeeper.controller.events import StepSummary
+from pacekeeper.controller.measured import RankPace
 from pacekeeper.controller.saves import Saves
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.core.deaths import Deaths
@@ -67,6 +68,7 @@ def job_view(state: State, job: JobState) -> status_pb2.Job:
             _rank_view(
                 number,
                 rank,
+                job.measured.of(number),
                 state=rank_state(rank.life, is_silent=is_silent),
                 batch_share=shares.get(number, 0.0),
                 replicas=replicas.get(number, 0),
@@ -265,6 +267,7 @@ def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
 def _rank_view(
     number: int,
     rank: RankState,
+    pace: RankPace,
     *,
     state: str,
     batch_share: float,
@@ -275,10 +278,10 @@ def _rank_view(
         rank=number,
         node=rank.node,
         state=state,
-        slowdown=rank.slowdown,
-        observed_s=rank.observed_s,
-        expected_s=rank.expected_s,
-        suspicion=rank.suspicion,
+        slowdown=pace.slowdown,
+        observed_s=pace.observed_s,
+        expected_s=pace.expected_s,
+        suspicion=pace.suspicion,
         batch_share=batch_share,
         num_expert_replicas=replicas,
         device_uuid=rank.attachment.device_uuid,

@@ -78,14 +78,17 @@ def job(state: State, history: History, name: str) -> dict[str, Any]:
 
 def layout(found: Layout, reason: str, state: State, name: str) -> dict[str, Any]:
     """A layout as it is sent to ranks, with who its ranks are."""
-    known = state.jobs[name].ranks
+    job = state.jobs[name]
     return {
         "reason": reason,
         "layout": json.loads(encode_layout(found)),
         "ranks": {
-            rank: {"node": known[rank].node, "slowdown": _number(known[rank].slowdown)}
+            rank: {
+                "node": job.ranks[rank].node,
+                "slowdown": _number(job.measured.of(rank).slowdown),
+            }
             for rank in found.ranks
-            if rank in known
+            if rank in job.ranks
         },
     }
 

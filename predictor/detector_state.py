@@ -117,6 +117,8 @@ def among(ranks: Collection[int], chosen: Collection[int]) -> Flags:
     """Which of `ranks` are in `chosen` [ranks]."""
     if len(chosen) == 0:
         return np.zeros(len(ranks), dtype=np.bool_)
+    if isinstance(chosen, tuple) and chosen == ranks:
+        return np.ones(len(ranks), dtype=np.bool_)  # nearly always, and each step asks
     return np.isin(list(ranks), list(chosen))
 
 

@@ -12,6 +12,7 @@ from pacekeeper.controller.desk import Desk
 from pacekeeper.controller.events import Event, SaveIncident, StepSummary
 from pacekeeper.controller.history import History
 from pacekeeper.controller.machine import advance
+from pacekeeper.controller.measured import Measured, RankPace
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.controller.store import Store
 from pacekeeper.controller.token_file import TokenFile
@@ -142,15 +143,17 @@ def _large(on: Sequence[str]) -> JobState:
     layout = even_layout(
         ranks=range(len(on)), num_layers=8, num_experts=experts, replicas=2, num_stages=4
     )
-    ranks = {}
+    ranks, paces = {}, {}
     for rank, node in enumerate(on):
         wave = 1.0 + 0.012 * ((rank * 7919) % 11 - 5) / 5
         slowdown = {SLOW_RANK: 1.62, 188: 1.18, 301: 1.09}.get(rank, wave)
         life = RankLife.DEAD if rank == 333 else RankLife.ALIVE
-        ranks[rank] = _rank("pretrain-moe", rank, node, len(on), slowdown, life)
+        ranks[rank] = _rank("pretrain-moe", rank, node, len(on), life)
+        paces[rank] = _pace(slowdown)
     return JobState(
         name="pretrain-moe",
         ranks=ranks,
+        measured=Measured(others=paces),
         layout=layout,
         layout_reason="the layout the job runs",
         newest_generation=1,
@@ -199,10 +202,10 @@ def _small(on: Sequence[str]) -> JobState:
     )
     return JobState(
         name="ablation-7",
-        ranks={
-            rank: _rank("ablation-7", rank, node, len(on), 1.35 if rank == 3 else 1.0)
-            for rank, node in enumerate(on)
-        },
+        ranks={rank: _rank("ablation-7", rank, node, len(on)) for rank, node in enumerate(on)},
+        measured=Measured(
+            others={rank: _pace(1.35 if rank == 3 else 1.0) for rank in range(len(on))}
+        ),
         layout=layout,
         layout_reason="the layout the job runs",
         world_size=len(on),
@@ -217,14 +220,17 @@ def _small(on: Sequence[str]) -> JobState:
     )
 
 
-def _rank(
-    job: str, rank: int, node: str, world: int, slowdown: float, life: RankLife = RankLife.ALIVE
-) -> RankState:
+def _rank(job: str, rank: int, node: str, world: int, life: RankLife = RankLife.ALIVE) -> RankState:
     return RankState(
         attachment=Attachment(job=job, rank=rank, world_size=world, pid=rank + 1, clock=Clock.CUDA),
         node=node,
         life=life,
         observed_generation=1,
+    )
+
+
+def _pace(slowdown: float) -> RankPace:
+    return RankPace(
         observed_s=0.8 * slowdown,
         expected_s=0.8,
         slowdown=slowdown,

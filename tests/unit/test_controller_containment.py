@@ -130,5 +130,5 @@ def test_a_rank_that_measures_no_time_leaves_the_others_judged() -> None:
         driver.report(*without_times(number, ranks=(3,)))
     assert (driver.job.watch, driver.job.blind) == (Watch.BLIND, Blindness.NO_TIMES)
     assert driver.job.watch_reason == "ranks 3 report no compute time for their work"
-    assert driver.job.ranks[2].slowdown == pytest.approx(1.0, abs=0.05)
-    assert driver.job.ranks[3].slowdown is None, "what was not measured is not shown"
+    assert driver.job.measured.of(2).slowdown == pytest.approx(1.0, abs=0.05)
+    assert driver.job.measured.of(3).slowdown is None, "what was not measured is not shown"

@@ -57,11 +57,11 @@ def test_a_newcomer_may_be_slow_while_it_settles() -> None:
     driver = joined()
     skipped = QUICK.detector.skip_steps
     steps_of_five(driver, WARM, WARM + skipped, slow=4)
-    assert driver.job.ranks[4].observed_s is None, "not known yet"
-    assert driver.job.ranks[3].observed_s is not None
+    assert driver.job.measured.of(4).observed_s is None, "not known yet"
+    assert driver.job.measured.of(3).observed_s is not None
     steps_of_five(driver, WARM + skipped, WARM + skipped + 20)
     assert not driver.job.incidents
-    assert driver.job.ranks[4].observed_s is not None
+    assert driver.job.measured.of(4).observed_s is not None
 
 
 def test_a_newcomer_that_stays_slow_is_named() -> None:

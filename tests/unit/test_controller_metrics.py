@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.chunked_map import NodeMap
+from pacekeeper.controller.measured import Measured, RankPace
 from pacekeeper.controller.metrics import ControllerMetrics
 from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
 from pacekeeper.controller.state_series import SHOWN_INCIDENTS, SHOWN_RANKS, slowest_ranks
@@ -34,15 +35,19 @@ def incident(number: int, kind: FindingKind = FindingKind.DEVICE) -> Incident:
     return Incident(incident_id=number, job="train", finding=finding, opened_unix_s=0.0)
 
 
-def ranks(slowdowns: list[float | None]) -> dict[int, RankState]:
-    return {
-        number: RankState(
-            attachment=Attachment(job="train", rank=number, world_size=100, pid=1),
-            node="a",
-            slowdown=slowdown,
-        )
-        for number, slowdown in enumerate(slowdowns)
-    }
+def job_of(slowdowns: list[float | None]) -> JobState:
+    """One whose ranks were measured like this."""
+    paces = {number: RankPace(slowdown=slowdown) for number, slowdown in enumerate(slowdowns)}
+    return JobState(
+        name="train",
+        ranks={
+            number: RankState(
+                attachment=Attachment(job="train", rank=number, world_size=100, pid=1), node="a"
+            )
+            for number in paces
+        },
+        measured=Measured(others=paces),
+    )
 
 
 def test_a_state_becomes_gauges() -> None:
@@ -98,21 +103,21 @@ def test_an_incident_counts_once_however_often_it_is_saved() -> None:
 
 def test_only_the_slowest_few_ranks_are_shown_slowest_first() -> None:
     slowdowns: list[float | None] = [1.0 + number / 64 for number in range(50)]
-    shown = slowest_ranks(JobState(name="train", ranks=ranks(slowdowns)))
+    shown = slowest_ranks(job_of(slowdowns))
     assert shown == [(number, slowdowns[number]) for number in range(49, 49 - SHOWN_RANKS, -1)]
 
 
 def test_ranks_that_are_well_unknown_or_dead_are_not_shown() -> None:
-    known = ranks([None, 1.0, 1.04, 1.3, 9.0])
-    known[4] = replace(known[4], life=RankLife.DEAD)
-    assert slowest_ranks(JobState(name="train", ranks=known)) == [(3, 1.3)]
+    job = job_of([None, 1.0, 1.04, 1.3, 9.0])
+    ranks = {**job.ranks, 4: replace(job.ranks[4], life=RankLife.DEAD)}
+    assert slowest_ranks(replace(job, ranks=ranks)) == [(3, 1.3)]
 
 
 def test_a_rank_that_recovered_leaves_no_series_behind() -> None:
     metrics = ControllerMetrics()
-    metrics.update(State(jobs={"train": JobState(name="train", ranks=ranks([1.5]))}))
+    metrics.update(State(jobs={"train": job_of([1.5])}))
     assert value(metrics, "rank_slowdown_ratio", job_name="train", rank="0") == 1.5
-    metrics.update(State(jobs={"train": JobState(name="train", ranks=ranks([1.0]))}))
+    metrics.update(State(jobs={"train": job_of([1.0])}))
     assert value(metrics, "rank_slowdown_ratio", job_name="train", rank="0") is None
 
 
@@ -153,10 +158,10 @@ def test_a_forgotten_job_leaves_no_series_behind() -> None:
 
 
 def test_an_open_incident_says_where_it_is_and_goes_when_it_is_over() -> None:
-    known = ranks([1.6, 1.0])
-    uuid = replace(known[0].attachment, device_uuid="GPU-0")
-    known[0] = replace(known[0], attachment=uuid)
-    job = JobState(name="train", ranks=known, incidents=(incident(4),))
+    job = job_of([1.6, 1.0])
+    uuid = replace(job.ranks[0].attachment, device_uuid="GPU-0")
+    ranks = {**job.ranks, 0: replace(job.ranks[0], attachment=uuid)}
+    job = replace(job, ranks=ranks, incidents=(incident(4),))
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}))
     where = {"job_name": "train", "incident": "4", "kind": "device"}
@@ -189,7 +194,7 @@ def test_deaths_are_counted_until_the_job_goes_on_without_them() -> None:
     died = (first, replace(first, ranks=((1, 7),)))
     one = replace(incident(1), finding=finding, deaths=died)
     metrics = ControllerMetrics()
-    job = JobState(name="train", ranks=ranks([1.0] * 8), incidents=(one,))
+    job = replace(job_of([1.0] * 8), incidents=(one,))
     where = {"job_name": "train", "incident": "1", "kind": "death", "node": "a", "UUID": ""}
     metrics.update(State(jobs={"train": job}))
     assert value(metrics, "incident_dead_ranks", rank="0", **where) == 8
@@ -209,7 +214,7 @@ def test_only_the_newest_of_very_many_incidents_are_told() -> None:
 
 def test_a_node_is_away_where_living_ranks_have_no_agent() -> None:
     gone = {n: NodeState(name=n, agent_life="x", is_connected=False) for n in ("a", "idle")}
-    job = JobState(name="train", ranks=ranks([None]))
+    job = job_of([None])
     metrics = ControllerMetrics()
     metrics.update(State(jobs={"train": job}, nodes=gone))
     assert [x for n, x, _ in samples(metrics) if n.endswith("node_away")] == [{"node": "a"}]

@@ -115,7 +115,7 @@ def test_a_lasting_slowdown_is_the_jobs_and_no_ranks_and_is_closed_when_it_is_ov
     assert incident.actions[-1].startswith("all ranks are back at their expected time")
     assert job.watch == "job_level"
     assert job.driver.job.evidence.slow == {} and job.plans == 0
-    assert all(rank.slowdown is None for rank in job.driver.job.ranks.values())
+    assert job.driver.job.measured.judgement is None and not job.driver.job.measured.others
 
 
 def test_longer_sequences_explain_longer_steps() -> None:
