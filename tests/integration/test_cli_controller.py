@@ -118,4 +118,4 @@ def test_both_address_families_can_be_served(tmp_path: Path) -> None:
     with ControllerProcess(tmp_path, listen="[::1]:0") as controller:
         assert controller.address.startswith("[::1]:")
         with grpc.insecure_channel(controller.address) as channel:
-            grpc.channel_ready_future(channel).result(10.0)
+            grpc.channel_ready_future(channel).result(60.0)

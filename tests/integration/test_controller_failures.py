@@ -237,7 +237,7 @@ def test_metrics_count_what_came_in_and_what_was_refused(tmp_path: Path) -> None
         }
 
         def lines() -> set[str]:
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 return set(answer.read().decode().splitlines())
 
         until("gauges follow on ticks", lambda: wanted <= lines())

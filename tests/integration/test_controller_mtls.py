@@ -67,7 +67,7 @@ class Fleet:
         """ListNodes, as a caller with these."""
         with secure.client_channel(self.address, tls) as channel:
             stub = status_pb2_grpc.StatusServiceStub(secure.showing(channel, token))
-            return stub.ListNodes(status_pb2.ListNodesRequest(), timeout=20.0)
+            return stub.ListNodes(status_pb2.ListNodesRequest(), timeout=60.0)
 
     def refusal(self, tls: TlsConfig, token: str = "") -> grpc.StatusCode:
         with pytest.raises(grpc.RpcError) as caught:
@@ -172,7 +172,7 @@ def test_a_viewers_token_on_an_operators_call_is_refused_and_audited(fleet: Flee
         with secure.client_channel(fleet.address, tls) as channel:
             stub: Any = operator_pb2_grpc.OperatorServiceStub(secure.showing(channel, token))
             with pytest.raises(grpc.RpcError) as caught:
-                stub.ApproveProposal(asked, timeout=20.0)
+                stub.ApproveProposal(asked, timeout=60.0)
             code: grpc.StatusCode = caught.value.code()
             return code
 
@@ -209,7 +209,7 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(fleet: Fleet) -> 
     host, _, port = fleet.address.rpartition(":")
 
     def shown() -> str:
-        text = ssl.get_server_certificate((host, int(port)), timeout=10.0)
+        text = ssl.get_server_certificate((host, int(port)), timeout=60.0)
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
 
     assert shown() == authority.show(fleet.server).sha256

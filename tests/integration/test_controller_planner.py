@@ -82,7 +82,7 @@ def test_status_and_reports_are_served_while_a_plan_is_made(
         for asked in range(3):
             await report(controller, *step(number + asked, slow=2))
             assert controller.state.jobs[JOB].asked, "the decision is still being made"
-            (job,) = (await status.ListJobs(status_pb2.ListJobsRequest(), timeout=10.0)).jobs
+            (job,) = (await status.ListJobs(status_pb2.ListJobsRequest(), timeout=60.0)).jobs
             assert (job.name, job.step, job.desired_generation) == (JOB, number + asked, 1)
         may_end.set()
         while controller.state.jobs[JOB].desired is None:

@@ -162,7 +162,7 @@ def test_a_person_logs_in_with_a_browser_and_acts_by_role(tmp_path: Path) -> Non
 
 
 def test_the_data_are_those_of_the_commands(page: str) -> None:
-    told = json.loads(urllib.request.urlopen(f"{page}data/fleet", timeout=10.0).read())
+    told = json.loads(urllib.request.urlopen(f"{page}data/fleet", timeout=60.0).read())
     (job,) = told["jobs"]
     assert job["name"] == JOB and job["slowdown"][2] == pytest.approx(1.8, abs=0.1)
 
@@ -202,7 +202,7 @@ def test_over_tls_a_token_opens_it_and_the_certificate_may_be_renewed(tmp_path: 
             request = urllib.request.Request(f"{url}data/fleet")
             request.add_header("authorization", f"Bearer {shown}")
             try:
-                with urllib.request.urlopen(request, timeout=10.0, context=trusted) as answer:
+                with urllib.request.urlopen(request, timeout=60.0, context=trusted) as answer:
                     return int(answer.status)
             except urllib.error.HTTPError as error:
                 return error.code

@@ -18,7 +18,7 @@ from pacekeeper.trainer.telemetry import Ring
 ATTACHMENT = Attachment(job="race", rank=0, world_size=64, pid=os.getpid())
 # Without memory fences only strongly ordered machines promise more than the checksum does.
 IS_STRONGLY_ORDERED = platform.machine() in ("x86_64", "AMD64")
-GIVE_UP_S = 60.0
+GIVE_UP_S = 150.0
 
 RANK = """
 import sys

@@ -80,7 +80,7 @@ def reach(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(15.0)
+        thread.join(60.0)
         assert not thread.is_alive(), "everybody comes to an end"
     return results
 
@@ -216,7 +216,7 @@ def test_who_reported_in_a_store_that_went_has_its_time_to_report_in_the_next_on
         time.sleep(0.01)
     time.sleep(0.2)  # of two seconds
     cluster.data[1]["report/first/2"] = report
-    thread.join(15.0)
+    thread.join(60.0)
     assert cluster.fenced == {0}
     assert isinstance(results[1], Verdict) and results[1].members == (1, 2)
 

@@ -29,7 +29,7 @@ def test_a_question_is_short(tmp_path: Path, size_bytes: int, expected: grpc.Sta
             async with grpc.aio.insecure_channel(f"unix://{path}") as channel:
                 stub = nvhcd_pb2_grpc.HealthCheckServiceStub(channel)
                 request = nvhcd_pb2.HealthCheckRequest(args=["x" * size_bytes])
-                call = stub.RunHealthCheck(request, timeout=20.0)
+                call = stub.RunHealthCheck(request, timeout=60.0)
                 code: grpc.StatusCode = await call.code()
                 return code
         finally:

@@ -38,7 +38,7 @@ def served(
         yield f"{scheme}://127.0.0.1:{server.getsockname()[1]}/v3/kv/range"
         with suppress(OSError):  # nobody came where the time was over before
             socket.create_connection(server.getsockname()).close()
-        thread.join(20.0)
+        thread.join(60.0)
         assert not thread.is_alive(), "who asked has hung up"
 
 

@@ -254,7 +254,7 @@ def test_a_silent_agent_is_asked_for_a_sign_of_life_and_then_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(listener, "LOOK_S", 0.01)
-    for name, value in {"SILENT_S": 0.1, "DEAD_S": 0.5}.items():
+    for name, value in {"SILENT_S": 0.1, "DEAD_S": 2.0}.items():
         monkeypatch.setattr(lanes, name, value)
 
     async def scene(host: Host, caller: Caller) -> None:
@@ -279,7 +279,7 @@ def test_an_old_connection_is_ended_in_peace(monkeypatch: pytest.MonkeyPatch) ->
         await caller.until(GOAWAY)
         await caller.is_dropped()
 
-    assert play(scene, age_s=0.2) == [OPENED, "closed"]
+    assert play(scene, age_s=1.0) == [OPENED, "closed"]
 
 
 def test_a_caller_that_asks_and_asks_and_reads_nothing_is_given_up() -> None:

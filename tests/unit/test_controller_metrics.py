@@ -126,7 +126,7 @@ def test_it_answers_http_and_says_when_it_can_not() -> None:
     server = metrics.serve("127.0.0.1", 0)
     try:
         address = f"http://127.0.0.1:{server.server_port}/metrics"
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=60) as answer:
             assert b"pacekeeper_jobs 0.0" in answer.read()
         with pytest.raises(HostError, match=f"{server.server_port}.*--metrics-listen"):
             metrics.serve("127.0.0.1", server.server_port)

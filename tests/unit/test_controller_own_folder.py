@@ -74,7 +74,7 @@ def test_a_socket_that_is_taken_away_is_told(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(folders, "LOOK_S", 0.001)
 
     async def scene(made: Path) -> None:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60.0):
             staying = asyncio.create_task(stays(made))
             await asyncio.sleep(0.01)
             assert not staying.done()

@@ -195,7 +195,7 @@ def test_nobody_waits_for_a_webhook_that_does_not_answer(monkeypatch: pytest.Mon
     monkeypatch.setattr(Webhook, "_attempt", silent)
     with telling(ends, url="http://127.0.0.1:1/") as one:
         one.look(blind("first"), 0.0)
-        assert begun.wait(10)
+        assert begun.wait(60)
         jobs = ["first", *(f"job-{number}" for number in range(8))]
         one.look(blind(*jobs), 1.0)
         assert ends.all == [(False, 5)], "the oldest go, and are counted"

@@ -34,7 +34,7 @@ time.sleep(600.0)
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Of a store that node 0 hosts; nobody waits long in it."""
-    monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 20.0)
+    monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 60.0)
     server = host_store("127.0.0.1", 0)
     yield f"127.0.0.1:{server.port}"
     del server
@@ -110,7 +110,7 @@ def test_where_no_job_is_nobody_is_waited_for_for_ever(
 def test_a_first_node_that_leaves_or_freezes_while_it_waits_for_others_is_said(
     end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 2.0)
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     address = f"127.0.0.1:{int(host.stdout.readline())}"
@@ -125,7 +125,7 @@ def test_a_first_node_that_leaves_or_freezes_while_it_waits_for_others_is_said(
             with pytest.raises(
                 UnreachableError, match=r"node 0 left the rendezvous .*, or is froz"
             ):
-                second.result(20.0)
+                second.result(60.0)
         finally:
             host.kill()
             host.wait()
