@@ -1,13 +1,13 @@
 """What a watch says it could see is what the detector then sees; what it can not see, it says."""
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 
 import pytest
 
 from pacekeeper.core.detector_config import DetectorConfig
 from pacekeeper.core.findings import Blindness
-from pacekeeper.predictor.detector_state import Evidence, begin
+from pacekeeper.predictor.detector_state import Evidence, among, begin
 from pacekeeper.predictor.evidence import fold
 from pacekeeper.predictor.sight import Sight, blindness, sight_of
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
@@ -119,6 +119,12 @@ def test_a_rank_that_is_in_no_judged_step_is_missed() -> None:
     evidence = watched(job)
     assert why(evidence, step=job.step) == ""
     assert why(evidence, step=job.step, ranks=(0, 1, 2, 3, 9)) == Blindness.MISSING_RANK
+    unseen = evidence.charts.recent.copy()
+    unseen[:, 2] = nan
+    evidence = replace(evidence, charts=replace(evidence.charts, recent=unseen))
+    blind = blindness(CONFIG, evidence, evidence.charts.ranks, step=job.step)
+    assert blind is not None and blind.why is Blindness.MISSING_RANK
+    assert blind.reason.startswith("ranks 2 are in none of the last")
 
 
 def test_a_model_that_can_not_be_fitted_any_more_is_stale() -> None:
@@ -128,3 +134,9 @@ def test_a_model_that_can_not_be_fitted_any_more_is_stale() -> None:
     assert why(old, step=job.step) == ""
     older = replace(evidence, steps_since_fit=CONFIG.history_steps + 1)
     assert why(older, step=job.step) == Blindness.STALE_MODEL
+
+
+def test_ranks_are_among_others_whatever_holds_these() -> None:
+    ranks = (0, 2, 5)
+    for chosen in ((0, 2, 5), (5, 2, 0), {2: 1.5, 0: 1.0, 5: 1.0}, (2, 5), (), (0, 1, 2)):
+        assert among(ranks, chosen).tolist() == [rank in chosen for rank in ranks]
