@@ -94,7 +94,7 @@ class Member:
     what it leads, and until when; `past`: the highest it ever led. `wanted`: the copies that the
     record shall name while it leads. `heard`: the highest term that was believed of those anybody
     told it of, at `heard_s`. `pending`: a write whose outcome is not known. Only a candidate takes
-    over.
+    over; who is withdrawn is none, for its copy is not whole.
     """
 
     name: str
@@ -113,6 +113,7 @@ class Member:
     pending: Write | None = None
     is_unsure: bool = True
     is_candidate: bool = False
+    is_withdrawn: bool = False
     is_leaving: bool = False
 
 
@@ -142,15 +143,15 @@ def next_step(member: Member, now_s: float) -> Step:
 def _lead(member: Member, seen: Seen, now_s: float) -> Step:
     record = seen.record
     assert record is not None, "who leads has written one"
-    is_withdrawn = not member.is_candidate
-    if is_withdrawn or member.is_leaving or member.heard > max(member.term, record.floor):
+    is_ending = member.is_leaving or not member.is_candidate
+    if is_ending or member.heard > max(member.term, record.floor):
         # Released, not raised: with a term above all that was seen it begins in a new one.
         free = replace(
             record,
             holder="",
             life="",
             # Where no other has all that was told nobody may lead: a person knows what was lost.
-            copies=(is_withdrawn and record.copies[1:]) or record.copies,
+            copies=(member.is_withdrawn and record.copies[1:]) or record.copies,
             floor=max(record.floor, member.heard),
             renewals=_next(seen),
         )
@@ -261,12 +262,12 @@ def hears(member: Member, term: int, now_s: float) -> Member:
 def stands(member: Member, copy: str) -> Member:
     """It may lead from now on, with this store of state; "": with an empty one."""
     member = member if member.is_candidate else _steps_down(member)  # won for another store
-    return replace(member, copy=copy, is_candidate=True)
+    return replace(member, copy=copy, is_candidate=True, is_withdrawn=False)
 
 
 def withdraws(member: Member) -> Member:
     """Its store is no whole one: what it has won, or wins yet, goes back to the other copies."""
-    return replace(member, is_candidate=False)
+    return replace(member, is_candidate=False, is_withdrawn=True)
 
 
 def resigns(member: Member) -> Member:

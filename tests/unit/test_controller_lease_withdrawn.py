@@ -77,6 +77,18 @@ def test_a_write_that_was_on_its_way_wins_nothing_for_who_withdrew() -> None:
     assert left is not None and left.copies == ("ca", "cc")
 
 
+def test_who_resigned_with_a_write_on_its_way_lets_go_and_stays_named() -> None:
+    """Its copy is whole, and may be the only one whose controller is not lost."""
+    member = lease.has_read(standing("b", "cb"), LED, "v", 0.0)
+    step = lease.next_step(replace(member, due_s=9.0), 6.0)
+    assert isinstance(step, Write)
+    member = lease.resigns(lease.is_unknown(member, step, 6.5))
+    member, left = after(lease.has_read(member, step.record, "w", 6.6), 6.7)
+    assert left is not None and (left.life, left.copies) == ("", ("cb", "ca", "cc"))
+    member = lease.has_read(lease.stands(member, "cb"), left, "x", 6.8)
+    assert lease.free_from_s(member) == 6.8
+
+
 def test_what_was_won_with_another_store_is_not_led_with_a_fresh_one() -> None:
     member = lease.stands(lease.withdraws(winner()[0]), "fresh")
     assert (member.term, lease.commands_in(member, 6.0)) == (0, 0)
