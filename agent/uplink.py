@@ -27,8 +27,9 @@ from pacekeeper.protos import control_pb2, control_pb2_grpc, secure, telemetry_p
 FIRST_BACKOFF_S = 0.2
 SETTLED_S = 5.0  # a connection that lasted as long starts the back-off anew
 # Of one address of several: a frozen one takes calls and says nothing. Who is busy, with a whole
-# fleet that comes at once, needs longer: after so many times it is waited for twice as long.
-WELCOME_WITHIN_S, SILENT_TIMES, MOST_DOUBLINGS = 1.0, 3, 10
+# fleet that comes at once, needs longer: after so many times it is waited for twice as long. Not
+# for ever longer: one that is frozen would hold agents back from the next leader.
+WELCOME_WITHIN_S, SILENT_TIMES, MOST_DOUBLINGS = 1.0, 3, 3
 LONGEST_SEARCH_S = 1.0  # back-off between several addresses: one of them will lead soon
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty, SimpleQueue
@@ -253,13 +253,11 @@ class Stores:
 
     def append_everywhere(self, key: str, value: str) -> None:
         """As `append`, in all stores at once: one that is silent delays no other."""
-        give_up_s = time.monotonic() + self.answer_s
         asked = {
             node: self._put(node, lambda store: store.append(key, value))  # type: ignore[attr-defined]
             for node in range(len(self.addresses))
         }
-        for node, answer in asked.items():
-            self._take(node, answer, give_up_s)
+        self._take(asked)
 
     def probe(self, nodes: Collection[int]) -> None:
         """Ask all these nodes at once for anything: who does not answer is gone afterwards.
@@ -268,10 +266,7 @@ class Stores:
         """
         for node in self.call(nodes):
             self._lose(node)
-        asked = {node: self._put(node, lambda store: store.check([DEATHS_KEY])) for node in nodes}
-        give_up_s = time.monotonic() + self.answer_s
-        for node, answer in asked.items():
-            self._take(node, answer, give_up_s)
+        self._take({n: self._put(n, lambda store: store.check([DEATHS_KEY])) for n in nodes})
 
     def call(self, nodes: Collection[int]) -> set[int]:
         """Connect to all these nodes at once, where that is not done; those that do not answer.
@@ -300,8 +295,7 @@ class Stores:
 
         A client has no deadline of its own: a frozen host would hold the caller for ever.
         """
-        answer = self._put(node, question)
-        return self._take(node, answer, time.monotonic() + self.answer_s)
+        return self._take({node: self._put(node, question)}).get(node)
 
     def _put(
         self, node: int, question: Callable[[TCPStore], T]
@@ -315,19 +309,22 @@ class Stores:
         desk.put((lambda: question(store), answer))
         return answer
 
-    def _take(
-        self, node: int, answer: SimpleQueue[T | Exception] | None, give_up_s: float
-    ) -> T | None:
-        """Looked for a few times: it may be this process that was stopped during one of them."""
-        if answer is None:
-            return None
-        look_s = max(0.0, give_up_s - time.monotonic()) / _LOOKS
-        found: T | Exception = UnreachableError(f"the store of node {node} is silent")
+    def _take(self, asked: Mapping[int, SimpleQueue[T | Exception] | None]) -> dict[int, T | None]:
+        """What each of them answers within `answer_s`, of all together; who does not is gone.
+
+        Looked for a few times: it may be this process that was stopped during one of them.
+        """
+        waiting = {node: answer for node, answer in asked.items() if answer is not None}
+        found: dict[int, T | Exception] = {}
         for _ in range(_LOOKS):
-            with contextlib.suppress(Empty):
-                found = answer.get(timeout=max(look_s, GLANCE_S / _LOOKS))
-                break
-        return self._said(node, found)
+            until_s = time.monotonic() + self.answer_s / _LOOKS
+            for node, answer in list(waiting.items()):
+                with contextlib.suppress(Empty):
+                    found[node] = answer.get(timeout=max(0.0, until_s - time.monotonic()))
+                    del waiting[node]
+        for node in waiting:
+            found[node] = UnreachableError(f"the store of node {node} is silent")
+        return {node: self._said(node, one) for node, one in found.items()}
 
     def _said(self, node: int, found: T | Exception) -> T | None:
         if isinstance(found, DistError | RuntimeError | UnreachableError):

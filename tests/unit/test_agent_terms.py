@@ -122,7 +122,7 @@ class Busy(PaperController):
     async def Attach(
         self, request_iterator: AsyncIterator[control_pb2.AttachRequest], context: Any
     ) -> AsyncIterator[control_pb2.AttachResponse]:
-        await asyncio.sleep(10 * uplink_module.WELCOME_WITHIN_S)
+        await asyncio.sleep(6 * uplink_module.WELCOME_WITHIN_S)
         async for message in super().Attach(request_iterator, context):
             yield message
 

@@ -249,3 +249,33 @@ def test_who_was_stopped_itself_while_it_asked_does_not_take_a_store_for_silent(
     stores._clients[0] = cast(TCPStore, client)
     assert stores.read(0, "key") == "value"
     assert not stores.gone
+
+
+class Clock:
+    """Time that goes by only where somebody waits for an answer, which never comes."""
+
+    now_s = 0.0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now_s
+
+
+class Unanswered(SimpleQueue[Any]):
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        assert timeout is not None, "nobody waits for ever"
+        Clock.now_s += timeout
+        raise Empty
+
+
+def test_many_that_are_silent_cost_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores_module, "SimpleQueue", Unanswered)
+    stores, client = Stores(("127.0.0.1:1",) * 100, 2.0), Silent()
+    client.may_answer.set()
+    for node in range(100):
+        stores._clients[node] = cast(TCPStore, client)
+    monkeypatch.setattr(stores_module, "time", Clock)
+    began_s = Clock.now_s
+    stores.probe(range(100))
+    assert Clock.now_s - began_s == pytest.approx(2.0)
+    assert stores.gone == set(range(100))
