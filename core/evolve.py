@@ -1,4 +1,4 @@
-"""`dataclasses.replace` at a quarter of its cost, for large frozen values that change all the time.
+"""`dataclasses.replace` in the interpreter's own loops: for large values that change all the time.
 
 Of slotted classes only, and of those that have no rule of their own to be asked (`__post_init__`).
 """
