@@ -5,8 +5,8 @@ What a device does not tell, or no more, has no series; a lost one has the serie
 
 from collections.abc import Mapping
 
-from pacekeeper.core.exposition import Family, Page
-from pacekeeper.core.topology import DeviceSample, HostSample
+from pacekeeper.core.prometheus_text import Family, Page
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 
 _LABELS = ("UUID", "device_index")  # spelled as DCGM's exporter does, to be joined with its series
 # Series -> (its help, the field of the sample or of its health, its unit in base units).

@@ -6,12 +6,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, genera
 
 from pacekeeper.agent import device_series
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.exposition import Page
-from pacekeeper.core.metrics_config import MetricsConfig
-from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import DeviceSample, HostSample
-from pacekeeper.protos import certificate_series
-from pacekeeper.protos.metrics_server import MetricsServer
+from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.prometheus_text import Page
+from pacekeeper.core.telemetry.node_report import AgentHealth
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.protos import certificate_metrics
+from pacekeeper.protos.metrics_http import MetricsServer
 
 _COUNTERS = {
     "records_read": "Records read from rings.",
@@ -69,7 +69,7 @@ class AgentMetrics:
         """What a scrape is answered now; called by any thread."""
         page = Page()
         device_series.write(page, self.devices, self.host)
-        certificate_series.write(page, self._certificates)
+        certificate_metrics.write(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 
     def serve(self, listen: str, config: MetricsConfig | None = None) -> MetricsServer:

@@ -37,13 +37,13 @@ Run = Callable[[bool, int, int, Path], None]  # watched, steps, micro-batches, f
 
 
 def plain_torch(watched: bool, steps: int, batches: int, rings: Path) -> None:
-    from pacekeeper.trainer import adapter_torch
+    from pacekeeper.trainer.adapters import pytorch
     from support.torch_runs import Model, batch, loss_of
 
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     ids = batch()
-    pace = adapter_torch.attach(job="cost", device="cpu", ring_dir=str(rings)) if watched else None
+    pace = pytorch.attach(job="cost", device="cpu", ring_dir=str(rings)) if watched else None
     for step in range(steps):
         with pace.step(step) if pace else contextlib.nullcontext():
             for _ in range(batches):
@@ -59,7 +59,7 @@ def plain_torch(watched: bool, steps: int, batches: int, rings: Path) -> None:
 def huggingface(watched: bool, steps: int, batches: int, rings: Path) -> None:
     from transformers import TrainerCallback
 
-    from pacekeeper.trainer.adapter_huggingface import Pacekeeper
+    from pacekeeper.trainer.adapters.huggingface import Pacekeeper
     from support.huggingface_runs import Paced, trainer
 
     watch = Pacekeeper(job="cost", ring_dir=str(rings)) if watched else TrainerCallback()
@@ -74,7 +74,7 @@ def huggingface(watched: bool, steps: int, batches: int, rings: Path) -> None:
 def lightning(watched: bool, steps: int, batches: int, rings: Path) -> None:
     import lightning.pytorch as package
 
-    from pacekeeper.trainer.adapter_lightning import Pacekeeper
+    from pacekeeper.trainer.adapters.lightning import Pacekeeper
     from support.lightning_runs import automatic, loader, trainer
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -88,7 +88,7 @@ def deepspeed(watched: bool, steps: int, batches: int, rings: Path) -> None:
     os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     import deepspeed as library  # type: ignore[import-not-found,unused-ignore]
 
-    from pacekeeper.trainer import adapter_deepspeed
+    from pacekeeper.trainer.adapters import deepspeed as adapter_deepspeed
     from support.deepspeed_rank import Model
 
     library.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -113,7 +113,7 @@ def deepspeed(watched: bool, steps: int, batches: int, rings: Path) -> None:
 
 
 def megatron(watched: bool, steps: int, batches: int, rings: Path) -> None:
-    from pacekeeper.trainer import adapter_megatron
+    from pacekeeper.trainer.adapters import megatron as adapter_megatron
     from support import megatron_rank
 
     _one_rank_of_megatron()
@@ -157,7 +157,7 @@ def _one_rank_of_megatron() -> None:
 
 
 def torchtitan(watched: bool, steps: int, batches: int, rings: Path) -> None:
-    from pacekeeper.trainer import adapter_torchtitan
+    from pacekeeper.trainer.adapters import torchtitan as adapter_torchtitan
     from support.torchtitan_rank import _trainer
 
     if not torch.distributed.is_initialized():

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support import fake_nvml

@@ -16,7 +16,7 @@ from random import Random
 
 from benchmarks.http2_stream import Stream, opening
 from pacekeeper.protos import control_pb2
-from pacekeeper.protos.wire import PROTOCOL_VERSION
+from pacekeeper.protos.convert.reports import PROTOCOL_VERSION
 
 METHOD = "/pacekeeper.v1.AgentControlService/Attach"
 FIRST_BACKOFF_S = 0.2

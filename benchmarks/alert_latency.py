@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.topology import Attachment, Clock
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.telemetry.samples import Attachment, Clock
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.alerting import MISSING, Intervals, Receiver, Stack, wait_for

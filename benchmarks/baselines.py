@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pacekeeper.predictor.workload import Array, Flags, Positions
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
 
 Groups = Sequence[int]
 MAD_TO_SIGMA = 1.4826

@@ -39,18 +39,18 @@ from benchmarks.crash_ranks import (
     run_trial,
 )
 from benchmarks.object_store import object_store
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest
+from pacekeeper.core.checkpoint.safetensors_header import LENGTH_BYTES
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest
-from pacekeeper.core.tensor_file import LENGTH_BYTES
-from pacekeeper.trainer.checkpoint_catalog import (
+from pacekeeper.trainer.checkpoint.reader import (
     REJECTED_FILE,
     complete_ids,
     damages,
     ids,
     read_manifest,
 )
-from pacekeeper.trainer.checkpoint_files import Storage, below, open_storage
-from pacekeeper.trainer.checkpoint_retention import files_of, lent_out
+from pacekeeper.trainer.checkpoint.retention import files_of, lent_out
+from pacekeeper.trainer.checkpoint.storage import Storage, below, open_storage
 
 LONGEST_S = 0.25  # from the start of the ranks to a kill at any moment
 DAMAGES = ("torn", "flipped", "missing")

@@ -41,8 +41,8 @@ from benchmarks.quality_runs import (
     Result,
     run,
 )
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.lost_tokens import PLT_LIMIT, planned_plt, plt
+from pacekeeper.core.checkpoint.lost_tokens import PLT_LIMIT, planned_plt, plt
+from pacekeeper.core.config.controller import TrainConfig
 
 SURE = 0.95
 UNIFORM_DEATHS = 20

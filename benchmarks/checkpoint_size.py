@@ -24,14 +24,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pacekeeper.core.block_writers import cut, writers
-from pacekeeper.core.expert_turns import by_need
-from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
-from pacekeeper.core.lost_tokens import longest_gap
-from pacekeeper.core.manifest import Account, CheckpointId, Manifest, Piece
-from pacekeeper.core.window_turns import MOST_STEPS, costs_of, turns_in, written
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.checkpoint_saver import Outcome, Saver, Snapshot
+from pacekeeper.core.checkpoint.expert_turns import by_need
+from pacekeeper.core.checkpoint.lost_tokens import longest_gap
+from pacekeeper.core.checkpoint.manifest import Account, CheckpointId, Manifest, Piece
+from pacekeeper.core.checkpoint.window_turns import MOST_STEPS, costs_of, turns_in, written
+from pacekeeper.core.checkpoint.write_plan import cut, writers
+from pacekeeper.core.layout.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
+from pacekeeper.trainer.checkpoint.async_writer import Outcome, Saver, Snapshot
+from pacekeeper.trainer.checkpoint.storage import open_storage
 
 KINDS = {"": torch.bfloat16, "exp_avg": torch.float32, "exp_avg_sq": torch.float32}
 KINDS["master"] = torch.float32

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.stall_runs import NUM_RANKS, run, run_snapshots, run_windows
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer.checkpoint_saver import Outcome
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.checkpoint.async_writer import Outcome
 
 
 def main() -> None:

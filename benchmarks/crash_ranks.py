@@ -23,16 +23,16 @@ from typing import Any
 
 import torch
 
-from pacekeeper.cli import checkpoint as checkpoint_command
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.manifest import saved_in
-from pacekeeper.core.run_identity import identity_of
-from pacekeeper.trainer.block_state import ordered_parameters, parts_of
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_reading import Restored
-from pacekeeper.trainer.collectives import LocalFabric, PeerLost
-from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.cli.admin import checkpoint as checkpoint_command
+from pacekeeper.core.checkpoint.manifest import saved_in
+from pacekeeper.core.checkpoint.run_fingerprint import identity_of
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.trainer.checkpoint.checkpoint_reading import Restored
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters, parts_of
+from pacekeeper.trainer.model.transformer import MoETransformer
 
 CONFIG = TrainConfig(
     job="crash",

@@ -13,9 +13,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.schedule import Schedule, pipeline_program
-from pacekeeper.predictor.critical_path import critical_path
-from pacekeeper.predictor.path_graph import path_graph
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.predictor.cost.longest_path import path_graph
+from pacekeeper.predictor.cost.pipeline_time import critical_path
 
 CASES = (
     (Schedule.ONE_F_ONE_B, 4, 32, 1),

@@ -17,12 +17,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.schedule import ChunkKind, Schedule, pipeline_program
-from pacekeeper.predictor.critical_path import Collective, critical_path
-from pacekeeper.predictor.path_graph import PathGraph, path_graph
-from pacekeeper.predictor.trace import OpTable, OpType, Trace
-from pacekeeper.predictor.workload import Array
-from pacekeeper.simulator.read_bytedance import read_bytedance
+from pacekeeper.core.layout.pipeline_schedule import ChunkKind, Schedule, pipeline_program
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.cost.longest_path import PathGraph, path_graph
+from pacekeeper.predictor.cost.pipeline_time import Collective, critical_path
+from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace
+from pacekeeper.simulator.readers.bytedance import read_bytedance
 
 Place = tuple[int, int]
 CHUNKS = {OpType.FORWARD: ChunkKind.FORWARD, OpType.BACKWARD: ChunkKind.BACKWARD}

@@ -30,11 +30,11 @@ from benchmarks.rank_traces import (
     steps_of,
     until,
 )
-from pacekeeper.predictor.rank_faults import rank_faults
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.verdict import Trouble
-from pacekeeper.simulator.read_bytedance import read_bytedance
-from pacekeeper.simulator.read_smartmoe import read_smartmoe
+from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.verdict import Trouble
+from pacekeeper.simulator.readers.bytedance import read_bytedance
+from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 
 # factor, steps seen of it
 INJECTIONS = (

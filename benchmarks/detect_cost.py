@@ -18,13 +18,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor import chart_bank
-from pacekeeper.predictor.calibration import chart_rules, gaussian
-from pacekeeper.predictor.detector_state import begin
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.workload import FEATURES, StepSample, sample_of
+from benchmarks import cusum_bank
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.cost.features import FEATURES, StepSample, sample_of
+from pacekeeper.predictor.online.state import begin
+from pacekeeper.predictor.online.update import fold
+from pacekeeper.predictor.stats.cusum_design import chart_rules, gaussian
 
 BAR_SAMPLES_S = 500_000
 WEEK_S, STEP_S = 7 * 86_400.0, 30.0
@@ -91,12 +91,12 @@ def path_cost(job: Any, num_microbatches: int, steps: int) -> dict[str, float]:
 def bank_cost(num_ranks: int, num_microbatches: int, steps: int) -> dict[str, float]:
     """The charts alone, fed with each micro-batch's residual."""
     rules = chart_rules(gaussian(), samples=1e7)
-    bank = chart_bank.begin(rules, num_ranks)
+    bank = cusum_bank.begin(rules, num_ranks)
     random = np.random.default_rng(0)
     residuals = random.standard_normal((num_microbatches, num_ranks)).astype(np.float32)
     began_s = time.process_time()
     for _ in range(steps):
-        bank, _ = chart_bank.fold(rules, bank, residuals, autocorrelation=0.2)
+        bank, _ = cusum_bank.fold(rules, bank, residuals, autocorrelation=0.2)
     spent_s = time.process_time() - began_s
     return {
         "bank_samples_per_s": steps * residuals.size / spent_s,

@@ -1,7 +1,7 @@
 """Is a GPU found whose power is capped, which one, and how soon?
 
 `python -m benchmarks.detect_power_capped`; some minutes. Measured runs are joined to an onset (see
-simulator/read_perseus.py): full power, then a setting with a cap for each GPU, of which ten
+simulator/readers/perseus.py): full power, then a setting with a cap for each GPU, of which ten
 iterations are seen. "one": one GPU follows the setting, the others stay at full power as measured
 in another run. "several": the whole setting, if it leaves somebody at full power; if it leaves
 nobody, the slowdown is nobody's in particular and not judged here. Who is found at 300 W is accused
@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.rank_traces import OURS, RULES, accused, compute, matrix, share, steps_of, until
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.simulator.read_perseus import FULL_POWER_W, CappedRun, joined, read_perseus
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.simulator.readers.perseus import FULL_POWER_W, CappedRun, joined, read_perseus
 
 SEEN = 10  # iterations after the onset
 BARS = {275: 0.70, 250: 0.95}  # and all of those below

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import norm, t
 
-from pacekeeper.predictor import chart_bank
-from pacekeeper.predictor.calibration import (
+from benchmarks import cusum_bank
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.stats.cusum_design import (
     REFERENCES,
     WHITEN_ABOVE,
     ChartRule,
@@ -34,7 +35,6 @@ from pacekeeper.predictor.calibration import (
     threshold,
     whitened_shift,
 )
-from pacekeeper.predictor.workload import Array
 
 SHIFTS, ASKED = (1, 2, 3, 4, 5), (1e4, 1e6)
 BAR_GAUSSIAN, BAR_HEAVY, BAR_RATE = 0.8, 0.5, 2.0
@@ -104,8 +104,8 @@ class Detector:
     rules: tuple[ChartRule, ...]
     correlation: float
 
-    def fold(self, bank: chart_bank.Bank, residuals: Array) -> tuple[chart_bank.Bank, Any]:
-        return chart_bank.fold(self.rules, bank, residuals, autocorrelation=self.correlation)
+    def fold(self, bank: cusum_bank.Bank, residuals: Array) -> tuple[cusum_bank.Bank, Any]:
+        return cusum_bank.fold(self.rules, bank, residuals, autocorrelation=self.correlation)
 
 
 def fitted(noise: Noise, asked: float, seed: int) -> Detector:
@@ -133,7 +133,7 @@ def series(noise: Noise, random: np.random.Generator, num_samples: int, num_rank
 def counted(noise: Noise, detector: Detector, asked: float, seed: int, alarms: int) -> float:
     """Samples between two false alarms, counted until there were about so many alarms."""
     random = np.random.default_rng(seed)
-    bank = chart_bank.begin(detector.rules, COUNTED_RANKS)
+    bank = cusum_bank.begin(detector.rules, COUNTED_RANKS)
     num_alarms, num_samples, last = 0, 0, noise.draw(random, (COUNTED_RANKS,))
     while num_samples < alarms * asked:
         batch = noise.draw(random, (COUNTED_BATCH, COUNTED_RANKS))
@@ -159,7 +159,7 @@ def by_importance(
     onset = random.integers(1, samples + 1, streams)
     ratio, weight = np.zeros((len(tilts), streams)), np.zeros(streams)
     is_running = np.ones(streams, dtype=np.bool_)
-    bank, last = chart_bank.begin(detector.rules, streams), noise.draw(random, (streams,))
+    bank, last = cusum_bank.begin(detector.rules, streams), noise.draw(random, (streams,))
     for i in range(1, samples + 1):
         innovation = noise.draw(random, (streams,)) + np.where(i >= onset, shift, 0.0)
         own = noise.density(innovation)
@@ -178,8 +178,8 @@ def measured_delay(
 ) -> float:
     """Mean samples to the alarm; `warm`: healthy samples before the shift, else charts at zero."""
     random = np.random.default_rng(seed)
-    last, bank = noise.draw(random, (runs,)), chart_bank.begin(detector.rules, runs)
-    bank = chart_bank.Bank(charts=bank.charts, last=last.astype(np.float32))
+    last, bank = noise.draw(random, (runs,)), cusum_bank.begin(detector.rules, runs)
+    bank = cusum_bank.Bank(charts=bank.charts, last=last.astype(np.float32))
     for _ in range(warm):
         last = noise.next(last, noise.draw(random, (runs,)))
         bank, _ = detector.fold(bank, last[None])

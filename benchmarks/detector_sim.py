@@ -17,10 +17,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Finding
-from pacekeeper.predictor.detector_state import begin
-from pacekeeper.predictor.evidence import fold
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding
+from pacekeeper.predictor.online.state import begin
+from pacekeeper.predictor.online.update import fold
 
 if TYPE_CHECKING:
     from support.synthetic_job import Noise

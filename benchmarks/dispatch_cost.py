@@ -16,13 +16,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.controller.expert_cluster import alike
-from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.shares import best_value
-from pacekeeper.controller.token_shares import token_shares
-from pacekeeper.core.apportion import apportion
-from pacekeeper.trainer.token_exchange import exchange, neighbourhoods
-from pacekeeper.trainer.token_split import HostPairs, split_rows, whole_capacities
+from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.problem import alike
+from pacekeeper.controller.planning.token_split.linear_program import best_value
+from pacekeeper.controller.planning.token_split.proportional import token_shares
+from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.trainer.parallel.all_to_all_splits import exchange, neighbourhoods
+from pacekeeper.trainer.parallel.token_balancing import HostPairs, split_rows, whole_capacities
 
 SIZES = ((8, 4, 4, 2), (32, 16, 4, 8), (64, 8, 9, 8), (256, 64, 5, 8), (256, 64, 9, 8))
 TOKENS_PER_RANK, CHOICES = 8192, 2

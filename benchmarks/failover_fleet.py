@@ -12,10 +12,10 @@ import sys
 import threading
 from pathlib import Path
 
-from pacekeeper.core import ring
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.controllers import applied, attachments, first_layout, killed, step_records
@@ -110,7 +110,7 @@ class Ranks:
             return None
         return decode_layout(data[0])
 
-    def _note(self, rank: int, said: ring.CommandSlot) -> None:
+    def _note(self, rank: int, said: shm_ring.CommandSlot) -> None:
         if said.plan_generation:
             known = self._contents.setdefault(said.plan_generation, said.plan_sha256)
             if known != said.plan_sha256:
@@ -142,6 +142,6 @@ def lose_a_rank(node: Node, job: str) -> list[Ring]:
     rings[0].write_layout(layout.generation, encode_layout(layout))
     for record, one in zip(applied(layout, step=0), rings, strict=True):
         one.write(record)
-    supervisor = Ring.create(node.rings, told[0], file_name=ring.SUPERVISOR_RING)
+    supervisor = Ring.create(node.rings, told[0], file_name=shm_ring.SUPERVISOR_RING)
     supervisor.write(killed(1))
     return [*rings, supervisor]

@@ -32,10 +32,10 @@ from benchmarks.step_runs import (
     spliced,
     with_durations,
 )
-from pacekeeper.core.findings import Finding
-from pacekeeper.predictor.live_job import JobPace, JobStep, fold_job
-from pacekeeper.predictor.verdict import Trouble
-from pacekeeper.predictor.workload import Array
+from pacekeeper.core.incidents.findings import Finding
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.job_level.online import JobPace, JobStep, fold_job
+from pacekeeper.predictor.offline.verdict import Trouble
 
 KNOWLEDGE = ("replicates", "schedule", "nothing")
 SPLICES = ((1.10, 100), (1.05, 100), (1.20, 100), (1.10, 50), (1.10, 300))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from pacekeeper.cli import authority
+from pacekeeper.cli.admin import ca as authority
 
 
 def made(folder: Path, nodes: Iterable[str]) -> Path:

@@ -10,8 +10,8 @@ from random import Random
 from typing import Protocol
 
 from benchmarks.agent_swarm import Body, varint
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
+from pacekeeper.core.layout.codec import encode_layout, layout_crc
+from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.protos import telemetry_pb2 as t
 
 DEVICES = 8
@@ -112,7 +112,7 @@ class Job:
             ),
         )
         if self.layout is not None:
-            # Agents add up what their ranks tell (`agent/load_sums.py`).
+            # Agents add up what their ranks tell (`agent/uplink/load_sums.py`).
             loads = told.expert_loads
             one = {"rank": ranks[0], "step": number, "generation": generation, "layer": 0}
             one |= {"first_expert": 0, "num_counts": NUM_EXPERTS, "num_ranks": DEVICES}
@@ -189,7 +189,7 @@ def _devices(names: Sequence[bytes], now_s: float) -> bytes:
 
 
 def kernel(now_s: float) -> bytes:
-    """The node's own account: what `agent/host.py` reads, and the agent's health."""
+    """The node's own account: what `agent/host/kernel.py` reads, and the agent's health."""
     host = t.HostSample(
         sampled_mono_s=now_s,
         num_cores=192,

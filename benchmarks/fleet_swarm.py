@@ -17,7 +17,7 @@ from benchmarks.agent_swarm import METHOD, varint
 from benchmarks.fleet_reports import DEVICE_PERIOD, Job
 from benchmarks.http2_stream import opening
 from pacekeeper.protos import control_pb2
-from pacekeeper.protos.wire import PROTOCOL_VERSION
+from pacekeeper.protos.convert.reports import PROTOCOL_VERSION
 
 SOURCE = Path(__file__).with_suffix(".c")
 _TLS = ("-DWITH_TLS", "-lssl", "-lcrypto")

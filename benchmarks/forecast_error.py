@@ -24,20 +24,26 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.step_events import event_step_s
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_home import home_partition
-from pacekeeper.controller.partition_plan import Partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import Device, LayerCost, Links, ModelCost, Problem
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.schedule import Schedule
-from pacekeeper.simulator.job_model import Dispatch, JobModel
-from pacekeeper.simulator.policy_pacekeeper import model_of, shape_of, workload_of
-from pacekeeper.simulator.sim_watch import seen
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import (
+    Device,
+    LayerCost,
+    Links,
+    ModelCost,
+    Problem,
+)
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.simulator.baselines.initial_partition import home_partition
+from pacekeeper.simulator.engine.detection_model import seen
+from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
+from pacekeeper.simulator.policies.pacekeeper import model_of, shape_of, workload_of
 
 BAR = 0.02
 JITTER = 0.004  # healthy repeats of an iteration differ by 0.2-0.4 % (Perseus' runs)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.http2_stream import ACK, DATA, SETTINGS, Stream, frame, opening
-from pacekeeper.controller import line
-from pacekeeper.controller.front_door import FrontDoor
-from pacekeeper.controller.line import Frame
-from pacekeeper.controller.own_folder import own_folder
-from pacekeeper.controller.relay import ATTACH
-from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.http2.proxy import ATTACH
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.runtime_dir import own_folder
+from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.protos import control_pb2
 
 SETTLES_S = 1.0
@@ -56,9 +56,9 @@ class Controller:
         )
 
     async def _hear(self, frames: Sequence[Frame]) -> None:
-        opened = [number for kind, number, *_ in frames if kind == line.OPENED]
+        opened = [number for kind, number, *_ in frames if kind == ipc.OPENED]
         if opened:
-            self.door.say(line.sent(opened, 0, b"welcome", WELCOME))
+            self.door.say(ipc.sent(opened, 0, b"welcome", WELCOME))
             self.streams += opened
 
     async def _lose(self) -> None:
@@ -112,7 +112,7 @@ async def measure(agents: int, offer_bytes: int, offers: int) -> dict[str, Any]:
             await asyncio.sleep(SETTLES_S)
             before = controller.bytes_of("VmRSS")
             for _ in range(offers):
-                door.say(line.sent(controller.streams, 0, b"plan", bytes(offer_bytes)))
+                door.say(ipc.sent(controller.streams, 0, b"plan", bytes(offer_bytes)))
                 await asyncio.sleep(SETTLES_S)
             grown = controller.bytes_of("VmHWM") - before
             began_s = time.monotonic()

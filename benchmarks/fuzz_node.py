@@ -4,17 +4,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from pacekeeper.agent import nvml_fields
-from pacekeeper.agent.host import Host
-from pacekeeper.agent.terms import Terms
-from pacekeeper.cli.plan_files import read_hosts
-from pacekeeper.core.device_health import DeviceHealth
+from pacekeeper.agent.host.kernel import Host
+from pacekeeper.agent.nvml import fields
+from pacekeeper.agent.uplink.fencing import Terms
+from pacekeeper.cli.planning.inputs import read_hosts
 from pacekeeper.core.errors import DataError, VersionError
-from pacekeeper.core.reports import NodeReport
-from pacekeeper.core.topology import DeviceSample, HostSample
-from pacekeeper.protos import wire
-from pacekeeper.simulator.partition_file import read_partition
-from pacekeeper.trainer.joining import decode_asking
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.protos.convert import reports
+from pacekeeper.simulator.scenario.partition_spec import read_partition
+from pacekeeper.trainer.elastic.messages import decode_asking
 
 Stated = tuple[type[Exception], ...]
 PROC_FILES = ("loadavg", "meminfo", "vmstat", "pressure/cpu", "pressure/io", "net/dev", "net/snmp")
@@ -45,14 +45,14 @@ def node_files() -> dict[str, tuple[Callable[[Path], object], Stated]]:
 
 def _nvml(data: bytes) -> object:
     """From the driver's answers to what goes out: whatever it says, the agent goes on."""
-    whole = len(data) - len(data) % nvml_fields.ENTRY.size
-    answers, refused = nvml_fields.decode(data[:whole])
+    whole = len(data) - len(data) % fields.ENTRY.size
+    answers, refused = fields.decode(data[:whole])
     sample = DeviceSample(
         device_index=0,
         device_uuid="GPU-0",
         sampled_s=1.0,
-        health=DeviceHealth(**nvml_fields.of_health(answers)),  # type: ignore[arg-type]
-        **nvml_fields.of_sample(answers),  # type: ignore[arg-type]
+        health=DeviceHealth(**fields.of_health(answers)),  # type: ignore[arg-type]
+        **fields.of_sample(answers),  # type: ignore[arg-type]
     )
     return _sent(replace(EMPTY, devices=(sample,))), refused
 
@@ -84,4 +84,4 @@ def _terms(path: Path) -> object:
 
 
 def _sent(report: NodeReport) -> bytes:
-    return wire.report_to_message(report).SerializeToString()
+    return reports.report_to_message(report).SerializeToString()

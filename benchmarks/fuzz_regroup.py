@@ -7,17 +7,18 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer import joining, rendezvous, stores
-from pacekeeper.trainer.commit import Phase, Progress
-from pacekeeper.trainer.joining import Candidate, JobFacts
-from pacekeeper.trainer.newcomer import numbers_taken
-from pacekeeper.trainer.quorum import Group, rule
-from pacekeeper.trainer.restarts import parse_ends, parse_next
-from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.trainer.distributed import kv_store
+from pacekeeper.trainer.elastic import messages, rendezvous
+from pacekeeper.trainer.elastic.messages import Candidate, JobFacts
+from pacekeeper.trainer.elastic.node_join import numbers_taken
+from pacekeeper.trainer.elastic.quorum import Group, rule
+from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
+from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.verdict import Report, read_verdict, write_verdict
 
 Stated = tuple[type[Exception], ...]
 FIRST = Group.first(1, (0, 1, 2))
@@ -50,7 +51,7 @@ def _job(data: bytes) -> object:
 
 
 def _admission(data: bytes) -> object:
-    group, said, facts = joining.decode_admission(_text(data))
+    group, said, facts = messages.decode_admission(_text(data))
     return read_verdict(group, said), facts.leader_node
 
 
@@ -61,7 +62,7 @@ def _verdict(data: bytes) -> object:
 
 def _notices(data: bytes) -> object:
     """What is told of the dead, and whether the others may go on then."""
-    deaths = stores.parse_notices(_text(data))
+    deaths = kv_store.parse_notices(_text(data))
     return rule(FIRST, {0, 1}, deaths)
 
 
@@ -82,13 +83,13 @@ def regroup_seeds(layout: Layout) -> dict[str, tuple[bytes, ...]]:
     plain = write_verdict(chosen, commits=(0,), furthest=report, newcomers=(), base=None)
     one = Candidate(node=2, address="h:3", ranks=(2,))
     joined = write_verdict(chosen, commits=(), furthest=report, newcomers=(one,), base=layout)
-    admission = joining.encode_admission(FIRST, joined, facts)
+    admission = messages.encode_admission(FIRST, joined, facts)
     told = {
         "regroup-job": (facts.encode(),),
         "regroup-admission": (admission,),
         "regroup-verdict": (plain, joined),
         "regroup-report": (report.encode(), replace(report, was_silence=True).encode()),
-        "regroup-notices": (stores.notice(2, "first") + stores.notice(1, "2-0badcafe"), ""),
+        "regroup-notices": (kv_store.notice(2, "first") + kv_store.notice(1, "2-0badcafe"), ""),
         "regroup-terms": (json.dumps(TERMS),),
         "regroup-ends": ("0@1,2@137,", ""),
         "regroup-next": ("0,2,3", "0"),

@@ -11,12 +11,10 @@ from benchmarks.fuzz_store import store_seeds
 from benchmarks.fuzz_targets import Seeds
 from benchmarks.fuzz_wire import wire_seeds
 from benchmarks.http2_stream import Stream, frame, opening
-from pacekeeper.controller.access import Role
-from pacekeeper.controller.tokens import TokenRecord, encode_tokens
-from pacekeeper.core import manifest_codec, record_codec, ring, tensor_file
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.manifest import (
+from pacekeeper.controller.api.auth.rbac import Role
+from pacekeeper.controller.api.auth.tokens import TokenRecord, encode_tokens
+from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
+from pacekeeper.core.checkpoint.manifest import (
     Account,
     CheckpointId,
     FileEntry,
@@ -25,7 +23,11 @@ from pacekeeper.core.manifest import (
     Piece,
     PieceEntry,
 )
-from pacekeeper.core.records import (
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry import record_codec, shm_ring
+from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -35,9 +37,9 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport
-from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
-from pacekeeper.protos import control_pb2, wire
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports as wire
 from support.foreign_traces import FILES, TABLES, csv_text
 from support.tree import ROOT
 
@@ -81,9 +83,9 @@ def seeds() -> dict[str, Seeds]:
     """Of each target (`fuzz_targets.targets`) its valid inputs."""
     offer = wire.offer_to_message("moe", LAYOUT, 0, 7)
     manifest = manifest_codec.encode_manifest(_manifest(LAYOUT))
-    header = ring.encode_header(_attachment(0))
+    header = shm_ring.encode_header(_attachment(0))
     slots = tuple(_slot(index, record) for index, record in enumerate(RECORDS))
-    command = ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({1, 9}), life=7, probe=3)
+    command = shm_ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({1, 9}), life=7, probe=3)
     spot = (
         b"0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n",
         b"0,2\n10,1\n20,3\n",
@@ -101,7 +103,7 @@ def seeds() -> dict[str, Seeds]:
         "ring-header": (header,),
         "ring-slot": slots,
         "ring-payload": tuple(record_codec.pack(record) for record in RECORDS),
-        "ring-command": (ring.encode_command(5, command),),
+        "ring-command": (shm_ring.encode_command(5, command),),
         "ring-file": (_ring_file(header, slots),),
         "config": (_text("deploy/pacekeeper.example.toml"),),
         "layout": (encode_layout(LAYOUT),),
@@ -121,7 +123,7 @@ def seeds() -> dict[str, Seeds]:
         **service_seeds(),
         **regroup_seeds(LAYOUT),
         **store_seeds(),
-        **wire_seeds(_reports(), _ring_file(header, slots), ring.encode_command(5, command)),
+        **wire_seeds(_reports(), _ring_file(header, slots), shm_ring.encode_command(5, command)),
     }
     of_format = {"steps": (tables["steps"], files["archive"]), **_singly(files), **_singly(tables)}
     of_format["steps"] = (tables["steps"], files["archive"])
@@ -169,15 +171,15 @@ def _reports() -> Seeds:
 
 
 def _slot(index: int, record: Record) -> bytes:
-    sequence = ring.SEQUENCE.pack(index + 1)
+    sequence = shm_ring.SEQUENCE.pack(index + 1)
     payload = record_codec.pack(record)
-    return sequence + ring.SLOT_REST.pack(ring.slot_sum(sequence, payload), payload)
+    return sequence + shm_ring.SLOT_REST.pack(shm_ring.slot_sum(sequence, payload), payload)
 
 
 def _ring_file(header: bytes, slots: Seeds) -> bytes:
-    return header.ljust(ring.COMMAND_OFFSET, b"\0").ljust(ring.SLOTS_OFFSET, b"\0") + b"".join(
-        slots
-    )
+    return header.ljust(shm_ring.COMMAND_OFFSET, b"\0").ljust(
+        shm_ring.SLOTS_OFFSET, b"\0"
+    ) + b"".join(slots)
 
 
 def _manifest(layout: Layout) -> Manifest:
@@ -209,10 +211,10 @@ def _part(manifest: Manifest) -> Part:
 
 def _tensor_file() -> bytes:
     specs = [
-        tensor_file.TensorSpec(name="w1", dtype="F32", shape=(2, 3)),
-        tensor_file.TensorSpec(name="step", dtype="I64", shape=()),
+        safetensors_header.TensorSpec(name="w1", dtype="F32", shape=(2, 3)),
+        safetensors_header.TensorSpec(name="step", dtype="I64", shape=()),
     ]
-    header = tensor_file.encode_header(specs, {"job": "moe"})
+    header = safetensors_header.encode_header(specs, {"job": "moe"})
     return header + bytes(sum(spec.size_bytes for spec in specs))
 
 

@@ -10,20 +10,20 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.fuzz_services import ACTS, QUESTIONS
-from pacekeeper.agent.nvml_fields import ENTRY, keys
-from pacekeeper.cli import authority
-from pacekeeper.controller.access import Role
-from pacekeeper.controller.chronicle import Course, CourseRow, Note, PaceRow, PlanNote
-from pacekeeper.controller.chronicle_rows import encode_course, encode_pace
-from pacekeeper.controller.k8s_lease import ANNOTATION
-from pacekeeper.controller.lease import Record
-from pacekeeper.controller.lease_codec import encode_record
-from pacekeeper.controller.tokens import PREFIX, TokenRecord, digest, encode_tokens
-from pacekeeper.core import node_verdict
-from pacekeeper.core.findings import Considered, Rung
-from pacekeeper.core.node_verdict import Fitness, Verdict
+from pacekeeper.agent.nvml.fields import ENTRY, keys
+from pacekeeper.cli.admin import ca
+from pacekeeper.controller.api.auth.rbac import Role
+from pacekeeper.controller.api.auth.tokens import PREFIX, TokenRecord, digest, encode_tokens
+from pacekeeper.controller.ha.kubernetes import ANNOTATION
+from pacekeeper.controller.ha.lease import Record
+from pacekeeper.controller.ha.lease_codec import encode_record
+from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
+from pacekeeper.controller.observability.timeline_codec import encode_course, encode_pace
+from pacekeeper.core.incidents import node_health
+from pacekeeper.core.incidents.findings import Considered, Rung
+from pacekeeper.core.incidents.node_health import Fitness, Verdict
 from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
-from pacekeeper.trainer.joining import Candidate, encode_asking
+from pacekeeper.trainer.elastic.messages import Candidate, encode_asking
 
 LEASE = Record(
     term=7, holder="a", life="b", address="h:1", duration_s=4.0, copies=("c", "d"), renewals=3
@@ -124,7 +124,7 @@ def _http(body: bytes) -> tuple[bytes, ...]:
 
 
 def _verdict() -> bytes:
-    return node_verdict.encode(
+    return node_health.encode(
         Verdict(
             node="n", fitness=Fitness.FIT, reason="Fit", words="all well", since_unix_s=1.0,
             written_unix_s=2.0,
@@ -206,9 +206,9 @@ def _pages() -> tuple[bytes, ...]:
 def _certificate() -> bytes:
     with TemporaryDirectory() as name:
         folder, now = Path(name), datetime(2026, 1, 1, tzinfo=UTC)
-        authority.found(folder, "a", 10, now)
-        made = authority.issue(
-            folder, authority.Kind.CONTROLLER, "c", hosts=("h.example", "10.0.0.1"),
+        ca.found(folder, "a", 10, now)
+        made = ca.issue(
+            folder, ca.Kind.CONTROLLER, "c", hosts=("h.example", "10.0.0.1"),
             domain="pacekeeper", days=1, now=now, out=folder / "c",
         )  # fmt: skip
         return made.read_bytes()

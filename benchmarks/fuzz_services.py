@@ -17,15 +17,16 @@ from unittest.mock import patch
 
 from google.protobuf.message import DecodeError
 
-from pacekeeper.cli import authority
-from pacekeeper.controller import access, etcd_lease, http_json, k8s_lease
-from pacekeeper.controller.chronicle_rows import decode_course, decode_pace
-from pacekeeper.controller.copies import change_of
-from pacekeeper.controller.lease_codec import decode_record
-from pacekeeper.controller.operator_service import Operator
-from pacekeeper.controller.status_service import Status
-from pacekeeper.controller.tokens import caller_of, decode_tokens
-from pacekeeper.core import node_verdict
+from pacekeeper.cli.admin import ca
+from pacekeeper.controller.api.auth import rbac
+from pacekeeper.controller.api.auth.tokens import caller_of, decode_tokens
+from pacekeeper.controller.api.operator_service import Operator
+from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.ha import etcd, http_client, kubernetes
+from pacekeeper.controller.ha.lease_codec import decode_record
+from pacekeeper.controller.ha.replication_server import change_of
+from pacekeeper.controller.observability.timeline_codec import decode_course, decode_pace
+from pacekeeper.core.incidents import node_health
 from pacekeeper.protos import operator_pb2, replication_pb2, status_pb2
 from support.web_scene import Scene, scene
 
@@ -50,12 +51,12 @@ def plain_targets(folder: Path) -> dict[str, Plain]:
         "course-repacked": (lambda data: decode_course(zlib.compress(data)), (ValueError,)),
         "pace-repacked": (lambda data: decode_pace(zlib.compress(data)), (ValueError,)),
         "lease-record": (lambda data: decode_record(_text(data)), (ValueError,)),
-        "lease-etcd": (lambda data: _asked(_etcd(), data), (http_json.AwayError,)),
+        "lease-etcd": (lambda data: _asked(_etcd(), data), (http_client.AwayError,)),
         "lease-kubernetes": (
-            lambda data: _asked(_kubernetes(folder), data), (http_json.AwayError,)
+            lambda data: _asked(_kubernetes(folder), data), (http_client.AwayError,)
         ),
-        "lease-http": (_http, (http_json.AwayError,)),
-        "node-verdict": (node_verdict.decode, (ValueError,)),
+        "lease-http": (_http, (http_client.AwayError,)),
+        "node-verdict": (node_health.decode, (ValueError,)),
         "replication": (_replication, (DecodeError,)),
         "token-shown": (_token_shown, (ValueError,)),
         "identity": (_identity, (ValueError,)),
@@ -67,7 +68,7 @@ def plain_targets(folder: Path) -> dict[str, Plain]:
 
 def certificate(path: Path) -> object:
     """As `pacekeeper certs show` reads it."""
-    return authority.show(path)
+    return ca.show(path)
 
 
 def _text(data: bytes) -> str:
@@ -170,8 +171,8 @@ async def _answer(app: Any, scope: dict[str, Any], body: bytes) -> bytes:
 def _identity(data: bytes) -> object:
     """Lines are the alternative names of a certificate: URIs, an empty line, DNS names."""
     uris, _, names = data.decode("utf-8", "replace").partition("\n\n")
-    caller = access.identify(uris.splitlines(), names.splitlines(), "pacekeeper", True)
-    if caller.role is access.Role.NOBODY:
+    caller = rbac.identify(uris.splitlines(), names.splitlines(), "pacekeeper", True)
+    if caller.role is rbac.Role.NOBODY:
         raise ValueError(caller.why)
     return caller
 
@@ -180,7 +181,7 @@ def _token_shown(data: bytes) -> object:
     """A file of tokens, an empty line, and what somebody shows."""
     file, _, shown = data.rpartition(b"\n\n")
     caller = caller_of(shown.decode("utf-8", "replace"), decode_tokens(file), 0.5)
-    if caller.role is access.Role.NOBODY:
+    if caller.role is rbac.Role.NOBODY:
         raise ValueError(caller.why)
     return caller
 
@@ -191,16 +192,16 @@ def _replication(data: bytes) -> object:
     return [change_of(change) for change in message.transaction.changes]
 
 
-def _etcd() -> etcd_lease.EtcdLease:
-    return etcd_lease.EtcdLease(("http://127.0.0.1:1",), "k", timeout_s=LEASE_TIMEOUT_S)
+def _etcd() -> etcd.EtcdLease:
+    return etcd.EtcdLease(("http://127.0.0.1:1",), "k", timeout_s=LEASE_TIMEOUT_S)
 
 
-def _kubernetes(folder: Path) -> k8s_lease.KubernetesLease:
+def _kubernetes(folder: Path) -> kubernetes.KubernetesLease:
     token = folder / "lease.token"
     if not token.exists():
         token.write_text("t")
     context: Any = None
-    return k8s_lease.KubernetesLease(
+    return kubernetes.KubernetesLease(
         "http://127.0.0.1:1", "n", "l", token_file=token, context=context,
         timeout_s=LEASE_TIMEOUT_S,
     )  # fmt: skip
@@ -219,7 +220,7 @@ def _asked(store: Any, body: bytes) -> object:
 def _http(data: bytes) -> object:
     """The answer from its first line on."""
     with _answering(data):
-        answer = http_json.exchange("POST", "http://127.0.0.1:1/v3/kv/range", {}, timeout_s=1.0)
+        answer = http_client.exchange("POST", "http://127.0.0.1:1/v3/kv/range", {}, timeout_s=1.0)
     return json.dumps(dict(answer.body))
 
 
@@ -230,7 +231,7 @@ def _answering(data: bytes) -> Iterator[None]:
     def connect(connection: Any) -> None:
         connection.sock = _Socket(data)
 
-    with patch.object(http_json.Connection, "connect", connect):
+    with patch.object(http_client.Connection, "connect", connect):
         yield
 
 

@@ -18,17 +18,17 @@ from typing import Any
 
 from benchmarks.fuzz_service_seeds import service_seeds
 from benchmarks.fuzz_services import AnsweredError, Context
-from pacekeeper.controller.events import Tick
-from pacekeeper.controller.history import History
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.status_service import Status
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_check import tables
-from pacekeeper.controller.stored_past import restored
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.state_machine.events import Tick
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.storage.integrity import tables
+from pacekeeper.controller.storage.restore import restored
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, VersionError
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.protos import status_pb2
 
 SECTOR_BYTES = 512

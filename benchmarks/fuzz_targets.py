@@ -12,29 +12,31 @@ from benchmarks.fuzz_regroup import regroup_targets
 from benchmarks.fuzz_services import certificate, plain_targets
 from benchmarks.fuzz_store import store_targets
 from benchmarks.fuzz_wire import read_ring, wire_files, wire_targets
-from pacekeeper.cli.plan_files import read_loads
-from pacekeeper.controller.events import NodeAttached, NodeReported
-from pacekeeper.controller.frames import Called
-from pacekeeper.controller.front import sequence_of
-from pacekeeper.controller.http2 import Connection
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.server import report_in
-from pacekeeper.controller.state import State
-from pacekeeper.controller.tokens import decode_tokens
-from pacekeeper.core import manifest_codec, record_codec, ring, tensor_file
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import ControllerConfig, TrainConfig
+from pacekeeper.cli.planning.inputs import read_loads
+from pacekeeper.controller.api.auth.tokens import decode_tokens
+from pacekeeper.controller.ingest.agent_service import report_in
+from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.frames import Called
+from pacekeeper.controller.ingest.worker import sequence_of
+from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.loader import read_config
 from pacekeeper.core.errors import ConfigError, DataError, PacekeeperError, VersionError
-from pacekeeper.core.layout_codec import decode_layout
-from pacekeeper.core.toml_reader import read_config
-from pacekeeper.protos import control_pb2, wire
-from pacekeeper.simulator.formats import Format
-from pacekeeper.simulator.partition_file import read_problem
-from pacekeeper.simulator.read_faults import read_faults
-from pacekeeper.simulator.read_spot import read_spot
-from pacekeeper.simulator.scenario import read_scenario
-from pacekeeper.simulator.traces import open_runs
+from pacekeeper.core.layout.codec import decode_layout
+from pacekeeper.core.telemetry import record_codec, shm_ring
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports
+from pacekeeper.simulator.cluster.fault_log import read_faults
+from pacekeeper.simulator.cluster.spot_trace import read_spot
+from pacekeeper.simulator.readers.formats import Format
+from pacekeeper.simulator.readers.registry import open_runs
+from pacekeeper.simulator.scenario.loader import read_scenario
+from pacekeeper.simulator.scenario.partition_spec import read_problem
 
 Seeds = tuple[bytes, ...]
 # What comes over the network, then what other users of the host write: fuzzed first.
@@ -66,10 +68,10 @@ def targets(folder: Path) -> dict[str, Target]:
         "protocol-machine": (_machine, (DecodeError, ValueError)),
         "protocol-command": (_command, (DecodeError, ValueError)),
         "protocol-http2": (_http2, (ValueError,)),
-        "ring-header": (ring.decode_header, (ValueError, VersionError)),
+        "ring-header": (shm_ring.decode_header, (ValueError, VersionError)),
         "ring-slot": (_slot, (ValueError, LookupError)),
         "ring-payload": (record_codec.unpack, (ValueError,)),
-        "ring-command": (ring.decode_command, (ValueError,)),
+        "ring-command": (shm_ring.decode_command, (ValueError,)),
         "config": (_config, (ConfigError,)),
         "layout": (decode_layout, (ValueError,)),
         "manifest": (manifest_codec.decode_manifest, (ValueError,)),
@@ -152,12 +154,12 @@ def _command(data: bytes) -> object:
     message = control_pb2.AttachResponse.FromString(data)
     if message.WhichOneof("message") != "offer_plan":
         raise ValueError("no plan")
-    return decode_layout(wire.offer_from_message(message.offer_plan).data)
+    return decode_layout(reports.offer_from_message(message.offer_plan).data)
 
 
 def _slot(data: bytes) -> object:
-    before = int.from_bytes(data[: ring.SEQUENCE.size], "little")
-    return ring.decode_slot(max(0, before - 1), before, data, before)
+    before = int.from_bytes(data[: shm_ring.SEQUENCE.size], "little")
+    return shm_ring.decode_slot(max(0, before - 1), before, data, before)
 
 
 def _config(data: bytes) -> object:
@@ -178,11 +180,11 @@ def _resealed_manifest(data: bytes) -> object:
 
 
 def _tensors(data: bytes) -> object:
-    return tensor_file.decode_header(data, len(data))
+    return safetensors_header.decode_header(data, len(data))
 
 
 def _ring_file(path: Path) -> object:
     """A file of a ring's size."""
     with path.open("r+b") as file:
-        file.truncate(ring.FILE_BYTES)
+        file.truncate(shm_ring.FILE_BYTES)
     return read_ring(path)

@@ -9,20 +9,26 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from pacekeeper.agent.ring_reader import Counts, open_ring
-from pacekeeper.controller import line
-from pacekeeper.controller.access import Caller, Role
-from pacekeeper.controller.events import Event, NodeAttached, NodeReported, NodesReported
-from pacekeeper.controller.lanes import MOST_OF_A_HELLO
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.relay import Relayed
-from pacekeeper.controller.server import AgentControl, Doorkeeper, report_in
-from pacekeeper.controller.state import State
-from pacekeeper.core import ring
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.agent.rings.reader import Counts, open_ring
+from pacekeeper.controller.api.auth.rbac import Caller, Role
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.agent_service import AgentControl, Doorkeeper, report_in
+from pacekeeper.controller.ingest.http2.agent_stream import MOST_OF_A_HELLO
+from pacekeeper.controller.ingest.http2.proxy import Relayed
+from pacekeeper.controller.state_machine.events import (
+    Event,
+    NodeAttached,
+    NodeReported,
+    NodesReported,
+)
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.reports import NodeReport
-from pacekeeper.protos import control_pb2, wire
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports as wire
 
 Stated = tuple[type[Exception], ...]
 NODES = ("n", "m", "n-3")
@@ -67,8 +73,8 @@ def _first_message(data: bytes) -> object:
         say=told.append,
         doorkeeper=_Welcoming(),
     )
-    shown = line.Shown(peer="ipv4:127.0.0.1:1").to_bytes()
-    frame = (line.OPENED, 1, 0, line.with_head(shown, data[:MOST_OF_A_HELLO]))
+    shown = ipc.Shown(peer="ipv4:127.0.0.1:1").to_bytes()
+    frame = (ipc.OPENED, 1, 0, ipc.with_head(shown, data[:MOST_OF_A_HELLO]))
     loop = _loop()
     loop.run_until_complete(control.take([frame]))
     if failures:
@@ -80,18 +86,18 @@ def _first_message(data: bytes) -> object:
 
 def _frames(data: bytes) -> object:
     """The line between controller and front, in pieces; and what is in its frames."""
-    frames = line.Frames(MOST_OF_A_FRAME)
+    frames = ipc.Frames(MOST_OF_A_FRAME)
     found = []
     for at in range(0, len(data), 97):
         found += frames.feed(data[at : at + 97])
     for kind, _, _, held in found:
-        if kind == line.OPENED:
-            shown, _ = line.parted(held)
-            Relayed(line.shown_from(shown)).auth_context()
-        elif kind == line.ACKNOWLEDGE:
-            tuple(line.acknowledged_in(held)[2])
-        elif kind == line.SEND:
-            line.sent_in(held)
+        if kind == ipc.OPENED:
+            shown, _ = ipc.parted(held)
+            Relayed(ipc.shown_from(shown)).auth_context()
+        elif kind == ipc.ACKNOWLEDGE:
+            tuple(ipc.acknowledged_in(held)[2])
+        elif kind == ipc.SEND:
+            ipc.sent_in(held)
     return found
 
 
@@ -125,30 +131,34 @@ def _joined_reports(data: bytes) -> object:
 
 def _command_resealed(data: bytes) -> object:
     """A command slot whose checksum fits; what it says is asked of it."""
-    if len(data) < ring.COMMAND_BYTES:
+    if len(data) < shm_ring.COMMAND_BYTES:
         raise ValueError("too short")
-    sequence, crc, *rest = ring._COMMAND.unpack_from(data)
+    sequence, crc, *rest = shm_ring._COMMAND.unpack_from(data)
     numbers, parts = rest[:5], rest[5:]
-    crc = ring._command_crc(sequence, numbers, *parts)
-    return ring.decode_command(ring._COMMAND.pack(sequence, crc, *numbers, *parts))
+    crc = shm_ring._command_crc(sequence, numbers, *parts)
+    return shm_ring.decode_command(shm_ring._COMMAND.pack(sequence, crc, *numbers, *parts))
 
 
 def _ring_resealed(path: Path) -> object:
     """A ring file in which every slot's sum fits, as the agent opens and reads it."""
-    data = bytearray(path.read_bytes()[: ring.FILE_BYTES])
-    for at in range(ring.SLOTS_OFFSET, len(data) - ring.SLOT_BYTES + 1, ring.SLOT_BYTES):
-        slot = data[at : at + ring.SLOT_BYTES]
-        if any(slot[: ring.SEQUENCE.size]):
-            sequence, payload = slot[: ring.SEQUENCE.size], slot[ring.SEQUENCE.size + 4 :]
-            total = ring.slot_sum(bytes(sequence), bytes(payload))
-            data[at : at + ring.SLOT_BYTES] = sequence + ring.SLOT_REST.pack(total, bytes(payload))
-    path.write_bytes(data.ljust(ring.FILE_BYTES, b"\0"))
+    data = bytearray(path.read_bytes()[: shm_ring.FILE_BYTES])
+    for at in range(
+        shm_ring.SLOTS_OFFSET, len(data) - shm_ring.SLOT_BYTES + 1, shm_ring.SLOT_BYTES
+    ):
+        slot = data[at : at + shm_ring.SLOT_BYTES]
+        if any(slot[: shm_ring.SEQUENCE.size]):
+            sequence, payload = slot[: shm_ring.SEQUENCE.size], slot[shm_ring.SEQUENCE.size + 4 :]
+            total = shm_ring.slot_sum(bytes(sequence), bytes(payload))
+            data[at : at + shm_ring.SLOT_BYTES] = sequence + shm_ring.SLOT_REST.pack(
+                total, bytes(payload)
+            )
+    path.write_bytes(data.ljust(shm_ring.FILE_BYTES, b"\0"))
     return read_ring(path)
 
 
 def read_ring(path: Path) -> object:
     """A ring's file as the agent opens it and reads it to its end."""
-    named = path.with_name(ring.ring_file_name(0))
+    named = path.with_name(shm_ring.ring_file_name(0))
     path.replace(named)
     reader = open_ring(named, "moe", 1.0)
     try:
@@ -176,16 +186,16 @@ def wire_seeds(
     )  # fmt: skip
     plain = [data for data in reports if _is_report(data)]
     joined = b"".join(len(data).to_bytes(4, "little") + data for data in plain * 2)
-    shown = line.Shown(
+    shown = ipc.Shown(
         peer="ipv4:10.0.0.1:7", authorization=("Bearer x",), has_certificate=True,
         uris=("spiffe://pacekeeper/node/n",), names=("n.example",),
     )  # fmt: skip
-    head = line.with_head(shown.to_bytes(), b"hello")
+    head = ipc.with_head(shown.to_bytes(), b"hello")
     frames = (
-        line.frame(line.LISTENS, number=7), line.frame(line.OPENED, 1, 0, head),
-        line.frame(line.REPORT, 1, 2, b"x"), line.frame(line.CLOSED, 1),
-        line.acknowledged(7, 8, [(1, 2), (3, 4)]),
-        line.sent([1, 3], 5, b"moe/plan", b"y"), line.frame(line.PING),
+        ipc.frame(ipc.LISTENS, number=7), ipc.frame(ipc.OPENED, 1, 0, head),
+        ipc.frame(ipc.REPORT, 1, 2, b"x"), ipc.frame(ipc.CLOSED, 1),
+        ipc.acknowledged(7, 8, [(1, 2), (3, 4)]),
+        ipc.sent([1, 3], 5, b"moe/plan", b"y"), ipc.frame(ipc.PING),
     )  # fmt: skip
     return {
         "first-message": (control_pb2.AttachRequest(hello=hello).SerializeToString(), *plain),

@@ -33,14 +33,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core.expert_rows import rows_over
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import LOADS_PER_RECORD
-from pacekeeper.core.reports import PlanFile
-from pacekeeper.trainer import hooks
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.expert_row_features import rows_over
+from pacekeeper.core.telemetry.node_report import PlanFile
+from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 
 BAR_US = 20.0
 NUM_EXPERTS = LOADS_PER_RECORD  # of one layer: what one record holds

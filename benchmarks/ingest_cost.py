@@ -3,10 +3,10 @@
 `python -m benchmarks.ingest_cost`; a minute, one core. The agents of `ingest_scale` (kernels each
 second, eight devices every five, a step of eight ranks every ten), their reports as the front hands
 them on: some hundred frames at once, those of a job mixed with those of others. Timed: CPU of
-`server.AgentControl.take` (bytes to values, their numbers) and of `machine.advance` (the state),
-without sockets, store or acknowledgements. Prints microseconds a report, of reports with a step and
-of those without; last one line of JSON. `--against DIR` runs another checkout too, in turns, and
-prints how many times faster this one is.
+`agent_service.AgentControl.take` (bytes to values, their numbers) and of `machine.advance` (the
+state), without sockets, store or acknowledgements. Prints microseconds a report, of reports with a
+step and of those without; last one line of JSON. `--against DIR` runs another checkout too, in
+turns, and prints how many times faster this one is.
 """
 
 import argparse
@@ -23,16 +23,17 @@ from random import Random
 from statistics import median
 
 from benchmarks.fleet_reports import DEVICES, Job, body_of
-from pacekeeper.controller import line, machine
-from pacekeeper.controller.events import Event
-from pacekeeper.controller.joined_reports import together
-from pacekeeper.controller.line import Frame, Shown
-from pacekeeper.controller.server import AgentControl
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.agent_service import AgentControl
+from pacekeeper.controller.ingest.ipc import Frame, Shown
 from pacekeeper.controller.start_up import import_early
-from pacekeeper.controller.state import State
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.state_machine import machine
+from pacekeeper.controller.state_machine.events import Event
+from pacekeeper.controller.state_machine.report_parsing import together
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.protos import control_pb2
-from pacekeeper.protos.wire import PROTOCOL_VERSION
+from pacekeeper.protos.convert.reports import PROTOCOL_VERSION
 
 STEP_EVERY = 10  # reports
 SHARED = ("agents", "nodes-per-job", "at-once", "steps")  # by both sides of a comparison
@@ -79,7 +80,7 @@ class Fleet:
                 agent_life="a",
             )
             first = control_pb2.AttachRequest(hello=hello).SerializeToString()
-            frames.append((line.OPENED, node + 1, 0, line.with_head(shown, first)))
+            frames.append((ipc.OPENED, node + 1, 0, ipc.with_head(shown, first)))
         return frames
 
     def reports(self, number: int) -> list[Frame]:
@@ -89,7 +90,7 @@ class Fleet:
             report = control_pb2.AttachRequest()
             report.report.ParseFromString(body(number, self.now_s))
             report.report.sequence, report.report.sent_mono_s = number, self.now_s
-            frames.append((line.REPORT, node + 1, number, report.SerializeToString()))
+            frames.append((ipc.REPORT, node + 1, number, report.SerializeToString()))
         self._random.shuffle(frames)
         return frames
 
@@ -163,7 +164,7 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="another checkout")
     options = parser.parse_args()
     import_early()
-    gc.set_threshold(100_000, 50, 1000)  # as in `cli/controller.py`
+    gc.set_threshold(100_000, 50, 1000)  # as in `cli/services/controller.py`
     fleet = Fleet(options.agents, options.nodes_per_job, options.at_once)
     found = asyncio.run(measure(fleet, options.steps))
     for name, value in found.items():

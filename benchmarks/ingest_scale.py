@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks import fleet_pki
 from benchmarks.fleet_swarm import FleetSwarm, library, names_of
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.config.controller import ControllerConfig
 
 CONTROLLER_CORE, SWARM_CORE = 0, 1
 BAR_CORE = 0.60

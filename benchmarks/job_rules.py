@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.baselines import Greyhound, NvrxIndividual, ResiHp, Rule, ScoutTemporal
 from benchmarks.step_runs import Run
-from pacekeeper.predictor.workload import Array, Flags
+from pacekeeper.predictor.cost.features import Array, Flags
 
 SKIPPED_STEPS = 20  # the first steps of a run compile and fill caches
 NO_RANK_RULES = ("nvrx", "nvrx by role", "sniff test", "dlrover")

@@ -27,9 +27,9 @@ from benchmarks.agent_swarm import Agent, Swarm
 from benchmarks.fleet_reports import DEVICES, body_of
 from benchmarks.ingest_scale import Controller, running
 from benchmarks.large_job_ranks import JOB, PaperJob, Trouble
-from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.rank_runs import joined
-from pacekeeper.core.rank_text import run_text
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.incidents.rank_ranges import joined
+from pacekeeper.core.incidents.rank_text import run_text
 from pacekeeper.protos import control_pb2, status_pb2, status_pb2_grpc
 
 PERIOD_S = 1.0  # of reports

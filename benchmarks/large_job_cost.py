@@ -15,13 +15,19 @@ import time
 from pathlib import Path
 
 from benchmarks.large_job_ranks import PaperJob, Trouble
-from pacekeeper.controller.events import AskDecision, DecisionMade, NodeAttached, NodeReported
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.state import State
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.protos import telemetry_pb2, wire
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.state_machine.events import (
+    AskDecision,
+    DecisionMade,
+    NodeAttached,
+    NodeReported,
+)
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos.convert import reports
 
 CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=6))
 MOST_STEPS = 40  # until somebody must have been found
@@ -38,7 +44,7 @@ class Fleet:
     def send(self, node: int, data: bytes) -> None:
         """One report, both parts timed."""
         began_s = time.process_time()
-        report = wire.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
+        report = reports.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
         read_s = time.process_time()
         event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
         self.state, said = advance(self.state, event, config=CONFIG, now_s=self.now_s)

@@ -18,23 +18,24 @@ import time
 from pathlib import Path
 from random import Random
 
-from pacekeeper.controller.events import NodeAttached, NodeReported
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.state import State
-from pacekeeper.core.config import ControllerConfig, PolicyConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
-from pacekeeper.core.records import (
+from pacekeeper.controller.state_machine.events import NodeAttached, NodeReported
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.layout.codec import encode_layout, layout_crc
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.topology import Attachment, ModelShape
-from pacekeeper.protos import telemetry_pb2, wire
+from pacekeeper.core.telemetry.samples import Attachment, ModelShape
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos.convert import reports
 
 JOB = "train"
 RANKS_PER_NODE = 8
@@ -74,9 +75,9 @@ class Fleet:
     def send(self, node: int, part: JobReport) -> None:
         """One report over the wire and through the machine, both timed."""
         report = NodeReport(sequence=1, sent_mono_s=self.now_s, jobs=(part,))
-        data = wire.report_to_message(report).SerializeToString()
+        data = reports.report_to_message(report).SerializeToString()
         began_s = time.perf_counter()
-        report = wire.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
+        report = reports.report_from_parts(telemetry_pb2.NodeReportParts.FromString(data))
         decoded_s = time.perf_counter()
         event = NodeReported(node=f"node-{node:05d}", agent_life="a", report=report)
         self.state, _ = advance(self.state, event, config=CONFIG, now_s=self.now_s)

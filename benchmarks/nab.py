@@ -21,9 +21,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.predictor.job_level import job_faults
-from pacekeeper.predictor.trace import StepTable, Trace
-from pacekeeper.predictor.workload import Array, Flags
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.job_level.detect import job_faults
+from pacekeeper.predictor.offline.trace import StepTable, Trace
 
 PROBATION_SHARE, MOST_PROBATION = 0.15, 750
 BAR_HITS, BAR_FALSE_RUNS = 22, 22  # the best published: as many hits, fewer false runs than these

@@ -29,10 +29,10 @@ from rich.table import Table
 
 from benchmarks.baselines import NvrxIndividual, NvrxRelative
 from benchmarks.rank_traces import accused, matrix, slowed, steps_of
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.workload import Array, Flags
-from pacekeeper.simulator.read_bytedance import read_bytedance
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.simulator.readers.bytedance import read_bytedance
 
 TRACES = ("AR", "SE", "ST")
 FACTORS = (1.05, 1.2, 1.3, 1.4, 1.6)  # of a rank of SE, from the middle of the record on

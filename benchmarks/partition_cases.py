@@ -8,8 +8,7 @@ packer can put into a micro-batch or leave out), two micro-batches for each stag
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pacekeeper.controller.partition_home import home_partition
-from pacekeeper.controller.partition_problem import (
+from pacekeeper.controller.planning.partition.problem import (
     Device,
     LayerCost,
     Links,
@@ -17,6 +16,7 @@ from pacekeeper.controller.partition_problem import (
     MovePrices,
     Problem,
 )
+from pacekeeper.simulator.baselines.initial_partition import home_partition
 
 FLOPS = 140e12
 TOKENS_PER_BATCH = 8192

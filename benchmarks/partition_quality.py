@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.partition_cases import CASES, Case, problem_of
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import Problem, healthy
-from pacekeeper.simulator.partition_greyhound import greyhound
-from pacekeeper.simulator.partition_malleus import malleus
-from pacekeeper.simulator.partition_resihp import resihp
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import Problem, healthy
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.simulator.baselines.greyhound import greyhound
+from pacekeeper.simulator.baselines.malleus import malleus
+from pacekeeper.simulator.baselines.resihp import resihp
 
 SEVERITIES = {"weak": 0.65, "medium": 0.45, "severe": 0.3}
 MOST_SLOW = 8  # one device of so many, at most

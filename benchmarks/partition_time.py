@@ -19,9 +19,9 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from benchmarks.partition_cases import LLAMA_70B, problem_of
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import Problem
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition_cost.step_time import price
 
 # pipelines and the seconds allowed for them
 CASES = ((4, 0.5), (16, None), (156, 10.0))

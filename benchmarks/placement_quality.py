@@ -18,11 +18,11 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.controller.even_shares import even_shares
-from pacekeeper.controller.expert_cluster import Floors, Prices, alike
-from pacekeeper.controller.expert_moves import nearest_ranks
-from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
-from pacekeeper.simulator import eplb
+from pacekeeper.controller.planning.experts.expert_moves import nearest_ranks
+from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
+from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.simulator.baselines import eplb
 
 CASES = ((64, 8, 9), (64, 16, 5), (128, 64, 3), (256, 32, 9), (256, 64, 5))
 SPEEDS = (1.0, 0.7, 0.5)

@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.replica_plan import Wishes, plan_replicas
-from pacekeeper.controller.shares import batch_rows
-from pacekeeper.controller.slot_bound import least_value
-from pacekeeper.controller.spread_floor import SpreadFloor
-from pacekeeper.controller.token_shares import split_layers
-from pacekeeper.core.layout import ExpertHosts, even_layout
+from pacekeeper.controller.planning.experts.slot_bound import least_value
+from pacekeeper.controller.planning.token_split.linear_program import batch_rows
+from pacekeeper.controller.planning.token_split.proportional import split_layers
+from pacekeeper.controller.policy.failure_domains import SpreadFloor
+from pacekeeper.controller.policy.replica_candidates import Wishes, plan_replicas
+from pacekeeper.core.layout.layout import ExpertHosts, even_layout
 
 Loads = npt.NDArray[np.float64]  # [layers, experts]
 SLOW_RANK, SLOW_SPEED = 3, 0.6

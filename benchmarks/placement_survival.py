@@ -23,13 +23,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.controller.even_shares import even_shares
-from pacekeeper.controller.expert_cluster import Floors, Prices, alike
-from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.expert_proof import survival_by
-from pacekeeper.controller.survival import kill_sets, survival, survival_bound
-from pacekeeper.core.layout import even_layout
-from pacekeeper.simulator import eplb, lazarus
+from pacekeeper.controller.planning.experts.certificate import survival_by
+from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
+from pacekeeper.controller.planning.reliability import kill_sets, survival, survival_bound
+from pacekeeper.controller.planning.token_split.min_max import even_shares
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.simulator.baselines import eplb, lazarus
 
 NUM_NODES, SLOTS, FLOOR = 10, 6, 2
 MODELS = {"GPT-S": 8, "GPT-M": 12, "GPT-L": 16}

@@ -13,14 +13,14 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from benchmarks.placement_scale import zipf_loads
-from pacekeeper.controller.events import AskDecision, Event
 from pacekeeper.controller.planner import Planner
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.topology import ModelShape
-from pacekeeper.predictor.forecast import Workload
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.events import AskDecision, Event
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.predictor.cost.forecast import Workload
 
 BEAT_S = 0.002
 NUM_EXPERTS = 256

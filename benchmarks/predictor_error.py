@@ -36,10 +36,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.expert_rows import rows_over
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor.cost_model import CostModel, fit
-from pacekeeper.predictor.workload import BENDS, FEATURES, Array, StepSample, sample_of
+from pacekeeper.core.telemetry.expert_row_features import rows_over
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSample, sample_of
+from pacekeeper.predictor.cost.model import CostModel, fit
 
 # Of files named so: the column of their lengths, and what their run is called.
 LENGTHS = {

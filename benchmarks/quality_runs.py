@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.expert_turns import Order
-from pacekeeper.core.layout import BlockKind, Host, Layout
-from pacekeeper.core.lost_tokens import PLT_LIMIT
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.rules import first_layout
+from pacekeeper.core.checkpoint.expert_turns import Order
+from pacekeeper.core.checkpoint.lost_tokens import PLT_LIMIT
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import BlockKind, Host, Layout
+from pacekeeper.trainer.engine.job_rules import first_layout
+from pacekeeper.trainer.model.dataset import Corpus
 
 if TYPE_CHECKING:
     from support.thread_ranks import ThreadRanks

@@ -19,9 +19,9 @@ from benchmarks.baselines import (
     ScoutTemporal,
     SniffTest,
 )
-from pacekeeper.predictor.rank_faults import rank_faults
-from pacekeeper.predictor.trace import ComputeTable, Trace
-from pacekeeper.predictor.workload import Array, Flags, Positions
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
+from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
+from pacekeeper.predictor.offline.trace import ComputeTable, Trace
 
 OURS = "pacekeeper"
 RULES: dict[str, Rule] = {

@@ -23,13 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pacekeeper.cli.demo_fleet import free_port
-from pacekeeper.cli.demo_part import command_line
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import decode_layout
-from pacekeeper.core.ring import plan_file_name
-from pacekeeper.trainer.solo import train_alone
+from pacekeeper.cli.demo.fleet import free_port
+from pacekeeper.cli.demo.process import command_line
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.codec import decode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.shm_ring import plan_file_name
+from pacekeeper.trainer.engine.single_process import train_alone
 
 RANKS = 8
 FAULT_STEP = 25  # after the warm-up

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.partition_cases import CASES, LLAMA_70B, TOKENS_PER_BATCH, Case, problem_of
-from pacekeeper.simulator.job_model import Dispatch
-from pacekeeper.simulator.pipeline_job import PipelineJob
-from pacekeeper.simulator.pipeline_work import Planned
+from pacekeeper.simulator.jobs.data_parallel import Dispatch
+from pacekeeper.simulator.jobs.pipeline import PipelineJob
+from pacekeeper.simulator.jobs.pipeline_assignment import Planned
 
 SAMPLE_TOKENS = 4096
 DROPS = {"weak": 0.35, "medium": 0.55, "severe": 0.70}  # of the job's throughput, "about"

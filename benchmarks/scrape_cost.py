@@ -20,15 +20,15 @@ from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.controller.chunked_map import NodeMap
-from pacekeeper.controller.measured import Measured
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.controller.state import JobState, NodeState, RankState, State
-from pacekeeper.core.device_health import DeviceHealth
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.topology import Attachment, DeviceSample
-from pacekeeper.predictor.detector_state import Judgement
+from pacekeeper.controller.detection.rank_timings import Measured
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state_machine.persistent_map import NodeMap
+from pacekeeper.controller.state_machine.state import JobState, NodeState, RankState, State
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
+from pacekeeper.predictor.online.state import Judgement
 
 DEVICES_PER_NODE = 8
 JOB = "pretrain-moe"

@@ -22,17 +22,17 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.core.replay_window import Cost, Window, best_interval_s, plan_window
-from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost
-from pacekeeper.simulator.job_model import JobModel
-from pacekeeper.simulator.policy_checkpoint import Restarting
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.policy_saving import DynamicK, PartsSaved, SavingAs
-from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.sim_policy import Costs, Policy, Saving
-from pacekeeper.simulator.sim_summary import Summary, summarised, told_with
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.core.checkpoint.sparse_window import Cost, Window, best_interval_s, plan_window
+from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.statistics import Summary, summarised, told_with
+from pacekeeper.simulator.jobs.data_parallel import JobModel
+from pacekeeper.simulator.jobs.expert_routing import even_routing
+from pacekeeper.simulator.policies.base import Costs, Policy, Saving
+from pacekeeper.simulator.policies.checkpoint_costs import DynamicK, PartsSaved, SavingAs
+from pacekeeper.simulator.policies.checkpoint_restart import Restarting
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
 
 BAR = 0.95
 HOUR_S = 3600.0

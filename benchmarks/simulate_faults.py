@@ -36,19 +36,19 @@ from benchmarks.simulate_lazarus import (
     routing_of,
     share_lost,
 )
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.simulator.changes import History, NodesLost
-from pacekeeper.simulator.job_model import JobModel
-from pacekeeper.simulator.job_nodes import capped
-from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
-from pacekeeper.simulator.policy_lazarus import Lazarus
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.read_faults import DAY_S, read_faults
-from pacekeeper.simulator.read_spot import read_spot
-from pacekeeper.simulator.routing import Routing, even_routing
-from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
-from pacekeeper.simulator.sim_summary import Summary, summarised, told_with
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.simulator.cluster.fault_log import DAY_S, read_faults
+from pacekeeper.simulator.cluster.history import History, NodesLost
+from pacekeeper.simulator.cluster.membership import capped
+from pacekeeper.simulator.cluster.spot_trace import read_spot
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.statistics import Summary, summarised, told_with
+from pacekeeper.simulator.jobs.data_parallel import JobModel
+from pacekeeper.simulator.jobs.expert_routing import Routing, even_routing
+from pacekeeper.simulator.policies.base import PUBLISHED, Policy, Use
+from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting
+from pacekeeper.simulator.policies.lazarus import Lazarus
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
 
 NUM_SERVERS = 400
 SLOW_SPEED = 0.5  # of a server with a fail-slow fault: the log tells no size

@@ -19,20 +19,20 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.core.config import PolicyConfig
+from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout import Layout
-from pacekeeper.simulator.changes import History, NodesJoined, NodesLost, SpeedChanged
-from pacekeeper.simulator.job_model import Dispatch, JobModel
-from pacekeeper.simulator.job_nodes import capped
-from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, grouped
-from pacekeeper.simulator.policy_lazarus import Lazarus, placed
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.read_spot import read_spot
-from pacekeeper.simulator.routing import Routing, read_routing
-from pacekeeper.simulator.sim_policy import PUBLISHED, Policy, Use
-from pacekeeper.simulator.sim_summary import summarised, told_with
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost, SpeedChanged
+from pacekeeper.simulator.cluster.membership import capped
+from pacekeeper.simulator.cluster.spot_trace import read_spot
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.statistics import summarised, told_with
+from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel
+from pacekeeper.simulator.jobs.expert_routing import Routing, read_routing
+from pacekeeper.simulator.policies.base import PUBLISHED, Policy, Use
+from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting, grouped
+from pacekeeper.simulator.policies.lazarus import Lazarus, placed
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
 
 MAX_NODES, SLOTS, SAMPLES, TOKENS, LAYERS = 10, 6, 4, 1024, 12
 MINUTES, SPAN = 80.0, "80 minutes"

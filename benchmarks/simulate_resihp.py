@@ -32,19 +32,19 @@ from benchmarks.resihp_paper import (
     slow_speed,
 )
 from benchmarks.resihp_tables import Row, rounded, show_rates, show_slow, show_stops, summary
-from pacekeeper.simulator.changes import History, NodesJoined, SpeedChanged
-from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
-from pacekeeper.simulator.pipeline_job import PipelineJob
-from pacekeeper.simulator.pipeline_work import Work
-from pacekeeper.simulator.policy_adaptra import Adaptra
-from pacekeeper.simulator.policy_greyhound import Greyhound
-from pacekeeper.simulator.policy_oobleck import Oobleck
-from pacekeeper.simulator.policy_recycle import ReCycle
-from pacekeeper.simulator.policy_repartition import Repartition
-from pacekeeper.simulator.policy_resihp import ResiHP
-from pacekeeper.simulator.policy_unmitigated import Unmitigated
-from pacekeeper.simulator.sim_policy import PolicyOf
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.simulator.cluster.fault_generator import FaultKind, FaultRule, drawn_history
+from pacekeeper.simulator.cluster.history import History, NodesJoined, SpeedChanged
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.jobs.pipeline import PipelineJob
+from pacekeeper.simulator.jobs.pipeline_assignment import Work
+from pacekeeper.simulator.policies.base import PolicyOf
+from pacekeeper.simulator.policies.pipeline.adaptra import Adaptra
+from pacekeeper.simulator.policies.pipeline.greyhound import Greyhound
+from pacekeeper.simulator.policies.pipeline.no_mitigation import Unmitigated
+from pacekeeper.simulator.policies.pipeline.oobleck import Oobleck
+from pacekeeper.simulator.policies.pipeline.pacekeeper import Repartition
+from pacekeeper.simulator.policies.pipeline.recycle import ReCycle
+from pacekeeper.simulator.policies.pipeline.resihp import ResiHP
 
 ROWS, WHOLE_ROWS = 16, 1  # of a micro-batch
 STEPS = 1000  # iterations of the healthy job, from the onset of a slowdown

@@ -10,19 +10,19 @@ from statistics import median
 import torch
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.run_identity import identity_of
-from pacekeeper.trainer.block_state import ordered_parameters
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_saver import News, Outcome
-from pacekeeper.trainer.collectives import LocalFabric
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import Fabric
-from pacekeeper.trainer.host_copies import HostCopies
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.rules import first_layout
-from pacekeeper.trainer.snapshots import Snapshots
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.checkpoint.run_fingerprint import identity_of
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.checkpoint.async_writer import News, Outcome
+from pacekeeper.trainer.checkpoint.in_memory import Snapshots
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.checkpoint.staging import HostCopies
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.engine.job_rules import first_layout
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.model.transformer import MoETransformer
 
 WARM_STEPS = 3
 NUM_RANKS = 4  # of the demo

@@ -12,12 +12,18 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from pacekeeper.controller.partition_cost import message_s
-from pacekeeper.controller.partition_memory import shares_of
-from pacekeeper.controller.partition_plan import Cell, Partition
-from pacekeeper.controller.partition_problem import Problem
-from pacekeeper.controller.partition_sync import cell_sync_s
-from pacekeeper.core.schedule import ChunkKind, ChunkOp, Schedule, pipeline_program, source_of
+from pacekeeper.controller.planning.partition.model import Cell, Partition
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition_cost.compute import message_s
+from pacekeeper.controller.planning.partition_cost.memory import shares_of
+from pacekeeper.controller.planning.partition_cost.partition_sync import cell_sync_s
+from pacekeeper.core.layout.pipeline_schedule import (
+    ChunkKind,
+    ChunkOp,
+    Schedule,
+    pipeline_program,
+    source_of,
+)
 
 Place = tuple[int, int]  # pipeline, stage
 Output = tuple[int, int, ChunkOp]  # pipeline, stage, and the chunk that made it

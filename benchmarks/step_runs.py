@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from pacekeeper.predictor.job_level import job_faults
-from pacekeeper.predictor.levels import levels, noise, without_spikes
-from pacekeeper.predictor.trace import StepTable, Trace
-from pacekeeper.predictor.verdict import Trouble
-from pacekeeper.predictor.workload import Array, Positions
-from pacekeeper.simulator.read_steps import read_archive
+from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.job_level.detect import job_faults
+from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.offline.verdict import Trouble
+from pacekeeper.predictor.stats.change_points import levels, noise, without_spikes
+from pacekeeper.simulator.readers.step_times import read_archive
 
 DESIGNED_JUMP = 1.15  # of the others' pace: taken for a change of the schedule
 MIN_CLASS_STEPS = 10

@@ -14,11 +14,11 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pacekeeper.controller.retention import DAY_S, LOOK_EVERY_S, Retention
-from pacekeeper.controller.store import Store
-from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.retention_config import RetentionConfig
+from pacekeeper.controller.storage.retention import DAY_S, LOOK_EVERY_S, Retention
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.layout.layout import even_layout
 
 TICKS_A_DAY = 400_000  # of 0.2 s each; only those that have something to do are played
 GROWTH = 1.1

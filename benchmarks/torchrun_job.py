@@ -18,16 +18,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.toml_reader import read_config
-from pacekeeper.trainer.block_state import ordered_parameters
-from pacekeeper.trainer.collectives import Collectives, LocalFabric, Posted, exchanged
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.rules import learning_rate
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.config.loader import read_config
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, Posted, exchanged
+from pacekeeper.trainer.engine.job_rules import learning_rate
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
 
 
 @dataclass(slots=True, kw_only=True)

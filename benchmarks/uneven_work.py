@@ -16,12 +16,12 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.predictor.imbalance import imbalances
-from pacekeeper.predictor.trace import ComputeTable, OpTable, Trace, compute_of
-from pacekeeper.predictor.verdict import Trouble, WhatIf
-from pacekeeper.predictor.what_if import replay_of, what_if_of
-from pacekeeper.simulator.read_bytedance import read_bytedance
-from pacekeeper.simulator.read_smartmoe import read_smartmoe
+from pacekeeper.predictor.imbalance.analyze import imbalances
+from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
+from pacekeeper.predictor.offline.trace import ComputeTable, OpTable, Trace, compute_of
+from pacekeeper.predictor.offline.verdict import Trouble, WhatIf
+from pacekeeper.simulator.readers.bytedance import read_bytedance
+from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 
 # What each trace suffers from; a slow worker is not uneven work.
 MAIN_CAUSE = {"AR": None, "SE": "sequence_imbalance", "ST": "stage_imbalance"}

@@ -11,32 +11,62 @@ from pacekeeper.core.errors import PacekeeperError
 
 # name -> (module, one line for the overview); every module has a click command named `command`.
 _COMMANDS = {
-    "demo": ("pacekeeper.cli.demo", "See the whole loop on this machine in three minutes."),
-    "agent": ("pacekeeper.cli.agent", "Run the daemon of this node."),
-    "controller": ("pacekeeper.cli.controller", "Run the central controller."),
-    "launch": ("pacekeeper.cli.launch", "Start and watch this node's ranks of a training job."),
-    "train": ("pacekeeper.cli.train", "Train the MoE model in one process, without a fleet."),
-    "status": ("pacekeeper.cli.status", "Ask the controller for jobs, ranks and nodes."),
-    "top": ("pacekeeper.cli.top", "Watch jobs, ranks and incidents live, with keys."),
-    "fleet": ("pacekeeper.cli.fleet", "Ask which nodes were found slow, lemons first."),
-    "incidents": ("pacekeeper.cli.incidents", "Ask the controller for incidents."),
-    "explain": ("pacekeeper.cli.explain", "Say all that is known of one incident."),
-    "approve": ("pacekeeper.cli.approve", "Approve a plan that waits for a person."),
-    "deny": ("pacekeeper.cli.deny", "Deny a plan that waits for a person."),
-    "cordon": ("pacekeeper.cli.cordon", "Take the work from a node or a rank."),
-    "uncordon": ("pacekeeper.cli.uncordon", "Take a cordon back."),
-    "pause": ("pacekeeper.cli.pause", "Make no plans for a job; findings go on."),
-    "resume": ("pacekeeper.cli.resume", "Make plans for a job again."),
-    "dry-run": ("pacekeeper.cli.dry_run", "Make and tell plans, and offer none, of any job."),
-    "replay": ("pacekeeper.cli.replay", "Judge a recorded run: who was slow, and what it cost."),
-    "simulate": ("pacekeeper.cli.simulate", "Play recorded failures against several policies."),
-    "checkpoint": ("pacekeeper.cli.checkpoint", "List, check and show checkpoints."),
-    "plan": ("pacekeeper.cli.plan", "Plan experts or partitions for a trainer of your own."),
-    "backup": ("pacekeeper.cli.backup", "Copy a controller's store, also while it is in use."),
-    "certs": ("pacekeeper.cli.certs", "A private authority: certificates of nodes and people."),
-    "tokens": ("pacekeeper.cli.tokens", "Bearer tokens that the controller takes."),
-    "healthcheck": ("pacekeeper.cli.healthcheck", "Say whether this node is fit for work."),
-    "doctor": ("pacekeeper.cli.doctor", "Say what works on this machine and what does not."),
+    "demo": ("pacekeeper.cli.demo.command", "See the whole loop on this machine in three minutes."),
+    "agent": ("pacekeeper.cli.services.agent", "Run the daemon of this node."),
+    "controller": ("pacekeeper.cli.services.controller", "Run the central controller."),
+    "launch": (
+        "pacekeeper.cli.services.launch",
+        "Start and watch this node's ranks of a training job.",
+    ),
+    "train": (
+        "pacekeeper.cli.services.train",
+        "Train the MoE model in one process, without a fleet.",
+    ),
+    "status": ("pacekeeper.cli.observe.status", "Ask the controller for jobs, ranks and nodes."),
+    "top": ("pacekeeper.cli.top.command", "Watch jobs, ranks and incidents live, with keys."),
+    "fleet": ("pacekeeper.cli.observe.nodes", "Ask which nodes were found slow, lemons first."),
+    "incidents": ("pacekeeper.cli.observe.incidents", "Ask the controller for incidents."),
+    "explain": ("pacekeeper.cli.observe.explain", "Say all that is known of one incident."),
+    "approve": ("pacekeeper.cli.operate.approve", "Approve a plan that waits for a person."),
+    "deny": ("pacekeeper.cli.operate.deny", "Deny a plan that waits for a person."),
+    "cordon": ("pacekeeper.cli.operate.cordon", "Take the work from a node or a rank."),
+    "uncordon": ("pacekeeper.cli.operate.uncordon", "Take a cordon back."),
+    "pause": ("pacekeeper.cli.operate.pause", "Make no plans for a job; findings go on."),
+    "resume": ("pacekeeper.cli.operate.resume", "Make plans for a job again."),
+    "dry-run": (
+        "pacekeeper.cli.operate.dry_run",
+        "Make and tell plans, and offer none, of any job.",
+    ),
+    "replay": (
+        "pacekeeper.cli.analysis.replay",
+        "Judge a recorded run: who was slow, and what it cost.",
+    ),
+    "simulate": (
+        "pacekeeper.cli.analysis.simulate",
+        "Play recorded failures against several policies.",
+    ),
+    "checkpoint": ("pacekeeper.cli.admin.checkpoint", "List, check and show checkpoints."),
+    "plan": (
+        "pacekeeper.cli.planning.command",
+        "Plan experts or partitions for a trainer of your own.",
+    ),
+    "backup": (
+        "pacekeeper.cli.admin.backup",
+        "Copy a controller's store, also while it is in use.",
+    ),
+    "certs": (
+        "pacekeeper.cli.admin.certs",
+        "A private authority: certificates of nodes and people.",
+    ),
+    "tokens": ("pacekeeper.cli.admin.tokens", "Bearer tokens that the controller takes."),
+    "healthcheck": (
+        "pacekeeper.cli.services.healthcheck",
+        "Say whether this node is fit for work.",
+    ),
+    "doctor": (
+        "pacekeeper.cli.doctor.command",
+        "Say what works on this machine and what does not.",
+    ),
 }
 
 

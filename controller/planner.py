@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from pacekeeper.controller.events import AskDecision, DecisionMade, Event
-from pacekeeper.controller.policy import decide
-from pacekeeper.core.config import PolicyConfig
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.state_machine.events import AskDecision, DecisionMade, Event
+from pacekeeper.core.config.controller import PolicyConfig
 
 
 def _one_thread() -> ThreadPoolExecutor:

@@ -2,7 +2,7 @@
 
 import importlib
 
-from pacekeeper.predictor.calibration import chart_rules, gaussian
+from pacekeeper.predictor.stats.cusum_design import chart_rules, gaussian
 
 
 def import_early() -> None:

@@ -6,7 +6,7 @@
 import argparse
 import random
 
-from pacekeeper.trainer import hooks
+from pacekeeper.trainer.hooks import hooks
 
 
 def main() -> None:

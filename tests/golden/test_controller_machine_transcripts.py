@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.events import (
+from pacekeeper.controller.state_machine.events import (
     AskDecision,
     AskProbe,
     Command,
@@ -31,10 +31,10 @@ from pacekeeper.controller.events import (
     StepSummary,
     TellSuspects,
 )
-from pacekeeper.core.config import ControllerConfig, PolicyConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.shrink import shrink
+from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -12,10 +12,10 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import ControllerConfig, TrainConfig
-from pacekeeper.core.toml_reader import read_config
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.loader import read_config
 from support.tree import ROOT
 
 EXAMPLE = ROOT / "deploy" / "pacekeeper.example.toml"

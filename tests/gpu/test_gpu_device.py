@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacekeeper.agent.nvml import Nvml, open_nvml
-from pacekeeper.trainer.timing import ComputeTime, DeviceEventClock
+from pacekeeper.agent.nvml.client import Nvml, open_nvml
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime, DeviceEventClock
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ Skips itself where there is no device.
 import pytest
 import torch
 
-from pacekeeper.trainer.host_copies import host_copies
+from pacekeeper.trainer.checkpoint.staging import host_copies
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.core.topology import Attachment, Clock
-from pacekeeper.trainer.device import DeviceBurner, new_event
-from pacekeeper.trainer.solo import train_alone
-from pacekeeper.trainer.timing import DeviceEventClock
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.core.telemetry.samples import Attachment, Clock
+from pacekeeper.trainer.distributed.device import DeviceBurner, new_event
+from pacekeeper.trainer.engine.single_process import train_alone
+from pacekeeper.trainer.hooks.compute_timers import DeviceEventClock
 from support.fleet import SMALL, Fleet
 
 pytestmark = [

@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
 from support.controllers import until
 from support.foreign_fleet import ForeignRuns, foreign_runs
 from support.forked_ranks import SLOW_RANK, SLOWDOWN, STEPS

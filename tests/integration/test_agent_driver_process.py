@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.core.telemetry.samples import DeviceSample
 from support import fake_nvml
 from support.agents import Node, PaperController, play, until
 from support.fake_nvml import Driver

@@ -152,7 +152,7 @@ def test_prometheus_reads_the_agents_own_counts(tmp_path: Path) -> None:
 
 def test_the_agent_starts_without_the_trainers_libraries() -> None:
     program = (
-        "import sys, pacekeeper.cli.agent, pacekeeper.agent.runtime\n"
+        "import sys, pacekeeper.cli.services.agent, pacekeeper.agent.daemon\n"
         "print(sorted({'torch', 'numpy', 'scipy', 'pynvml'} & set(sys.modules)))"
     )
     said = subprocess.run(

@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core import node_verdict, ring
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import RankExitRecord, StepRecord
-from pacekeeper.core.reports import NodeReport
-from pacekeeper.core.topology import Attachment
-from pacekeeper.protos import control_pb2, wire
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.incidents import node_health
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import Node, PaperController, play, step, until
 
 
@@ -35,7 +37,7 @@ def test_records_arrive_once_in_order_and_after_their_attachment(tmp_path: Path)
         told = [job for report in controller.reports for job in report.jobs]
         assert told[0].attached and told[0].attached[0].rank == 0
         assert controller.hellos[0].node == "n0"
-        assert controller.hellos[0].protocol_version == wire.PROTOCOL_VERSION
+        assert controller.hellos[0].protocol_version == reports.PROTOCOL_VERSION
         newest = controller.reports[-1].health
         assert (newest.records_lost, newest.records_corrupt, newest.batches_dropped) == (0, 0, 0)
 
@@ -157,10 +159,10 @@ def test_an_offer_reaches_file_and_slot_and_a_damaged_one_does_not(tmp_path: Pat
         await node.start()
         await until(lambda: controller.reports, "the stream")
         layout = even_layout(ranks=range(4), num_layers=1, num_experts=4, replicas=2, generation=3)
-        damaged = wire.offer_to_message("job", layout, 1)
+        damaged = reports.offer_to_message("job", layout, 1)
         damaged.layout_json += b" "
         controller.say(control_pb2.AttachResponse(offer_plan=damaged))
-        good = wire.offer_to_message("job", layout, 2)
+        good = reports.offer_to_message("job", layout, 2)
         controller.say(control_pb2.AttachResponse(offer_plan=good))
         await until(lambda: writer.command().plan_generation == 3, "the plan in the slot")
         assert writer.command().base_generation == 2
@@ -174,7 +176,7 @@ def test_an_offer_reaches_file_and_slot_and_a_damaged_one_does_not(tmp_path: Pat
         controller.say(control_pb2.AttachResponse(notify_deaths=elsewhere))
         code, error = await node.stop()
         assert code == 0, error
-        jobs = [path for path in node.rings.iterdir() if path.name != node_verdict.FILE_NAME]
+        jobs = [path for path in node.rings.iterdir() if path.name != node_health.FILE_NAME]
         assert jobs == [node.rings / "job"]
 
     play(tmp_path, body)
@@ -188,7 +190,7 @@ def test_a_death_reaches_the_neighbours_without_any_controller(tmp_path: Path) -
         supervisor = Ring.create(
             node.rings,
             Attachment(job="job", rank=0, world_size=4, pid=7, role="supervisor"),
-            file_name=ring.SUPERVISOR_RING,
+            file_name=shm_ring.SUPERVISOR_RING,
         )
         await node.start()
         await until(neighbour.heartbeat_mono_s, "a look")
@@ -206,12 +208,12 @@ def test_files_that_are_no_rings_are_told_and_the_others_are_read(tmp_path: Path
         write_steps(writer, range(3))
         assert writer.path is not None
         with writer.path.open("r+b") as file:
-            file.seek(ring.slot_offset(1) + 24)
+            file.seek(shm_ring.slot_offset(1) + 24)
             file.write(b"\xff\xff\xff")
         other = bytearray(node.ring(1).path.read_bytes())  # type: ignore[union-attr]
         other[8] = 77
         (node.rings / "job" / "rank-00002.ring").write_bytes(other)
-        (node.rings / "job" / "rank-00003.ring").write_bytes(os.urandom(ring.FILE_BYTES))
+        (node.rings / "job" / "rank-00003.ring").write_bytes(os.urandom(shm_ring.FILE_BYTES))
         (node.rings / "job" / "rank-00004.ring").mkdir()
         os.mkfifo(node.rings / "job" / "rank-00005.ring")
         (node.rings / "job" / "rank-00006.ring").symlink_to("/etc/hostname")
@@ -278,7 +280,7 @@ def test_a_new_agent_reads_what_is_still_in_the_rings(tmp_path: Path) -> None:
         controller.streams.clear()
         await node.start()
         await until(lambda: 2009 in controller.steps, "the step written last")
-        assert controller.steps == list(range(2010 - ring.SLOT_COUNT, 2010))
+        assert controller.steps == list(range(2010 - shm_ring.SLOT_COUNT, 2010))
         assert controller.reports[-1].health.records_lost == 0, "they were read in another life"
         attached = [a for r in controller.reports for job in r.jobs for a in job.attached]
         assert {a.pid for a in attached} == {os.getpid()}

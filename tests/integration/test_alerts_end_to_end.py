@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.cli.authority import Kind
-from pacekeeper.core.metrics_config import MetricsConfig
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.samples import DeviceSample
 from support.alerting import MISSING, Intervals, Receiver, Stack, wait_for
 from support.authorities import Authority
 from support.controllers import (

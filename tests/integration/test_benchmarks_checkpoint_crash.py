@@ -7,8 +7,8 @@ from benchmarks import checkpoint_crash
 from benchmarks.checkpoint_crash import Bench
 from benchmarks.crash_ranks import Where
 
-from pacekeeper.trainer import checkpoint_saver
-from pacekeeper.trainer.checkpoint_saver import Saver, Snapshot
+from pacekeeper.trainer.checkpoint import async_writer
+from pacekeeper.trainer.checkpoint.async_writer import Saver, Snapshot
 
 
 @pytest.mark.parametrize(("experts", "window_steps"), [(0, 1), (1, 1), (0, 3)])
@@ -26,12 +26,12 @@ def test_a_manifest_before_its_files_would_be_told(
 ) -> None:
     """The one mistake that an order of writes is there to prevent."""
 
-    def hasty(self: Saver, snapshot: Snapshot, so_far: checkpoint_saver.Written) -> None:
+    def hasty(self: Saver, snapshot: Snapshot, so_far: async_writer.Written) -> None:
         write(self, snapshot, so_far)
         path = Path(self._storage.root, snapshot.id.name, f"rank-{self._rank}.safetensors")
         path.write_bytes(path.read_bytes()[:-100])
 
-    write = checkpoint_saver.Saver._write
-    monkeypatch.setattr(checkpoint_saver.Saver, "_write", hasty)
+    write = async_writer.Saver._write
+    monkeypatch.setattr(async_writer.Saver, "_write", hasty)
     bench = Bench(where=Where(root=str(tmp_path)))
     assert checkpoint_crash.run(bench, ["retention"], seed=0).wrong

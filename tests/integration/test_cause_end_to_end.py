@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import DeviceSample
 from pacekeeper.protos import status_pb2
 from support.commands import pacekeeper
 from support.controllers import (

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.reports import JobReport
+from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import status_pb2
 from support.commands import pacekeeper
 from support.controllers import (

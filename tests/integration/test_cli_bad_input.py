@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from pacekeeper.cli.main import main
-from pacekeeper.core import ring
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.records import StepRecord
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring, claim_directory
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
 from support.commands import FRESH, pacekeeper
 from support.ports import free_port
 
@@ -314,12 +314,15 @@ def test_doctor_counts_whole_rings(tmp_path: Path) -> None:
         pytest.param(
             8,
             ExitCode.VERSION,
-            f"ring version {(ring.VERSION ^ 1) + 256}, this side reads",
+            f"ring version {(shm_ring.VERSION ^ 1) + 256}, this side reads",
             id="version",
         ),
         pytest.param(0, ExitCode.HOST, "wrong magic", id="no ring"),
         pytest.param(
-            ring.slot_offset(1) + 40, ExitCode.HOST, "1 damaged records beside 2 whole", id="record"
+            shm_ring.slot_offset(1) + 40,
+            ExitCode.HOST,
+            "1 damaged records beside 2 whole",
+            id="record",
         ),
     ],
 )

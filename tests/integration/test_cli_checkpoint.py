@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.manifest import MANIFEST_FILE
 from support.checkpoints import TINY, Lone
 from support.commands import pacekeeper
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.demo_folder import RINGS, RINGS_PREFIX, claimed
+from pacekeeper.cli.demo.run_dir import RINGS, RINGS_PREFIX, claimed
 from pacekeeper.core.errors import ExitCode
 
 PATIENCE_S = 120.0
@@ -96,7 +96,7 @@ def test_a_demo_that_is_killed_leaves_no_process_and_the_next_one_its_rings_not(
 
 
 def test_a_part_whose_demo_ended_before_it_began_does_not_begin() -> None:
-    line = [sys.executable, "-m", "pacekeeper.cli.demo_part", "1", "--version"]
+    line = [sys.executable, "-m", "pacekeeper.cli.demo.process", "1", "--version"]
     assert subprocess.run(line, capture_output=True).returncode == 128 + signal.SIGTERM
 
 
@@ -105,7 +105,7 @@ def test_a_demo_that_is_deaf_to_hang_ups_stays_so(tmp_path: Path) -> None:
     code = (
         "import signal\n"
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "from pacekeeper.cli.demo import end_with_the_fleet\n"
+        "from pacekeeper.cli.demo.command import end_with_the_fleet\n"
         "end_with_the_fleet()\n"
         "signal.raise_signal(signal.SIGHUP)\n"
         "print('still here')"

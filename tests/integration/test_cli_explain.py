@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.reports import JobReport
+from pacekeeper.core.telemetry.node_report import JobReport
 from support.commands import pacekeeper
 from support.controllers import (
     ControllerProcess,

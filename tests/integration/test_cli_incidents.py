@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.shrink import shrink
-from pacekeeper.protos import control_pb2, wire
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports
 from support.commands import Started, pacekeeper
 from support.controllers import (
     ControllerProcess,
@@ -38,7 +39,10 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerP
     """Job "a": a death that is over. Job "b": a death that is open. Job "c": nothing."""
     with ControllerProcess(tmp_path_factory.mktemp("incidents")) as process:
         hello = control_pb2.Hello(
-            protocol_version=wire.PROTOCOL_VERSION, product_version="0", node=NODE, agent_life="x"
+            protocol_version=reports.PROTOCOL_VERSION,
+            product_version="0",
+            node=NODE,
+            agent_life="x",
         )
         agent = ScriptedAgent(process.address, hello)
         agent.report_and_wait(*(attached(job, LAYOUT) for job in "abc"))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
-from pacekeeper.core.trace_file import TraceHeader, header_line, record_line
-from pacekeeper.simulator.formats import Format
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.telemetry.trace_jsonl import TraceHeader, header_line, record_line
+from pacekeeper.simulator.readers.formats import Format
 from support.commands import pacekeeper
 from support.tree import ROOT
 

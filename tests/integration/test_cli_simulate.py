@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.simulate import command
+from pacekeeper.cli.analysis.simulate import command
 from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.simulator.scenario import read_scenario
+from pacekeeper.simulator.scenario.loader import read_scenario
 from support.commands import pacekeeper
 
 SCENARIO = """
@@ -132,7 +132,7 @@ def test_a_page_that_could_not_be_written_is_said_before_anything_is_played(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is played")
 
-    monkeypatch.setattr("pacekeeper.simulator.scenario.played", never)
+    monkeypatch.setattr("pacekeeper.simulator.scenario.loader.played", never)
     for page, said in ((scenario.parent, "is a folder"), (Path("no/x.html"), "no folder no")):
         done = CliRunner().invoke(command, [str(scenario), "--report", str(page)])
         assert isinstance(done.exception, PacekeeperError) and said in str(done.exception)

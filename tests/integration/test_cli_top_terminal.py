@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.reports import JobReport
+from pacekeeper.core.telemetry.node_report import JobReport
 from support.commands import FRESH
 from support.controllers import (
     PATIENCE_S,

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.demo_fleet import Fleet
-from pacekeeper.cli.demo_folder import claimed
-from pacekeeper.cli.demo_recorder import read_step_log
-from pacekeeper.controller.store import Store
-from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.layout import ExpertHosts
+from pacekeeper.cli.demo.fleet import Fleet
+from pacekeeper.cli.demo.recorder import read_step_log
+from pacekeeper.cli.demo.run_dir import claimed
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.layout.layout import ExpertHosts
 from support.asking import Asking, quick_fleet, quick_job, until
 
 VICTIM, KILLED = 2, 1

@@ -12,8 +12,8 @@ import sys
 sys.path.insert(0, {str(TESTS)!r})
 import numpy as np
 from pacekeeper.controller.start_up import import_early
-from pacekeeper.predictor.cost_model import fit
-from pacekeeper.predictor.thresholds import thresholds
+from pacekeeper.predictor.cost.model import fit
+from pacekeeper.predictor.online.thresholds import thresholds
 from support.synthetic_job import SyntheticJob
 job = SyntheticJob(num_ranks=4, seed=1)
 samples = [job.next() for _ in range(30)]

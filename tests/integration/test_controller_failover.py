@@ -12,8 +12,9 @@ import httpx
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.reports import JobReport
-from pacekeeper.protos import control_pb2, status_pb2, wire
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.protos import control_pb2, status_pb2
+from pacekeeper.protos.convert import reports
 from support.commands import pacekeeper
 from support.controllers import (
     PATIENCE_S,
@@ -35,7 +36,7 @@ LAYOUT = first_layout()
 
 def hello(life: str, seen_term: int = 0) -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=wire.PROTOCOL_VERSION,
+        protocol_version=reports.PROTOCOL_VERSION,
         product_version="0",
         node="node-0",
         agent_life=life,

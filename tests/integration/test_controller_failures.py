@@ -16,15 +16,16 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pacekeeper.controller import machine, own_folder
-from pacekeeper.controller.events import Event, NodeAttached, Tick
-from pacekeeper.controller.runtime import Controller
-from pacekeeper.controller.state import State
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.app import Controller
+from pacekeeper.controller.ingest import runtime_dir
+from pacekeeper.controller.state_machine import machine
+from pacekeeper.controller.state_machine.events import Event, NodeAttached, Tick
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.shrink import shrink
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import control_pb2, status_pb2
 from support.controllers import (
     HELLO,
@@ -140,7 +141,7 @@ def test_a_bug_of_ours_costs_one_event_and_is_said_once(
     monkeypatch.setattr(machine, "advance", failing)
     said: list[str] = []
     monkeypatch.setattr(
-        "pacekeeper.controller.runtime._log.error", lambda text, *a, **k: said.append(text % a)
+        "pacekeeper.controller.app._log.error", lambda text, *a, **k: said.append(text % a)
     )
     config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
     controller = Controller(config)
@@ -185,7 +186,7 @@ def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing(
         for part in parts:
             part.cancel()
 
-    monkeypatch.setattr("pacekeeper.controller.store_file.used_bytes", unreadable)
+    monkeypatch.setattr("pacekeeper.controller.storage.sqlite_file.used_bytes", unreadable)
     config = replace(ControllerConfig(), listen="127.0.0.1:0", store=str(tmp_path / "store"))
     asyncio.run(scene(Controller(replace(config, tick_interval_s=0.01))))
 
@@ -193,7 +194,7 @@ def test_a_disk_that_can_not_be_read_for_a_while_ends_nothing(
 def test_its_own_taking_away_of_the_socket_for_calls_is_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(own_folder, "LOOK_S", 0.001)
+    monkeypatch.setattr(runtime_dir, "LOOK_S", 0.001)
     made = "grpc.aio._server.Server.stop"  # grpc.aio.Server is its abstract base
     true_stop = pkgutil.resolve_name(made)
 

@@ -15,24 +15,24 @@ import grpc
 import grpc.aio
 import pytest
 
-from pacekeeper.controller import front_door, line
-from pacekeeper.controller.front import UNSENT_BYTES
-from pacekeeper.controller.front_door import FrontDoor, PortTakenError
-from pacekeeper.controller.line import Frame
-from pacekeeper.controller.own_folder import SOCKET, own_folder
+from pacekeeper.controller.ingest import ipc, supervisor
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.runtime_dir import SOCKET, own_folder
+from pacekeeper.controller.ingest.supervisor import FrontDoor, PortTakenError
+from pacekeeper.controller.ingest.worker import UNSENT_BYTES
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ExitCode, HostError
-from pacekeeper.core.security_config import TlsConfig
 from pacekeeper.protos import (
     control_pb2,
     control_pb2_grpc,
-    secure,
     status_pb2,
     status_pb2_grpc,
     telemetry_pb2,
+    tls,
 )
 from support.controllers import HELLO, PATIENCE_S, ControllerProcess, ScriptedAgent, until
 
-LISTENS = line.frame(line.LISTENS, 0, 7443)
+LISTENS = ipc.frame(ipc.LISTENS, 0, 7443)
 WELCOME = control_pb2.AttachResponse(welcome=control_pb2.Welcome()).SerializeToString()
 
 
@@ -136,8 +136,8 @@ class Door:
 
     async def _hear(self, frames: Sequence[Frame]) -> None:
         for kind, number, _, _ in frames:
-            if kind == line.OPENED:
-                self.door.say(line.sent([number], 0, b"welcome", WELCOME))
+            if kind == ipc.OPENED:
+                self.door.say(ipc.sent([number], 0, b"welcome", WELCOME))
         self.heard += frames
         await self.is_free.wait()
 
@@ -149,7 +149,7 @@ class Door:
 
     @property
     def sequences(self) -> list[int]:
-        return [number for kind, _, number, _ in self.heard if kind == line.REPORT]
+        return [number for kind, _, number, _ in self.heard if kind == ipc.REPORT]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -186,7 +186,7 @@ def test_while_the_controller_is_busy_reports_stay_with_their_agents(tmp_path: P
     size, count = 1 << 16, 600  # far more than may wait on the way
 
     async def scene(door: Door) -> None:
-        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert await call.read() is not grpc.aio.EOF
@@ -210,7 +210,7 @@ def test_while_the_controller_is_busy_reports_stay_with_their_agents(tmp_path: P
             assert written * size < 3 * UNSENT_BYTES
             door.is_free.set()
             await sending
-            await holds(lambda: door.heard[-1][0] == line.FINISHED)
+            await holds(lambda: door.heard[-1][0] == ipc.FINISHED)
             assert door.sequences == list(range(1, count + 1))
 
     play(scene)
@@ -223,7 +223,7 @@ def test_an_agent_that_floods_is_held_back_by_its_bytes_and_starves_no_other() -
         return sum(1 for one in door.sequences if one % 2 == parity)
 
     async def scene(door: Door) -> None:
-        own = [secure.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
+        own = [tls.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
         async with own[0], own[1]:
             began_s = time.monotonic()
             polite, flooding = await welcomed(own[0]), await welcomed(own[1])
@@ -260,14 +260,14 @@ async def send(call: Any, numbers: Iterable[int], more: str) -> None:
 def test_what_came_before_a_drain_is_taken_in_however_long_the_door_gathers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(front_door, "GATHER_S", 60.0)
-    monkeypatch.setattr(front_door, "GATHER_S_PER_STREAM", 60.0)
+    monkeypatch.setattr(supervisor, "GATHER_S", 60.0)
+    monkeypatch.setattr(supervisor, "GATHER_S_PER_STREAM", 60.0)
 
     async def scene() -> Door:
         door = Door()
         await door.door.start()
         running = asyncio.create_task(door.door.run())
-        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert await call.read() is not grpc.aio.EOF
@@ -277,12 +277,12 @@ def test_what_came_before_a_drain_is_taken_in_however_long_the_door_gathers(
         return door
 
     door = asyncio.run(scene())
-    assert [kind for kind, *_ in door.heard] == [line.OPENED, line.CLOSED]
+    assert [kind for kind, *_ in door.heard] == [ipc.OPENED, ipc.CLOSED]
 
 
 def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
     async def scene(door: Door) -> None:
-        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
             attach: Any = channel.stream_stream("/pacekeeper.v1.AgentControlService/Attach")
             for wrong in (b"\xff\xff", control_pb2.AttachRequest(hello=HELLO).SerializeToString()):
                 door.heard.clear()
@@ -290,7 +290,7 @@ def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
                 await call.write(b"anything")
                 await call.read()
                 await call.write(wrong)
-                await holds(lambda: any(kind == line.MALFORMED for kind, *_ in door.heard))
+                await holds(lambda: any(kind == ipc.MALFORMED for kind, *_ in door.heard))
                 assert door.sequences == []
                 call.cancel()
 
@@ -299,13 +299,13 @@ def test_what_is_no_report_is_told_and_not_handed_on(tmp_path: Path) -> None:
 
 def test_a_message_of_a_term_that_may_be_over_is_not_sent() -> None:
     async def scene(door: Door) -> None:
-        async with secure.agent_channel(door.door.address, TlsConfig()) as channel:
+        async with tls.agent_channel(door.door.address, TlsConfig()) as channel:
             call: Any = control_pb2_grpc.AgentControlServiceStub(channel).Attach()
             await call.write(control_pb2.AttachRequest(hello=HELLO))
             assert (await call.read()).HasField("welcome")
             number = door.heard[0][1]
-            door.door.say(line.acknowledged(1, 1, [(number, 5)]))  # for the first ms of the host
-            door.door.say(line.acknowledged(1, 0, [(number, 6)]))
+            door.door.say(ipc.acknowledged(1, 1, [(number, 5)]))  # for the first ms of the host
+            door.door.say(ipc.acknowledged(1, 0, [(number, 6)]))
             assert (await call.read()).acknowledge.sequence == 6
 
     play(scene)
@@ -317,12 +317,12 @@ def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last
         return bytes(control_pb2.AttachResponse(offer_plan=plan).SerializeToString())
 
     async def scene(door: Door) -> None:
-        own = [secure.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
+        own = [tls.agent_channel(door.door.address, TlsConfig()) for _ in range(2)]
         async with own[0], own[1]:
             calls = [await welcomed(channel) for channel in own]
-            numbers = [number for kind, number, *_ in door.heard if kind == line.OPENED]
+            numbers = [number for kind, number, *_ in door.heard if kind == ipc.OPENED]
             for generation in range(1, 5):
-                door.door.say(line.sent(numbers, 0, b"plan", offer(generation)))
+                door.door.say(ipc.sent(numbers, 0, b"plan", offer(generation)))
             for call in calls:
                 await asyncio.sleep(0.2)
                 seen = 0
@@ -336,8 +336,8 @@ def test_a_large_offer_reaches_agents_that_read_slowly_whole_and_the_newest_last
 
 
 def test_a_front_that_hangs_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_door, "ALIVE_WITHIN_S", 2.0)
-    monkeypatch.setattr(front_door, "PING_S", 0.1)
+    monkeypatch.setattr(supervisor, "ALIVE_WITHIN_S", 2.0)
+    monkeypatch.setattr(supervisor, "PING_S", 0.1)
 
     async def scene(door: Door) -> None:
         assert door.door._process is not None
@@ -368,7 +368,7 @@ def lying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: bytes, then: by
 def test_a_front_that_does_not_stay_ends_the_controller(
     then: bytes, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_door, "AGAIN_S", 0.0)
+    monkeypatch.setattr(supervisor, "AGAIN_S", 0.0)
     lying(tmp_path, monkeypatch, LISTENS, then)
 
     async def scene() -> None:
@@ -388,6 +388,6 @@ def test_a_front_that_can_not_start_says_so(
         lying(tmp_path, monkeypatch, nonsense)
         with pytest.raises(HostError, match="did not start"):
             asyncio.run(Door().door.start())
-    lying(tmp_path, monkeypatch, line.frame(line.LISTENS, 0, 0, b"taken"))
+    lying(tmp_path, monkeypatch, ipc.frame(ipc.LISTENS, 0, 0, b"taken"))
     with pytest.raises(PortTakenError, match="taken"):
         asyncio.run(Door().door.start())

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import front_door
-from pacekeeper.controller.front_door import FrontDoor
-from pacekeeper.controller.line import Frame
-from pacekeeper.controller.own_folder import own_folder
-from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.controller.ingest import supervisor
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.runtime_dir import own_folder
+from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.core.config.security import TlsConfig
 from support.controllers import PATIENCE_S
 
 
@@ -74,7 +74,7 @@ def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_front_that_is_being_started_again_does_not_outlive_a_drain(
     has_begun: bool, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(front_door, "AGAIN_S", 0.0 if has_begun else PATIENCE_S)
+    monkeypatch.setattr(supervisor, "AGAIN_S", 0.0 if has_begun else PATIENCE_S)
     restarts = []
 
     async def scene() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import grpc.aio
 
-from pacekeeper.controller import line
-from pacekeeper.controller.front_door import FrontDoor
-from pacekeeper.controller.line import Frame
-from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.supervisor import FrontDoor
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.protos import control_pb2, control_pb2_grpc
 from support.controllers import PATIENCE_S
 
@@ -30,7 +30,7 @@ def test_large_first_messages_are_not_held() -> None:
     opened = list[Frame]()
 
     async def hear(frames: Sequence[Frame]) -> None:
-        opened.extend(one for one in frames if one[0] == line.OPENED)
+        opened.extend(one for one in frames if one[0] == ipc.OPENED)
 
     async def nothing() -> None:
         """It does not end."""

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.http_json import AwayError, exchange
-from pacekeeper.controller.keeper import Keeper, LeaseStore
-from pacekeeper.controller.lease import Member, Record, Timing
-from pacekeeper.controller.open_lease import open_lease_store
+from pacekeeper.controller.ha.backends import open_lease_store
+from pacekeeper.controller.ha.http_client import AwayError, exchange
+from pacekeeper.controller.ha.lease import Member, Record, Timing
+from pacekeeper.controller.ha.lease_renewer import Keeper, LeaseStore
+from pacekeeper.core.config.lease_config import LeaseConfig
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.lease_config import LeaseConfig
 from support.controllers import until
 from support.etcd import Etcd
 from support.fake_kubernetes import FakeKubernetes

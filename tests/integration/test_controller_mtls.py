@@ -10,23 +10,23 @@ from typing import Any
 import grpc
 import pytest
 
-from pacekeeper.cli import authority
-from pacekeeper.cli.authority import Kind
-from pacekeeper.controller.access import Role
-from pacekeeper.controller.token_file import change_tokens
-from pacekeeper.controller.tokens import TokenRecord, digest, written
+from pacekeeper.cli.admin import ca
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.controller.api.auth.rbac import Role
+from pacekeeper.controller.api.auth.token_file import change_tokens
+from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.protos import (
     control_pb2,
     operator_pb2,
     operator_pb2_grpc,
-    secure,
     status_pb2,
     status_pb2_grpc,
-    wire,
 )
+from pacekeeper.protos import tls as secure
+from pacekeeper.protos.convert import reports
 from support.authorities import Authority, as_toml
 from support.commands import Started, pacekeeper
 from support.controllers import ControllerProcess, ScriptedAgent, attachments, killed, until
@@ -91,7 +91,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 def hello(node: str) -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=wire.PROTOCOL_VERSION, product_version="0", node=node, agent_life="first"
+        protocol_version=reports.PROTOCOL_VERSION,
+        product_version="0",
+        node=node,
+        agent_life="first",
     )
 
 
@@ -212,10 +215,10 @@ def test_a_renewed_certificate_is_shown_to_the_next_connection(fleet: Fleet) -> 
         text = ssl.get_server_certificate((host, int(port)), timeout=60.0)
         return hashlib.sha256(ssl.PEM_cert_to_DER_cert(text)).hexdigest()
 
-    assert shown() == authority.show(fleet.server).sha256
-    before = authority.show(fleet.server).sha256
-    authority.renew(fleet.authority.directory, fleet.server, 2, fleet.authority.now)
-    assert shown() == authority.show(fleet.server).sha256 != before
+    assert shown() == ca.show(fleet.server).sha256
+    before = ca.show(fleet.server).sha256
+    ca.renew(fleet.authority.directory, fleet.server, 2, fleet.authority.now)
+    assert shown() == ca.show(fleet.server).sha256 != before
     fleet.server.write_text("nonsense")
     assert shown() != before, "the good one stays"
     fleet.ask(fleet.tls(Kind.VIEWER, "bob"))

@@ -11,15 +11,15 @@ import grpc.aio
 import pytest
 
 from pacekeeper.controller import planner
-from pacekeeper.controller.events import NodeReported
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.controller.runtime import Controller
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Decision
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import Record
-from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.controller.app import Controller
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.events import NodeReported
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Decision
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import Record
 from pacekeeper.protos import status_pb2, status_pb2_grpc
 from support.controllers import PATIENCE_S
 from support.machine_driver import FIRST, JOB, QUICK, WARM, applied, attachment, step
@@ -114,7 +114,7 @@ def test_a_bug_in_a_decision_is_counted_and_the_next_facts_are_decided_on(
 
     monkeypatch.setattr(planner, "decide", failing)
     monkeypatch.setattr(
-        "pacekeeper.controller.runtime._log.error", lambda text, *a, **k: said.append(text % a)
+        "pacekeeper.controller.app._log.error", lambda text, *a, **k: said.append(text % a)
     )
     controller = play(tmp_path, scene)
     assert said == ["no decision: job=moe: KeyError('a bug')"]

@@ -12,10 +12,11 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.shrink import shrink
-from pacekeeper.protos import control_pb2, status_pb2, wire
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.protos import control_pb2, status_pb2
+from pacekeeper.protos.convert import reports
 from support.controllers import (
     PATIENCE_S,
     ControllerProcess,
@@ -38,7 +39,7 @@ SURVIVORS = shrink(LAYOUT, dead=[1], generation=2)
 
 def hello(node: str, life: str = "first") -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=wire.PROTOCOL_VERSION, product_version="0", node=node, agent_life=life
+        protocol_version=reports.PROTOCOL_VERSION, product_version="0", node=node, agent_life=life
     )
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pacekeeper.core.layout_codec import decode_layout
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.security_config import TlsConfig
-from pacekeeper.protos import control_pb2, secure, status_pb2, telemetry_pb2, wire
+from pacekeeper.core.config.security import TlsConfig
+from pacekeeper.core.layout.codec import decode_layout
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.protos import control_pb2, status_pb2, telemetry_pb2, tls
+from pacekeeper.protos.convert import reports
 from support.controllers import (
     ControllerProcess,
     ScriptedAgent,
@@ -33,7 +34,7 @@ def controller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControllerP
 
 
 def hello(
-    node: str, *, life: str = "first", protocol: int = wire.PROTOCOL_VERSION, rack: str = ""
+    node: str, *, life: str = "first", protocol: int = reports.PROTOCOL_VERSION, rack: str = ""
 ) -> control_pb2.Hello:
     return control_pb2.Hello(
         protocol_version=protocol, product_version="9.9", node=node, agent_life=life, rack=rack
@@ -48,7 +49,7 @@ def nodes(controller: ControllerProcess) -> dict[str, status_pb2.Node]:
 def test_a_welcome_answers_hello_and_the_node_is_listed(controller: ControllerProcess) -> None:
     agent = ScriptedAgent(controller.address, hello("polite"))
     until("welcome", lambda: agent.is_welcome)
-    assert agent.heard[0].welcome.protocol_version == wire.PROTOCOL_VERSION
+    assert agent.heard[0].welcome.protocol_version == reports.PROTOCOL_VERSION
     assert nodes(controller)["polite"].is_connected
     assert nodes(controller)["polite"].product_version == "9.9"
     agent.close()
@@ -58,11 +59,11 @@ def test_a_welcome_answers_hello_and_the_node_is_listed(controller: ControllerPr
 def test_another_protocol_version_is_told_both_versions_and_what_to_do(
     controller: ControllerProcess,
 ) -> None:
-    agent = ScriptedAgent(controller.address, hello("old", protocol=wire.PROTOCOL_VERSION + 8))
+    agent = ScriptedAgent(controller.address, hello("old", protocol=reports.PROTOCOL_VERSION + 8))
     code, why = agent.wait_for_end()
     assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert f"protocol {wire.PROTOCOL_VERSION + 8}" in why
-    assert f"speaks {wire.PROTOCOL_VERSION};" in why and "install the same" in why
+    assert f"protocol {reports.PROTOCOL_VERSION + 8}" in why
+    assert f"speaks {reports.PROTOCOL_VERSION};" in why and "install the same" in why
     assert "old" not in nodes(controller)
 
 
@@ -82,7 +83,7 @@ def test_who_does_not_say_who_he_is_is_refused(
 ) -> None:
     from pacekeeper.protos import control_pb2_grpc
 
-    with secure.client_channel(controller.address, TlsConfig()) as channel:
+    with tls.client_channel(controller.address, TlsConfig()) as channel:
         stub = control_pb2_grpc.AgentControlServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             list(stub.Attach(iter([first]), timeout=60.0))
@@ -234,7 +235,7 @@ def test_garbage_on_the_port_hurts_nobody(controller: ControllerProcess) -> None
     for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 64, b"PRI * HTTP/2.0\r\n\r\nSM"):
         with socket.create_connection((host, int(port)), timeout=30.0) as connection:
             connection.sendall(garbage)
-    with secure.client_channel(controller.address, TlsConfig()) as channel:
+    with tls.client_channel(controller.address, TlsConfig()) as channel:
         # The right method, bytes that are no message.
         attach: Any = channel.stream_stream("/pacekeeper.v1.AgentControlService/Attach")
         with pytest.raises(grpc.RpcError):

@@ -6,17 +6,17 @@ import sys
 import time
 from pathlib import Path
 
-from pacekeeper.controller.store import Store
+from pacekeeper.controller.storage.store import Store
 
 LIVES = 8
 WRITER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from pacekeeper.controller.state import JobRecord
-from pacekeeper.controller.store import Store
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.layout import even_layout
+from pacekeeper.controller.state_machine.state import JobRecord
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.layout.layout import even_layout
 
 store = Store.open(Path(sys.argv[1]))
 jobs, incidents, number = store.load()

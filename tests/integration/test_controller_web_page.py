@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.authority import Kind
+from pacekeeper.cli.admin.ca import Kind
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.reports import JobReport
+from pacekeeper.core.telemetry.node_report import JobReport
 from support.authorities import Authority
 from support.browsers import Browser
 from support.commands import pacekeeper

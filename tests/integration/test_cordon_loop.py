@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pacekeeper.cli.demo_recorder import read_step_log
+from pacekeeper.cli.demo.recorder import read_step_log
 from support.asking import Asking, quick_fleet, until
 from support.commands import pacekeeper
 

@@ -5,8 +5,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core.records import EXIT_UNSEEN, RankExitRecord
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
 from support.fleet import SMALL, Fleet
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
-from pacekeeper.core.records import PlanRefusedRecord
-from pacekeeper.core.topology import Clock
+from pacekeeper.core.layout.codec import encode_layout, layout_crc
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.records import PlanRefusedRecord
+from pacekeeper.core.telemetry.samples import Clock
 from pacekeeper.protos import status_pb2
-from pacekeeper.trainer import hooks
+from pacekeeper.trainer.hooks import hooks
 from support.agents import Node, until
 from support.controllers import SHAPE, ControllerProcess, first_layout, step_records
 from support.fleet import SMALL, Fleet

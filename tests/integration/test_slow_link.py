@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.demo_fleet import Fleet
+from pacekeeper.cli.demo.fleet import Fleet
 from support.asking import Asking, quick_fleet, until
 
 VICTIM = 1

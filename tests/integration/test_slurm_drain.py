@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core import node_verdict
+from pacekeeper.core.incidents import node_health
 from support import slurm
 from support.symptoms import DEVICE
 from support.tree import ROOT
@@ -30,8 +30,8 @@ def folder() -> Iterator[Path]:
 def tell(rings: Path, *, is_lost: bool) -> None:
     """What the node's agent writes."""
     devices = (replace(DEVICE, is_lost=is_lost),)
-    verdict = node_verdict.judge(None, devices, nvml="ok", node="n0", now_unix_s=time.time())
-    (rings / node_verdict.FILE_NAME).write_bytes(node_verdict.encode(verdict))
+    verdict = node_health.judge(None, devices, nvml="ok", node="n0", now_unix_s=time.time())
+    (rings / node_health.FILE_NAME).write_bytes(node_health.encode(verdict))
 
 
 def check_of(folder: Path, path: str) -> Path:

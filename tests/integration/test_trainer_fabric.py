@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.trainer.collectives import LocalFabric
+from pacekeeper.trainer.distributed.collectives import LocalFabric
 from support.gloo_ranks import (
     JUDGED,
     Notes,

@@ -12,7 +12,7 @@ from types import FrameType
 import pytest
 from benchmarks.hook_cost import BARE, MANY_LOADS, MANY_RECORDS, one_step
 
-from pacekeeper.trainer import hooks
+from pacekeeper.trainer.hooks import hooks
 
 # Frames of Python, each cold after a trainer's own work. `lambda` and the like of the benchmark are
 # not counted, what a struct or a mapping does is none.

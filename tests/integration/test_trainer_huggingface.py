@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
 from support.controllers import until
 from support.foreign_fleet import ForeignRuns, foreign_runs
 from support.forked_ranks import SLOW_RANK, SLOWDOWN, STEPS

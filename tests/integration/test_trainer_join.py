@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import decode_layout
-from pacekeeper.core.ring import parse_layout_file_name
-from pacekeeper.trainer.solo import train_alone
+from pacekeeper.core.layout.codec import decode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.shm_ring import parse_layout_file_name
+from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 from support.layouts import on_nodes
 from support.resumes import saved, saving

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core import ring
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout import Host, Layout
-from pacekeeper.core.shrink import shrink
-from pacekeeper.trainer.rules import first_layout
-from pacekeeper.trainer.solo import train_alone
+from pacekeeper.core.layout.layout import Host, Layout
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.trainer.engine.job_rules import first_layout
+from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 from support.sabotage import BadGradient, Hasty, Moment, OtherText, Sabotage
 
@@ -272,9 +272,9 @@ def test_a_rank_that_the_fleet_declared_dead_is_left_behind(tmp_path: Path) -> N
     with Fleet(directory=tmp_path) as fleet:
         fleet.await_step(4, 0)
         for rank in others(1):
-            fleet.command(rank, ring.CommandSlot(dead_ranks=frozenset({1})))
-        path = fleet.ring_path(0).with_name(ring.SUPERVISOR_RING)
-        fleet.command_at(path, ring.CommandSlot(dead_ranks=frozenset({1})))
+            fleet.command(rank, shm_ring.CommandSlot(dead_ranks=frozenset({1})))
+        path = fleet.ring_path(0).with_name(shm_ring.SUPERVISOR_RING)
+        fleet.command_at(path, shm_ring.CommandSlot(dead_ranks=frozenset({1})))
         assert fleet.codes() == [0]
         assert_exact(fleet, others(1))
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.rank_text import rank_text
-from pacekeeper.trainer.solo import train_alone
+from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 from support.networks import Network
 from support.sabotage import Hasty

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core import ring
-from pacekeeper.core.records import ProbeRecord
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import ProbeRecord
 from support.fleet import SMALL, Fleet
 from support.rings import records_in
 from support.sabotage import Faulty, Moment, Sabotage
@@ -17,7 +17,7 @@ LONGER = replace(SMALL, steps=30)
 
 def ask(fleet: Fleet, number: int, ranks: range | tuple[int, ...] = range(4)) -> None:
     for rank in ranks:
-        fleet.command(rank, ring.CommandSlot(probe=number))
+        fleet.command(rank, shm_ring.CommandSlot(probe=number))
 
 
 def probes(fleet: Fleet, rank: int) -> list[ProbeRecord]:

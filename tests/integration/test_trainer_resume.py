@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.fleet import SMALL, Fleet
 from support.resumes import assert_losses, saved, saving
 from support.sabotage import Moment, Sabotage

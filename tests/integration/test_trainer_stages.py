@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
-from pacekeeper.core.shrink import shrink
-from pacekeeper.trainer.rules import first_layout
-from pacekeeper.trainer.solo import train_alone
+from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.trainer.engine.job_rules import first_layout
+from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 
 # Two pipelines of two stages: ranks (0, 1) and (2, 3).

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pacekeeper.core import ring
-from pacekeeper.core.records import Record, StepRecord
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 ATTACHMENT = Attachment(job="race", rank=0, world_size=64, pid=os.getpid())
 # Without memory fences only strongly ordered machines promise more than the checksum does.
@@ -23,9 +23,9 @@ GIVE_UP_S = 150.0
 RANK = """
 import sys
 from pathlib import Path
-from pacekeeper.core.records import StepRecord
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 ours = Ring.create(Path(sys.argv[1]), Attachment(job="race", rank=0, world_size=64, pid=1))
 for i in range(10_000_000):
     ours.write(StepRecord(rank=0, step=i, generation=i % 97, duration_s=i * 0.5, tokens=i * i))
@@ -34,8 +34,8 @@ for i in range(10_000_000):
 AGENT = """
 import sys, time
 from pathlib import Path
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core import ring
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.telemetry import shm_ring as ring
 intake = Intake(directory=Path(sys.argv[1]))
 intake.look(1.0)
 (reader,) = intake._jobs["race"].rings.values()
@@ -72,36 +72,36 @@ def wait_for(path: Path, child: subprocess.Popen[bytes]) -> mmap.mmap:
         assert child.poll() is None and time.monotonic() < give_up_s
         time.sleep(0.01)
     with path.open("r+b") as file:
-        return mmap.mmap(file.fileno(), ring.FILE_BYTES)
+        return mmap.mmap(file.fileno(), shm_ring.FILE_BYTES)
 
 
 def read(memory: mmap.mmap, index: int) -> tuple[Record | None, int]:
     """The record, and the sequence its slot held; raises as `decode_slot` does."""
-    offset = ring.slot_offset(index)
-    (before,) = ring.SEQUENCE.unpack_from(memory, offset)
-    slot = memory[offset : offset + ring.SLOT_BYTES]
-    (after,) = ring.SEQUENCE.unpack_from(memory, offset)
-    return ring.decode_slot(index, before, slot, after), before
+    offset = shm_ring.slot_offset(index)
+    (before,) = shm_ring.SEQUENCE.unpack_from(memory, offset)
+    slot = memory[offset : offset + shm_ring.SLOT_BYTES]
+    (after,) = shm_ring.SEQUENCE.unpack_from(memory, offset)
+    return shm_ring.decode_slot(index, before, slot, after), before
 
 
 def newest(memory: mmap.mmap) -> int:
     """The number of the newest record, roughly: the writer goes on meanwhile."""
-    offsets = map(ring.slot_offset, range(ring.SLOT_COUNT))
-    sequence: int = max(ring.SEQUENCE.unpack_from(memory, offset)[0] for offset in offsets)
+    offsets = map(shm_ring.slot_offset, range(shm_ring.SLOT_COUNT))
+    sequence: int = max(shm_ring.SEQUENCE.unpack_from(memory, offset)[0] for offset in offsets)
     return max(sequence - 1, 0)
 
 
 def test_a_reader_that_races_a_writing_process_gets_right_records_or_none(tmp_path: Path) -> None:
     wanted, right, index = 20_000, 0, 0
     with process(RANK, tmp_path) as rank:
-        memory = wait_for(tmp_path / "race" / ring.ring_file_name(0), rank)
+        memory = wait_for(tmp_path / "race" / shm_ring.ring_file_name(0), rank)
         give_up_s = time.monotonic() + GIVE_UP_S
         while right < wanted and time.monotonic() < give_up_s:
             try:
                 record, _ = read(memory, index)
-            except ring.TornError:
+            except shm_ring.TornError:
                 continue
-            except ring.CorruptError:
+            except shm_ring.CorruptError:
                 assert not IS_STRONGLY_ORDERED
                 continue
             except LookupError:
@@ -118,13 +118,13 @@ def test_a_rank_killed_in_mid_write_leaves_whole_records_and_at_most_one_open_sl
     tmp_path: Path,
 ) -> None:
     with process(RANK, tmp_path) as rank:
-        memory = wait_for(tmp_path / "race" / ring.ring_file_name(0), rank)
+        memory = wait_for(tmp_path / "race" / shm_ring.ring_file_name(0), rank)
         give_up_s = time.monotonic() + GIVE_UP_S
-        while newest(memory) < 2 * ring.SLOT_COUNT:
+        while newest(memory) < 2 * shm_ring.SLOT_COUNT:
             assert rank.poll() is None and time.monotonic() < give_up_s
     last = newest(memory)
     open_slots = 0
-    for index in range(last - ring.SLOT_COUNT + 1, last + 1):
+    for index in range(last - shm_ring.SLOT_COUNT + 1, last + 1):
         record, sequence = read(memory, index)
         open_slots += sequence == 0
         assert record == (expected(index) if sequence else None)

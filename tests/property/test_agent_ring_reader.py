@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
-from pacekeeper.core import ring
-from pacekeeper.core.records import Record, StepRecord
-from pacekeeper.core.topology import Attachment, ModelShape
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment, ModelShape
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
 
-SLOTS = ring.SLOT_COUNT
+SLOTS = shm_ring.SLOT_COUNT
 
 
 @contextmanager
@@ -61,7 +61,9 @@ def test_each_look_gives_all_that_is_left_and_counts_the_rest(
         assert (counts.lost, counts.corrupt) == (expected_lost, 0)
 
 
-damage = st.tuples(st.integers(0, SLOTS * ring.SLOT_BYTES - 1), st.binary(min_size=1, max_size=40))
+damage = st.tuples(
+    st.integers(0, SLOTS * shm_ring.SLOT_BYTES - 1), st.binary(min_size=1, max_size=40)
+)
 
 
 @settings(max_examples=50)
@@ -77,8 +79,8 @@ def test_damage_costs_what_it_hits_and_never_the_reader(
         assert writer.path is not None
         with writer.path.open("r+b") as file:
             for offset, data in hits:
-                file.seek(ring.SLOTS_OFFSET + offset)
-                file.write(data[: ring.FILE_BYTES - ring.SLOTS_OFFSET - offset])
+                file.seek(shm_ring.SLOTS_OFFSET + offset)
+                file.write(data[: shm_ring.FILE_BYTES - shm_ring.SLOTS_OFFSET - offset])
         counts = Counts()
         reader = open_ring(writer.path, "job", 1.0)
         found = numbers(reader.records(counts)) + numbers(reader.records(counts))
@@ -89,7 +91,7 @@ def test_damage_costs_what_it_hits_and_never_the_reader(
         newest = already + more
         assert found == sorted(set(found)), "in order, none twice"
         assert set(found) <= set(range(newest)), "none that was not written"
-        hit_slots = {byte // ring.SLOT_BYTES for o, d in hits for byte in range(o, o + len(d))}
+        hit_slots = {byte // shm_ring.SLOT_BYTES for o, d in hits for byte in range(o, o + len(d))}
         left = range(max(0, newest - SLOTS), newest)
         whole = {n for n in left if n >= already or n % SLOTS not in hit_slots}
         assert whole <= set(found), "whole ones are read"
@@ -101,7 +103,7 @@ def test_a_writer_that_died_in_mid_write_hides_no_other_record(already: int) -> 
     with pair(already) as (writer, reader):
         assert writer.path is not None
         with writer.path.open("r+b") as file:  # the first step of the next write, and no more
-            file.seek(ring.slot_offset(already))
+            file.seek(shm_ring.slot_offset(already))
             file.write(bytes(8))
         for each in (reader, open_ring(writer.path, "job", 1.0)):
             counts = Counts()
@@ -122,21 +124,21 @@ def test_a_record_that_was_never_finished_is_passed_on_the_second_look() -> None
         writer.write(step(3))
         writer.write(step(4))
         with writer.path.open("r+b") as file:
-            file.seek(ring.slot_offset(3))
+            file.seek(shm_ring.slot_offset(3))
             file.write(bytes(8))
         assert numbers(reader.records(counts)) == [], "it may come yet"
         assert numbers(reader.records(counts)) == [4]
         assert counts.corrupt == 1
 
 
-@pytest.mark.parametrize("late", [slice(8, 12), slice(12, ring.SLOT_BYTES), slice(40, 41)])
+@pytest.mark.parametrize("late", [slice(8, 12), slice(12, shm_ring.SLOT_BYTES), slice(40, 41)])
 def test_a_record_whose_bytes_are_seen_after_its_sequence_is_not_lost(late: slice) -> None:
     # As a weakly ordered processor may show the stores of another one.
     with pair() as (writer, reader):
         writer.write(step(0))
         writer.write(step(1))
-        place = ring.slot_offset(0)
-        slot = os.pread(reader.descriptor, ring.SLOT_BYTES, place)
+        place = shm_ring.slot_offset(0)
+        slot = os.pread(reader.descriptor, shm_ring.SLOT_BYTES, place)
         counts = Counts()
         for index, byte in enumerate(slot[late], start=place + late.start):
             os.pwrite(reader.descriptor, bytes([byte ^ 0xFF]), index)
@@ -151,31 +153,31 @@ def test_a_torn_record_is_read_when_it_is_whole() -> None:
         assert writer.path is not None
         writer.write(step(0))
         with writer.path.open("r+b") as file:
-            file.seek(ring.slot_offset(0))
-            whole = file.read(ring.SLOT_BYTES)
-            file.seek(ring.slot_offset(0))
+            file.seek(shm_ring.slot_offset(0))
+            whole = file.read(shm_ring.SLOT_BYTES)
+            file.seek(shm_ring.slot_offset(0))
             file.write(bytes(8))
             file.flush()
             counts = Counts()
             assert reader.records(counts) == []
-            file.seek(ring.slot_offset(0))
+            file.seek(shm_ring.slot_offset(0))
             file.write(whole)
         assert numbers(reader.records(counts)) == [0]
         assert (counts.read, counts.lost, counts.corrupt) == (1, 0, 0)
 
 
 commands = st.builds(
-    ring.CommandSlot,
+    shm_ring.CommandSlot,
     plan_generation=st.integers(0, 2**64 - 1),
     base_generation=st.integers(0, 2**64 - 1),
     plan_sha256=st.binary(min_size=32, max_size=32),
-    dead_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=5),
+    dead_ranks=st.frozensets(st.integers(0, shm_ring.MAX_RANKS - 1), max_size=5),
 )
 
 
 @given(st.lists(st.tuples(commands, st.sampled_from(["go on", "new agent", "killed"])), max_size=6))
 def test_a_rank_hears_every_command_whatever_becomes_of_the_agent(
-    said: list[tuple[ring.CommandSlot, str]],
+    said: list[tuple[shm_ring.CommandSlot, str]],
 ) -> None:
     with pair() as (writer, reader):
         assert writer.path is not None
@@ -183,12 +185,14 @@ def test_a_rank_hears_every_command_whatever_becomes_of_the_agent(
         for command, fate in said:
             if fate != "go on":
                 if fate == "killed":  # in the middle of writing
-                    os.pwrite(reader.descriptor, bytes(8), ring.COMMAND_OFFSET)
+                    os.pwrite(reader.descriptor, bytes(8), shm_ring.COMMAND_OFFSET)
                 now_s += 1.0
                 reader = open_ring(writer.path, "job", now_s)
-                assert reader.said == (ring.CommandSlot() if fate == "killed" else writer.command())
+                assert reader.said == (
+                    shm_ring.CommandSlot() if fate == "killed" else writer.command()
+                )
             reader.write_command(command)
-            if command != ring.CommandSlot() or fate != "killed":
+            if command != shm_ring.CommandSlot() or fate != "killed":
                 assert writer.command() == command
 
 
@@ -213,6 +217,6 @@ def test_a_header_that_can_not_be_told_is_refused(
     attachment: Attachment, file_name: str, complaint: str, tmp_path: Path
 ) -> None:
     path = tmp_path / file_name
-    path.write_bytes(ring.encode_header(attachment).ljust(ring.FILE_BYTES, b"\0"))
+    path.write_bytes(shm_ring.encode_header(attachment).ljust(shm_ring.FILE_BYTES, b"\0"))
     with pytest.raises(ValueError, match=complaint):
         open_ring(path, "job", 1.0)

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.agent.spool import Spool
-from pacekeeper.core.reports import NodeReport
+from pacekeeper.agent.uplink.spool import Spool
+from pacekeeper.core.telemetry.node_report import NodeReport
 
 ACTIONS = st.lists(
     st.one_of(st.just("put"), st.just("next"), st.just("rewind"), st.just("ack")), max_size=80

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.agent.window import Reading, batch, deaths_in, split
-from pacekeeper.core.records import RankExitRecord, Record
-from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import Attachment, DeviceSample
+from pacekeeper.agent.uplink.batching import Reading, batch, deaths_in, split
+from pacekeeper.core.telemetry.node_report import AgentHealth
+from pacekeeper.core.telemetry.records import RankExitRecord, Record
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
 from support.records import records
 
 ranks = st.integers(0, 5)

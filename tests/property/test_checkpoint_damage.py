@@ -10,12 +10,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Piece
+from pacekeeper.core.checkpoint.manifest_codec import encode_manifest
 from pacekeeper.core.errors import DataError
-from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Piece
-from pacekeeper.core.manifest_codec import encode_manifest
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import Lone
 
 

@@ -5,9 +5,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pacekeeper.controller import even_shares as module
-from pacekeeper.controller.arc_values import MARGIN, Arcs, arc_values, drift_deviation
-from pacekeeper.controller.even_shares import even_shares
+from pacekeeper.controller.planning.experts.arc_values import (
+    MARGIN,
+    Arcs,
+    arc_values,
+    drift_deviation,
+)
+from pacekeeper.controller.planning.token_split import min_max as module
+from pacekeeper.controller.planning.token_split.min_max import even_shares
 from support.densest import least_split, ranks_of
 
 LOADS = st.one_of(st.just(0.0), st.floats(1e-3, 1e3))

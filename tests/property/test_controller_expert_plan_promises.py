@@ -6,8 +6,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.expert_cluster import Cluster, Floors
-from pacekeeper.controller.expert_plan import ExpertPlan, NoPlacement, plan_experts
+from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from support.densest import least_of_all_hosts, least_split
 
 LOADS = st.one_of(st.just(0.0), st.floats(1e-3, 100.0))

@@ -4,9 +4,9 @@ from itertools import combinations, product
 
 import numpy as np
 
-from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices
-from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.survival import kill_sets, loss_probability
+from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
+from pacekeeper.controller.planning.reliability import kill_sets, loss_probability
 from support.densest import least_split
 
 NUM_CASES, NUM_RANKS = 100, 3

@@ -6,13 +6,13 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller import steps
-from pacekeeper.controller.chunked_map import CHUNK_RANKS, RankMap
-from pacekeeper.controller.state import JobState, RankLife, RankState
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.topology import Attachment
+from pacekeeper.controller.state_machine import steps
+from pacekeeper.controller.state_machine.persistent_map import CHUNK_RANKS, RankMap
+from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
 from support.machine_driver import FIRST, Driver, applied, exited, started, step
 
 RANKS = range(4)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller import lease
-from pacekeeper.controller.lease import Timing
+from pacekeeper.controller.ha import lease
+from pacekeeper.controller.ha.lease import Timing
 from support.lease_world import DRIFT, TIMING, Chaos, World
 
 CALM_S = 3 * TIMING.duration_s * (1 + DRIFT)

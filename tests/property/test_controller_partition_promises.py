@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_plan import Partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import ModelCost
-from pacekeeper.controller.partition_rules import check_partition
-from pacekeeper.core.schedule import Schedule
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import ModelCost
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from support.partitions import even_partition, model_of, problem_of
 
 DENSE, MOE = model_of(6, attention=8, mlp=16), model_of(6, attention=8, expert_s=3.0)

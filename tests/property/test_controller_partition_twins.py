@@ -7,17 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_cost import Array, group_cost, halves_s, layer_sums
-from pacekeeper.controller.partition_layers import best_cuts
-from pacekeeper.controller.partition_plan import Partition, Pipeline
-from pacekeeper.controller.partition_price import closed_ends, path_ends, price
-from pacekeeper.controller.partition_problem import Device, LayerCost, ModelCost
-from pacekeeper.controller.partition_rules import check_partition
-from pacekeeper.controller.partition_shards import split_shards
-from pacekeeper.controller.partition_times import PipelineTimes
-from pacekeeper.controller.partition_units import micro_batches, share_rows
-from pacekeeper.core.schedule import Schedule
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.layer_split import best_cuts
+from pacekeeper.controller.planning.partition.model import Partition, Pipeline
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import Device, LayerCost, ModelCost
+from pacekeeper.controller.planning.partition.row_split import micro_batches, share_rows
+from pacekeeper.controller.planning.partition.shard_split import split_shards
+from pacekeeper.controller.planning.partition_cost.compute import (
+    Array,
+    group_cost,
+    halves_s,
+    layer_sums,
+)
+from pacekeeper.controller.planning.partition_cost.stage_times import PipelineTimes
+from pacekeeper.controller.planning.partition_cost.step_time import closed_ends, path_ends, price
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from support.partitions import FAST, even_partition, model_of, problem_of, runs_of, with_cuts
 
 speeds = st.floats(0.2, 1.0)

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.topology import ModelShape
-from pacekeeper.core.transfers import transfers
-from pacekeeper.predictor.forecast import Workload, forecast
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.predictor.cost.forecast import Workload, forecast
 
 
 @st.composite

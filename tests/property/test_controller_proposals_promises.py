@@ -6,12 +6,17 @@ from functools import cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.events import AskDecision, DecisionMade, OfferPlan, SaveProposal
-from pacekeeper.controller.policy import decide
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.proposals import Answer, Proposal
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.state_machine.events import (
+    AskDecision,
+    DecisionMade,
+    OfferPlan,
+    SaveProposal,
+)
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FLOOR,
     QUICK,

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller import rack_loss as module
-from pacekeeper.controller.expert_cluster import Cluster, Floors
-from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.rack_loss import loss_with_racks
-from pacekeeper.controller.survival import kill_sets
+from pacekeeper.controller.planning import rack_loss as module
+from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors
+from pacekeeper.controller.planning.rack_loss import loss_with_racks
+from pacekeeper.controller.planning.reliability import kill_sets
 
 Case = tuple[list[frozenset[int]], dict[int, float], dict[int, int], dict[int, float]]
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.rates import Buckets, Limit, full, owe, take
+from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit, full, owe, take
 
 limits = st.builds(Limit, per_s=st.floats(0.01, 1e3), at_once=st.integers(1, 50))
 gaps = st.lists(st.floats(0.0, 3.0), max_size=60)

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.refusals import FIRST_WAIT_S, LONGEST_WAIT_S
-from pacekeeper.core.findings import Rung
+from pacekeeper.controller.mitigation.backoff import FIRST_WAIT_S, LONGEST_WAIT_S
+from pacekeeper.core.incidents.findings import Rung
 from support.machine_driver import refused, train, with_plan
 
 moves = st.lists(

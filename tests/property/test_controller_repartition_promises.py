@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.partition_rules import check_partition
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_price import Pricing
-from pacekeeper.controller.policy_view import View
-from pacekeeper.controller.repartition_problem import as_partition
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import COSTLY, Rung
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.partition_inputs import as_partition
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.policy.pricing import Pricing
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import COSTLY, Rung
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from support.partitioned import staged_layout, view_of, work_of
 
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.expert_cluster import Cluster, Floors
-from pacekeeper.controller.expert_mend import Needs, mended
-from pacekeeper.controller.slot_bound import least_value
-from pacekeeper.controller.spread_floor import SpreadFloor
-from pacekeeper.core.layout import ExpertHosts, even_layout
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors
+from pacekeeper.controller.planning.experts.repair import Needs, mended
+from pacekeeper.controller.planning.experts.slot_bound import least_value
+from pacekeeper.controller.policy.failure_domains import SpreadFloor
+from pacekeeper.core.layout.layout import ExpertHosts, even_layout
 from support.layouts import on_nodes
 from support.placements import Case, planned
 from support.spread_cases import SpreadCase, full, hosted, is_stuck

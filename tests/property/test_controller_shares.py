@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.shares import batch_rows, best_value
-from pacekeeper.controller.token_shares import SLACK, token_shares
-from pacekeeper.core.layout import Host, Layout, even_layout
+from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
+from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
 
 Case = tuple[list[float], list[list[int]], dict[int, float]]
 speeds_ = st.floats(0.1, 1.0)

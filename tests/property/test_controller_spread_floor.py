@@ -7,15 +7,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.controller.spread_floor import SpreadFloor, num_narrow
-from pacekeeper.controller.state import Promise, Refusal
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import Host, Layout, even_layout
-from pacekeeper.core.topology import ModelShape
-from pacekeeper.predictor.forecast import Workload
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.state import Promise, Refusal
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.predictor.cost.forecast import Workload
 from support.layouts import on_nodes
 from support.spread_cases import NodeOf, SpreadCase, hosted
 

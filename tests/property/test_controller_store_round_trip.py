@@ -6,11 +6,11 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.state import JobRecord, RankLife, RankRecord
-from pacekeeper.controller.store import Store
-from pacekeeper.core.deaths import Deaths
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.rank_runs import runs_of
+from pacekeeper.controller.state_machine.state import JobRecord, RankLife, RankRecord
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.incidents.rank_ranges import runs_of
 from support.layouts import layouts
 
 numbers = st.integers(0, 2**32 - 1)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pacekeeper.controller import survival as module
-from pacekeeper.controller.survival import (
+from pacekeeper.controller.planning import reliability as module
+from pacekeeper.controller.planning.reliability import (
     kill_sets,
     loss_probability,
     survival,

@@ -6,11 +6,12 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.told import told_by
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.protos import telemetry_pb2, wire
+from pacekeeper.controller.state_machine.told import told_by
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos.convert import reports as wire
 from support.machine_driver import JOB, Driver, started, step
 
 

@@ -5,8 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.access import Role
-from pacekeeper.controller.tokens import (
+from pacekeeper.controller.api.auth.rbac import Role
+from pacekeeper.controller.api.auth.tokens import (
     TokenRecord,
     caller_of,
     decode_tokens,

@@ -6,9 +6,9 @@ from math import ceil
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.block_writers import LEAST_BYTES, STRIPS_PER_RANK, cut, writers
-from pacekeeper.core.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import Piece
+from pacekeeper.core.checkpoint.manifest import Piece
+from pacekeeper.core.checkpoint.write_plan import LEAST_BYTES, STRIPS_PER_RANK, cut, writers
+from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from support.layouts import layouts
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import ControllerConfig, PolicyConfig, TrainConfig
-from pacekeeper.core.detector_config import DetectorConfig
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig, TrainConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.lease_config import LeaseConfig
+from pacekeeper.core.config.loader import override, read_config
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.core.lease_config import LeaseConfig
-from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig
-from pacekeeper.core.toml_reader import override, read_config
 
 TABLES = {
     "agent": AgentConfig,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.expert_rows import KNOTS, rows_over
+from pacekeeper.core.telemetry.expert_row_features import KNOTS, rows_over
 
 counts = st.lists(st.integers(0, 5000), max_size=20)
 slopes = st.lists(st.floats(0.0, 1.0), min_size=6, max_size=6)

@@ -8,10 +8,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.grow import grow, next_of
-from pacekeeper.core.layout import Host, Layout, even_layout
-from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.transfers import transfers
+from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.grow import grow, next_of
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.shrink import Floor, shrink
 from support.layouts import ModelBlocks, layouts, load_of, on_nodes
 
 

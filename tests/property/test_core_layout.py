@@ -8,9 +8,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pacekeeper.core.apportion import apportion
-from pacekeeper.core.layout import Block, BlockKind, Host, Layout, ShardRun, Stage, even_layout
-from pacekeeper.core.transfers import fresh_replicas, transfers
+from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.diff import fresh_replicas, transfers
+from pacekeeper.core.layout.layout import (
+    Block,
+    BlockKind,
+    Host,
+    Layout,
+    ShardRun,
+    Stage,
+    even_layout,
+)
 from support.layouts import ModelBlocks, layouts, models, normalised
 
 pairs_of_layouts = models.flatmap(

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import decode_layout, encode_layout, layout_crc
+from pacekeeper.core.layout.codec import decode_layout, encode_layout, layout_crc
+from pacekeeper.core.layout.layout import Layout, even_layout
 from support.layouts import layouts
 
 EVEN = even_layout(ranks=range(2), num_layers=1, num_experts=2, replicas=1)

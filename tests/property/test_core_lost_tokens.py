@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.expert_turns import by_need
-from pacekeeper.core.layout import Block
-from pacekeeper.core.lost_tokens import (
+from pacekeeper.core.checkpoint.expert_turns import by_need
+from pacekeeper.core.checkpoint.lost_tokens import (
     PLT_LIMIT,
     longest_gap,
     lost,
@@ -17,6 +16,7 @@ from pacekeeper.core.lost_tokens import (
     planned_plt,
     plt,
 )
+from pacekeeper.core.layout.layout import Block
 
 
 def in_turn(number: int, num_saved: int, experts: list[int]) -> frozenset[Block]:

@@ -7,9 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block, BlockKind, even_layout
-from pacekeeper.core.manifest import (
+from pacekeeper.core.checkpoint.manifest import (
     Account,
     CheckpointId,
     FileEntry,
@@ -20,14 +18,16 @@ from pacekeeper.core.manifest import (
     gather,
     saved_in,
 )
-from pacekeeper.core.manifest_codec import (
+from pacekeeper.core.checkpoint.manifest_codec import (
     decode_manifest,
     decode_part,
     encode_manifest,
     encode_part,
     sealed,
 )
-from pacekeeper.core.run_identity import identity_of, other_course, other_model
+from pacekeeper.core.checkpoint.run_fingerprint import identity_of, other_course, other_model
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
 from support.checkpoints import digest, manifests
 
 ids = st.builds(

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.grow import grow
-from pacekeeper.core.layout import Host, Layout, ShardRun, even_layout
-from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.transfers import transfers
+from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.grow import grow
+from pacekeeper.core.layout.layout import Host, Layout, ShardRun, even_layout
+from pacekeeper.core.layout.shrink import Floor, shrink
 
 
 def grid(num_stages: int, tensor_size: int, pipelines: int, replicas: int = 2) -> Layout:

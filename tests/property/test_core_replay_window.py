@@ -6,13 +6,13 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.core.replay_window import (
+from pacekeeper.core.checkpoint.sparse_window import (
     Cost,
     Window,
     best_interval_s,
     plan_window,
 )
+from pacekeeper.core.layout.layout import Block, BlockKind
 
 
 @st.composite

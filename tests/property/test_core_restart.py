@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.restart import (
+from pacekeeper.core.incidents.restart_policy import (
     LONGEST_BACK_OFF_S,
     RESTARTABLE,
     Next,

@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core import ring
 from pacekeeper.core.errors import VersionError
-from pacekeeper.core.plain_text import one_line
-from pacekeeper.core.record_codec import REASON_BYTES, pack, unpack
-from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
-from pacekeeper.core.records import (
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.record_codec import REASON_BYTES, pack, unpack
+from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind
+from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
     MOST_S,
     ExpertLoadRecord,
@@ -22,7 +21,8 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.topology import Attachment
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.text import one_line
 from support.records import ATTACHMENT, records, u64
 from support.slots import encode_slot
 
@@ -46,7 +46,7 @@ def test_of_a_long_reason_the_beginning_is_told(reason: str) -> None:
 @given(st.integers(0, 2**40), records)
 def test_a_slot_gives_its_record_back(index: int, record: Record) -> None:
     slot = encode_slot(index, record)
-    assert ring.decode_slot(index, index + 1, slot, index + 1) == record
+    assert shm_ring.decode_slot(index, index + 1, slot, index + 1) == record
 
 
 def test_the_bytes_are_the_format() -> None:
@@ -71,19 +71,19 @@ def test_flipped_bits_never_give_another_record(
     positions = st.integers(0, len(slot) * 8 - 1)
     for bit in data.draw(st.sets(positions, min_size=1, max_size=2)):
         slot[bit // 8] ^= 1 << (bit % 8)
-    (sequence,) = ring.SEQUENCE.unpack_from(slot)
+    (sequence,) = shm_ring.SEQUENCE.unpack_from(slot)
     try:
-        found = ring.decode_slot(index, sequence, bytes(slot), sequence)
-    except ring.CorruptError:
+        found = shm_ring.decode_slot(index, sequence, bytes(slot), sequence)
+    except shm_ring.CorruptError:
         return
     assert found in (None, record)
 
 
-@given(st.integers(0, 2**40), st.binary(max_size=ring.SLOT_BYTES), u64)
+@given(st.integers(0, 2**40), st.binary(max_size=shm_ring.SLOT_BYTES), u64)
 def test_garbage_in_a_slot_is_never_a_record(index: int, slot: bytes, sequence: int) -> None:
     try:
-        found = ring.decode_slot(index, sequence, slot, sequence)
-    except ring.CorruptError:
+        found = shm_ring.decode_slot(index, sequence, slot, sequence)
+    except shm_ring.CorruptError:
         return
     assert found is None
 
@@ -106,40 +106,40 @@ def test_more_loads_than_a_record_has_are_refused() -> None:
 
 
 def test_a_slot_not_written_yet_is_none_and_a_torn_one_is_said_to_be() -> None:
-    empty = bytes(ring.SLOT_BYTES)
-    assert ring.decode_slot(5, 0, empty, 0) is None
-    with pytest.raises(ring.TornError):
-        ring.decode_slot(5, 0, empty, 6)
+    empty = bytes(shm_ring.SLOT_BYTES)
+    assert shm_ring.decode_slot(5, 0, empty, 0) is None
+    with pytest.raises(shm_ring.TornError):
+        shm_ring.decode_slot(5, 0, empty, 6)
 
 
 def test_a_lapped_slot_says_so() -> None:
     record = RankExitRecord(rank=0, pid=1, exit_code=0, signal=9)
-    index = 5 + ring.SLOT_COUNT
+    index = 5 + shm_ring.SLOT_COUNT
     slot = encode_slot(index, record)
     with pytest.raises(LookupError, match="overwritten by record 1029"):
-        ring.decode_slot(5, index + 1, slot, index + 1)
+        shm_ring.decode_slot(5, index + 1, slot, index + 1)
 
 
 def test_a_damaged_sequence_does_not_look_like_a_lap() -> None:
     # A reader that believed it would wait for record 2**50 for ever.
     slot = bytearray(encode_slot(5, RankExitRecord(rank=0, pid=1, exit_code=0, signal=9)))
     slot[6] ^= 4
-    (sequence,) = ring.SEQUENCE.unpack_from(slot)
-    with pytest.raises(ring.CorruptError):
-        ring.decode_slot(5, sequence, bytes(slot), sequence)
+    (sequence,) = shm_ring.SEQUENCE.unpack_from(slot)
+    with pytest.raises(shm_ring.CorruptError):
+        shm_ring.decode_slot(5, sequence, bytes(slot), sequence)
 
 
 @given(st.integers(0, 2**40))
 def test_slots_lie_behind_the_header_and_wrap(index: int) -> None:
-    offset = ring.slot_offset(index)
-    assert ring.SLOTS_OFFSET <= offset <= ring.FILE_BYTES - ring.SLOT_BYTES
-    assert ring.slot_offset(index + ring.SLOT_COUNT) == offset
-    assert ring.slot_offset(index + 1) in (offset + ring.SLOT_BYTES, ring.SLOTS_OFFSET)
+    offset = shm_ring.slot_offset(index)
+    assert shm_ring.SLOTS_OFFSET <= offset <= shm_ring.FILE_BYTES - shm_ring.SLOT_BYTES
+    assert shm_ring.slot_offset(index + shm_ring.SLOT_COUNT) == offset
+    assert shm_ring.slot_offset(index + 1) in (offset + shm_ring.SLOT_BYTES, shm_ring.SLOTS_OFFSET)
 
 
 def test_impossible_times_are_no_record() -> None:
     sound = StepRecord(rank=0, step=0, generation=1, duration_s=MOST_S, tokens=1, transfer_s=-1e-6)
-    assert ring.decode_slot(0, 1, encode_slot(0, sound), 1) == sound
+    assert shm_ring.decode_slot(0, 1, encode_slot(0, sound), 1) == sound
     for wrong in (
         replace(sound, duration_s=math.inf),
         replace(sound, duration_s=2.0 * MOST_S),
@@ -147,80 +147,84 @@ def test_impossible_times_are_no_record() -> None:
         replace(sound, transfer_s=math.inf),
         replace(sound, input_wait_s=-2.0 * MOST_S),
     ):
-        with pytest.raises(ring.CorruptError, match="impossible duration"):
-            ring.decode_slot(0, 1, encode_slot(0, wrong), 1)
+        with pytest.raises(shm_ring.CorruptError, match="impossible duration"):
+            shm_ring.decode_slot(0, 1, encode_slot(0, wrong), 1)
 
 
 commands = st.builds(
-    ring.CommandSlot,
+    shm_ring.CommandSlot,
     plan_generation=u64,
     base_generation=u64,
     plan_sha256=st.binary(min_size=32, max_size=32),
-    dead_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=40),
-    suspect_ranks=st.frozensets(st.integers(0, ring.MAX_RANKS - 1), max_size=ring.MAX_SUSPECTS),
+    dead_ranks=st.frozensets(st.integers(0, shm_ring.MAX_RANKS - 1), max_size=40),
+    suspect_ranks=st.frozensets(
+        st.integers(0, shm_ring.MAX_RANKS - 1), max_size=shm_ring.MAX_SUSPECTS
+    ),
     life=u64,
     probe=u64,
 )
 
 
 @given(st.integers(1, 2**64 - 1), commands)
-def test_a_command_survives_its_slot(sequence: int, command: ring.CommandSlot) -> None:
-    area = ring.encode_command(sequence, command)
-    assert len(area) == ring.COMMAND_BYTES
-    assert ring.decode_command(area) == (sequence, command)
+def test_a_command_survives_its_slot(sequence: int, command: shm_ring.CommandSlot) -> None:
+    area = shm_ring.encode_command(sequence, command)
+    assert len(area) == shm_ring.COMMAND_BYTES
+    assert shm_ring.decode_command(area) == (sequence, command)
 
 
-@given(commands, commands, st.integers(8, ring.COMMAND_BYTES))
+@given(commands, commands, st.integers(8, shm_ring.COMMAND_BYTES))
 def test_a_half_written_command_is_torn_or_the_whole_new_one(
-    old: ring.CommandSlot, new: ring.CommandSlot, written: int
+    old: shm_ring.CommandSlot, new: shm_ring.CommandSlot, written: int
 ) -> None:
-    before, after = ring.encode_command(7, old), ring.encode_command(8, new)
+    before, after = shm_ring.encode_command(7, old), shm_ring.encode_command(8, new)
     try:
-        found = ring.decode_command(after[:written] + before[written:])
-    except ring.TornError:
+        found = shm_ring.decode_command(after[:written] + before[written:])
+    except shm_ring.TornError:
         return
     assert found == (8, new)
 
 
 @given(commands, st.data())
-def test_a_flipped_bit_makes_a_command_torn(command: ring.CommandSlot, data: st.DataObject) -> None:
-    area = bytearray(ring.encode_command(7, command))
+def test_a_flipped_bit_makes_a_command_torn(
+    command: shm_ring.CommandSlot, data: st.DataObject
+) -> None:
+    area = bytearray(shm_ring.encode_command(7, command))
     padding = range(12 * 8, 16 * 8)
     bit = data.draw(st.integers(0, len(area) * 8 - 1).filter(lambda at: at not in padding))
     area[bit // 8] ^= 1 << (bit % 8)
-    with pytest.raises(ring.TornError):
-        ring.decode_command(bytes(area))
+    with pytest.raises(shm_ring.TornError):
+        shm_ring.decode_command(bytes(area))
 
 
 @given(st.binary(max_size=60))
 def test_too_few_bytes_are_no_command(area: bytes) -> None:
     with pytest.raises(ValueError, match="a command slot has"):
-        ring.decode_command(area)
+        shm_ring.decode_command(area)
 
 
 def test_no_command_before_the_first() -> None:
-    assert ring.decode_command(bytes(ring.COMMAND_BYTES)) == (0, ring.CommandSlot())
+    assert shm_ring.decode_command(bytes(shm_ring.COMMAND_BYTES)) == (0, shm_ring.CommandSlot())
 
 
-@pytest.mark.parametrize("rank", [-1, ring.MAX_RANKS])
+@pytest.mark.parametrize("rank", [-1, shm_ring.MAX_RANKS])
 def test_more_ranks_than_the_bitmap_holds_are_refused(rank: int) -> None:
-    command = ring.CommandSlot(dead_ranks=frozenset({rank}))
+    command = shm_ring.CommandSlot(dead_ranks=frozenset({rank}))
     with pytest.raises(ValueError, match="beyond"):
-        ring.encode_command(1, command)
+        shm_ring.encode_command(1, command)
 
 
 @pytest.mark.parametrize(
     "attachment", [ATTACHMENT, Attachment(job="x", rank=0, world_size=1, pid=1)]
 )
 def test_the_header_gives_the_attachment_back(attachment: Attachment) -> None:
-    assert ring.decode_header(ring.encode_header(attachment)) == attachment
+    assert shm_ring.decode_header(shm_ring.encode_header(attachment)) == attachment
 
 
 def test_a_ring_of_another_version_names_both() -> None:
-    header = bytearray(ring.encode_header(ATTACHMENT))
+    header = bytearray(shm_ring.encode_header(ATTACHMENT))
     header[8] = 99
-    with pytest.raises(VersionError, match=rf"version 99.*reads version {ring.VERSION} "):
-        ring.decode_header(bytes(header))
+    with pytest.raises(VersionError, match=rf"version 99.*reads version {shm_ring.VERSION} "):
+        shm_ring.decode_header(bytes(header))
 
 
 HEAD_BYTES = 24  # magic, version, sizes, pid, length of the JSON text behind it
@@ -228,13 +232,13 @@ HEAD_BYTES = 24  # magic, version, sizes, pid, length of the JSON text behind it
 
 def with_json(text: bytes) -> bytes:
     """A header of the right version with `text` in place of the attachment."""
-    head = ring.encode_header(ATTACHMENT)[: HEAD_BYTES - 4]
+    head = shm_ring.encode_header(ATTACHMENT)[: HEAD_BYTES - 4]
     return head + len(text).to_bytes(4, "little") + text
 
 
 def test_an_attachment_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="does not fit"):
-        ring.encode_header(replace(ATTACHMENT, role="x" * ring.COMMAND_OFFSET))
+        shm_ring.encode_header(replace(ATTACHMENT, role="x" * shm_ring.COMMAND_OFFSET))
 
 
 @pytest.mark.parametrize(
@@ -254,27 +258,27 @@ def test_an_attachment_that_does_not_fit_is_refused() -> None:
 def test_an_attachment_of_wrong_values_is_refused(change: dict[str, object]) -> None:
     text = json.dumps({**asdict(ATTACHMENT), **change}).encode()
     with pytest.raises(ValueError, match="header is corrupt"):
-        ring.decode_header(with_json(text))
+        shm_ring.decode_header(with_json(text))
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"null", b"{}", b"[" * 4000, b"\xff\xfe"])
 def test_a_header_without_an_attachment_is_refused(text: bytes) -> None:
     with pytest.raises(ValueError, match="header is corrupt"):
-        ring.decode_header(with_json(text))
+        shm_ring.decode_header(with_json(text))
 
 
 @given(st.binary(max_size=300))
 def test_what_is_no_ring_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError):
-        ring.decode_header(data)
+        shm_ring.decode_header(data)
 
 
 @given(st.binary(max_size=400))
 def test_a_damaged_header_is_a_value_error(data: bytes) -> None:
-    header = bytearray(ring.encode_header(ATTACHMENT))
+    header = bytearray(shm_ring.encode_header(ATTACHMENT))
     header[HEAD_BYTES : HEAD_BYTES + len(data)] = data
     try:
-        found = ring.decode_header(bytes(header))
+        found = shm_ring.decode_header(bytes(header))
     except ValueError:
         return
     assert isinstance(found, Attachment)
@@ -288,11 +292,13 @@ def test_a_job_name_that_is_no_directory_name_is_refused(name: str) -> None:
 
 def test_a_copy_of_another_record_is_not_believed() -> None:
     # The writer came past between the two looks at the sequence and left a whole, later record.
-    later = encode_slot(5 + ring.SLOT_COUNT, RankExitRecord(rank=0, pid=1, exit_code=0, signal=9))
-    with pytest.raises(ring.CorruptError):
-        ring.decode_slot(5, 6, later, 6)
+    later = encode_slot(
+        5 + shm_ring.SLOT_COUNT, RankExitRecord(rank=0, pid=1, exit_code=0, signal=9)
+    )
+    with pytest.raises(shm_ring.CorruptError):
+        shm_ring.decode_slot(5, 6, later, 6)
 
 
 def test_of_more_suspects_than_there_is_room_for_the_lowest_are_told() -> None:
-    told = ring.encode_command(1, ring.CommandSlot(suspect_ranks=frozenset(range(100))))
-    assert ring.decode_command(told)[1].suspect_ranks == frozenset(range(ring.MAX_SUSPECTS))
+    told = shm_ring.encode_command(1, shm_ring.CommandSlot(suspect_ranks=frozenset(range(100))))
+    assert shm_ring.decode_command(told)[1].suspect_ranks == frozenset(range(shm_ring.MAX_SUSPECTS))

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.expert_turns import by_need
-from pacekeeper.core.lost_tokens import mean_age
-from pacekeeper.core.save_risk import (
+from pacekeeper.core.checkpoint.expert_turns import by_need
+from pacekeeper.core.checkpoint.lost_tokens import mean_age
+from pacekeeper.core.checkpoint.partial_experts import (
     alarm,
     expected_loss,
     frequencies,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.schedule import (
+from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Exchange,

@@ -5,9 +5,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import ExitCode, LostStateError
-from pacekeeper.core.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.transfers import transfers
+from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.core.layout.shrink import Floor, shrink
 from support.layouts import layouts
 
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.shares import best_value
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.spread import level_shares
-from pacekeeper.core.transfers import transfers
+from pacekeeper.controller.planning.token_split.linear_program import best_value
+from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.replica_spread import level_shares
+from pacekeeper.core.layout.shrink import Floor, shrink
 from support.layouts import load_of, on_nodes
 
 NodeOf = dict[int, str]

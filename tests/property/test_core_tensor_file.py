@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.tensor_file import (
+from pacekeeper.core.checkpoint.safetensors_header import (
     DTYPE_BYTES,
     LENGTH_BYTES,
     TensorSpec,

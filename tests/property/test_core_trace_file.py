@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.device_health import DeviceHealth
-from pacekeeper.core.records import MicroBatchRecord, Record
-from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample
-from pacekeeper.core.trace_file import (
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
+from pacekeeper.core.telemetry.samples import Attachment, Clock, DeviceSample, HostSample
+from pacekeeper.core.telemetry.trace_jsonl import (
     TraceHeader,
     attached_line,
     fact_of,

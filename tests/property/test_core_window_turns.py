@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import Piece
-from pacekeeper.core.window_turns import (
+from pacekeeper.core.checkpoint.manifest import Piece
+from pacekeeper.core.checkpoint.window_turns import (
     MOST_STEPS,
     costs_of,
     fewest_steps,
@@ -14,6 +13,7 @@ from pacekeeper.core.window_turns import (
     turns_within,
     written,
 )
+from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
 from support.layouts import layouts
 
 KINDS = ("", "exp_avg", "exp_avg_sq")

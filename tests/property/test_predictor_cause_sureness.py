@@ -5,10 +5,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.core.topology import DeviceSample, HostSample
-from pacekeeper.predictor.cause import explain, is_explained
-from pacekeeper.predictor.symptoms import DeviceWindow, HostWindow, Symptoms, ThreadTime
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.predictor.causes.evidence import DeviceWindow, HostWindow, Symptoms, ThreadTime
+from pacekeeper.predictor.causes.explain import explain, is_explained
 from support.symptoms import DEVICE, HEALTH, HEALTHY, HOST, ONSET_S, RANK_PID
 
 HEIGHT = {Tier.SUSPECTED: 1, Tier.PROBABLE: 2, Tier.CONFIRMED: 3}

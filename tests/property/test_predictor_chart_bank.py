@@ -3,11 +3,11 @@
 from math import isnan, sqrt
 
 import numpy as np
+from benchmarks import cusum_bank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.predictor import chart_bank
-from pacekeeper.predictor.calibration import (
+from pacekeeper.predictor.stats.cusum_design import (
     REFERENCES,
     ChartRule,
     chart_rules,
@@ -54,8 +54,8 @@ def one_rank(rules: tuple[ChartRule, ...], values: list[float], r: float) -> lis
 @settings(max_examples=40, deadline=None)
 def test_all_ranks_at_once_are_each_rank_by_itself(seed: int, r: float, gaps: float) -> None:
     values = residuals(seed, 120, 6, gaps)
-    bank = chart_bank.begin(RULES, 6)
-    _, alarms = chart_bank.fold(RULES, bank, values, autocorrelation=r)
+    bank = cusum_bank.begin(RULES, 6)
+    _, alarms = cusum_bank.fold(RULES, bank, values, autocorrelation=r)
     for rank in range(6):
         assert alarms[:, rank].tolist() == one_rank(RULES, values[:, rank].tolist(), r)
 
@@ -66,10 +66,10 @@ def test_batches_are_folded_as_their_samples_one_after_the_other(
     seed: int, cut: int, gaps: float
 ) -> None:
     values = residuals(seed, 50, 5, gaps)
-    start = chart_bank.begin(RULES, 5)
-    whole, alarms = chart_bank.fold(RULES, start, values, autocorrelation=0.2)
-    half, first = chart_bank.fold(RULES, start, values[:cut], autocorrelation=0.2)
-    half, second = chart_bank.fold(RULES, half, values[cut:], autocorrelation=0.2)
+    start = cusum_bank.begin(RULES, 5)
+    whole, alarms = cusum_bank.fold(RULES, start, values, autocorrelation=0.2)
+    half, first = cusum_bank.fold(RULES, start, values[:cut], autocorrelation=0.2)
+    half, second = cusum_bank.fold(RULES, half, values[cut:], autocorrelation=0.2)
     assert np.array_equal(np.concatenate([first, second]), alarms)
     assert np.array_equal(half.charts, whole.charts)
     assert np.array_equal(half.last, whole.last, equal_nan=True)
@@ -81,9 +81,9 @@ def test_batches_are_folded_as_their_samples_one_after_the_other(
 def test_a_permutation_of_ranks_permutes_the_alarms(seed: int, gaps: float) -> None:
     values = residuals(seed, 80, 9, gaps)
     order = np.random.default_rng(seed).permutation(9)
-    start = chart_bank.begin(RULES, 9)
-    bank, alarms = chart_bank.fold(RULES, start, values, autocorrelation=0.2)
-    other, permuted = chart_bank.fold(RULES, start, values[:, order], autocorrelation=0.2)
+    start = cusum_bank.begin(RULES, 9)
+    bank, alarms = cusum_bank.fold(RULES, start, values, autocorrelation=0.2)
+    other, permuted = cusum_bank.fold(RULES, start, values[:, order], autocorrelation=0.2)
     assert np.array_equal(permuted, alarms[:, order])
     assert np.array_equal(other.charts, bank.charts[:, order])
 
@@ -142,5 +142,5 @@ def test_thresholds_scale_with_the_residuals(seed: int, scale: float) -> None:
 def test_the_charts_together_raise_what_was_asked_for_and_no_more_than_that() -> None:
     rules = chart_rules(gaussian(), samples=1_000.0)
     values = np.random.default_rng(7).standard_normal((2_000, 1_000))
-    _, alarms = chart_bank.fold(rules, chart_bank.begin(rules, 1_000), values)
+    _, alarms = cusum_bank.fold(rules, cusum_bank.begin(rules, 1_000), values)
     assert 1_000.0 <= alarms.size / alarms.sum() < 1_400.0

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.expert_rows import KNOTS
-from pacekeeper.predictor.cost_model import CostModel, fit
-from pacekeeper.predictor.detector_state import begin, model_of
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.workload import BENDS, FEATURES, Array, StepSample
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.telemetry.expert_row_features import KNOTS
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, StepSample
+from pacekeeper.predictor.cost.model import CostModel, fit
+from pacekeeper.predictor.online.state import begin, model_of
+from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import DEVICE_CLOCK, SyntheticJob
 
 RANKS, EXPERTS, FEW = 4, 16, 12

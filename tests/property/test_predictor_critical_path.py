@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.schedule import (
+from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Exchange,
@@ -13,14 +13,14 @@ from pacekeeper.core.schedule import (
     Schedule,
     pipeline_program,
 )
-from pacekeeper.predictor.critical_path import (
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.cost.longest_path import path_graph
+from pacekeeper.predictor.cost.pipeline_time import (
     Collective,
     StepPrice,
     critical_path,
     gradient_sync,
 )
-from pacekeeper.predictor.path_graph import path_graph
-from pacekeeper.predictor.workload import Array
 from support.pipelines import computed, programs, tick
 
 blocking = st.booleans()

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.groups import grouped
+from pacekeeper.predictor.stats.group_ids import grouped
 
 numbers = st.one_of(st.integers(-3, 3), st.integers(-(2**60), 2**60), st.just(2**53))
 

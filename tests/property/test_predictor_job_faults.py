@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.job_level import job_faults, judge_job
-from pacekeeper.predictor.levels import SPIKE_WINDOW
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.verdict import TroubleKind
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.job_level.detect import job_faults, judge_job
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.verdict import TroubleKind
+from pacekeeper.predictor.stats.change_points import SPIKE_WINDOW
 from support.step_times import job, slowed, with_work
 
 EDGE_STEPS = SPIKE_WINDOW // 2  # fewer steps beside a jump pass for a spike

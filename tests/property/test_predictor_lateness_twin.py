@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor import late_ranks
-from pacekeeper.predictor.robust import MAD_TO_SIGMA
+from pacekeeper.predictor.offline import late_ranks
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
 
 @given(st.integers(3, 9), st.integers(0, 2**32 - 1), st.booleans())

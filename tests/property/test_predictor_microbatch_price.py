@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.apportion import apportion
-from pacekeeper.core.expert_rows import KNOTS
-from pacekeeper.core.layout import Host, Layout, even_layout
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Workload, forecast
-from pacekeeper.predictor.workload import BENDS, FEATURES, StepSample, sample_of
+from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.telemetry.expert_row_features import KNOTS
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, StepSample, sample_of
+from pacekeeper.predictor.cost.forecast import Workload, forecast
+from pacekeeper.predictor.cost.model import CostModel
 
 ROW_TOKENS, SQUARES_PER_TOKEN, DOCUMENTS_PER_ROW = 100, 60, 3
 Case = tuple[Layout, Workload, CostModel]

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.peers import medians_without_one, relative_to_peers
+from pacekeeper.predictor.stats.peers import medians_without_one, relative_to_peers
 
 values = st.floats(-5, 5).map(lambda x: round(x, 6))
 steps = st.lists(st.tuples(values, st.booleans()), min_size=1, max_size=12)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.trace import OpType
-from pacekeeper.predictor.what_if import replay_of, what_if_of
+from pacekeeper.predictor.imbalance.what_if import replay_of, what_if_of
+from pacekeeper.predictor.offline.trace import OpType
 from support.synthetic_trace import Compute, Job, step_times, timeline
 
 

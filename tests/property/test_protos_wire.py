@@ -6,15 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.device_health import DeviceHealth
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.record_codec import unpack
-from pacekeeper.core.record_kinds import PAYLOAD_BYTES, RecordKind
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record
-from pacekeeper.core.reports import AgentHealth, JobReport, NodeReport, PlanFile
-from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
-from pacekeeper.protos import telemetry_pb2, wire
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport, PlanFile
+from pacekeeper.core.telemetry.record_codec import unpack
+from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos.convert import reports as wire
 from support.records import ATTACHMENT, records
 
 # What a node says in words is one printable line; other text becomes one (unit tests).

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.cli.replay import document
+from pacekeeper.cli.analysis.replay import document
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.replay import judge
-from pacekeeper.simulator.traces import open_runs
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.simulator.readers.registry import open_runs
 from support.foreign_traces import FILES, TABLES, Row, csv_text
 
 relaxed = settings(

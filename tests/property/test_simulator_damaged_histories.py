@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.changes import History
-from pacekeeper.simulator.read_faults import read_faults
-from pacekeeper.simulator.read_spot import read_spot
+from pacekeeper.simulator.cluster.fault_log import read_faults
+from pacekeeper.simulator.cluster.history import History
+from pacekeeper.simulator.cluster.spot_trace import read_spot
 
 EVENTS = "0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n"
 COUNTS = "0,2\n10,1\n20,3\n"

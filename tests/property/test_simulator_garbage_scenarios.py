@@ -10,10 +10,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.cli.simulate import document_of
+from pacekeeper.cli.analysis.simulate import document_of
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.simulator.scenario import played, read_scenario
-from pacekeeper.simulator.sim_summary import summarised
+from pacekeeper.simulator.engine.statistics import summarised
+from pacekeeper.simulator.scenario.loader import played, read_scenario
 from support.scenarios import Tables, small_tables, written
 
 ODD: tuple[Any, ...] = (

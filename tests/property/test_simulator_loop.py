@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.simulator.changes import History
-from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
-from pacekeeper.simulator.policy_lazarus import Lazarus
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.sim_policy import Policy, Use
-from pacekeeper.simulator.simulate import MOST_POINTS, simulate
+from pacekeeper.simulator.cluster.history import History
+from pacekeeper.simulator.engine.event_loop import MOST_POINTS, simulate
+from pacekeeper.simulator.jobs.expert_routing import even_routing
+from pacekeeper.simulator.policies.base import Policy, Use
+from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting
+from pacekeeper.simulator.policies.lazarus import Lazarus
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
 from support.sim_jobs import EXACT, histories, small_job
 from support.sim_walk import Walk
 
@@ -76,7 +76,7 @@ def test_few_points_tell_as_many_samples_at_every_moment_within_their_distance(
     ledgers = []
     for most in (MOST_POINTS, 6):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pacekeeper.simulator.simulate.MOST_POINTS", most)
+            patch.setattr("pacekeeper.simulator.engine.event_loop.MOST_POINTS", most)
             ledgers.append(simulate(history, job, even_routing(2, 2), policy).points)
     all_points, few = ledgers
     assert few[-1] == all_points[-1]

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.trace_file import TraceHeader, record_line
-from pacekeeper.simulator import native_lines
-from pacekeeper.simulator.native_lines import Gathered, take_all
+from pacekeeper.core.telemetry.trace_jsonl import TraceHeader, record_line
+from pacekeeper.simulator.readers import native_columns
+from pacekeeper.simulator.readers.native_columns import Gathered, take_all
 from support.records import records
 
 HEADER = TraceHeader(job="moe", life=7, node="node-0")
@@ -54,8 +54,8 @@ def test_many_at_once_are_as_one_by_one(
     monkeypatch: pytest.MonkeyPatch, text: list[str], at_once: int
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(native_lines, "AT_ONCE", at_once)
+        patch.setattr(native_columns, "AT_ONCE", at_once)
         together = taken(text)
-        one_by_one = dict.fromkeys(native_lines.MANY, lambda *_: False)
-        patch.setattr(native_lines, "MANY", one_by_one)
+        one_by_one = dict.fromkeys(native_columns.MANY, lambda *_: False)
+        patch.setattr(native_columns, "MANY", one_by_one)
         assert together == taken(text)

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import Links
-from pacekeeper.core.schedule import Schedule
-from pacekeeper.simulator.pipeline_step import partition_step_s
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import Links
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.simulator.jobs.pipeline_step import partition_step_s
 from support.partitions import even_partition, model_of, problem_of
 
 SLOW_LINKS = Links(inside_bytes_per_s=1e7, between_bytes_per_s=1e6)

@@ -10,14 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import LostStateError, NoQuorumError
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer import agreement
-from pacekeeper.trainer.agreement import Agreement, AllDone, Fenced
-from pacekeeper.trainer.commit import Phase, Progress
-from pacekeeper.trainer.quorum import Group, rule
-from pacekeeper.trainer.stores import DEATHS_KEY, FINISHED_KEY, fence_key, parse_notices
-from pacekeeper.trainer.verdict import Report, Verdict
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.trainer.distributed.kv_store import (
+    DEATHS_KEY,
+    FINISHED_KEY,
+    fence_key,
+    parse_notices,
+)
+from pacekeeper.trainer.elastic import consensus
+from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
+from pacekeeper.trainer.elastic.quorum import Group, rule
+from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.verdict import Report, Verdict
 from support.fake_stores import FakeCluster, Killed
 
 TICKET = 7
@@ -104,7 +109,7 @@ def clusters(draw: st.DrawFn) -> tuple[FakeCluster, frozenset[int]]:
 def _hurry() -> Iterator[None]:
     """Nothing that is awaited here comes late: who is no quorum at once never is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreement, "QUORUM_WAIT_S", 0.3)
+        patch.setattr(consensus, "QUORUM_WAIT_S", 0.3)
         yield
 
 
@@ -174,7 +179,7 @@ def test_a_rank_declared_dead_must_end() -> None:
 
 def test_a_silent_rank_is_fenced_and_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody ever says that it died: a process that can not be killed."""
-    monkeypatch.setattr(agreement, "FENCE_GRACE_S", 0.1)
+    monkeypatch.setattr(consensus, "FENCE_GRACE_S", 0.1)
     cluster = FakeCluster(num_nodes=2, ranks_per_node=1, deaths={})
     cluster.data[0]["deaths"] = ""
     results: list[Verdict] = []

@@ -6,9 +6,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import ExpertHosts, Host, Layout, even_layout
-from pacekeeper.trainer.dispatch import Routes, combine, dispatch
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout, even_layout
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.parallel.token_dispatcher import Routes, combine, dispatch
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 RANKS = (1, 2, 5, 9)

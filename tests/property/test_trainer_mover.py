@@ -8,17 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import LostStateError, PacekeeperError
-from pacekeeper.core.grow import grow
-from pacekeeper.core.layout import Host, Layout, even_layout
-from pacekeeper.core.shrink import Floor
-from pacekeeper.trainer import mover, parcels
-from pacekeeper.trainer.block_state import ordered_parameters
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.layout.grow import grow
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.trainer.distributed import checked_payload
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel import resharding
+from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
 from support.worlds import ThreadFabric, ThreadWorld, run_world
 
 CONFIG = TrainConfig(
@@ -52,8 +53,8 @@ class Worker:
             self.optimizer.step()
 
     def move(self, new: Layout) -> int:
-        staged = mover.stage(self.model, self.optimizer, self.layout, new, self.fabric)
-        mover.swap_in(self.model, self.optimizer, staged)
+        staged = resharding.stage(self.model, self.optimizer, self.layout, new, self.fabric)
+        resharding.swap_in(self.model, self.optimizer, staged)
         self.layout = new
         return staged.moved_bytes
 
@@ -139,7 +140,7 @@ def test_nothing_is_in_force_before_the_swap() -> None:
         worker = Worker(fabric, FIRST)
         worker.steps(range(2))
         before = worker.state()
-        mover.stage(worker.model, worker.optimizer, FIRST, new, fabric)
+        resharding.stage(worker.model, worker.optimizer, FIRST, new, fabric)
         after = worker.state()
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -148,11 +149,11 @@ def test_nothing_is_in_force_before_the_swap() -> None:
 
 def test_a_damaged_block_is_refused() -> None:
     row = torch.arange(4, dtype=torch.float64)
-    sealed = parcels.seal(row)
-    assert torch.equal(parcels.unseal(sealed, torch.float64, "row"), row)
+    sealed = checked_payload.seal(row)
+    assert torch.equal(checked_payload.unseal(sealed, torch.float64, "row"), row)
     sealed[3] ^= 1
     with pytest.raises(PacekeeperError, match="layer 0 expert 2 arrived damaged"):
-        parcels.unseal(sealed, torch.float64, "layer 0 expert 2")
+        checked_payload.unseal(sealed, torch.float64, "layer 0 expert 2")
 
 
 def test_a_block_without_living_holder_is_named() -> None:
@@ -161,7 +162,7 @@ def test_a_block_without_living_holder_is_named() -> None:
         experts=tuple(tuple((Host(0, 1.0),) for _ in layer) for layer in FIRST.experts),
     )
     with pytest.raises(LostStateError, match="of layer 0 expert 0, layer 0 expert 1"):
-        mover.block_transfers(alone, replace(FIRST, generation=2), living=(1, 2))
+        resharding.block_transfers(alone, replace(FIRST, generation=2), living=(1, 2))
 
 
 def test_a_rank_that_joins_trains_on_as_if_it_had_been_there() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import CheckpointId, Piece
-from pacekeeper.trainer.partial_saves import PartialSaves
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
+from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
 from support.checkpoints import TINY
 
 NUM_EXPERTS = 4

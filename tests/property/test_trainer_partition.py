@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import NoQuorumError
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer import agreement, patience
-from pacekeeper.trainer.agreement import Agreement, Fenced
-from pacekeeper.trainer.commit import Phase, Progress
-from pacekeeper.trainer.quorum import Group
-from pacekeeper.trainer.verdict import Report
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.trainer.elastic import consensus, patience
+from pacekeeper.trainer.elastic.consensus import Agreement, Fenced
+from pacekeeper.trainer.elastic.quorum import Group
+from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+from pacekeeper.trainer.elastic.verdict import Report
 from support.fake_stores import FakeCluster, Killed
 
 MAX_ROUNDS = 8
@@ -27,15 +27,16 @@ MAX_ROUNDS = 8
 @pytest.fixture(autouse=True, scope="module")
 def _hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreement, "QUORUM_WAIT_S", 0.3)
+        patch.setattr(consensus, "QUORUM_WAIT_S", 0.3)
         patch.setattr(patience, "GRACE_S", 0.1)
-        patch.setattr(agreement, "FENCE_GRACE_S", 0.1)
+        patch.setattr(consensus, "FENCE_GRACE_S", 0.1)
         yield
 
 
 @dataclass(kw_only=True)
 class Job:
-    """Ranks as threads that regroup as trainer/loop.py does, until they stand or must end."""
+    """Ranks as threads that regroup as trainer/engine/train_loop.py does, until they stand or must
+    end."""
 
     cluster: FakeCluster
     timeout_s: float

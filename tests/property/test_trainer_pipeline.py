@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.layout import Host, Layout, ShardRun, Stage, even_layout
+from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage, even_layout
 from support.training import CONFIG, Run, alone, train
 from support.worlds import ThreadFabric, run_world
 

@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.replica_sync import ReplicaSync
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
 from support.training import RANKS, random_layout
 from support.worlds import ThreadFabric, run_world
 

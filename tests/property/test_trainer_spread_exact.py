@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacekeeper.core.layout import Layout
+from pacekeeper.core.layout.layout import Layout
 from support.training import (
     CONFIG,
     FLOAT32,

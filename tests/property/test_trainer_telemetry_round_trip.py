@@ -7,22 +7,22 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core import ring
-from pacekeeper.core.records import Record
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import Record
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.records import ATTACHMENT, records
 
 
 def found_at(memory: mmap.mmap, index: int) -> Record | None:
     """Record number `index` by the reader's protocol: sequence, copy, sequence."""
-    offset = ring.slot_offset(index)
-    (before,) = ring.SEQUENCE.unpack_from(memory, offset)
-    slot = memory[offset : offset + ring.SLOT_BYTES]
-    (after,) = ring.SEQUENCE.unpack_from(memory, offset)
-    return ring.decode_slot(index, before, slot, after)
+    offset = shm_ring.slot_offset(index)
+    (before,) = shm_ring.SEQUENCE.unpack_from(memory, offset)
+    slot = memory[offset : offset + shm_ring.SLOT_BYTES]
+    (after,) = shm_ring.SEQUENCE.unpack_from(memory, offset)
+    return shm_ring.decode_slot(index, before, slot, after)
 
 
-@given(st.lists(records, min_size=1, max_size=20), st.integers(0, 3 * ring.SLOT_COUNT))
+@given(st.lists(records, min_size=1, max_size=20), st.integers(0, 3 * shm_ring.SLOT_COUNT))
 def test_any_sequence_of_records_is_read_back_as_written(written: list[Record], start: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ours = Ring.create(Path(folder), ATTACHMENT)
@@ -32,9 +32,9 @@ def test_any_sequence_of_records_is_read_back_as_written(written: list[Record], 
         for record in written:
             ours.write(record)
         with ours.path.open("r+b") as file:
-            memory = mmap.mmap(file.fileno(), ring.FILE_BYTES)
+            memory = mmap.mmap(file.fileno(), shm_ring.FILE_BYTES)
         assert [found_at(memory, start + i) for i in range(len(written))] == written
-        assert ring.decode_header(memory[: ring.COMMAND_OFFSET]) == ATTACHMENT
+        assert shm_ring.decode_header(memory[: shm_ring.COMMAND_OFFSET]) == ATTACHMENT
         assert ours.num_errors == 0
         memory.close()
         ours.close()

@@ -7,9 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.shares import best_value
-from pacekeeper.trainer.token_exchange import exchange, neighbourhoods
-from pacekeeper.trainer.token_split import HostPairs, Ints, split_rows, whole_capacities
+from pacekeeper.controller.planning.token_split.linear_program import best_value
+from pacekeeper.trainer.parallel.all_to_all_splits import exchange, neighbourhoods
+from pacekeeper.trainer.parallel.token_balancing import (
+    HostPairs,
+    Ints,
+    split_rows,
+    whole_capacities,
+)
 
 Case = tuple[list[list[int]], Ints, list[float]]
 

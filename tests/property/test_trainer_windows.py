@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core import block_writers
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import MANIFEST_FILE
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.core.checkpoint import write_plan
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.trainees import State, assert_all_same, trained
 
 CONFIG = TrainConfig(
@@ -57,7 +57,7 @@ def quick_disk() -> Iterator[None]:
     """What outlives the power is tested elsewhere. Small blocks are cut as large ones are."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda _: None)
-        patch.setattr(block_writers, "LEAST_BYTES", 512)
+        patch.setattr(write_plan, "LEAST_BYTES", 512)
         yield
 
 

@@ -10,7 +10,7 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.core.findings import FindingKind, Incident
+from pacekeeper.core.incidents.findings import FindingKind, Incident
 from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
 from support.paper_cluster import PaperCluster
 from support.paper_work import shares_of

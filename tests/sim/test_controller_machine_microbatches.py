@@ -8,8 +8,8 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.controller.events import AskDecision
-from pacekeeper.core.findings import FindingKind
+from pacekeeper.controller.state_machine.events import AskDecision
+from pacekeeper.core.incidents.findings import FindingKind
 from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
 from support.paper_cluster import PaperCluster
 from support.paper_work import shares_of

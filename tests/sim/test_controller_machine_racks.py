@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.spread_floor import fatal
+from pacekeeper.controller.policy.failure_domains import fatal
 from pacekeeper.core.errors import LostStateError
 from support.closed_loop import CONFIG, WARM_STEPS, until
 from support.paper_cluster import PaperCluster

@@ -6,7 +6,7 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.core.findings import FindingKind
+from pacekeeper.core.incidents.findings import FindingKind
 from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
 from support.paper_cluster import PaperCluster
 

@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor.canary import Canaries, Outcome, carried_on
-from pacekeeper.predictor.detector_state import begin
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.sight import sight_of
-from pacekeeper.predictor.workload import sample_of, work_of
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.assurance.canary import Canaries, Outcome, carried_on
+from pacekeeper.predictor.assurance.sensitivity import sight_of
+from pacekeeper.predictor.cost.features import sample_of, work_of
+from pacekeeper.predictor.online.state import begin
+from pacekeeper.predictor.online.update import fold
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=12, canary_period_steps=20)

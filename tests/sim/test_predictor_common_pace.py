@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Finding, FindingKind
-from pacekeeper.predictor.common_pace import HELD_STEPS
-from pacekeeper.predictor.detector_state import Evidence, begin, model_of, restore
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.workload import StepSample
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, FindingKind
+from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.online.global_slowdown import HELD_STEPS
+from pacekeeper.predictor.online.state import Evidence, begin, model_of, restore
+from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 CONFIG = DetectorConfig()

@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Finding, Watch
-from pacekeeper.predictor.detector_state import Judgement, begin, forget, restore
-from pacekeeper.predictor.evidence import fold
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, Watch
+from pacekeeper.predictor.online.state import Judgement, begin, forget, restore
+from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 CONFIG = DetectorConfig()

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Finding
-from pacekeeper.predictor.detector_state import Evidence, begin
-from pacekeeper.predictor.evidence import fold
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding
+from pacekeeper.predictor.online.state import Evidence, begin
+from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
-from pacekeeper.trainer import hooks
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from support.rings import records_in
 
 

@@ -11,13 +11,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from pacekeeper.agent.runtime import Agent
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.records import Record, StepRecord
-from pacekeeper.core.reports import NodeReport
-from pacekeeper.core.topology import Attachment
-from pacekeeper.protos import control_pb2, control_pb2_grpc, wire
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.daemon import Agent
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.core.telemetry.records import Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.protos import control_pb2, control_pb2_grpc
+from pacekeeper.protos.convert import reports as wire
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.ports import free_port
 
 PATIENCE_S = 60.0  # no test waits for longer; none asserts how long something took

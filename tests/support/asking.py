@@ -8,9 +8,9 @@ from typing import Any
 
 import grpc
 
-from pacekeeper.cli.demo_fleet import Fleet
-from pacekeeper.cli.demo_folder import claimed
-from pacekeeper.core.layout_codec import decode_layout
+from pacekeeper.cli.demo.fleet import Fleet
+from pacekeeper.cli.demo.run_dir import claimed
+from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.protos import status_pb2, status_pb2_grpc
 
 

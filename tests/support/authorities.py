@@ -3,9 +3,9 @@
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pacekeeper.cli import authority
-from pacekeeper.cli.authority import Kind
-from pacekeeper.core.security_config import TRUST_DOMAIN, TlsConfig
+from pacekeeper.cli.admin import ca as authority
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.core.config.security import TRUST_DOMAIN, TlsConfig
 
 
 class Authority:

@@ -7,9 +7,8 @@ from pathlib import Path
 import torch
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import (
+from pacekeeper.core.checkpoint.interval import SaveCosts
+from pacekeeper.core.checkpoint.manifest import (
     Account,
     CheckpointId,
     FileEntry,
@@ -17,14 +16,15 @@ from pacekeeper.core.manifest import (
     Piece,
     PieceEntry,
 )
-from pacekeeper.core.run_identity import identity_of
-from pacekeeper.core.save_costs import SaveCosts
-from pacekeeper.trainer.block_state import ordered_parameters
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.collectives import LocalFabric
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.checkpoint.run_fingerprint import identity_of
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.model.transformer import MoETransformer
 from support.layouts import layouts
 
 TINY = TrainConfig(

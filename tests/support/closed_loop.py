@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from pacekeeper.controller.way_home import is_same_work
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
+from pacekeeper.controller.mitigation.way_home import is_same_work
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
 from support.paper_cluster import PaperCluster
 
 CONFIG = ControllerConfig(detector=DetectorConfig(warmup_steps=8))

@@ -12,10 +12,12 @@ from typing import Any
 
 import grpc
 
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
-from pacekeeper.core.rank_runs import joined, ranks_of
-from pacekeeper.core.records import (
+from pacekeeper.core.config.security import TlsConfig
+from pacekeeper.core.incidents.rank_ranges import joined, ranks_of
+from pacekeeper.core.layout.codec import encode_layout, layout_crc
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -23,17 +25,16 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.security_config import TlsConfig
-from pacekeeper.core.topology import Attachment, Clock, DeviceSample, HostSample, ModelShape
-from pacekeeper.protos import (
-    control_pb2,
-    control_pb2_grpc,
-    secure,
-    status_pb2,
-    status_pb2_grpc,
-    wire,
+from pacekeeper.core.telemetry.samples import (
+    Attachment,
+    Clock,
+    DeviceSample,
+    HostSample,
+    ModelShape,
 )
+from pacekeeper.protos import control_pb2, control_pb2_grpc, status_pb2, status_pb2_grpc
+from pacekeeper.protos import tls as secure
+from pacekeeper.protos.convert import reports
 from support.commands import FRESH, Started
 
 PLAIN = TlsConfig()
@@ -48,7 +49,7 @@ SHAPE = ModelShape(
     dense_bytes=1 << 20,
 )
 HELLO = control_pb2.Hello(
-    protocol_version=wire.PROTOCOL_VERSION,
+    protocol_version=reports.PROTOCOL_VERSION,
     product_version="0",
     node="node-0",
     agent_life="first",
@@ -168,7 +169,7 @@ class ScriptedAgent:
             devices=devices,
             host=host,
         )
-        self.say(control_pb2.AttachRequest(report=wire.report_to_message(report)))
+        self.say(control_pb2.AttachRequest(report=reports.report_to_message(report)))
         return self._sequence
 
     def report_and_wait(self, *jobs: JobReport) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pacekeeper.controller import copy_mark
-from pacekeeper.controller.store import Store
-from pacekeeper.core.orders import Order, OrderKind
+from pacekeeper.controller.ha import copy_mark
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 
 OLD, FRESH = "old", "fresh"
 

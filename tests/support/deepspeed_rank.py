@@ -20,7 +20,7 @@ def main() -> None:
     os.environ.update(DS_ACCELERATOR="cpu", DS_BUILD_OPS="0")
     import deepspeed  # type: ignore[import-not-found,unused-ignore]
 
-    from pacekeeper.trainer import adapter_deepspeed
+    from pacekeeper.trainer.adapters import deepspeed as adapter_deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # or it runs a compiler
     deepspeed.init_distributed("gloo", verbose=False)

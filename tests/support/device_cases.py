@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.symptoms import CauseKind
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.causes.evidence import CauseKind
 from support.symptoms import RANK_PID
 
 CONFIRMED, PROBABLE, SUSPECTED = Tier.CONFIRMED, Tier.PROBABLE, Tier.SUSPECTED

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer import loop
-from pacekeeper.trainer.block_state import blocks_on, read_block
-from pacekeeper.trainer.rank import Rank, RankSpec
+from pacekeeper.trainer.engine import train_loop
+from pacekeeper.trainer.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.model.block_state_dict import blocks_on, read_block
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,17 +18,17 @@ class KeepsEnding:
     """The body of a rank's process that leaves its state in `directory`; else as `body`."""
 
     directory: str
-    body: Callable[[RankSpec], None] = loop.rank_main
+    body: Callable[[RankSpec], None] = train_loop.rank_main
 
     def __call__(self, spec: RankSpec) -> None:
-        original = loop.train
+        original = train_loop.train
 
         def train(spec: RankSpec, **options: Any) -> Rank:
             rank = original(spec, **options)
             torch.save(held_state(rank), ending_path(Path(self.directory), spec.rank))
             return rank
 
-        loop.train = train
+        train_loop.train = train
         self.body(spec)
 
 

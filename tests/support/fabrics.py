@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.core.records import Record, StepRecord
+from pacekeeper.core.telemetry.records import Record, StepRecord
 from support.machine_driver import step
 
 BYTES_PER_S, JITTER = 1e9, 0.03

@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.cli.authority import Kind
+from pacekeeper.cli.admin.ca import Kind
 from support.authorities import Authority
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/"

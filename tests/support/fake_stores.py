@@ -5,8 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import cast
 
-from pacekeeper.trainer.quorum import FIRST_GROUP
-from pacekeeper.trainer.stores import DEATHS_KEY, Stores, fence_key, group_key, notice
+from pacekeeper.trainer.distributed.kv_store import DEATHS_KEY, Stores, fence_key, group_key, notice
+from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
 
 
 class Killed(BaseException):

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import complete_ids
-from pacekeeper.trainer.checkpoint_files import Storage, open_storage
-from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.quorum import Group, rule
+from pacekeeper.core.checkpoint.manifest import CheckpointId
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.checkpoint.reader import complete_ids
+from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
+from pacekeeper.trainer.elastic.quorum import Group, rule
+from pacekeeper.trainer.engine.train_loop import rank_main
 from support.endings import KeepsEnding, read_ending
 from support.fault_judge import Course, Judge, Newcomers, Outcome, Reference
 from support.fault_schedules import Act, Burst, Fault, Schedule

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.core import ring
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
-from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.rank import RankSpec
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.trainer.engine.train_loop import rank_main
+from pacekeeper.trainer.engine.worker import RankSpec
 from support.fork_server import hear_signals, server_address, server_context, share_server
 from support.networks import Network, move_to
 from support.ports import free_port
@@ -78,7 +78,7 @@ class Fleet:
 
     def __exit__(self, *_: object) -> None:
         rings = self.directory.glob(f"node-*/{self.config.job}/rank-*.ring")
-        pids = [ring.decode_header(path.read_bytes()).pid for path in rings]
+        pids = [shm_ring.decode_header(path.read_bytes()).pid for path in rings]
         for launcher in self.launchers:
             launcher.kill()
         for pid in pids:
@@ -121,14 +121,14 @@ class Fleet:
         return self.directory / f"node-{node}"
 
     def ring_path(self, rank: int) -> Path:
-        name = Path(self.config.job) / ring.ring_file_name(rank)
+        name = Path(self.config.job) / shm_ring.ring_file_name(rank)
         if rank in self.ranks:
             return self.ring_dir(rank // self.ranks_per_node) / name
         return next(self.directory.glob(f"node-*/{name}"), self.directory / name)
 
     def pid(self, rank: int) -> int:
         """A rank's process, as it says in its ring."""
-        return ring.decode_header(self.ring_path(rank).read_bytes()).pid
+        return shm_ring.decode_header(self.ring_path(rank).read_bytes()).pid
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         os.kill(self.pid(rank), number)
@@ -170,7 +170,7 @@ class Fleet:
         found = [
             (named[1], path)
             for path in directory.iterdir()
-            if (named := ring.parse_layout_file_name(path.name)) and named[0] == generation
+            if (named := shm_ring.parse_layout_file_name(path.name)) and named[0] == generation
         ]
         _, path = max(found)  # of the newest life; raises ValueError where there is none
         return decode_layout(path.read_bytes())
@@ -179,9 +179,9 @@ class Fleet:
         """Offer a plan as every node's agent does: the file first, then the command slots."""
         data = encode_layout(layout)
         for rank in {*self.ranks, *layout.ranks}:
-            path = self.ring_path(rank).with_name(ring.plan_file_name(layout.generation))
+            path = self.ring_path(rank).with_name(shm_ring.plan_file_name(layout.generation))
             path.write_bytes(data)
-        command = ring.CommandSlot(
+        command = shm_ring.CommandSlot(
             plan_generation=layout.generation,
             base_generation=base_generation,
             plan_sha256=hashlib.sha256(data).digest(),
@@ -189,17 +189,17 @@ class Fleet:
         for rank in {*self.ranks, *layout.ranks}:
             self.command(rank, command)
 
-    def command(self, rank: int, command: ring.CommandSlot) -> None:
+    def command(self, rank: int, command: shm_ring.CommandSlot) -> None:
         """Write a rank's command slot."""
         self.command_at(self.ring_path(rank), command)
 
-    def command_at(self, path: Path, command: ring.CommandSlot) -> None:
+    def command_at(self, path: Path, command: shm_ring.CommandSlot) -> None:
         """Write the command slot of the ring at `path`."""
         with path.open("r+b") as file:
-            file.seek(ring.COMMAND_OFFSET)
-            sequence, _ = ring.decode_command(file.read(ring.COMMAND_BYTES))
-            file.seek(ring.COMMAND_OFFSET)
-            file.write(ring.encode_command(sequence + 1, command))
+            file.seek(shm_ring.COMMAND_OFFSET)
+            sequence, _ = shm_ring.decode_command(file.read(shm_ring.COMMAND_BYTES))
+            file.seek(shm_ring.COMMAND_OFFSET)
+            file.write(shm_ring.encode_command(sequence + 1, command))
 
 
 class Launcher:
@@ -293,9 +293,9 @@ def _supervise(
     server: str,
     keeper: int,
 ) -> None:
-    from pacekeeper.trainer.newcomer import JoinSpec, join
-    from pacekeeper.trainer.node_spec import NodeSpec
-    from pacekeeper.trainer.restarts import supervise_to_the_end
+    from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+    from pacekeeper.trainer.elastic.node_join import JoinSpec, join
+    from pacekeeper.trainer.elastic.restart_policy import supervise_to_the_end
 
     if server:
         share_server(server)

@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from pacekeeper.core.records import Record
+from pacekeeper.core.telemetry.records import Record
 from pacekeeper.protos import status_pb2
 from support.commands import Started
 from support.controllers import ControllerProcess, until

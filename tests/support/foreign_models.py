@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.core.records import Record
-from pacekeeper.trainer.adapting import Teller, attach
+from pacekeeper.core.telemetry.records import Record
+from pacekeeper.trainer.adapters.reporter import Teller, attach
 from support.rings import records_in
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
 from support.ports import free_port
 from support.rings import records_in
 

@@ -7,9 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.core.topology import Attachment, HostSample
-from pacekeeper.core.trace_file import TraceHeader, attached_line, header_line, record_line
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment, HostSample
+from pacekeeper.core.telemetry.trace_jsonl import (
+    TraceHeader,
+    attached_line,
+    header_line,
+    record_line,
+)
 from support.trace_files import device_sample
 
 Row = dict[str, Any]

@@ -11,15 +11,15 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 from unittest import mock
 
-from pacekeeper.trainer.rank_server import RANKS_NEED, rank_server
+from pacekeeper.trainer.elastic.rank_server import RANKS_NEED, rank_server
 
 LOADED = (
     *RANKS_NEED,
-    "pacekeeper.trainer.restarts",
+    "pacekeeper.trainer.elastic.restart_policy",
     "pacekeeper.cli.main",
-    "pacekeeper.agent.runtime",
-    "pacekeeper.controller.runtime",
-    "pacekeeper.simulator.traces",
+    "pacekeeper.agent.daemon",
+    "pacekeeper.controller.app",
+    "pacekeeper.simulator.readers.registry",
     "scipy.optimize",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",

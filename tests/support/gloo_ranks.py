@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.trainer import fabric as fabric_module
-from pacekeeper.trainer.collectives import PeerLost
-from pacekeeper.trainer.fabric import Fabric
-from pacekeeper.trainer.stores import Stores, host_store
+from pacekeeper.trainer.distributed import process_group as fabric_module
+from pacekeeper.trainer.distributed.collectives import PeerLost
+from pacekeeper.trainer.distributed.kv_store import Stores, host_store
+from pacekeeper.trainer.distributed.process_group import Fabric
 from support.fork_server import server_context
 from support.sabotage import wrap
 

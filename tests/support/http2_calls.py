@@ -4,7 +4,8 @@ import struct
 
 from hpack import Decoder, Encoder
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -14,7 +15,6 @@ from pacekeeper.controller.frames import (
     Called,
     frame,
 )
-from pacekeeper.controller.http2 import Connection
 
 MOST = 100_000
 ACKNOWLEDGED = frame(SETTINGS, ACK, 0)

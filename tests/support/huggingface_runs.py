@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments
 
-from pacekeeper.trainer.adapter_huggingface import Pacekeeper
+from pacekeeper.trainer.adapters.huggingface import Pacekeeper
 from support.forked_ranks import STEPS, Lengths, Pace, run_all
 
 LAYERS, EXPERTS, CHOICES, TOKENS = 2, 4, 2, 16

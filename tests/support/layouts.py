@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import ExpertHosts, Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout, ShardRun, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from pacekeeper.controller import lease
-from pacekeeper.controller.lease import Member, Read, Record, Timing, Wait, Write
+from pacekeeper.controller.ha import lease
+from pacekeeper.controller.ha.lease import Member, Read, Record, Timing, Wait, Write
 
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
 DRIFT = 0.1  # rates of two clocks from 0.9 to 1.1: at the edge of what the margin bears

@@ -7,7 +7,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.own_folder import sweep
+from pacekeeper.controller.ingest.runtime_dir import sweep
 
 PATIENCE_S = 60.0  # who was killed is not gone at once
 # The fork server's socket, which ends with this process, and torch's own cache.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from pacekeeper.trainer.adapter_lightning import Pacekeeper
+from pacekeeper.trainer.adapters.lightning import Pacekeeper
 from support.foreign_models import TinyModel
 from support.forked_ranks import STEPS, Lengths, Pace, run_all
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from pacekeeper.controller.events import (
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.state_machine.events import (
     AskDecision,
     Command,
     DecisionMade,
@@ -15,15 +16,16 @@ from pacekeeper.controller.events import (
     Say,
     Tick,
 )
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.state import JobState, State
-from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout, layout_crc
-from pacekeeper.core.records import (
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.storage.restore import job_record, restored
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.layout.codec import encode_layout, layout_crc
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.shrink import Floor
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -32,9 +34,7 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.shrink import Floor
-from pacekeeper.core.topology import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
 
 JOB = "moe"
 UNIX_OFFSET_S = 1000.0

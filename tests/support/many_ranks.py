@@ -1,11 +1,11 @@
 """A job of as many ranks as are asked for, eight on a node, whose nodes are killed one by one."""
 
-from pacekeeper.controller.events import Command
-from pacekeeper.controller.inbox import take_in
-from pacekeeper.controller.state import JobState, RankLife, RankState, State
-from pacekeeper.core.records import RankExitRecord
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.topology import Attachment
+from pacekeeper.controller.state_machine.events import Command
+from pacekeeper.controller.state_machine.reports import take_in
+from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState, State
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import RankExitRecord
+from pacekeeper.core.telemetry.samples import Attachment
 from support.machine_driver import JOB
 
 PER_NODE = 8

@@ -76,7 +76,7 @@ def main() -> None:
         timers,
     )
 
-    from pacekeeper.trainer import adapter_megatron
+    from pacekeeper.trainer.adapters import megatron
 
     stand_in_for_cuda()
     size = case["world_size"]
@@ -89,7 +89,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         mine = timers.Timers(0, "max") if case["kind"] == "timers" else None
         model.config.timers = mine
-        watch = adapter_megatron.watch(
+        watch = megatron.watch(
             [model], job=case["job"], optimizer=optimizer, first_step=3, ring_dir=case["rings"]
         )
         _train(model, optimizer, case, rank, watch.fed)

@@ -18,7 +18,7 @@ from unittest import mock
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.trainer import adapter_nvrx
+from pacekeeper.trainer.adapters import nvrx
 
 PLACES = ("nvidia_resiliency_ext.attribution.straggler", "nvidia_resiliency_ext.straggler")
 SECTIONS = ("fwd", "bwd", "optimizer")
@@ -68,10 +68,10 @@ def both(time: Time, **options: Any) -> Iterator[tuple[Any, Any]]:
         stack.enter_context(mock.patch("time.perf_counter_ns", lambda: time.now_ns))
         stack.enter_context(mock.patch("time.monotonic", lambda: time.now_ns * 1e-9))
         theirs: Any = __import__(place, fromlist=["Detector"])
-        for one in (theirs, adapter_nvrx):
+        for one in (theirs, nvrx):
             one.Detector.initialize(**options)
             stack.callback(one.Detector.shutdown)
-        yield theirs.Detector, adapter_nvrx.Detector
+        yield theirs.Detector, nvrx.Detector
 
 
 def section(detectors: tuple[Any, Any], name: str, time: Time, span_ms: float) -> None:

@@ -11,7 +11,8 @@ from random import Random
 
 import numpy as np
 
-from pacekeeper.controller.events import (
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.state_machine.events import (
     AskDecision,
     AskProbe,
     Command,
@@ -25,23 +26,22 @@ from pacekeeper.controller.events import (
     SaveJob,
     Tick,
 )
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.state import JobRecord, JobState, State
-from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.core.apportion import apportion
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.findings import Incident
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.layout_codec import encode_layout
-from pacekeeper.core.records import (
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.state import JobRecord, JobState, State
+from pacekeeper.controller.storage.restore import job_record, restored
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import Incident
+from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     MicroBatchRecord,
     RankExitRecord,
     Record,
 )
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.topology import Attachment, ModelShape
+from pacekeeper.core.telemetry.samples import Attachment, ModelShape
 from support.paper_work import (
     ROW_TOKENS,
     applied,

@@ -8,7 +8,8 @@ from typing import Any
 
 from hpack import Encoder
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
+from pacekeeper.controller.ingest.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
@@ -17,9 +18,8 @@ from pacekeeper.controller.frames import (
     SETTINGS,
     frame,
 )
-from pacekeeper.controller.lanes import Lane, Rules
-from pacekeeper.controller.line import Shown
-from pacekeeper.controller.relay import ATTACH
+from pacekeeper.controller.ingest.http2.proxy import ATTACH
+from pacekeeper.controller.ingest.ipc import Shown
 from support.http2_calls import ACKNOWLEDGED, frames_in, told_by
 
 

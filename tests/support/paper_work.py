@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.layout_codec import layout_crc
-from pacekeeper.core.records import (
+from pacekeeper.core.layout.codec import layout_crc
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     PlanAppliedRecord,
     ProbeRecord,
@@ -15,8 +16,7 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
 
 ROW_TOKENS = 160
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from pacekeeper.controller.policy_view import RankTime, View
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.topology import ModelShape
-from pacekeeper.predictor.forecast import Workload
+from pacekeeper.controller.policy.policy_view import RankTime, View
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.predictor.cost.forecast import Workload
 
 NUM_SHARDS = 8
 

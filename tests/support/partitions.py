@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
-from pacekeeper.controller.partition_problem import (
+from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.partition.problem import (
     Device,
     LayerCost,
     Links,
@@ -12,9 +12,9 @@ from pacekeeper.controller.partition_problem import (
     MovePrices,
     Problem,
 )
-from pacekeeper.core.apportion import apportion
-from pacekeeper.core.layout import ShardRun
-from pacekeeper.core.schedule import Schedule
+from pacekeeper.core.layout.apportion import apportion
+from pacekeeper.core.layout.layout import ShardRun
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 FAST = Links(
     inside_bytes_per_s=1e15,

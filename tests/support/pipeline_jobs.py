@@ -1,7 +1,7 @@
 """Small simulated jobs of stages and tensor groups."""
 
-from pacekeeper.controller.partition_problem import MovePrices
-from pacekeeper.simulator.pipeline_job import PipelineJob
+from pacekeeper.controller.planning.partition.problem import MovePrices
+from pacekeeper.simulator.jobs.pipeline import PipelineJob
 from support.partitions import even_partition, model_of, problem_of
 
 PAUSE_S = 2.0

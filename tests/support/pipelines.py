@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from hypothesis import strategies as st
 
-from pacekeeper.core.schedule import (
+from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,
     Exchange,

@@ -1,10 +1,10 @@
 """A case of placement as tests draw it, and what the planner makes of it."""
 
-from pacekeeper.controller.replica_plan import ReplicaPlan, Wishes, plan_replicas
-from pacekeeper.controller.shares import Split
-from pacekeeper.controller.spread_floor import SpreadFloor
-from pacekeeper.controller.token_shares import split_layers
-from pacekeeper.core.layout import Layout
+from pacekeeper.controller.planning.token_split.linear_program import Split
+from pacekeeper.controller.planning.token_split.proportional import split_layers
+from pacekeeper.controller.policy.failure_domains import SpreadFloor
+from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
+from pacekeeper.core.layout.layout import Layout
 
 Case = tuple[Layout, list[list[float]], dict[int, float], int]
 """Layout, loads[layer][expert], speed of each rank, slots per rank."""

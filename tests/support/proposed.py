@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pacekeeper.core.config import ControllerConfig, PolicyConfig
-from pacekeeper.core.proposals import Proposal
+from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.incidents.proposals import Proposal
 from support.machine_driver import QUICK, WARM, Driver, started, train
 
 STANDS_S = 900.0  # as the settings say

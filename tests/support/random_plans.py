@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
 
 Members = tuple[int, ...]
 ExpertHosts = tuple[tuple[Host, ...], ...]  # of a layer

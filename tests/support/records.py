@@ -2,9 +2,8 @@
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.plain_text import one_line
-from pacekeeper.core.record_codec import WHOLE_SHARE
-from pacekeeper.core.records import (
+from pacekeeper.core.telemetry.record_codec import WHOLE_SHARE
+from pacekeeper.core.telemetry.records import (
     MOST_S,
     SAVE_OUTCOMES,
     CheckpointRecord,
@@ -18,7 +17,8 @@ from pacekeeper.core.records import (
     SnapshotRecord,
     StepRecord,
 )
-from pacekeeper.core.topology import Attachment, Clock, ModelShape
+from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
+from pacekeeper.core.text import one_line
 
 u32 = st.integers(0, 2**32 - 1)
 u64 = st.integers(0, 2**64 - 1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import grpc.aio
 
-from pacekeeper.controller.copies import Copies
-from pacekeeper.controller.store import Store
+from pacekeeper.controller.ha.replication_server import Copies
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.protos import replication_pb2_grpc
 
 

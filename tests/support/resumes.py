@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import complete_ids
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.solo import train_alone
+from pacekeeper.core.checkpoint.manifest import CheckpointId
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.checkpoint.reader import complete_ids
+from pacekeeper.trainer.checkpoint.storage import open_storage
+from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 
 

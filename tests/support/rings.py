@@ -2,17 +2,19 @@
 
 from pathlib import Path
 
-from pacekeeper.core import ring
-from pacekeeper.core.records import Record
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import Record
 
 
 def records_in(path: Path) -> list[Record]:
     """The records of a ring that has not been lapped, oldest first."""
     data, found = path.read_bytes(), list[Record]()
-    for index in range(ring.SLOT_COUNT):
-        at = ring.slot_offset(index)
-        (sequence,) = ring.SEQUENCE.unpack_from(data, at)
-        record = ring.decode_slot(index, sequence, data[at : at + ring.SLOT_BYTES], sequence)
+    for index in range(shm_ring.SLOT_COUNT):
+        at = shm_ring.slot_offset(index)
+        (sequence,) = shm_ring.SEQUENCE.unpack_from(data, at)
+        record = shm_ring.decode_slot(
+            index, sequence, data[at : at + shm_ring.SLOT_BYTES], sequence
+        )
         if record is None:
             break
         found.append(record)

@@ -11,9 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pacekeeper.trainer import agreement, checkpoint, data, fabric, loop, mover, probe, rank
-from pacekeeper.trainer.collectives import PeerLost
-from pacekeeper.trainer.rank import Rank, RankSpec
+from pacekeeper.trainer.checkpoint import manager
+from pacekeeper.trainer.distributed import microbenchmark, process_group
+from pacekeeper.trainer.distributed.collectives import PeerLost
+from pacekeeper.trainer.elastic import consensus
+from pacekeeper.trainer.engine import train_loop, worker
+from pacekeeper.trainer.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.model import dataset
+from pacekeeper.trainer.parallel import resharding
 
 
 class Moment(StrEnum):
@@ -48,7 +53,7 @@ class Sabotage:
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank in self.victims + self.frozen + self.doubters:
             self._arm(spec)
-        loop.rank_main(spec)
+        train_loop.rank_main(spec)
 
     def _strike(self, spec: RankSpec) -> None:
         if spec.rank in self.victims:
@@ -75,25 +80,37 @@ class Sabotage:
             case Moment.IN_MOVE_BEFORE_VOTE | Moment.IN_MOVE_AFTER_VOTE:
                 self._around_vote(lambda r: strike(r.pending_layout is not None))
             case Moment.IN_PROBE:
-                wrap(probe, "_exchanged", before=lambda *_: strike())
+                wrap(microbenchmark, "_exchanged", before=lambda *_: strike())
             case Moment.IN_FORMING:
-                wrap(fabric.Fabric, "_await_members", before=lambda f, *_: strike(f.generation > 1))
+                wrap(
+                    process_group.Fabric,
+                    "_await_members",
+                    before=lambda f, *_: strike(f.generation > 1),
+                )
             case Moment.IN_CONNECTING:
-                wrap(fabric.Fabric, "_await_members", after=lambda f, *_: strike(f.generation > 1))
+                wrap(
+                    process_group.Fabric,
+                    "_await_members",
+                    after=lambda f, *_: strike(f.generation > 1),
+                )
             case Moment.IN_REGROUP_MOVE:
-                wrap(mover, "stage", before=lambda *_: strike())
+                wrap(resharding, "stage", before=lambda *_: strike())
             case Moment.IN_RESTORE:
-                wrap(checkpoint.Checkpoints, "stage", before=lambda *_: strike())
+                wrap(manager.Checkpoints, "stage", before=lambda *_: strike())
             case Moment.WITH_VERDICT:
-                wrap(agreement.Agreement, "_witness", before=lambda *_: strike())
+                wrap(consensus.Agreement, "_witness", before=lambda *_: strike())
             case Moment.AT_END:
-                wrap(fabric.Fabric, "exchange", after=lambda _, values: strike(values == [1.0]))
+                wrap(
+                    process_group.Fabric,
+                    "exchange",
+                    after=lambda _, values: strike(values == [1.0]),
+                )
 
     def _around_vote(self, look: Callable[[Rank], None]) -> None:
         if self.moment in (Moment.IN_STEP_AFTER_VOTE, Moment.IN_MOVE_AFTER_VOTE):
-            wrap(rank.Rank, "_vote", after=lambda target, **_: look(target))
+            wrap(worker.Rank, "_vote", after=lambda target, **_: look(target))
         else:
-            wrap(rank.Rank, "_vote", before=lambda target, **_: look(target))
+            wrap(worker.Rank, "_vote", before=lambda target, **_: look(target))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +120,8 @@ class Hasty:
     quorum_wait_s: float
 
     def __call__(self, spec: RankSpec) -> None:
-        agreement.QUORUM_WAIT_S = self.quorum_wait_s
-        loop.rank_main(spec)
+        consensus.QUORUM_WAIT_S = self.quorum_wait_s
+        train_loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +131,7 @@ class Faulty:
     faults_dir: str
 
     def __call__(self, spec: RankSpec) -> None:
-        loop.rank_main(replace(spec, faults_dir=self.faults_dir))
+        train_loop.rank_main(replace(spec, faults_dir=self.faults_dir))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +147,12 @@ class BadGradient:
 
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank == self.victim:
-            original = rank.Rank._gradients_are_finite
+            original = worker.Rank._gradients_are_finite
 
             def are_finite(self_: Rank) -> bool:
                 return original(self_) and self_.step != self.step
 
-            rank.Rank._gradients_are_finite = are_finite  # type: ignore[assignment,method-assign]
+            worker.Rank._gradients_are_finite = are_finite  # type: ignore[assignment,method-assign]
         doubters = () if self.doubter is None else (self.doubter,)
         victims = () if self.doubter is None else (self.victim,)
         Sabotage(
@@ -156,7 +173,7 @@ class LateStart:
             time.sleep(self.start_s)
         if spec.rank == self.victim:
             os.kill(os.getpid(), signal.SIGKILL)
-        loop.rank_main(spec)
+        train_loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,8 +190,8 @@ class BadCopy:
                 flip_bit(target.model.layers()[self.layer].bank.w1)
 
         if spec.rank == self.victim:
-            wrap(rank.Rank, "_apply_update", after=flip)
-        loop.rank_main(spec)
+            wrap(worker.Rank, "_apply_update", after=flip)
+        train_loop.rank_main(spec)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,9 +202,9 @@ class OtherText:
 
     def __call__(self, spec: RankSpec) -> None:
         if spec.rank == self.victim:
-            crc = data.Corpus.crc
-            data.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign,assignment]
-        loop.rank_main(spec)
+            crc = dataset.Corpus.crc
+            dataset.Corpus.crc = lambda self_: crc(self_) ^ 1  # type: ignore[method-assign,assignment]
+        train_loop.rank_main(spec)
 
 
 def flip_bit(tensor: Tensor) -> None:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from pacekeeper.agent import device_series
 from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.controller import rank_series, state_series
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.core.exposition import Family
-from pacekeeper.protos import certificate_series
+from pacekeeper.controller.observability import rank_metrics, state_metrics
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.core.prometheus_text import Family
+from pacekeeper.protos import certificate_metrics
 
 
 def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
@@ -24,7 +24,12 @@ def labels_of_series(*, agents: bool = True) -> Mapping[str, set[str]]:
 
 def all_families(*, agents: bool = True) -> list[Family]:
     """Those that are written by ourselves, each once."""
-    modules = (state_series, rank_series, certificate_series, *([device_series] if agents else []))
+    modules = (
+        state_metrics,
+        rank_metrics,
+        certificate_metrics,
+        *([device_series] if agents else []),
+    )
     found = [f for module in modules for value in vars(module).values() for f in _families(value)]
     return list({family.name: family for family in found}.values())
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pacekeeper.simulator.changes import (
+from pacekeeper.simulator.cluster.history import (
     Change,
     History,
     NodesJoined,
@@ -12,8 +12,8 @@ from pacekeeper.simulator.changes import (
     SpeedChanged,
     in_order,
 )
-from pacekeeper.simulator.job_model import JobModel
-from pacekeeper.simulator.sim_policy import Costs
+from pacekeeper.simulator.jobs.data_parallel import JobModel
+from pacekeeper.simulator.policies.base import Costs
 
 # Whole seconds only, so that a walk second by second sees the same.
 EXACT = Costs(

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
-from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost
-from pacekeeper.simulator.sim_policy import Use
+from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
+from pacekeeper.simulator.policies.base import Use
 
 SAVE_S, RESTART_S, WAIT_S, SAMPLES = 3, 7, 4, 3  # what EXACT and small_job come to
 SAVE, RESTART = 0, 1

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, Worker
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, Worker
 
 
 def pipeline(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from pacekeeper.core.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
 
 NodeOf = dict[int, str]
 SpreadCase = tuple[Layout, NodeOf, int]

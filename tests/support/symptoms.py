@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from pacekeeper.core.device_health import DeviceHealth
-from pacekeeper.core.topology import DeviceSample, HostSample
-from pacekeeper.predictor.symptoms import DeviceWindow, HostWindow, Symptoms, ThreadTime
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.predictor.causes.evidence import DeviceWindow, HostWindow, Symptoms, ThreadTime
 
 ONSET_S = 100.0
 RANK_PID = 7

@@ -12,8 +12,8 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.core.expert_rows import KNOTS
-from pacekeeper.predictor.workload import BENDS, FEATURES, Parts, StepSample
+from pacekeeper.core.telemetry.expert_row_features import KNOTS
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, Parts, StepSample
 
 Array = npt.NDArray[np.float64]
 

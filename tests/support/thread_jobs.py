@@ -5,12 +5,12 @@ from collections.abc import Iterable
 
 import torch
 
-from pacekeeper.core.layout import Block
-from pacekeeper.trainer.block_state import blocks_on, num_updates, put_in, read_block
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.rank import Rank
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.layout.layout import Block
+from pacekeeper.trainer.engine.worker import Rank
+from pacekeeper.trainer.model.block_state_dict import blocks_on, num_updates, put_in, read_block
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.model.transformer import MoETransformer
 from support.thread_ranks import ThreadRanks
 
 

@@ -10,14 +10,14 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block, Layout
-from pacekeeper.core.shrink import Floor, Succession
-from pacekeeper.trainer.block_state import blocks_on, read_block
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.fabric import Fabric
-from pacekeeper.trainer.rank import Rank, RankSpec
-from pacekeeper.trainer.succession import Means, succession
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.core.layout.shrink import Floor, Succession
+from pacekeeper.trainer.distributed.process_group import Fabric
+from pacekeeper.trainer.elastic.recovery_decision import Means, succession
+from pacekeeper.trainer.engine.worker import Rank, RankSpec
+from pacekeeper.trainer.model.block_state_dict import blocks_on, read_block
+from pacekeeper.trainer.model.dataset import Corpus
 from support.worlds import ThreadFabric, run_world
 
 T = TypeVar("T")

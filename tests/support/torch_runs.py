@@ -19,7 +19,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer import adapter_torch
+from pacekeeper.trainer.adapters import pytorch
 from support.forked_ranks import STEPS, Lengths, Pace, run_all
 
 HIDDEN, VOCABULARY, SEQUENCES, TOKENS = 16, 64, 2, 16
@@ -107,7 +107,7 @@ def _slow(rings: Path, rank: int) -> None:
     model = sharded(Model(Pace(rank, becomes_slow=True), recomputes=True))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     lengths = Lengths(rank, is_uneven=False)
-    pace = adapter_torch.attach(job="slow", ring_dir=str(rings))
+    pace = pytorch.attach(job="slow", ring_dir=str(rings))
     for step in range(STEPS):
         ids = lengths.batch()["input_ids"]
         squares = len(ids) * ids.shape[1] ** 2
@@ -124,7 +124,7 @@ def _uneven(rings: Path, rank: int) -> None:
     model = DistributedDataParallel(Model(Pace(rank, becomes_slow=False)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     lengths = Lengths(rank, is_uneven=True)
-    pace = adapter_torch.attach(job="uneven", ring_dir=str(rings))
+    pace = pytorch.attach(job="uneven", ring_dir=str(rings))
     for step in range(STEPS):
         with pace.step(step):
             for number in range(2):
@@ -148,7 +148,7 @@ def _stages(rings: Path, rank: int) -> None:
     part: nn.Module = slow if rank == 0 else whole.head
     stage = PipelineStage(part, rank, 2, torch.device("cpu"))
     schedule = Schedule1F1B(stage, n_microbatches=2, loss_fn=loss_of)
-    pace = adapter_torch.attach(job="stages", role=f"stage{rank}", ring_dir=str(rings))
+    pace = pytorch.attach(job="stages", role=f"stage{rank}", ring_dir=str(rings))
     for step in range(WAYS_STEPS):
         ids = batch()
         with pace.step(step), pace.micro_batch_timer(tokens=ids.numel(), tensor_share=0.5):
@@ -179,7 +179,7 @@ def _in_between(rings: Path, rank: int) -> None:
     model.layers.append(Slow(PIECES["between"] if rank == 1 else 0.0))
     model = sharded(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    pace = adapter_torch.attach(job="between", ring_dir=str(rings))
+    pace = pytorch.attach(job="between", ring_dir=str(rings))
     for step in range(WAYS_STEPS):
         ids = batch()
         with pace.step(step) as result, pace.micro_batch_timer(tokens=ids.numel()):
@@ -204,7 +204,7 @@ def alone(folder: Path) -> None:
     _compiled(rings)
     _scaled(rings)
     _raising(rings)
-    nowhere = adapter_torch.attach(job="nowhere", ring_dir=str(Path(__file__)))
+    nowhere = pytorch.attach(job="nowhere", ring_dir=str(Path(__file__)))
     with nowhere.step(0), nowhere.micro_batch_timer(tokens=1):
         pass
     nowhere.detach()
@@ -219,7 +219,7 @@ def _compiled(rings: str) -> None:
     plain = Model(recomputes=True)
     model = torch.compile(plain, backend=graphs, fullgraph=True)
     optimizer = torch.optim.SGD(plain.parameters(), lr=1e-3)
-    pace = adapter_torch.attach(job="compiled", ring_dir=rings)
+    pace = pytorch.attach(job="compiled", ring_dir=rings)
     for step in range(WAYS_STEPS):
         ids = batch()
         with pace.step(step), pace.micro_batch_timer(tokens=ids.numel()):
@@ -234,7 +234,7 @@ def _scaled(rings: str) -> None:
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    pace = adapter_torch.attach(job="scaled", ring_dir=rings)
+    pace = pytorch.attach(job="scaled", ring_dir=rings)
     for step in range(WAYS_STEPS):
         ids = batch()
         before = model.head.weight.detach().clone()
@@ -256,7 +256,7 @@ def _raising(rings: str) -> None:
     """A batch out of bounds in step 1, which is done again with the next one."""
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    pace = adapter_torch.attach(job="raising", ring_dir=rings)
+    pace = pytorch.attach(job="raising", ring_dir=rings)
     for step, wrong in ((0, 0), (1, VOCABULARY), (1, 0), (2, 0)):
         ids = batch() + wrong
         with (

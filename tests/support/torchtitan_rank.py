@@ -25,11 +25,11 @@ def main() -> None:
     case, rank = begin(sys.argv)
     torch.distributed.init_process_group("gloo")
 
-    from pacekeeper.trainer import adapter_torchtitan
+    from pacekeeper.trainer.adapters import torchtitan
 
     trainer = _trainer(case, rank)
     before = dict(vars(trainer))
-    watch = adapter_torchtitan.watch(trainer, job=case["job"], ring_dir=case["rings"])
+    watch = torchtitan.watch(trainer, job=case["job"], ring_dir=case["rings"])
     assert not watch.untimed, watch.untimed
     trainer.step = 100  # a checkpoint was loaded
     trainer.config.training.steps += 100

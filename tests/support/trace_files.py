@@ -6,9 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
-from pacekeeper.core.topology import Attachment, DeviceSample, HostSample
-from pacekeeper.core.trace_file import TraceHeader, attached_line, header_line, record_line
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.core.telemetry.trace_jsonl import (
+    TraceHeader,
+    attached_line,
+    header_line,
+    record_line,
+)
 
 HOT, COOL = 0x40, 0x0  # NVML: hardware thermal slowdown; none
 STEP_S = 1.0

@@ -6,16 +6,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block, Layout
-from pacekeeper.core.run_identity import identity_of
-from pacekeeper.trainer.block_state import blocks_on, ordered_parameters, read_block
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.collectives import Collectives
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.rules import learning_rate
+from pacekeeper.core.checkpoint.run_fingerprint import identity_of
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.distributed.collectives import Collectives
+from pacekeeper.trainer.engine.job_rules import learning_rate
+from pacekeeper.trainer.model.block_state_dict import blocks_on, ordered_parameters, read_block
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
 from support.training import forward_backward
 from support.worlds import ThreadFabric, run_world
 

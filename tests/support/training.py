@@ -8,20 +8,25 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block, Host, Layout, ShardRun, even_layout
-from pacekeeper.core.schedule import Schedule, pipeline_program
-from pacekeeper.trainer import mover
-from pacekeeper.trainer.block_state import banks_of, blocks_on, ordered_parameters, parts_of
-from pacekeeper.trainer.collectives import Collectives, LocalFabric
-from pacekeeper.trainer.crossing import Crossings
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.pipeline import Scale, StageRun, Under
-from pacekeeper.trainer.replica_sync import ReplicaSync
-from pacekeeper.trainer.rules import apportion_rows, own_rows
-from pacekeeper.trainer.timing import ComputeTime
-from pacekeeper.trainer.work import WorkMeter
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Block, Host, Layout, ShardRun, even_layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric
+from pacekeeper.trainer.engine.job_rules import apportion_rows, own_rows
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
+from pacekeeper.trainer.model.block_state_dict import (
+    banks_of,
+    blocks_on,
+    ordered_parameters,
+    parts_of,
+)
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.flop_counter import WorkMeter
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel import resharding
+from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
+from pacekeeper.trainer.parallel.pipeline_runner import Scale, StageRun, Under
+from pacekeeper.trainer.parallel.stage_p2p import Crossings
 
 CONFIG = TrainConfig(
     num_layers=2,
@@ -74,8 +79,8 @@ def train(fabric: Collectives, run: Run) -> dict[str, Tensor]:
     for step in range(run.steps):
         wanted = run.layouts[min(step, len(run.layouts) - 1)]
         if wanted != layout:
-            staged = mover.stage(model, optimizer, layout, wanted, fabric)
-            mover.swap_in(model, optimizer, staged)
+            staged = resharding.stage(model, optimizer, layout, wanted, fabric)
+            resharding.swap_in(model, optimizer, staged)
             model.set_layout(wanted, fabric)
             layout, sync = wanted, ReplicaSync(wanted, fabric)
         own_sum = forward_backward(model, corpus, layout, fabric, step)

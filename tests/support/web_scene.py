@@ -6,20 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pacekeeper.controller.audit import Audit
-from pacekeeper.controller.chunked_map import RankMap
-from pacekeeper.controller.desk import Desk
-from pacekeeper.controller.events import Event, SaveIncident, StepSummary
-from pacekeeper.controller.history import History
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.measured import Measured, RankPace
-from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.token_file import TokenFile
-from pacekeeper.controller.web import Web
-from pacekeeper.controller.web_door import Door
-from pacekeeper.core.config import ControllerConfig, PolicyConfig
-from pacekeeper.core.findings import (
+from pacekeeper.controller.api.auth.audit_log import Audit
+from pacekeeper.controller.api.auth.token_file import TokenFile
+from pacekeeper.controller.api.operator_actions import Desk
+from pacekeeper.controller.api.web.app import Web
+from pacekeeper.controller.api.web.auth import Door
+from pacekeeper.controller.detection.rank_timings import Measured, RankPace
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.state_machine.events import Event, SaveIncident, StepSummary
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.controller.state_machine.persistent_map import RankMap
+from pacekeeper.controller.state_machine.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankState,
+    State,
+)
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.config.security import LimitsConfig
+from pacekeeper.core.incidents.findings import (
     Considered,
     Decision,
     Finding,
@@ -29,11 +36,10 @@ from pacekeeper.core.findings import (
     Tier,
     Watch,
 )
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.proposals import Proposal
-from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.security_config import LimitsConfig
-from pacekeeper.core.topology import Attachment, Clock
+from pacekeeper.core.incidents.proposals import Proposal
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.node_report import AgentHealth
+from pacekeeper.core.telemetry.samples import Attachment, Clock
 
 BEGAN_S = 1_772_000_000.0
 ASKING = ControllerConfig(policy=PolicyConfig(mode="approve"))

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 
-from pacekeeper.trainer.collectives import Collectives, exchanged
-from pacekeeper.trainer.fabric import Fabric
+from pacekeeper.trainer.distributed.collectives import Collectives, exchanged
+from pacekeeper.trainer.distributed.process_group import Fabric
 from support.fork_server import server_context
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent import nvml_events, sampler
-from pacekeeper.agent.nvml import FIELDS_S, NoNvml, Nvml, open_nvml
-from pacekeeper.agent.nvml_device import GoneError
-from pacekeeper.agent.sampler import Sampler
-from pacekeeper.cli.checks import Health
-from pacekeeper.cli.doctor import check_nvml
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.agent.nvml import sampler, xid_events
+from pacekeeper.agent.nvml.client import FIELDS_S, NoNvml, Nvml, open_nvml
+from pacekeeper.agent.nvml.device import GoneError
+from pacekeeper.agent.nvml.sampler import Sampler
+from pacekeeper.cli.doctor.checks import Health
+from pacekeeper.cli.doctor.command import check_nvml
+from pacekeeper.core.telemetry.samples import DeviceSample
 from support import fake_nvml
 from support.fake_nvml import NOT_TOLD, Driver
 
@@ -40,7 +40,7 @@ def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Dr
     monkeypatch.setenv(fake_nvml.VARIABLE, str(made.path))
     monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(own)))
     monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-    monkeypatch.setattr(nvml_events, "WAIT_MS", 20)
+    monkeypatch.setattr(xid_events, "WAIT_MS", 20)
     return made
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.intake import RELEASE_AFTER_S, Intake
-from pacekeeper.core import ring
-from pacekeeper.core.records import PlanAppliedRecord, RankExitRecord, Record, StepRecord
-from pacekeeper.core.reports import PlanFile
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.rings.collector import RELEASE_AFTER_S, Intake
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.node_report import PlanFile
+from pacekeeper.core.telemetry.records import PlanAppliedRecord, RankExitRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 LATER_S = RELEASE_AFTER_S + 1.0
 
@@ -61,7 +61,7 @@ class Launch:
         self.life = life
         self.directory = directory
         supervisor = replace(attachment(0, life), pid=99, role="supervisor")
-        self.supervisor = Ring.create(directory, supervisor, file_name=ring.SUPERVISOR_RING)
+        self.supervisor = Ring.create(directory, supervisor, file_name=shm_ring.SUPERVISOR_RING)
         self.ranks = [Ring.create(directory, attachment(rank, life)) for rank in range(2)]
 
     def end(self, *records: Record) -> None:
@@ -218,10 +218,10 @@ class TestPlans:
         for generation in (2, 3, 4):
             assert intake.offer_plan(plan(generation))
         intake.look(1.0)
-        assert {ring.plan_file_name(g) for g in (2, 3, 4)} <= launch.files
+        assert {shm_ring.plan_file_name(g) for g in (2, 3, 4)} <= launch.files
         launch.ranks[0].write(runs(3))
         intake.look(2.0)
-        assert launch.files - RINGS == {ring.plan_file_name(g) for g in (3, 4)}
+        assert launch.files - RINGS == {shm_ring.plan_file_name(g) for g in (3, 4)}
         assert launch.ranks[1].read_plan(3, plan(3).sha256) == plan(3).data, "a late rank may ask"
 
     def test_work_says_which_generation_is_in_force_too(
@@ -242,7 +242,7 @@ class TestPlans:
         launch.end()
         intake.look(1.0)
         intake.release("job")
-        assert launch.files - RINGS == {ring.layout_file_name(1, 7)}
+        assert launch.files - RINGS == {shm_ring.layout_file_name(1, 7)}
         assert not intake.offer_plan(plan(3)), "there is nobody to take it"
 
     def test_a_plan_that_can_not_be_removed_is_said_and_tried_again(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from pacekeeper.agent.handoffs import (
+from pacekeeper.agent.health.peer_messages import (
     FITNESS_CHECK,
     PACE_CHECK,
     SLOW_KEPT_S,
@@ -14,7 +14,7 @@ from pacekeeper.agent.handoffs import (
     answer,
     events,
 )
-from pacekeeper.core.node_verdict import Fitness, Verdict
+from pacekeeper.core.incidents.node_health import Fitness, Verdict
 
 
 def verdict(fitness: Fitness, reason: str = "DevicesFit") -> Verdict:

@@ -7,8 +7,8 @@ import grpc
 import grpc.aio
 import pytest
 
-from pacekeeper.agent import health_socket
-from pacekeeper.agent.handoffs import Answer
+from pacekeeper.agent.health import nvrx_socket
+from pacekeeper.agent.health.peer_messages import Answer
 from pacekeeper.protos import nvhcd_pb2, nvhcd_pb2_grpc
 
 WELL = Answer(is_success=True, exit_code=0, output="{}", error="")
@@ -18,13 +18,13 @@ WELL = Answer(is_success=True, exit_code=0, output="{}", error="")
     ("size_bytes", "expected"),
     [
         (100, grpc.StatusCode.OK),
-        (health_socket.MOST_BYTES + 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (nvrx_socket.MOST_BYTES + 1, grpc.StatusCode.RESOURCE_EXHAUSTED),
     ],
 )
 def test_a_question_is_short(tmp_path: Path, size_bytes: int, expected: grpc.StatusCode) -> None:
     async def ask() -> grpc.StatusCode:
         path = tmp_path / "health.sock"
-        server = await health_socket.serve(path, lambda: WELL)
+        server = await nvrx_socket.serve(path, lambda: WELL)
         try:
             async with grpc.aio.insecure_channel(f"unix://{path}") as channel:
                 stub = nvhcd_pb2_grpc.HealthCheckServiceStub(channel)

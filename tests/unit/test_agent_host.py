@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.agent import wall_clock
-from pacekeeper.agent.host import Host
-from pacekeeper.core.topology import HostSample
+from pacekeeper.agent.host import wall_clock
+from pacekeeper.agent.host.kernel import Host
+from pacekeeper.core.telemetry.samples import HostSample
 
 FILES = {
     "loadavg": "8.16 10.41 9.12 12/156 21577\n",

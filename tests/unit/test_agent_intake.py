@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.agent.window import Reading, batch, deaths_in
-from pacekeeper.core import ring
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.uplink.batching import Reading, batch, deaths_in
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.records import RankExitRecord, StepRecord
-from pacekeeper.core.reports import AgentHealth, PlanFile
-from pacekeeper.core.topology import Attachment, DeviceSample
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.node_report import AgentHealth, PlanFile
+from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 PLAN = PlanFile(
     job="job",
@@ -58,14 +58,14 @@ def test_a_lapped_reader_goes_on_and_counts_what_it_lost(intake: Intake, tmp_pat
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
     extra = 10
-    for number in range(ring.SLOT_COUNT + extra):
+    for number in range(shm_ring.SLOT_COUNT + extra):
         writer.write(step(number))
     (reading,) = intake.look(1.0)
     numbers = [r.step for r in reading.records if isinstance(r, StepRecord)]
-    assert numbers[-1] == ring.SLOT_COUNT + extra - 1
+    assert numbers[-1] == shm_ring.SLOT_COUNT + extra - 1
     assert numbers == sorted(set(numbers))
     assert intake.counts.lost == extra
-    assert len(numbers) + intake.counts.lost == ring.SLOT_COUNT + extra
+    assert len(numbers) + intake.counts.lost == shm_ring.SLOT_COUNT + extra
 
 
 def test_a_corrupt_record_is_counted_and_skipped(intake: Intake, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_corrupt_record_is_counted_and_skipped(intake: Intake, tmp_path: Path)
         writer.write(step(number))
     assert writer.path is not None
     with writer.path.open("r+b") as file:
-        file.seek(ring.slot_offset(1) + 20)
+        file.seek(shm_ring.slot_offset(1) + 20)
         file.write(b"\xff\xff")
     assert intake.look(0.0)[0].records == (step(0),)
     assert intake.counts.corrupt == 0, "it may only be seen late"
@@ -92,7 +92,7 @@ def test_bad_records_hide_none_behind_them_where_the_file_is_gone(
     assert writer.path is not None
     with writer.path.open("r+b") as file:
         for bad in (1, 2, 4):
-            file.seek(ring.slot_offset(bad) + 20)
+            file.seek(shm_ring.slot_offset(bad) + 20)
             file.write(b"\xff\xff")
     writer.path.unlink()
     (reading,) = intake.look(1.0)
@@ -103,15 +103,15 @@ def test_bad_records_hide_none_behind_them_where_the_file_is_gone(
 def test_what_is_no_ring_of_ours_is_reported_and_left_alone(intake: Intake, tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "rank-00001.ring").write_bytes(b"garbage")
-    (tmp_path / "job" / "rank-00002.ring").write_bytes(bytes(ring.FILE_BYTES))
-    newer = bytearray(ring.encode_header(attachment(3)).ljust(ring.FILE_BYTES, b"\0"))
-    newer[8] = ring.VERSION + 1
+    (tmp_path / "job" / "rank-00002.ring").write_bytes(bytes(shm_ring.FILE_BYTES))
+    newer = bytearray(shm_ring.encode_header(attachment(3)).ljust(shm_ring.FILE_BYTES, b"\0"))
+    newer[8] = shm_ring.VERSION + 1
     (tmp_path / "job" / "rank-00003.ring").write_bytes(newer)
     Ring.create(tmp_path, attachment(0)).write(step(0))
     (reading,) = intake.look(0.0)
     assert reading.records == (step(0),)
     assert sorted(intake.unreadable) == [f"job/rank-0000{i}.ring" for i in (1, 2, 3)]
-    assert f"version {ring.VERSION + 1}" in intake.unreadable["job/rank-00003.ring"]
+    assert f"version {shm_ring.VERSION + 1}" in intake.unreadable["job/rank-00003.ring"]
     assert "7 bytes" in intake.unreadable["job/rank-00001.ring"]
 
 
@@ -284,7 +284,7 @@ def test_a_job_that_starts_again_forgets_its_dead_once(intake: Intake, tmp_path:
 def test_an_old_death_does_not_reach_the_next_life_of_a_job(intake: Intake, tmp_path: Path) -> None:
     def supervisor(pid: int) -> Ring:
         boss = Attachment(job="job", rank=0, world_size=4, pid=pid, role="supervisor")
-        return Ring.create(tmp_path, boss, file_name=ring.SUPERVISOR_RING)
+        return Ring.create(tmp_path, boss, file_name=shm_ring.SUPERVISOR_RING)
 
     old = supervisor(50)
     Ring.create(tmp_path, attachment(1, pid=101))
@@ -302,11 +302,11 @@ def test_a_new_rank_of_the_next_life_does_not_hear_of_the_last_ones_dead(
     intake: Intake, tmp_path: Path
 ) -> None:
     boss = Attachment(job="job", rank=0, world_size=4, pid=50, role="supervisor")
-    Ring.create(tmp_path, boss, file_name=ring.SUPERVISOR_RING)
+    Ring.create(tmp_path, boss, file_name=shm_ring.SUPERVISOR_RING)
     Ring.create(tmp_path, attachment(0, pid=100))
     intake.look(0.0)
     intake.notify_deaths("job", frozenset({1}))
-    Ring.create(tmp_path, replace(boss, pid=51), file_name=ring.SUPERVISOR_RING)
+    Ring.create(tmp_path, replace(boss, pid=51), file_name=shm_ring.SUPERVISOR_RING)
     stranger = Ring.create(tmp_path, attachment(1, pid=201))  # this time rank 1 is of this node
     intake.look(1.0)
     assert stranger.command().dead_ranks == frozenset(), "its supervisor would kill it"
@@ -318,7 +318,7 @@ def test_an_offer_is_written_once_and_again_when_its_file_is_gone(
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
     assert intake.offer_plan(PLAN)
-    plan = tmp_path / "job" / ring.plan_file_name(2)
+    plan = tmp_path / "job" / shm_ring.plan_file_name(2)
     inode = plan.stat().st_ino
     assert intake.offer_plan(PLAN)
     assert plan.stat().st_ino == inode
@@ -333,7 +333,7 @@ def test_a_plan_that_can_not_be_written_is_told_and_tried_again(
 ) -> None:
     writer = Ring.create(tmp_path, attachment())
     intake.look(0.0)
-    obstacle = tmp_path / "job" / ring.plan_file_name(2)
+    obstacle = tmp_path / "job" / shm_ring.plan_file_name(2)
     obstacle.mkdir()
     assert not intake.offer_plan(PLAN)
     assert list(intake.unwritable) == [f"job/{obstacle.name}"]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.agent.window import deaths_in
-from pacekeeper.core import ring
-from pacekeeper.core.records import RankExitRecord, StepRecord
-from pacekeeper.core.reports import PlanFile
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.uplink.batching import deaths_in
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.node_report import PlanFile
+from pacekeeper.core.telemetry.records import RankExitRecord, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 DIGEST = hashlib.sha256(b"plan").digest()
 PLAN = PlanFile(job="job", life=8, generation=2, base_generation=1, data=b"plan", sha256=DIGEST)
@@ -46,7 +46,7 @@ def test_lives_are_told_apart_by_number_whatever_their_pids(intake: Intake, tmp_
     assert (before.life, before.records, before.attached) == (7, (step(5),), ())
     assert (after.life, after.records) == (8, (step(0),))
     assert (after.attached, after.layouts) == ((attachment(0, life=8),), ((1, b"new"),))
-    assert new.command() == ring.CommandSlot(life=8), "the dead of a life before are no one's"
+    assert new.command() == shm_ring.CommandSlot(life=8), "the dead of a life before are no one's"
     (again,) = intake.everything_again()
     assert (again.life, again.attached, again.layouts) == (8, after.attached, after.layouts)
 
@@ -57,13 +57,13 @@ def test_commands_reach_the_life_they_are_meant_for_only(intake: Intake, tmp_pat
     intake.look(0.0)
     assert not intake.offer_plan(replace(PLAN, life=7))
     intake.notify_deaths("job", frozenset({2}), 7)
-    assert ours.command() == ring.CommandSlot(life=8)
-    assert left_behind.command() == ring.CommandSlot()
+    assert ours.command() == shm_ring.CommandSlot(life=8)
+    assert left_behind.command() == shm_ring.CommandSlot()
     assert intake.offer_plan(PLAN)
     intake.notify_deaths("job", frozenset({3}), 8)
     assert ours.command().plan_generation == 2
     assert ours.command().dead_ranks == {3}
-    assert left_behind.command() == ring.CommandSlot()
+    assert left_behind.command() == shm_ring.CommandSlot()
 
 
 def test_an_agent_that_starts_late_knows_the_newest_life(intake: Intake, tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_an_agent_that_starts_late_knows_the_newest_life(intake: Intake, tmp_pat
 
 def test_a_death_of_an_earlier_life_is_told_as_such(intake: Intake, tmp_path: Path) -> None:
     boss = Attachment(job="job", rank=0, world_size=4, pid=50, role="supervisor", life=7)
-    old = Ring.create(tmp_path, boss, file_name=ring.SUPERVISOR_RING)
+    old = Ring.create(tmp_path, boss, file_name=shm_ring.SUPERVISOR_RING)
     intake.look(0.0)
     old.write(RankExitRecord(rank=1, pid=101, exit_code=0, signal=9))
-    Ring.create(tmp_path, replace(boss, life=8), file_name=ring.SUPERVISOR_RING)
+    Ring.create(tmp_path, replace(boss, life=8), file_name=shm_ring.SUPERVISOR_RING)
     assert deaths_in(intake.look(1.0), intake.pids()) == {("job", 7): {1}}
 
 
@@ -102,17 +102,17 @@ def test_the_life_that_is_spoken_to_stands_in_the_slot(intake: Intake, tmp_path:
     again = Intake(directory=tmp_path)  # finds what the agent before it said
     again.look(1.0)
     again.notify_deaths("job", frozenset({2}), 8)
-    assert first.command() == ring.CommandSlot(life=8, dead_ranks=frozenset({2, 3}))
-    assert late.command() == ring.CommandSlot(life=8, dead_ranks=frozenset({2}))
+    assert first.command() == shm_ring.CommandSlot(life=8, dead_ranks=frozenset({2, 3}))
+    assert late.command() == shm_ring.CommandSlot(life=8, dead_ranks=frozenset({2}))
 
 
 def test_what_a_ring_says_to_another_life_is_not_said_on(intake: Intake, tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, attachment(0, life=8))
     assert ours.path is not None
-    stale = ring.CommandSlot(dead_ranks=frozenset({1}), life=7)
+    stale = shm_ring.CommandSlot(dead_ranks=frozenset({1}), life=7)
     with ours.path.open("r+b") as file:
-        file.seek(ring.COMMAND_OFFSET)
-        file.write(ring.encode_command(1, stale))
+        file.seek(shm_ring.COMMAND_OFFSET)
+        file.write(shm_ring.encode_command(1, stale))
     intake.look(0.0)
     intake.notify_deaths("job", frozenset({3}), 8)
     assert ours.command().dead_ranks == {3}

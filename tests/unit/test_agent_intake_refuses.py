@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent import ring_directory
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core import ring
+from pacekeeper.agent.rings import directory as ring_directory
+from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.records import RankExitRecord, Record
-from pacekeeper.core.reports import PlanFile
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.node_report import PlanFile
+from pacekeeper.core.telemetry.records import RankExitRecord, Record
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
 
 TOO_MANY = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -60,7 +60,7 @@ def test_a_job_that_is_a_link_is_left_alone_and_said(
 ) -> None:
     foreign = tmp_path / "foreign"
     ring_of(foreign, "job").write(step(1))
-    plan = foreign / "job" / ring.plan_file_name(1)
+    plan = foreign / "job" / shm_ring.plan_file_name(1)
     plan.touch()
     (rings / "job").symlink_to(foreign / "job")
     assert intake.look(0.0) == ()
@@ -75,7 +75,7 @@ def test_a_job_that_becomes_a_link_is_written_and_cleared_no_more(
     intake.look(0.0)
     foreign = tmp_path / "foreign"
     foreign.mkdir()
-    old = foreign / ring.plan_file_name(0)
+    old = foreign / shm_ring.plan_file_name(0)
     old.touch()
     shutil.rmtree(rings / "job")
     (rings / "job").symlink_to(foreign)
@@ -163,7 +163,7 @@ def test_a_layout_that_is_no_file_is_said_and_neither_followed_nor_waited_for(
 ) -> None:
     ring_of(rings, "job")
     intake.look(0.0)
-    layout = rings / "job" / ring.layout_file_name(1)
+    layout = rings / "job" / shm_ring.layout_file_name(1)
     match kind:
         case "link":
             (tmp_path / "secret").write_text("of root")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from pacekeeper.agent.load_sums import MOST_ROWS, with_sums
-from pacekeeper.agent.window import Reading
-from pacekeeper.core.records import ExpertLoadRecord, Record
+from pacekeeper.agent.uplink.batching import Reading
+from pacekeeper.agent.uplink.load_sums import MOST_ROWS, with_sums
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, Record
 from support.agents import step
 
 LOADS = ExpertLoadRecord(rank=8, step=3, generation=1, layer=0, first_expert=16, counts=(5, 0, 7))

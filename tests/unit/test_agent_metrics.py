@@ -7,8 +7,8 @@ import pytest
 
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.core.telemetry.node_report import AgentHealth
+from pacekeeper.core.telemetry.samples import DeviceSample
 
 NAMED = 'UUID="GPU-1",device_index="0"'
 SAMPLE = DeviceSample(

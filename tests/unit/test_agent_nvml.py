@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.agent import nvml
-from pacekeeper.agent import sampler as sampler_module
-from pacekeeper.agent.nvml import NoNvml, Nvml, open_nvml
-from pacekeeper.agent.nvml_device import GoneError
-from pacekeeper.agent.sampler import HUNG_S, Sampler
-from pacekeeper.core.device_health import DeviceHealth
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.agent.nvml import client as nvml
+from pacekeeper.agent.nvml import sampler as sampler_module
+from pacekeeper.agent.nvml.client import NoNvml, Nvml, open_nvml
+from pacekeeper.agent.nvml.device import GoneError
+from pacekeeper.agent.nvml.sampler import HUNG_S, Sampler
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.samples import DeviceSample
 
 CODES = {
     "GPU_IS_LOST": 15, "RESET_REQUIRED": 16, "NOT_SUPPORTED": 3, "FUNCTION_NOT_FOUND": 13,

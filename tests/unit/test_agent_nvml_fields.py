@@ -2,8 +2,8 @@
 
 import pytest
 
-from pacekeeper.agent import nvml_fields
-from pacekeeper.agent.nvml_fields import ALL_LINKS, ENTRY, decode, keys, of_health, of_sample
+from pacekeeper.agent.nvml import fields
+from pacekeeper.agent.nvml.fields import ALL_LINKS, ENTRY, decode, keys, of_health, of_sample
 
 UINT, WIDE = 1, 3
 Answers = dict[tuple[int, int], tuple[int, int | float]]
@@ -120,7 +120,7 @@ def test_links_are_asked_for_where_there_are_some() -> None:
     assert all(scope == 0 for _, scope in keys(0))
     assert {scope for _, scope in keys(2)} == {0, 1, ALL_LINKS}
     assert len(set(keys(18))) == len(keys(18))
-    assert nvml_fields.ENTRY.size == 40
+    assert fields.ENTRY.size == 40
 
 
 def test_what_no_device_can_mean_is_left_out_of_what_is_told() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.agent.window import deaths_in
-from pacekeeper.core.records import EXIT_UNSEEN, RankExitRecord, Record
-from pacekeeper.core.ring import SUPERVISOR_RING
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.uplink.batching import deaths_in
+from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord, Record
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 SUPERVISOR = -1
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacekeeper.agent.recording import Recording
-from pacekeeper.agent.window import Reading
+from pacekeeper.agent.trace_recorder import Recording
+from pacekeeper.agent.uplink.batching import Reading
 from pacekeeper.core.errors import DataError, HostError
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.topology import Attachment, HostSample
-from pacekeeper.predictor.trace import Chunk, Worker
-from pacekeeper.simulator.read_native import read_native
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment, HostSample
+from pacekeeper.predictor.offline.trace import Chunk, Worker
+from pacekeeper.simulator.readers.native import read_native
 from support.trace_files import device_sample
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.agent.ring_reader import Counts, RingReader, open_ring
-from pacekeeper.core import ring
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import step
 
 ATTACHED = Attachment(job="job", rank=0, world_size=1, pid=1)
@@ -29,7 +29,9 @@ def reader(writer: Ring) -> Iterator[RingReader]:
     reader.close()
 
 
-@pytest.mark.parametrize("left", [0, 100, ring.COMMAND_OFFSET + 8, ring.slot_offset(1) + 20])
+@pytest.mark.parametrize(
+    "left", [0, 100, shm_ring.COMMAND_OFFSET + 8, shm_ring.slot_offset(1) + 20]
+)
 def test_what_was_cut_off_is_nothing_and_is_said_once(
     left: int, writer: Ring, reader: RingReader, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -38,7 +40,7 @@ def test_what_was_cut_off_is_nothing_and_is_said_once(
     os.truncate(reader.path, left)
     counts = Counts()
     found = reader.rest(counts) + reader.records(counts)
-    assert found == ([step(0)] if left > ring.slot_offset(1) else [])
+    assert found == ([step(0)] if left > shm_ring.slot_offset(1) else [])
     assert f"{reader.path.name} was cut short" in caplog.text
     assert len(caplog.records) == 1
 
@@ -46,7 +48,7 @@ def test_what_was_cut_off_is_nothing_and_is_said_once(
 def test_a_cut_file_is_not_written_to(writer: Ring, reader: RingReader) -> None:
     os.truncate(reader.path, 100)
     reader.beat(7.0)
-    reader.write_command(ring.CommandSlot(plan_generation=2))
+    reader.write_command(shm_ring.CommandSlot(plan_generation=2))
     assert os.stat(reader.path).st_size == 100
     assert "was cut short: 100 bytes" in reader.trouble
 
@@ -54,22 +56,22 @@ def test_a_cut_file_is_not_written_to(writer: Ring, reader: RingReader) -> None:
 def test_a_ring_that_goes_on_at_its_beginning_is_read_on(writer: Ring, reader: RingReader) -> None:
     """Looks that lie on both sides of the ring's end."""
     counts, told = Counts(), 0
-    for number in range(2 * ring.SLOT_COUNT + 9):
+    for number in range(2 * shm_ring.SLOT_COUNT + 9):
         writer.write(step(number))
-        if number % ring.SLOT_COUNT in (1020, 1021, 1022, 1023, 0, 1, 500):
+        if number % shm_ring.SLOT_COUNT in (1020, 1021, 1022, 1023, 0, 1, 500):
             told += len(reader.records(counts))
             assert reader.records(counts) == []
     told += len(reader.records(counts))
-    assert (told, counts.lost, counts.corrupt) == (2 * ring.SLOT_COUNT + 9, 0, 0)
+    assert (told, counts.lost, counts.corrupt) == (2 * shm_ring.SLOT_COUNT + 9, 0, 0)
 
 
 def test_what_the_rank_is_told_arrives(writer: Ring, reader: RingReader) -> None:
-    command = ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({5}), life=0)
+    command = shm_ring.CommandSlot(plan_generation=2, dead_ranks=frozenset({5}), life=0)
     reader.write_command(command)
     reader.beat(3.5)
     assert writer.command() == command
     data = reader.path.read_bytes()
-    assert ring.HEARTBEAT.unpack_from(data, ring.HEARTBEAT_OFFSET) == (3.5,)
+    assert shm_ring.HEARTBEAT.unpack_from(data, shm_ring.HEARTBEAT_OFFSET) == (3.5,)
 
 
 def test_a_ring_cut_and_removed_costs_its_records_and_no_more(
@@ -92,7 +94,7 @@ def test_no_descriptor_stays_behind(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     (tmp_path / "job").mkdir()
     bad = tmp_path / "job" / "rank-00001.ring"
-    bad.write_bytes(bytes(ring.FILE_BYTES))
+    bad.write_bytes(bytes(shm_ring.FILE_BYTES))
     with pytest.raises(ValueError, match="magic"):
         open_ring(bad, "job", 1.0)
     bad.write_bytes(bytes(7))

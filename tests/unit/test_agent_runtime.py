@@ -4,19 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent import intake, runtime
-from pacekeeper.agent.runtime import Agent
-from pacekeeper.core.records import RankExitRecord
-from pacekeeper.core.ring import SUPERVISOR_RING
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent import daemon
+from pacekeeper.agent.daemon import Agent
+from pacekeeper.agent.rings import collector
+from pacekeeper.core.telemetry.records import RankExitRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import Node, agent_of, step
 
 
 def test_reports_without_news_do_not_push_out_those_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runtime, "IDLE_REPORT_S", 0.0)
+    monkeypatch.setattr(daemon, "IDLE_REPORT_S", 0.0)
     agent, node = agent_of(tmp_path)
     node.ring().write(step(0))
     for _ in range(10):
@@ -53,8 +54,8 @@ def test_many_unreadable_files_make_no_endless_report(tmp_path: Path) -> None:
         (node.rings / "job" / f"rank-{number:05d}.ring").write_bytes(b"")
     agent._look()
     told = agent.uplink.greeting(0).health.unreadable
-    assert len(told) == runtime.MAX_TOLD_FILES + 1
-    assert told[-1] == f"and {40 - runtime.MAX_TOLD_FILES} more"
+    assert len(told) == daemon.MAX_TOLD_FILES + 1
+    assert told[-1] == f"and {40 - daemon.MAX_TOLD_FILES} more"
 
 
 def ended_job(node: Node) -> None:
@@ -75,7 +76,7 @@ def sent(agent: Agent) -> int:
 def test_rings_of_an_ended_job_are_held_until_the_controller_has_all_they_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(intake, "RELEASE_AFTER_S", -1.0)
+    monkeypatch.setattr(collector, "RELEASE_AFTER_S", -1.0)
     agent, node = agent_of(tmp_path)
     ended_job(node)
     agent._look()
@@ -97,7 +98,7 @@ def test_where_reports_were_given_up_the_end_is_told_once_more(
         node.ring(job=f"other-{number}")
         agent._look()
     assert agent.spool.num_dropped
-    monkeypatch.setattr(intake, "RELEASE_AFTER_S", -1.0)
+    monkeypatch.setattr(collector, "RELEASE_AFTER_S", -1.0)
     agent._look()
     agent.spool.acknowledge(sent(agent) - 1)
     agent._look()

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.agent import runtime
-from pacekeeper.agent.window import SPACING_S, SampleNews
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.agent import daemon
+from pacekeeper.agent.uplink.batching import SPACING_S, SampleNews
+from pacekeeper.core.telemetry.samples import DeviceSample
 from support.agents import agent_of
 from support.symptoms import DEVICE, HEALTH
 
@@ -64,7 +64,7 @@ def test_reports_of_one_look_tell_the_devices_once(
     agent, _ = agent_of(tmp_path)
     agent.sampler._latest = ((DEVICE,), "ok")
     agent.uplink.is_connected = True
-    monkeypatch.setattr(runtime, "split", lambda readings: iter((tuple(readings), ())))
+    monkeypatch.setattr(daemon, "split", lambda readings: iter((tuple(readings), ())))
     agent._look()
     reports = [agent.spool.next(), agent.spool.next()]
     assert [len(report.devices) for report in reports if report is not None] == [1, 0]

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 
 def attachment(rank: int) -> Attachment:

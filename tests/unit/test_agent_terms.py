@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.agent import uplink as uplink_module
-from pacekeeper.agent.intake import Intake
-from pacekeeper.agent.spool import Spool
-from pacekeeper.agent.terms import FILE_NAME, HIGHEST, Terms
-from pacekeeper.agent.uplink import Uplink
-from pacekeeper.core.topology import Attachment
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.uplink import stream as uplink_module
+from pacekeeper.agent.uplink.fencing import FILE_NAME, HIGHEST, Terms
+from pacekeeper.agent.uplink.spool import Spool
+from pacekeeper.agent.uplink.stream import Uplink
+from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.protos import control_pb2, telemetry_pb2
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.agents import PaperController, until
 
 

@@ -14,7 +14,7 @@ from benchmarks.baselines import (
     two_parameter_expected,
 )
 
-from pacekeeper.predictor.workload import Array, Flags
+from pacekeeper.predictor.cost.features import Array, Flags
 
 ONE_ROLE = (0, 0, 0, 0)
 ALL_RULES = (

@@ -26,9 +26,9 @@ from benchmarks.quality_runs import (
     texts,
 )
 
-from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.rules import first_layout
+from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.trainer.engine.job_rules import first_layout
+from pacekeeper.trainer.model.dataset import Corpus
 from support.thread_jobs import reset
 from support.thread_ranks import State, ThreadRanks
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from benchmarks.stall_runs import MODES, run, run_windows
 
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.checkpoint_saver import Outcome
+from pacekeeper.core.checkpoint.manifest import CheckpointId
+from pacekeeper.trainer.checkpoint.async_writer import Outcome
+from pacekeeper.trainer.checkpoint.reader import read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY
 
 

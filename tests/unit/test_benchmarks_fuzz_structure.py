@@ -13,7 +13,7 @@ from benchmarks.fuzz_seeds import seeds
 from benchmarks.fuzz_targets import Target
 from google.protobuf.message import DecodeError
 
-from pacekeeper.core.layout_codec import decode_layout
+from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.protos import control_pb2
 
 SEEDS = seeds()
@@ -105,7 +105,7 @@ def test_a_new_way_through_our_code_is_told_once() -> None:
         return "refused"
 
     assert ways.run(refused) == ("refused", True)
-    assert f"{HOME}/core/layout_codec.py" in ways.files
+    assert f"{HOME}/core/layout/codec.py" in ways.files
 
 
 def test_a_bug_behind_three_doors_is_found_by_what_opened_the_first(
@@ -134,7 +134,7 @@ def test_a_bug_behind_three_doors_is_found_by_what_opened_the_first(
 def _result(minutes: float, *found: str) -> dict[str, object]:
     return {
         "cpu_minutes": minutes, "minutes": 2 * minutes, "cases": 100, "ways": 7,
-        "files": ["core/ring.py"], "found": [{"what": what} for what in found],
+        "files": ["core/telemetry/shm_ring.py"], "found": [{"what": what} for what in found],
     }  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from benchmarks.simulate_checkpoints import (
     window_steps,
 )
 
-from pacekeeper.core.replay_window import plan_window
-from pacekeeper.simulator.changes import NodesJoined, NodesLost
-from pacekeeper.simulator.policy_saving import DynamicK
-from pacekeeper.simulator.sim_policy import Use
+from pacekeeper.core.checkpoint.sparse_window import plan_window
+from pacekeeper.simulator.cluster.history import NodesJoined, NodesLost
+from pacekeeper.simulator.policies.base import Use
+from pacekeeper.simulator.policies.checkpoint_costs import DynamicK
 
 SETTING = Setting()
 

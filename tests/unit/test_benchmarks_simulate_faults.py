@@ -5,7 +5,7 @@ from pathlib import Path
 from benchmarks.simulate_faults import paced, policies, spot_histories, verdict, young_steps
 from benchmarks.simulate_lazarus import MODELS, job_of
 
-from pacekeeper.simulator.changes import History, NodesJoined, NodesLost
+from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost
 
 
 def test_checkpoints_are_as_far_apart_as_young_says() -> None:

@@ -16,10 +16,10 @@ from benchmarks.simulate_lazarus import (
 from rich.console import Console
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.changes import NodesLost
-from pacekeeper.simulator.job_nodes import capped
-from pacekeeper.simulator.sim_policy import Use
-from pacekeeper.simulator.simulate import Outcome
+from pacekeeper.simulator.cluster.history import NodesLost
+from pacekeeper.simulator.cluster.membership import capped
+from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.policies.base import Use
 
 DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 OUTCOME = Outcome(

@@ -18,8 +18,8 @@ from benchmarks.resihp_tables import show_rates, summary
 from benchmarks.simulate_resihp import ROWS, deviation, paper_limit, slow_history
 from rich.console import Console
 
-from pacekeeper.simulator.changes import SpeedChanged
-from pacekeeper.simulator.pipeline_work import Planned
+from pacekeeper.simulator.cluster.history import SpeedChanged
+from pacekeeper.simulator.jobs.pipeline_assignment import Planned
 
 PAPER = PAPERS[0]
 

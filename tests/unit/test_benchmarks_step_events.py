@@ -6,12 +6,12 @@ import pytest
 from benchmarks.forecast_error import BAR, LINKS, figures, random_problem
 from benchmarks.step_events import event_step_s
 
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import Device, LayerCost, ModelCost, Problem
-from pacekeeper.core.layout import ShardRun
-from pacekeeper.core.schedule import Schedule
+from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import Device, LayerCost, ModelCost, Problem
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.layout import ShardRun
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 LAYER = LayerCost(
     attention_s=1.0, mlp_s=2.0, replicated_s=0.5, attention_bytes=1.0, mlp_bytes=1.0,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from benchmarks.object_store import object_store
 
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.manifest import MANIFEST_FILE
-from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, complete_ids, reject
-from pacekeeper.trainer.checkpoint_files import (
+from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, complete_ids, reject
+from pacekeeper.trainer.checkpoint.storage import (
     LocalStorage,
     RemoteStorage,
     Storage,

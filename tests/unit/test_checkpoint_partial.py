@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import Block, BlockKind, even_layout
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece
-from pacekeeper.trainer.block_state import read_block
-from pacekeeper.trainer.checkpoint import Position
-from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
-from pacekeeper.trainer.checkpoint_retention import lent_out, sweep
-from pacekeeper.trainer.partial_saves import PartialSaves
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.trainer.checkpoint.manager import Position
+from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
+from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
+from pacekeeper.trainer.checkpoint.retention import lent_out, sweep
+from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
+from pacekeeper.trainer.model.block_state_dict import read_block
 from support.checkpoints import TINY, Lone
 
 FOUR = replace(TINY, num_experts=4, experts_per_checkpoint=1, lost_tokens_limit=0.0, steps=100)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import Lone
 from support.power_loss import Disk
 

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core import block_writers
-from pacekeeper.core.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import CheckpointId, Manifest
-from pacekeeper.core.run_identity import identity_of
-from pacekeeper.trainer.block_state import ordered_parameters, read_block
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_catalog import damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.core.checkpoint import write_plan
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Manifest
+from pacekeeper.core.checkpoint.run_fingerprint import identity_of
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.checkpoint.reader import damages, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters, read_block
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.transformer import MoETransformer
 from support.checkpoints import TINY, Lone
 
 RANKS = (0, 1, 2)
@@ -67,7 +67,7 @@ def saved_by_all(directory: Path) -> tuple[list[Member], Manifest]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_writers, "LEAST_BYTES", 512)
+    monkeypatch.setattr(write_plan, "LEAST_BYTES", 512)
 
 
 def test_no_rank_writes_much_more_than_the_others(tmp_path: Path) -> None:

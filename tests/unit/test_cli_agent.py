@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli import agent
-from pacekeeper.core.agent_config import AgentConfig
+from pacekeeper.cli.services import agent
+from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.errors import ConfigError
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.backup import command
-from pacekeeper.controller.store import Store
+from pacekeeper.cli.admin.backup import command
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 
 
 def backed_up(store: Path, to: Path) -> str:

@@ -11,12 +11,12 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from pacekeeper.cli import authority
-from pacekeeper.cli.authority import DAYS, Kind
-from pacekeeper.cli.certs import command
+from pacekeeper.cli.admin import ca
+from pacekeeper.cli.admin.ca import DAYS, Kind
+from pacekeeper.cli.admin.certs import command
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.security_config import TlsConfig
-from pacekeeper.protos import secure
+from pacekeeper.protos import tls
 from support.authorities import Authority
 
 
@@ -33,7 +33,7 @@ def usages(cert: Path) -> list[x509.ObjectIdentifier]:
 @pytest.mark.parametrize("kind", [Kind.NODE, Kind.OPERATOR, Kind.VIEWER])
 def test_a_callers_certificate_names_it_and_can_not_answer(fleet: Authority, kind: Kind) -> None:
     cert = fleet.cert(kind, "x")
-    assert authority.show(cert).identity == f"spiffe://pacekeeper/{kind}/x"
+    assert ca.show(cert).identity == f"spiffe://pacekeeper/{kind}/x"
     assert usages(cert) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
@@ -41,7 +41,7 @@ def test_a_controllers_certificate_has_its_hosts_and_calls_the_one_that_leads(
     fleet: Authority,
 ) -> None:
     cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example", "10.0.0.1", "::1"))
-    assert authority.show(cert).hosts == ("ctl.example", "10.0.0.1", "::1")
+    assert ca.show(cert).hosts == ("ctl.example", "10.0.0.1", "::1")
     assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
@@ -54,7 +54,7 @@ def test_keys_are_their_owners_only_and_fit(fleet: Authority) -> None:
 
 
 def test_certificates_end_soon_and_never_after_their_authority(fleet: Authority) -> None:
-    shown = authority.show(fleet.cert(Kind.NODE, "x", days=DAYS))
+    shown = ca.show(fleet.cert(Kind.NODE, "x", days=DAYS))
     assert shown.ends - shown.begins <= timedelta(days=DAYS, minutes=10)
     with pytest.raises(ConfigError, match="ends at"):
         fleet.cert(Kind.NODE, "x", days=4000)
@@ -62,9 +62,9 @@ def test_certificates_end_soon_and_never_after_their_authority(fleet: Authority)
 
 def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> None:
     cert = fleet.cert(Kind.CONTROLLER, "c", hosts=("ctl.example",), days=1)
-    before, key_before = authority.show(cert), cert.with_suffix(".key").read_bytes()
-    authority.renew(fleet.directory, cert, 3, fleet.now)
-    after = authority.show(cert)
+    before, key_before = ca.show(cert), cert.with_suffix(".key").read_bytes()
+    ca.renew(fleet.directory, cert, 3, fleet.now)
+    after = ca.show(cert)
     assert (after.identity, after.hosts) == (before.identity, before.hosts)
     assert usages(cert) == [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
     assert after.ends - before.ends == timedelta(days=2)
@@ -75,12 +75,12 @@ def test_renewing_keeps_the_identity_and_makes_a_new_key(fleet: Authority) -> No
 def test_what_is_of_another_authority_is_not_renewed(fleet: Authority, tmp_path: Path) -> None:
     cert = Authority(tmp_path / "other").cert(Kind.NODE, "x")
     with pytest.raises(ConfigError, match="not of the authority"):
-        authority.renew(fleet.directory, cert, 3, fleet.now)
+        ca.renew(fleet.directory, cert, 3, fleet.now)
 
 
 def test_an_authority_is_never_made_over_another(fleet: Authority) -> None:
     with pytest.raises(HostError, match="holds an authority"):
-        authority.found(fleet.directory, "x", 1, fleet.now)
+        ca.found(fleet.directory, "x", 1, fleet.now)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "\u00e4", "x" * 254, "a?b"])
@@ -100,11 +100,11 @@ def test_a_pair_that_does_not_fit_or_that_others_may_read_is_refused(fleet: Auth
     cert, other = fleet.cert(Kind.NODE, "x"), fleet.cert(Kind.NODE, "y")
     mixed = TlsConfig(ca=str(fleet.ca), cert=str(cert), key=str(other.with_suffix(".key")))
     with pytest.raises(ConfigError, match="no certificate with its key"):
-        secure.check_client(mixed, "")
-    secure.check_client(fleet.tls(cert), "")
+        tls.check_client(mixed, "")
+    tls.check_client(fleet.tls(cert), "")
     cert.with_suffix(".key").chmod(0o644)
     with pytest.raises(ConfigError, match="others may use it"):
-        secure.check_client(fleet.tls(cert), "")
+        tls.check_client(fleet.tls(cert), "")
 
 
 def test_a_damaged_certificate_is_said(fleet: Authority, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_damaged_certificate_is_said(fleet: Authority, tmp_path: Path) -> None
         ssl.DER_cert_to_PEM_cert(der.replace(b"spiffe://", b"\xff\xff\xff\xff\xff\xff\xff//"))
     )
     with pytest.raises(ConfigError, match=r"bad\.crt: a damaged certificate"):
-        authority.show(tmp_path / "bad.crt")
+        ca.show(tmp_path / "bad.crt")
 
 
 def test_the_commands_make_show_and_renew(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import click.testing
 import pytest
 
 from pacekeeper.cli.main import main
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import ids
-from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
+from pacekeeper.trainer.checkpoint.reader import ids
+from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
 from support.checkpoints import TINY, Lone
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.checkpoint import command
+from pacekeeper.cli.admin.checkpoint import command
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.manifest import MANIFEST_FILE
-from pacekeeper.trainer.checkpoint_files import LocalStorage
+from pacekeeper.trainer.checkpoint.storage import LocalStorage
 from support.checkpoints import Lone
 
 

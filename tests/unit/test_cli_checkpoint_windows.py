@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.checkpoint import command
+from pacekeeper.cli.admin.checkpoint import command
 from support.checkpoints import TINY, Lone
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.cli.demo_director import JOB, Director, Story
-from pacekeeper.cli.demo_fleet import Fleet
-from pacekeeper.cli.demo_folder import claimed
-from pacekeeper.cli.demo_measure import Schedule
+from pacekeeper.cli.demo.fleet import Fleet
+from pacekeeper.cli.demo.metrics import Schedule
+from pacekeeper.cli.demo.run_dir import claimed
+from pacekeeper.cli.demo.script import JOB, Director, Story
 from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.trainer.faults import COMPUTE_FAULT
+from pacekeeper.trainer.emulation.device import COMPUTE_FAULT
 
 SCHEDULE = Schedule.of(80)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.demo_folder import FOLDERS, MARKER, claimed
+from pacekeeper.cli.demo.run_dir import FOLDERS, MARKER, claimed
 from pacekeeper.core.errors import ConfigError, HostError
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.cli.demo_measure import (
+from pacekeeper.cli.demo.metrics import (
     LoggedIncident,
     LoggedStep,
     Outcome,
@@ -21,7 +21,7 @@ from pacekeeper.cli.demo_measure import (
     split_phases,
     tokens_per_s,
 )
-from pacekeeper.cli.demo_report import summary
+from pacekeeper.cli.demo.report import summary
 
 WARMUP = 10
 SCHEDULE = Schedule.of(100)  # fault 30, lift 60, kill 80

@@ -16,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from pacekeeper.cli import authority
-from pacekeeper.cli.authority import Kind
-from pacekeeper.cli.doctor import command
-from pacekeeper.controller.etcd_lease import EtcdLease
-from pacekeeper.controller.lease import Record
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_schema import APPLICATION_ID, SCHEMA_VERSION
+from pacekeeper.cli.admin import ca
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.cli.doctor.command import command
+from pacekeeper.controller.ha.etcd import EtcdLease
+from pacekeeper.controller.ha.lease import Record
+from pacekeeper.controller.storage.schema import APPLICATION_ID, SCHEMA_VERSION
+from pacekeeper.controller.storage.store import Store
 from support.authorities import Authority, as_toml
 from support.ports import free_port
 
@@ -146,7 +146,7 @@ def test_a_certificate_of_another_key_is_the_files_fault(tmp_path: Path, certs: 
 def test_a_certificate_that_ends_soon_is_said_and_one_that_is_over_is_wrong(
     days_ago: int, health: str, words: str, code: int, tmp_path: Path
 ) -> None:
-    now = authority.utc_now() - timedelta(days=days_ago) + timedelta(minutes=1)
+    now = ca.utc_now() - timedelta(days=days_ago) + timedelta(minutes=1)
     told = doctor(tmp_path, CONTROLLER + controller_tls(Authority(tmp_path / "pki", now)))
     assert told.code == code
     found = told.found("controller: [tls] cert")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli import doctor
-from pacekeeper.cli.checks import Health
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import Ring
+from pacekeeper.cli.doctor import command
+from pacekeeper.cli.doctor.checks import Health
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import Ring
 
 
 def test_a_ring_that_goes_while_it_is_looked_at_is_none(
@@ -15,20 +15,20 @@ def test_a_ring_that_goes_while_it_is_looked_at_is_none(
 ) -> None:
     for rank in range(2):
         Ring.create(tmp_path, Attachment(job="job", rank=rank, world_size=2, pid=1)).close()
-    truly = doctor._num_records
+    truly = command._num_records
 
     def cleared_before(path: Path) -> int:
         if path.name == "rank-00000.ring":
             path.unlink()
         return truly(path)
 
-    monkeypatch.setattr(doctor, "_num_records", cleared_before)
-    found = doctor.check_rings(tmp_path)
+    monkeypatch.setattr(command, "_num_records", cleared_before)
+    found = command.check_rings(tmp_path)
     assert (found.health, found.found) == (Health.OK, "1 with 0 whole records")
 
 
 def test_one_that_stays_and_is_none_is_damage(tmp_path: Path) -> None:
     Ring.create(tmp_path, Attachment(job="job", rank=0, world_size=2, pid=1)).close()
     (tmp_path / "job" / "rank-00001.ring").symlink_to(tmp_path / "nowhere")
-    found = doctor.check_rings(tmp_path)
+    found = command.check_rings(tmp_path)
     assert found.health is Health.BROKEN and "not a regular file" in found.found

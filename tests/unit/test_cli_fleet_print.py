@@ -2,13 +2,13 @@
 
 from rich.console import Console
 
-from pacekeeper.cli import fleet_print
-from pacekeeper.controller.fleet_memory import DAY_S, Strike, Strikes, remember
-from pacekeeper.controller.node_order import overview, worst_first
-from pacekeeper.controller.state import NodeState, State
-from pacekeeper.controller.views import gone_nodes, node_views
-from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.orders import Order, OrderKind
+from pacekeeper.cli.observe import nodes_text
+from pacekeeper.controller.api.messages import gone_nodes, node_views
+from pacekeeper.controller.api.node_sorting import overview, worst_first
+from pacekeeper.controller.detection.device_history import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.state_machine.state import NodeState, State
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 from pacekeeper.protos import status_pb2
 
 NOW_S = 1000.0 * DAY_S
@@ -72,7 +72,7 @@ def test_lemons_come_first_then_the_most_and_the_newest_strikes_and_the_well_are
 
 def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
     nodes = worst_first(list(views().values()), with_well=True)
-    lines = printed(fleet_print.table(nodes, NOW_S)).splitlines()
+    lines = printed(nodes_text.table(nodes, NOW_S)).splitlines()
     assert lines[1].split()[:7] == ["lemon", "attached", "r1", "lemon", "3", "2", "3"]
     assert "device x1.50 in job-5, 2.0 days ago" in lines[1]
     assert lines[3].split()[:4] == ["gone", "away", "-", "struck"]
@@ -83,7 +83,7 @@ def test_a_line_says_how_often_which_devices_and_what_was_last() -> None:
 
 
 def test_a_node_s_past_is_told_by_device_the_most_struck_first() -> None:
-    lines = printed(fleet_print.past(views()["lemon"], NOW_S)).splitlines()
+    lines = printed(nodes_text.past(views()["lemon"], NOW_S)).splitlines()
     assert [line.strip() for line in lines] == [
         "lemon  lemon",
         "GPU-a: 2 times",
@@ -96,6 +96,6 @@ def test_a_node_s_past_is_told_by_device_the_most_struck_first() -> None:
 
 
 def test_who_is_cordoned_is_told_by_whom_and_who_is_well_that_nothing_was_found() -> None:
-    cordoned = printed(fleet_print.past(views()["cordoned"], NOW_S))
+    cordoned = printed(nodes_text.past(views()["cordoned"], NOW_S))
     assert "cordoned by ada: fan" in cordoned
-    assert "nothing was found" in printed(fleet_print.past(views()["well"], NOW_S))
+    assert "nothing was found" in printed(nodes_text.past(views()["well"], NOW_S))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from pacekeeper.cli.healthcheck import command
-from pacekeeper.core import node_verdict
-from pacekeeper.core.node_verdict import CONDITION, FILE_NAME, MAX_LINE, Verdict
+from pacekeeper.cli.services.healthcheck import command
+from pacekeeper.core.incidents import node_health
+from pacekeeper.core.incidents.node_health import CONDITION, FILE_NAME, MAX_LINE, Verdict
 from support.agents import agent_of
 from support.symptoms import DEVICE
 from support.tree import ROOT
@@ -22,8 +22,8 @@ def told(folder: Path, *, nvml: str = "ok", is_lost: bool = False, age_s: float 
     """The verdict that an agent wrote of one device."""
     devices = (replace(DEVICE, is_lost=is_lost),) if nvml == "ok" else ()
     written_s = time.time() - age_s
-    verdict = node_verdict.judge(None, devices, nvml=nvml, node="n0", now_unix_s=written_s)
-    (folder / FILE_NAME).write_bytes(node_verdict.encode(verdict))
+    verdict = node_health.judge(None, devices, nvml=nvml, node="n0", now_unix_s=written_s)
+    (folder / FILE_NAME).write_bytes(node_health.encode(verdict))
     return verdict
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.cli.incident_words import SHOWN_MOMENTS, column, subject, who_died
+from pacekeeper.cli.observe.incident_text import SHOWN_MOMENTS, column, subject, who_died
 from pacekeeper.protos import status_pb2
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.launch import command
+from pacekeeper.cli.services.launch import command
 from pacekeeper.core.errors import ConfigError, ExitCode, UnreachableError
-from pacekeeper.trainer import restarts
-from pacekeeper.trainer.node_spec import NodeSpec
+from pacekeeper.trainer.elastic import restart_policy
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 
 
 @pytest.mark.parametrize("option", ["--steps", "--num-nodes", "--window-steps", "--snapshot-every"])
@@ -35,7 +35,7 @@ def test_what_shapes_checkpoints_and_snapshots_reaches_the_ranks(
         launched.append(spec)
         return ExitCode.OK
 
-    monkeypatch.setattr(restarts, "supervise_to_the_end", take)
+    monkeypatch.setattr(restart_policy, "supervise_to_the_end", take)
     file = tmp_path / "job.toml"
     file.write_text("[train]\nsnapshot_period_steps = 7\nmax_restarts = 3\n")
     given = ["--checkpoint-every", "5", "--window-steps", "4", "--snapshot-every", "2"]

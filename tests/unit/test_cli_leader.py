@@ -10,8 +10,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from pacekeeper.cli.client import connected
-from pacekeeper.core.client_config import ClientConfig
+from pacekeeper.cli.common.client import connected
+from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.errors import UnreachableError
 
 PATIENCE_S = 30.0

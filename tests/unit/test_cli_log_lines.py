@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from pacekeeper.cli.log_lines import TRACE_HEAD, TRACE_TAIL, OneLineFormatter
+from pacekeeper.cli.common.service_logging import TRACE_HEAD, TRACE_TAIL, OneLineFormatter
 
 
 @pytest.mark.parametrize(

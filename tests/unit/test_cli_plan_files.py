@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacekeeper.cli.plan_files import by_device, read_hosts, read_loads
+from pacekeeper.cli.planning.inputs import by_device, read_hosts, read_loads
 from pacekeeper.core.errors import ConfigError, DataError
 
 DEEP = "[" * 100_000 + "]" * 100_000

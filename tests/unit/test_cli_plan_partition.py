@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.plan_partition import partition
+from pacekeeper.cli.planning.partition import partition
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.simulator.partition_file import read_partition, read_problem
+from pacekeeper.simulator.scenario.partition_spec import read_partition, read_problem
 from support.tree import ROOT
 
 EXAMPLE = ROOT / "examples" / "partition.toml"

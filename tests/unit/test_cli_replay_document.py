@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from pacekeeper.cli.replay import document
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.verdict import Trouble, TroubleKind, Verdict, WhatIf
+from pacekeeper.cli.analysis.replay import document
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind, Verdict, WhatIf
 from support.tree import ROOT
 
 TRACE = Trace(name="t", source="native", workers=())

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from pacekeeper.cli.simulate_print import HEADS, cells_of
-from pacekeeper.simulator.sim_policy import Use
-from pacekeeper.simulator.sim_summary import summarised
-from pacekeeper.simulator.simulate import Outcome
+from pacekeeper.cli.analysis.simulate_text import HEADS, cells_of
+from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.engine.statistics import summarised
+from pacekeeper.simulator.policies.base import Use
 
 OUTCOME = Outcome(
     policy="x",

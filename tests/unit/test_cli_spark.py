@@ -2,7 +2,7 @@
 
 from math import nan
 
-from pacekeeper.cli.spark import BARS, spark
+from pacekeeper.cli.common.sparkline import BARS, spark
 
 LOW, HIGH = BARS[0], BARS[-1]
 

@@ -13,13 +13,13 @@ pytest.importorskip("textual", reason="needs pacekeeper[top]")
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from pacekeeper.cli.top_app import Explained, Sure, TopApp
-from pacekeeper.cli.top_rows import Order, chosen
-from pacekeeper.cli.top_source import Shown
-from pacekeeper.controller.course_views import explanation_view, pace_view
-from pacekeeper.controller.views import incident_view, job_view
+from pacekeeper.cli.top.app import Explained, Sure, TopApp
+from pacekeeper.cli.top.rows import Order, chosen
+from pacekeeper.cli.top.source import Shown
+from pacekeeper.controller.api.course_views import explanation_view, pace_view
+from pacekeeper.controller.api.messages import incident_view, job_view
 from pacekeeper.core.errors import ExitCode, UnreachableError
-from pacekeeper.core.orders import OrderKind
+from pacekeeper.core.incidents.operator_orders import OrderKind
 from pacekeeper.protos import status_pb2
 from support.commands import pacekeeper
 from support.web_scene import scene

@@ -4,8 +4,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 
-from pacekeeper.controller import access
-from pacekeeper.controller.access import (
+from pacekeeper.controller.api.auth import rbac
+from pacekeeper.controller.api.auth.rbac import (
     METHODS,
     Action,
     Caller,
@@ -138,4 +138,4 @@ def test_a_bad_token_is_no_better_for_a_good_certificate() -> None:
 def test_who_is_open_by_name_only_is_not_given_away() -> None:
     with pytest.raises(AssertionError):
         of_token(Role.OPEN, "x", "")
-    assert access.ALLOWED.reason == ""
+    assert rbac.ALLOWED.reason == ""

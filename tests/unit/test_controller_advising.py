@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.events import OfferPlan, SaveIncident
-from pacekeeper.controller.incidents import note_action
-from pacekeeper.controller.views import incident_view, job_view
-from pacekeeper.core.findings import FindingKind, Incident
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.predictor.advice import WINDOW_STEPS
+from pacekeeper.controller.api.messages import incident_view, job_view
+from pacekeeper.controller.detection.incidents import note_action
+from pacekeeper.controller.state_machine.events import OfferPlan, SaveIncident
+from pacekeeper.core.incidents.findings import FindingKind, Incident
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.predictor.imbalance.advice import WINDOW_STEPS
 from support.machine_driver import QUICK, WARM, Driver, attachment, started, step
 
 LONG = WARM + WINDOW_STEPS + 8

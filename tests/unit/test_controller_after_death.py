@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.controller.survival import kill_sets, survival
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.shrink import Floor, shrink
-from pacekeeper.core.topology import ModelShape
-from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Workload
-from pacekeeper.predictor.workload import FEATURES
+from pacekeeper.controller.planning.reliability import kill_sets, survival
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.shrink import Floor, shrink
+from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.predictor.cost.features import FEATURES
+from pacekeeper.predictor.cost.forecast import Workload
+from pacekeeper.predictor.cost.model import CostModel
 from support.layouts import on_nodes
 
 NUM_LAYERS, NUM_EXPERTS, NUM_RANKS, SLOTS = 6, 16, 12, 5

@@ -8,14 +8,20 @@ from typing import Any
 import grpc
 import pytest
 
-from pacekeeper.controller import line, server
-from pacekeeper.controller.events import Event, NodeAttached, NodeDetached, NodeReported
-from pacekeeper.controller.line import Frame, Frames, Shown, with_head
-from pacekeeper.controller.office import Alone, Office
-from pacekeeper.controller.relay import Relayed
-from pacekeeper.controller.server import AgentControl, Doorkeeper, Refused
-from pacekeeper.core.reports import NodeReport
-from pacekeeper.protos import control_pb2, telemetry_pb2, wire
+from pacekeeper.controller.ha.leadership import Alone, Office
+from pacekeeper.controller.ingest import agent_service, ipc
+from pacekeeper.controller.ingest.agent_service import AgentControl, Doorkeeper, Refused
+from pacekeeper.controller.ingest.http2.proxy import Relayed
+from pacekeeper.controller.ingest.ipc import Frame, Frames, Shown, with_head
+from pacekeeper.controller.state_machine.events import (
+    Event,
+    NodeAttached,
+    NodeDetached,
+    NodeReported,
+)
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.protos import control_pb2, telemetry_pb2
+from pacekeeper.protos.convert import reports
 
 INTERNAL, ABORTED, INVALID, DENIED = 13, 10, 3, 7  # as gRPC numbers its status codes
 
@@ -64,39 +70,39 @@ class Desk:
 
 def opened(number: int, node: str = "n", life: str = "x", **more: Any) -> Frame:
     hello = control_pb2.Hello(
-        node=node, agent_life=life, **{"protocol_version": wire.PROTOCOL_VERSION, **more}
+        node=node, agent_life=life, **{"protocol_version": reports.PROTOCOL_VERSION, **more}
     )
     return opening(control_pb2.AttachRequest(hello=hello).SerializeToString(), number)
 
 
 def opening(first: bytes, number: int = 1) -> Frame:
-    return line.OPENED, number, 0, with_head(Shown(peer="ipv4:192.0.2.1:5").to_bytes(), first)
+    return ipc.OPENED, number, 0, with_head(Shown(peer="ipv4:192.0.2.1:5").to_bytes(), first)
 
 
 def reported(number: int, sequence: int, **more: Any) -> Frame:
     report = telemetry_pb2.NodeReport(sequence=sequence, **more)
     data = control_pb2.AttachRequest(report=report).SerializeToString()
-    return line.REPORT, number, sequence, data
+    return ipc.REPORT, number, sequence, data
 
 
 def ends(said: Sequence[Frame]) -> list[tuple[int, int]]:
     """(stream, code) of those that are ended."""
-    return [(stream, code) for kind, stream, code, _ in said if kind == line.END]
+    return [(stream, code) for kind, stream, code, _ in said if kind == ipc.END]
 
 
 def acknowledged(said: Sequence[Frame]) -> list[tuple[int, int]]:
     return [
         pair
         for kind, _, _, data in said
-        if kind == line.ACKNOWLEDGE
-        for pair in line.acknowledged_in(data)[2]
+        if kind == ipc.ACKNOWLEDGE
+        for pair in ipc.acknowledged_in(data)[2]
     ]
 
 
 def heard_by(said: Frame) -> tuple[int, ...]:
     kind, _, _, data = said
-    assert kind == line.SEND
-    return tuple(line.sent_in(data)[0])
+    assert kind == ipc.SEND
+    return tuple(ipc.sent_in(data)[0])
 
 
 def test_a_batch_of_many_agents_goes_in_at_once_and_in_order() -> None:
@@ -116,7 +122,7 @@ def test_nothing_is_acknowledged_that_is_not_stored() -> None:
     assert desk.failures == ["taking reports in failed"]
     # Who comes back with them finds that they are news.
     desk.is_broken = False
-    desk.take((line.CLOSED, 1, 0, b""), opened(2), *(reported(2, n) for n in range(20)))
+    desk.take((ipc.CLOSED, 1, 0, b""), opened(2), *(reported(2, n) for n in range(20)))
     assert len(desk.taken) == 20
 
 
@@ -124,9 +130,7 @@ def test_where_nothing_is_stored_no_stream_is_left_open_and_unheard() -> None:
     desk = Desk()
     desk.take(opened(1, "a"), opened(2, "b"), opened(3, "c"))
     desk.is_broken = True
-    said = desk.take(
-        reported(1, 0), (line.MALFORMED, 2, 0, b"no report"), (line.FINISHED, 3, 0, b"")
-    )
+    said = desk.take(reported(1, 0), (ipc.MALFORMED, 2, 0, b"no report"), (ipc.FINISHED, 3, 0, b""))
     assert sorted(ends(said)) == [(1, INTERNAL), (2, INTERNAL), (3, INTERNAL)]
 
 
@@ -137,8 +141,8 @@ def test_what_is_said_to_many_nodes_is_made_once_and_reaches_those_that_are_ther
     message = control_pb2.AttachResponse(notify_deaths=control_pb2.NotifyDeaths(job="j", ranks=[4]))
     desk.control.send(("a", "gone", "c"), "deaths", "j", message)
     ((kind, _, _, data),) = desk.said
-    assert kind == line.SEND
-    assert line.sent_in(data) == ((1, 3), b"j/deaths", message.SerializeToString())
+    assert kind == ipc.SEND
+    assert ipc.sent_in(data) == ((1, 3), b"j/deaths", message.SerializeToString())
 
 
 def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() -> None:
@@ -149,14 +153,14 @@ def test_with_a_lease_commands_go_stale_in_a_busy_front_and_nothing_else_does() 
 
     desk = Desk(office=Led())
     (welcome,) = desk.take(opened(1, "a"))
-    (ack, _) = desk.take(reported(1, 0), (line.FINISHED, 1, 0, b""))
+    (ack, _) = desk.take(reported(1, 0), (ipc.FINISHED, 1, 0, b""))
     desk.take(opened(2, "a"))
     desk.said.clear()
     told = control_pb2.NotifyDeaths(job="j", ranks=[4])
     desk.control.send(("a",), "deaths", "j", control_pb2.AttachResponse(notify_deaths=told))
     (command,) = desk.said
-    assert (welcome[0], ack[0], command[0]) == (line.SEND, line.ACKNOWLEDGE, line.SEND)
-    assert (welcome[2], line.acknowledged_in(ack[3])[1]) == (0, 0)
+    assert (welcome[0], ack[0], command[0]) == (ipc.SEND, ipc.ACKNOWLEDGE, ipc.SEND)
+    assert (welcome[2], ipc.acknowledged_in(ack[3])[1]) == (0, 0)
     assert command[2] > 0
 
 
@@ -182,8 +186,8 @@ def test_a_report_that_comes_again_is_passed_over_and_acknowledged() -> None:
     desk = Desk()
     desk.take(opened(1), *(reported(1, n) for n in range(4)))
     # A new stream: its greeting has the number of the last report that was settled.
-    desk.take((line.CLOSED, 1, 0, b""), opened(2), reported(2, 1))
-    said = desk.take(*(reported(2, n) for n in range(2, 5)), (line.FINISHED, 2, 0, b""))
+    desk.take((ipc.CLOSED, 1, 0, b""), opened(2), reported(2, 1))
+    said = desk.take(*(reported(2, n) for n in range(2, 5)), (ipc.FINISHED, 2, 0, b""))
     assert [number for _, number in desk.taken] == [0, 1, 2, 3, 1, 4]
     assert acknowledged(said) == [(2, 4)]
     assert desk.control.sequences.repeated == 3  # the greeting's number and two reports
@@ -198,11 +202,11 @@ def test_the_same_report_twice_in_one_batch_goes_in_once() -> None:
 def test_of_a_node_that_came_anew_the_older_stream_is_ended_and_heard_no_more() -> None:
     desk = Desk()
     desk.take(opened(1), reported(1, 0))
-    said = desk.take(opened(2), reported(1, 1), reported(2, 0), (line.CLOSED, 1, 0, b""))
+    said = desk.take(opened(2), reported(1, 1), reported(2, 0), (ipc.CLOSED, 1, 0, b""))
     assert ends(said) == [(1, ABORTED)]
     assert desk.taken == [("n", 0), ("n", 0)]
     assert not any(isinstance(event, NodeDetached) for event in desk.events)
-    desk.take((line.CLOSED, 2, 0, b""))
+    desk.take((ipc.CLOSED, 2, 0, b""))
     assert desk.events[-1] == NodeDetached(node="n", agent_life="x")
 
 
@@ -219,7 +223,7 @@ def test_an_impossible_report_is_acknowledged_and_ends_its_stream_alone() -> Non
 def test_what_is_no_report_at_all_ends_its_stream() -> None:
     desk = Desk()
     desk.take(opened(1))
-    assert ends(desk.take((line.MALFORMED, 1, 0, b"torn"))) == [(1, INVALID)]
+    assert ends(desk.take((ipc.MALFORMED, 1, 0, b"torn"))) == [(1, INVALID)]
 
 
 def test_a_report_of_another_node_is_refused() -> None:
@@ -236,7 +240,7 @@ def test_a_report_of_another_node_is_refused() -> None:
 def test_a_mistake_of_ours_in_reading_one_costs_that_stream_and_no_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = server.report_in
+    real = agent_service.report_in
 
     def failing(data: bytes) -> NodeReport:
         report = real(data)
@@ -244,7 +248,7 @@ def test_a_mistake_of_ours_in_reading_one_costs_that_stream_and_no_report(
             raise KeyError("a bug")
         return report
 
-    monkeypatch.setattr(server, "report_in", failing)
+    monkeypatch.setattr(agent_service, "report_in", failing)
     desk = Desk()
     desk.take(opened(1, "a"), opened(2, "b"))
     said = desk.take(reported(1, 6), reported(1, 7), reported(2, 1))
@@ -280,13 +284,13 @@ def test_who_is_not_let_in_never_attaches() -> None:
 
     desk = Desk(doorkeeper=Closed())
     ((kind, stream, _, why),) = desk.take(opened(1))
-    assert (kind, stream, why) == (line.END, 1, b"ipv4:192.0.2.1:5")
+    assert (kind, stream, why) == (ipc.END, 1, b"ipv4:192.0.2.1:5")
     assert desk.events == []
 
 
 def test_with_the_front_all_its_nodes_are_away() -> None:
     desk = Desk()
-    desk.take(opened(1, "a"), opened(2, "b"), (line.CLOSED, 2, 0, b""))
+    desk.take(opened(1, "a"), opened(2, "b"), (ipc.CLOSED, 2, 0, b""))
     assert desk.control.gone() == [NodeDetached(node="a", agent_life="x")]
     desk.take(reported(1, 0))  # of the front that is gone
     assert desk.taken == []

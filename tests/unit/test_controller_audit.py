@@ -9,8 +9,15 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.access import Action
-from pacekeeper.controller.audit import ATTACHES, REFUSALS, STRANGERS, Audit, Deed, host_of
+from pacekeeper.controller.api.auth.audit_log import (
+    ATTACHES,
+    REFUSALS,
+    STRANGERS,
+    Audit,
+    Deed,
+    host_of,
+)
+from pacekeeper.controller.api.auth.rbac import Action
 from pacekeeper.core.errors import HostError
 
 

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.burials import GATHER_S
-from pacekeeper.controller.events import SaveIncident, Say
-from pacekeeper.controller.inbox import take_in
-from pacekeeper.controller.incident_rows import incident_of, incident_row
-from pacekeeper.controller.state import State
-from pacekeeper.controller.writes import settled
-from pacekeeper.core.deaths import ranks_in
-from pacekeeper.core.findings import Incident, Watch
-from pacekeeper.core.records import RankExitRecord
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.state_machine.events import SaveIncident, Say
+from pacekeeper.controller.state_machine.rank_failures import GATHER_S
+from pacekeeper.controller.state_machine.reports import take_in
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.storage.rows import incident_of, incident_row
+from pacekeeper.controller.storage.write_batch import settled
+from pacekeeper.core.incidents.findings import Incident, Watch
+from pacekeeper.core.incidents.rank_failures import ranks_in
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import RankExitRecord
 from support.machine_driver import FIRST, FLOOR, JOB, Driver, applied, exited, started
 from support.many_ranks import PER_NODE, job, killed
 

@@ -6,17 +6,30 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import causes
-from pacekeeper.controller.causes import KEPT_SAMPLES, LOOK_AGAIN_S, SPACING_S, kept, remember
-from pacekeeper.controller.chunked_map import NodeMap
-from pacekeeper.controller.events import SaveIncident
-from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State, StepDraft
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.reports import NodeReport
-from pacekeeper.core.topology import Attachment, DeviceSample
-from pacekeeper.predictor.detector_state import restore
-from pacekeeper.predictor.witnesses import PEERS
+from pacekeeper.controller.detection import root_cause
+from pacekeeper.controller.detection.root_cause import (
+    KEPT_SAMPLES,
+    LOOK_AGAIN_S,
+    SPACING_S,
+    kept,
+    remember,
+)
+from pacekeeper.controller.state_machine.events import SaveIncident
+from pacekeeper.controller.state_machine.persistent_map import NodeMap
+from pacekeeper.controller.state_machine.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankState,
+    State,
+    StepDraft,
+)
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
+from pacekeeper.predictor.causes.witnesses import PEERS
+from pacekeeper.predictor.online.state import restore
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step
 from support.symptoms import DEVICE, HOST
 
@@ -60,7 +73,7 @@ class TestWindows:
         for number in range(300):
             sample = replace(DEVICE, device_uuid=f"d{number}")
             node = remember(node, NodeReport(sequence=1, sent_mono_s=0.0, devices=(sample,)), 1.0)
-            assert len(node.devices) <= causes.KEPT_DEVICES
+            assert len(node.devices) <= root_cause.KEPT_DEVICES
         assert "d299" in node.devices
 
 
@@ -214,7 +227,7 @@ def test_a_finding_that_is_over_ends_the_search() -> None:
 
 
 def test_many_findings_at_once_are_not_each_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causes, "MAX_SEARCHES", 0)
+    monkeypatch.setattr(root_cause, "MAX_SEARCHES", 0)
     fleet = Fleet()
     fleet.train(WARM)
     fleet.shown[SLOW] = HOT
@@ -260,7 +273,7 @@ class TestPeers:
                        onset_step=3, step=4, reason="slow")  # fmt: skip
 
     def searched(self, job: JobState, rank: int) -> tuple[int, ...]:
-        found, _ = causes.explained(State(), job, self.finding(rank), StepDraft(), 0.0)
+        found, _ = root_cause.explained(State(), job, self.finding(rank), StepDraft(), 0.0)
         return found.searches[rank].peers
 
     def test_neighbours_come_first_then_one_of_each_other_node(self) -> None:
@@ -278,12 +291,12 @@ class TestPeers:
 
     def test_who_became_slow_meanwhile_is_no_witness_any_more(self) -> None:
         job = self.fleet(4, evidence=restore({2: 1.5}))
-        job, _ = causes.explained(State(), job, self.finding(2), StepDraft(), 0.0)
+        job, _ = root_cause.explained(State(), job, self.finding(2), StepDraft(), 0.0)
         assert job.searches[2].peers == (3, 0, 1)
         job = replace(job, incidents=(Incident(incident_id=1, job="j", finding=self.finding(2),
                                                opened_unix_s=0.0),),
                       evidence=restore({2: 1.5, 3: 1.5, 0: 1.5}))  # fmt: skip
-        job, said = causes.look_again(self.nodes(job, hot=[0, 2, 3]), job, StepDraft(), 1.0)
+        job, said = root_cause.look_again(self.nodes(job, hot=[0, 2, 3]), job, StepDraft(), 1.0)
         assert "none of 1 peers" in job.incidents[0].finding.cause
         assert said and not job.searches
 
@@ -291,7 +304,7 @@ class TestPeers:
         job = self.fleet(4, evidence=restore({2: 1.5}))
         shared = replace(job.ranks[3].attachment, device_uuid="gpu-2")
         job = replace(job, ranks={**job.ranks, 3: replace(job.ranks[3], attachment=shared)})
-        _, found = causes.explained(
+        _, found = root_cause.explained(
             self.nodes(job, hot=[2, 3]), job, self.finding(2), StepDraft(), 0.0
         )
         assert "none of 2 peers" in found.cause

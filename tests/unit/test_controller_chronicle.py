@@ -5,7 +5,7 @@ from math import isnan
 
 import pytest
 
-from pacekeeper.controller.chronicle import (
+from pacekeeper.controller.observability.timeline import (
     AFTER_STEPS,
     MOST_COURSES,
     MOST_NOTES,
@@ -16,14 +16,14 @@ from pacekeeper.controller.chronicle import (
     Chronicle,
     Course,
 )
-from pacekeeper.controller.chronicle_rows import (
+from pacekeeper.controller.observability.timeline_codec import (
     decode_course,
     decode_pace,
     encode_course,
     encode_pace,
 )
-from pacekeeper.controller.events import StepSummary
-from pacekeeper.core.findings import (
+from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.core.incidents.findings import (
     Considered,
     Decision,
     Finding,

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import endings, roles
-from pacekeeper.controller.events import Failed, NodeReported
-from pacekeeper.core.findings import Blindness, Watch
-from pacekeeper.core.records import MicroBatchRecord, Record
-from pacekeeper.core.reports import JobReport, NodeReport
+from pacekeeper.controller.detection import peer_groups
+from pacekeeper.controller.state_machine import job_lifecycle
+from pacekeeper.controller.state_machine.events import Failed, NodeReported
+from pacekeeper.core.incidents.findings import Blindness, Watch
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
 from support.machine_driver import (
     JOB,
     QUICK,
@@ -54,7 +55,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(roles, "fold", broken)
+    monkeypatch.setattr(peer_groups, "fold", broken)
 
 
 @pytest.mark.usefixtures("failing")
@@ -84,7 +85,7 @@ def test_it_sees_again_with_the_first_step_that_can_be_judged(
     driver = started(QUICK)
     train(driver, 0, WARM + 10)
     with monkeypatch.context() as patch:
-        patch.setattr(roles, "fold", lambda *_: 1 // 0)
+        patch.setattr(peer_groups, "fold", lambda *_: 1 // 0)
         driver.report(*step(WARM + 10))
         assert driver.job.watch is Watch.BLIND
     driver.report(*step(WARM + 11))
@@ -96,14 +97,14 @@ def test_a_job_that_fails_on_a_tick_does_not_silence_the_others(
 ) -> None:
     driver = started(QUICK)
     report_both(driver)
-    real = endings.follow
+    real = job_lifecycle.follow
 
     def broken(job: Any, now_s: float, unix_s: float) -> Any:
         if job.name == JOB:
             raise KeyError("a bug")
         return real(job, now_s, unix_s)
 
-    monkeypatch.setattr(endings, "follow", broken)
+    monkeypatch.setattr(job_lifecycle, "follow", broken)
     driver.tick()
     assert driver.state.jobs[OTHER].watch is Watch.ENDED
     assert [told.what for told in driver.all_said(Failed)] == [f"job={JOB} following it failed"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc.aio
 
-from pacekeeper.controller.copies import Copies
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_schema import SCHEMA_VERSION
+from pacekeeper.controller.ha.replication_server import Copies
+from pacekeeper.controller.storage.schema import SCHEMA_VERSION
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
 from support.agents import until
 from support.replication import PaperKeeper, replicating

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.copy_mark import MARK, mark, marked, unmark
-from pacekeeper.controller.copy_standing import Standing, standing
-from pacekeeper.controller.office import Alone
-from pacekeeper.controller.store import Store
+from pacekeeper.controller.ha.copy_mark import MARK, mark, marked, unmark
+from pacekeeper.controller.ha.copy_standing import Standing, standing
+from pacekeeper.controller.ha.leadership import Alone
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
 
 

@@ -4,16 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import policy_search
-from pacekeeper.controller.events import AskDecision
-from pacekeeper.controller.fleet_memory import DAY_S, Strike, Strikes, remember
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.replica_plan import DOUBTED_TIMES, ReplicaPlan, Wishes, plan_replicas
-from pacekeeper.controller.spread_floor import SpreadFloor
-from pacekeeper.controller.token_shares import split_layers
-from pacekeeper.controller.viewing import view_of
-from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.layout import Host, even_layout
+from pacekeeper.controller.detection.device_history import DAY_S, Strike, Strikes, remember
+from pacekeeper.controller.planning.token_split.proportional import split_layers
+from pacekeeper.controller.policy import candidates
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.failure_domains import SpreadFloor
+from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.policy.replica_candidates import (
+    DOUBTED_TIMES,
+    ReplicaPlan,
+    Wishes,
+    plan_replicas,
+)
+from pacekeeper.controller.state_machine.events import AskDecision
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.layout.layout import Host, even_layout
 from support.machine_driver import UNIX_OFFSET_S, WARM, started, train
 
 NODES = {rank: f"node-{rank}" for rank in range(4)}
@@ -111,6 +116,6 @@ def test_what_a_decision_knows_of_them_reaches_the_planner(monkeypatch: pytest.M
         view_of(driver.job, driver.now_s, driver.state.nodes), doubted=frozenset({1}), slow={2: 2.0}
     )
     seen: list[Wishes] = []
-    monkeypatch.setattr(policy_search, "plan_replicas", lambda *given: seen.append(given[-1]))
+    monkeypatch.setattr(candidates, "plan_replicas", lambda *given: seen.append(given[-1]))
     decide(known, config)
     assert [wishes.doubted for wishes in seen] == [{1}]

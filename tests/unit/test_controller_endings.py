@@ -4,14 +4,20 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import endings, incidents
-from pacekeeper.controller.endings import DAY_S, KEEP_SILENT_S
-from pacekeeper.controller.events import ForgetJob, NodeDetached, SaveIncident, SaveJob
-from pacekeeper.controller.state import RankLife
-from pacekeeper.controller.views import job_view
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier, Watch
-from pacekeeper.core.retention_config import RetentionConfig
+from pacekeeper.controller.api.messages import job_view
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.state_machine import job_lifecycle
+from pacekeeper.controller.state_machine.events import (
+    ForgetJob,
+    NodeDetached,
+    SaveIncident,
+    SaveJob,
+)
+from pacekeeper.controller.state_machine.job_lifecycle import DAY_S, KEEP_SILENT_S
+from pacekeeper.controller.state_machine.state import RankLife
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier, Watch
 from support.machine_driver import (
     FIRST,
     JOB,
@@ -161,7 +167,7 @@ class TestForgetting:
     def test_large_jobs_that_ended_leave_room_for_few(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(endings, "ENDED_RANKS", 11)  # these have four each
+        monkeypatch.setattr(job_lifecycle, "ENDED_RANKS", 11)  # these have four each
         driver = ended()
         for at, name in enumerate(("second", "third", "running"), start=1):
             ended_s = None if name == "running" else driver.now_s + at
@@ -174,7 +180,7 @@ class TestForgetting:
     def test_the_newest_ended_job_stays_however_large(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(endings, "ENDED_RANKS", 1)
+        monkeypatch.setattr(job_lifecycle, "ENDED_RANKS", 1)
         driver = ended()
         driver.tick()
         assert JOB in driver.state.jobs

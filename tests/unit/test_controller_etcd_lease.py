@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import etcd_lease
-from pacekeeper.controller.etcd_lease import EtcdLease
-from pacekeeper.controller.http_json import Answer, AwayError, exchange
-from pacekeeper.controller.lease import Record
-from pacekeeper.controller.lease_codec import encode_record
+from pacekeeper.controller.ha import etcd
+from pacekeeper.controller.ha.etcd import EtcdLease
+from pacekeeper.controller.ha.http_client import Answer, AwayError, exchange
+from pacekeeper.controller.ha.lease import Record
+from pacekeeper.controller.ha.lease_codec import encode_record
 
 RECORD = Record(
     term=7, holder="a", life="b", address="h:1", duration_s=4.0, copies=("c",), renewals=3
@@ -24,7 +24,7 @@ def _answering(monkeypatch: pytest.MonkeyPatch, body: str) -> EtcdLease:
     def exchange(*_: Any, **__: Any) -> Answer:
         return Answer(status=200, body=json.loads(body))
 
-    monkeypatch.setattr(etcd_lease, "exchange", exchange)
+    monkeypatch.setattr(etcd, "exchange", exchange)
     return EtcdLease(("http://127.0.0.1:1",), "k", timeout_s=1.0)
 
 

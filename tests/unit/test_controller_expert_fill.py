@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pacekeeper.controller.expert_cluster import Floors, Prices, alike
-from pacekeeper.controller.expert_fill import filled, values_with_drift
-from pacekeeper.controller.expert_plan import plan_experts
-from pacekeeper.controller.expert_structures import circle
+from pacekeeper.controller.planning.experts.bin_packing import filled, values_with_drift
+from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
+from pacekeeper.controller.planning.experts.ring_windows import circle
 
 
 def zipf(

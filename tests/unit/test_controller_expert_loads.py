@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.agent.load_sums import with_sums
-from pacekeeper.agent.window import Reading
-from pacekeeper.controller import expert_loads
-from pacekeeper.controller.expert_loads import LATE_STEPS
-from pacekeeper.controller.state import JobState, RankState
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.core.records import ExpertLoadRecord
+from pacekeeper.agent.uplink.batching import Reading
+from pacekeeper.agent.uplink.load_sums import with_sums
+from pacekeeper.controller.state_machine import expert_loads
+from pacekeeper.controller.state_machine.expert_loads import LATE_STEPS
+from pacekeeper.controller.state_machine.state import JobState, RankState
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.telemetry.records import ExpertLoadRecord
 from support.machine_driver import SHAPE, attachment
 
 LAYERS, EXPERTS, WEIGHT = 4, 8, 0.1

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pacekeeper.controller.even_shares import even_shares
-from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, alike
-from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
+from pacekeeper.controller.planning.token_split.min_max import even_shares
 
 FLOOR = Floors(nodes=2)
 

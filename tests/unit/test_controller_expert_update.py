@@ -4,10 +4,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pacekeeper.controller.expert_cluster import Cluster, Floors, Prices, alike
-from pacekeeper.controller.expert_mend import Needs, get_no_narrower, mended
-from pacekeeper.controller.expert_moves import nearest_ranks
-from pacekeeper.controller.expert_plan import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.expert_moves import nearest_ranks
+from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
+from pacekeeper.controller.planning.experts.repair import Needs, get_no_narrower, mended
 
 Hosts = list[list[list[int]]]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacekeeper.controller.chronicle import Course, CourseRow
-from pacekeeper.controller.explaining import (
+from pacekeeper.controller.observability.explain import (
     AFTER,
     BEFORE,
     DURING,
@@ -15,10 +14,11 @@ from pacekeeper.controller.explaining import (
     explained,
     measured,
 )
-from pacekeeper.controller.history import History
-from pacekeeper.controller.state import State
-from pacekeeper.controller.store import Store
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.controller.observability.timeline import Course, CourseRow
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 
 
 def row(step: int, *, generation: int = 1, step_s: float = 0.1, slow: float = 1.0) -> CourseRow:

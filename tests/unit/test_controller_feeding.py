@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.controller.events import OfferPlan
-from pacekeeper.core.findings import Finding, FindingKind
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.controller.state_machine.events import OfferPlan
+from pacekeeper.core.incidents.findings import Finding, FindingKind
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import QUICK, WARM, Driver, attachment, exited, started, step
 
 FAULT = WARM + 30

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pacekeeper.controller import fleet_memory
-from pacekeeper.controller.events import SaveStrike
-from pacekeeper.controller.fleet_memory import (
+from pacekeeper.controller.detection import device_history
+from pacekeeper.controller.detection.device_history import (
     DAY_S,
     KEEP_S,
     KEPT_NODES,
@@ -14,11 +13,12 @@ from pacekeeper.controller.fleet_memory import (
     Strike,
     Strikes,
 )
-from pacekeeper.controller.incidents import open_incident
-from pacekeeper.controller.state import JobState, RankState, State
-from pacekeeper.controller.suspects import suspects
-from pacekeeper.core.findings import Finding, FindingKind, Tier
-from pacekeeper.core.topology import Attachment
+from pacekeeper.controller.detection.incidents import open_incident
+from pacekeeper.controller.state_machine.events import SaveStrike
+from pacekeeper.controller.state_machine.state import JobState, RankState, State
+from pacekeeper.controller.state_machine.suspects import suspects
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.core.telemetry.samples import Attachment
 
 NOW_S = 1e9
 
@@ -38,12 +38,12 @@ def strike(number: int, *, job: str = "a", uuid: str = "GPU-1", days_ago: float 
 def remembered(strikes: Sequence[Strike]) -> Strikes:
     known: Strikes = {}
     for one in strikes:
-        known = fleet_memory.remember(known, one)
+        known = device_history.remember(known, one)
     return known
 
 
 def hint(known: Strikes, *, uuid: str = "GPU-1", job: str = "b") -> str:
-    return fleet_memory.hint(known, "n1", uuid, job, NOW_S)
+    return device_history.hint(known, "n1", uuid, job, NOW_S)
 
 
 def test_another_job_is_told_of_the_device_its_own_job_is_not() -> None:
@@ -58,11 +58,11 @@ def test_another_job_is_told_of_the_device_its_own_job_is_not() -> None:
 
 def test_a_node_that_is_struck_again_and_again_lately_is_a_lemon() -> None:
     some = [strike(i, job=f"j{i}", days_ago=9.0 - i) for i in range(LEMON_STRIKES)]
-    assert not fleet_memory.is_lemon(remembered(some[:-1]), "n1", NOW_S)
+    assert not device_history.is_lemon(remembered(some[:-1]), "n1", NOW_S)
     known = remembered(some)
-    assert fleet_memory.lemons(known, NOW_S) == {"n1"}
+    assert device_history.lemons(known, NOW_S) == {"n1"}
     assert hint(known).endswith("; n1 is a lemon")
-    assert not fleet_memory.is_lemon(known, "n1", NOW_S + 30 * DAY_S), "it went well since"
+    assert not device_history.is_lemon(known, "n1", NOW_S + 30 * DAY_S), "it went well since"
 
 
 def test_what_comes_and_goes_within_an_hour_of_one_job_is_one_strike() -> None:
@@ -77,7 +77,7 @@ def test_months_of_strikes_are_bounded() -> None:
     known = remembered(nodes)
     assert len(known) == KEPT_NODES and "n0" not in known and f"n{KEPT_NODES + 4}" in known
     late = replace(strike(9), node="other", unix_s=NOW_S + KEEP_S + DAY_S)
-    assert list(fleet_memory.remember(remembered([strike(1)]), late)) == ["other"]
+    assert list(device_history.remember(remembered([strike(1)]), late)) == ["other"]
 
 
 def job(name: str) -> JobState:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import member
-from pacekeeper.controller.follower import SET_ASIDE, Copy
-from pacekeeper.controller.store import Store
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.ha import leader_election
+from pacekeeper.controller.ha.replica import SET_ASIDE, Copy
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.security_config import TlsConfig
 from support.agents import until
 from support.replication import replicating
 
@@ -76,7 +76,7 @@ def test_what_can_not_be_stored_is_said_and_the_copy_of_before_stays(tmp_path: P
 def test_a_standby_that_can_not_store_stands_by_and_tries_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(member, "STORE_AGAIN_S", 0.0)
+    monkeypatch.setattr(leader_election, "STORE_AGAIN_S", 0.0)
     tried = list[str]()
 
     async def follow(address: str, *_: Any) -> str:
@@ -88,7 +88,7 @@ def test_a_standby_that_can_not_store_stands_by_and_tries_again(
         this: Any = SimpleNamespace(life="ours", name="b")
         copy: Any = SimpleNamespace(follow=follow)
         following = asyncio.create_task(
-            member._follow(ControllerConfig(), leader, this, copy)  # type: ignore[arg-type]
+            leader_election._follow(ControllerConfig(), leader, this, copy)  # type: ignore[arg-type]
         )
         await until(lambda: len(tried) > 2, "it is tried again")
         assert not following.done()

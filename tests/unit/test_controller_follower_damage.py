@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import copy_mark
-from pacekeeper.controller.follower import DAMAGED, SET_ASIDE, Copy
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_file import DamagedError
+from pacekeeper.controller.ha import copy_mark
+from pacekeeper.controller.ha.replica import DAMAGED, SET_ASIDE, Copy
+from pacekeeper.controller.storage.sqlite_file import DamagedError
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.security_config import TlsConfig
 from support.agents import until
 from support.damaged_copies import (
     FRESH,

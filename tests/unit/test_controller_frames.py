@@ -2,7 +2,8 @@
 
 import pytest
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -31,7 +32,6 @@ from pacekeeper.controller.frames import (
     WINDOW_UPDATE,
     frame,
 )
-from pacekeeper.controller.http2 import Connection
 from support.http2_calls import (
     MOST,
     block,

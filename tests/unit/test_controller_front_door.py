@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from pacekeeper.controller import front_door, line
-from pacekeeper.controller.front_door import FrontDoor
-from pacekeeper.controller.line import Frame
+from pacekeeper.controller.ingest import ipc, supervisor
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.ingest.supervisor import FrontDoor
 
 PATIENCE_S = 60.0
 LONG_S = 600.0
@@ -69,18 +69,18 @@ def sequences_heard(takes_s: float, *, is_draining: bool = False) -> list[int]:
             on_connection=lambda: None,
         )
         door._reader = Written(  # type: ignore[assignment]
-            line.frame(line.OPENED, 1, 1), line.frame(line.REPORT, 1, 2)
+            ipc.frame(ipc.OPENED, 1, 1), ipc.frame(ipc.REPORT, 1, 2)
         )
-        door._frames = line.Frames(1 << 10)
+        door._frames = ipc.Frames(1 << 10)
         if is_draining:
             door._draining.set()
         async with asyncio.timeout(PATIENCE_S):
             await door._serve()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(front_door, "GATHER_S", LONG_S)
-        patch.setattr(front_door, "GATHER_S_PER_STREAM", LONG_S)
-        patch.setattr(front_door, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
+        patch.setattr(supervisor, "GATHER_S", LONG_S)
+        patch.setattr(supervisor, "GATHER_S_PER_STREAM", LONG_S)
+        patch.setattr(supervisor, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
         patch.setattr(FrontDoor, "_watch", lambda self: nothing())
         asyncio.run(scene())
     return heard
@@ -98,8 +98,8 @@ def test_a_controller_that_was_stopped_itself_does_not_take_its_front_for_hangin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock_s, killed = 0.0, list[str]()
-    monkeypatch.setattr(front_door, "PING_S", 0.001)
-    monkeypatch.setattr(front_door, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
+    monkeypatch.setattr(supervisor, "PING_S", 0.001)
+    monkeypatch.setattr(supervisor, "time", type("Clock", (), {"monotonic": lambda: clock_s}))
     monkeypatch.setattr(FrontDoor, "_kill", lambda self: killed.append("front"))
 
     async def scene() -> None:

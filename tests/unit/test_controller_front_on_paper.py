@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import front, line
-from pacekeeper.controller.front import UNSENT_BYTES, Front, Line, sequence_of
-from pacekeeper.controller.line import Frame, Frames, Shown
-from pacekeeper.controller.pipes import Pipes
-from pacekeeper.controller.rates import Limit
+from pacekeeper.controller.api.auth.rate_limit import Limit
+from pacekeeper.controller.ingest import ipc, worker
+from pacekeeper.controller.ingest.http2.pipes import Pipes
+from pacekeeper.controller.ingest.ipc import Frame, Frames, Shown
+from pacekeeper.controller.ingest.worker import UNSENT_BYTES, Front, Line, sequence_of
 from pacekeeper.core.errors import HostError
 from pacekeeper.protos import control_pb2, telemetry_pb2
 
@@ -79,7 +79,7 @@ def test_streams_are_numbered_from_one_and_begin_with_who_calls() -> None:
     one, out = fronted()
     first, second = opened(one), opened(one)
     assert (first.number, second.number) == (1, 2)
-    assert out.said[1] == (line.OPENED, 2, 0, line.with_head(SHOWN.to_bytes(), b"hello"))
+    assert out.said[1] == (ipc.OPENED, 2, 0, ipc.with_head(SHOWN.to_bytes(), b"hello"))
     one._newest = 0xFFFFFFFF
     assert opened(one).number == 1, "0 is no stream"
 
@@ -91,9 +91,9 @@ def test_a_report_is_handed_on_with_its_number_and_as_it_came() -> None:
     one.finished(lane)
     one.closed(lane)
     assert out.said[1:] == [
-        (line.REPORT, 1, 7, report(7)),
-        (line.FINISHED, 1, 0, b""),
-        (line.CLOSED, 1, 0, b""),
+        (ipc.REPORT, 1, 7, report(7)),
+        (ipc.FINISHED, 1, 0, b""),
+        (ipc.CLOSED, 1, 0, b""),
     ]
 
 
@@ -118,7 +118,7 @@ def test_what_is_no_report_is_told_and_its_stream_is_heard_no_more() -> None:
         lane.is_deaf = False
         assert one.reported(lane, wrong) == 0.0
         kind, number, _, words = out.said[-1]
-        assert (kind, number, lane.is_deaf) == (line.MALFORMED, 1, True)
+        assert (kind, number, lane.is_deaf) == (ipc.MALFORMED, 1, True)
         assert why.encode() in words
         with pytest.raises(ValueError, match=why):
             sequence_of(wrong)
@@ -141,7 +141,7 @@ def test_while_the_line_is_full_nobody_is_read_and_then_all_that_wait() -> None:
         out.has_room.set()
         await asyncio.sleep(0.001)
         assert [lane.num_go_on for lane in lanes] == [1, 1, 1]
-        assert [kind for kind, *_ in out.said].count(line.REPORT) == 3, "nothing is left out"
+        assert [kind for kind, *_ in out.said].count(ipc.REPORT) == 3, "nothing is left out"
 
     asyncio.run(scene())
 
@@ -155,31 +155,31 @@ def test_what_the_controller_says_reaches_the_streams_that_are_there() -> None:
     one, out = fronted()
     lanes = [opened(one) for _ in range(3)]
     one.closed(lanes[1])
-    said_to(one, line.sent([1, 2, 3, 9], 77, b"plan", b"a plan"))
-    said_to(one, line.acknowledged(5, 88, [(1, 10), (2, 11), (9, 12)]))
-    said_to(one, line.frame(line.END, 3, 16, b"nobody"))
-    said_to(one, line.frame(line.END, 2, 16, b"gone"))
-    said_to(one, line.frame(line.PING))
+    said_to(one, ipc.sent([1, 2, 3, 9], 77, b"plan", b"a plan"))
+    said_to(one, ipc.acknowledged(5, 88, [(1, 10), (2, 11), (9, 12)]))
+    said_to(one, ipc.frame(ipc.END, 3, 16, b"nobody"))
+    said_to(one, ipc.frame(ipc.END, 2, 16, b"gone"))
+    said_to(one, ipc.frame(ipc.PING))
     message = control_pb2.AttachResponse(
         acknowledge=control_pb2.Acknowledge(sequence=10), term=5
     ).SerializeToString()
     assert lanes[0].told == [(b"plan", b"a plan", 77), (b"", message, 88)]
     assert (lanes[1].told, lanes[1].ended) == ([], [])
     assert (lanes[2].told, lanes[2].ended) == ([(b"plan", b"a plan", 77)], [(16, "nobody")])
-    assert out.said[-1] == (line.ALIVE, 0, 0, b"")
+    assert out.said[-1] == (ipc.ALIVE, 0, 0, b"")
     with pytest.raises(ValueError, match="a frame of kind 2 from the controller"):
-        said_to(one, line.frame(line.OPENED, 1))
+        said_to(one, ipc.frame(ipc.OPENED, 1))
 
 
 def test_what_waits_in_all_streams_together_is_bounded_and_large_offers_are_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(front, "WAITING_BYTES", 1_000_000)
+    monkeypatch.setattr(worker, "WAITING_BYTES", 1_000_000)
     one, _ = fronted()
     slow, quick = opened(one), opened(one)
 
     def offer(size: int, *numbers: int) -> None:
-        said_to(one, line.sent(numbers, 0, b"plan", bytes(size)))
+        said_to(one, ipc.sent(numbers, 0, b"plan", bytes(size)))
 
     for _ in range(3):
         offer(400_000, 1, 2)
@@ -206,11 +206,11 @@ def test_a_front_that_can_hand_no_calls_on_does_not_say_that_it_lives(tmp_path: 
     with socket.socket(socket.AF_UNIX) as bound:
         bound.bind(str(tmp_path / "s"))
         one.pipes = Pipes(tmp_path / "s")
-        said_to(one, line.frame(line.PING))
-        assert out.said == [(line.ALIVE, 0, 0, b"")]
+        said_to(one, ipc.frame(ipc.PING))
+        assert out.said == [(ipc.ALIVE, 0, 0, b"")]
         (tmp_path / "s").unlink()
         with pytest.raises(HostError, match="socket is gone"):
-            said_to(one, line.frame(line.PING))
+            said_to(one, ipc.frame(ipc.PING))
 
 
 def test_when_it_goes_down_all_are_told_to_come_again() -> None:
@@ -248,7 +248,7 @@ class Writer:
 
 
 def test_what_is_put_together_is_one_write_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "FLUSH_S", 0.001)
+    monkeypatch.setattr(worker, "FLUSH_S", 0.001)
 
     async def scene() -> None:
         writer: Any = Writer()
@@ -256,16 +256,16 @@ def test_what_is_put_together_is_one_write_a_little_later(monkeypatch: pytest.Mo
         assert writer.high == UNSENT_BYTES
         for _ in range(2):
             writer.written.clear()
-            out.put(line.ALIVE)
-            out.put(line.REPORT, 3, 4, b"report")
+            out.put(ipc.ALIVE)
+            out.put(ipc.REPORT, 3, 4, b"report")
             assert writer.written == []
             while not writer.written:
                 await asyncio.sleep(0.001)
-            expected = line.frame(line.ALIVE) + line.frame(line.REPORT, 3, 4, b"report")
+            expected = ipc.frame(ipc.ALIVE) + ipc.frame(ipc.REPORT, 3, 4, b"report")
             assert writer.written == [expected]
         out.flush()
         assert len(writer.written) == 1, "nothing to say"
-        out.put(line.ALIVE)
+        out.put(ipc.ALIVE)
         while len(writer.written) < 2:
             await asyncio.sleep(0.001)
 
@@ -276,9 +276,9 @@ def test_it_is_full_by_what_is_put_and_by_what_is_not_read_yet() -> None:
     async def scene() -> None:
         writer: Any = Writer()
         out = Line(writer)
-        out.put(line.REPORT, 1, 1, bytes(UNSENT_BYTES))
+        out.put(ipc.REPORT, 1, 1, bytes(UNSENT_BYTES))
         assert not out.is_full
-        out.put(line.REPORT, 1, 2, b"x")
+        out.put(ipc.REPORT, 1, 2, b"x")
         assert out.is_full
         await out.ready()
         assert (len(writer.written), writer.num_drained) == (1, 1)

@@ -10,14 +10,14 @@ from typing import Any
 import grpc
 import pytest
 
-from pacekeeper.controller import access
-from pacekeeper.controller.access import METHODS, Action, Role
-from pacekeeper.controller.audit import Audit
-from pacekeeper.controller.gate import CALLER, Gate
-from pacekeeper.controller.state import State
-from pacekeeper.controller.token_file import TokenFile, change_tokens
-from pacekeeper.controller.tokens import TokenRecord, digest, written
-from pacekeeper.core.security_config import AccessConfig, LimitsConfig
+from pacekeeper.controller.api.auth import rbac
+from pacekeeper.controller.api.auth.audit_log import Audit
+from pacekeeper.controller.api.auth.interceptor import CALLER, Gate
+from pacekeeper.controller.api.auth.rbac import METHODS, Action, Role
+from pacekeeper.controller.api.auth.token_file import TokenFile, change_tokens
+from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.protos import operator_pb2, status_pb2
 
 READ, WATCH, ATTACH = (
@@ -138,7 +138,9 @@ def served(handler: Any) -> Any:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("pacekeeper.controller.gate.METHODS", {**METHODS, ACT: Action.ACT})
+    monkeypatch.setattr(
+        "pacekeeper.controller.api.auth.interceptor.METHODS", {**METHODS, ACT: Action.ACT}
+    )
     return World(tmp_path)
 
 
@@ -211,7 +213,7 @@ def test_an_action_that_can_not_be_written_down_is_not_done(
     def full_disk(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pacekeeper.controller.audit.os.write", full_disk)
+    monkeypatch.setattr("pacekeeper.controller.api.auth.audit_log.os.write", full_disk)
     code = world.refusal(ACT, Context(token=world.tokens[Role.OPERATOR]))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert (world.ran, world.failures) == ([], [None])
@@ -259,7 +261,7 @@ def test_a_certificates_identity_is_a_caller(world: World) -> None:
 
 
 def test_an_agent_that_speaks_for_another_node_is_refused_and_audited(world: World) -> None:
-    caller = access.identify(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False)
+    caller = rbac.identify(["spiffe://pacekeeper/node/a"], [], "pacekeeper", False)
     assert world.gate.may_attach(caller, "a", "ipv4:192.0.2.1:5") == ""
     why = world.gate.may_attach(caller, "b", "ipv4:192.0.2.1:5")
     assert "may not report of node 'b'" in why

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.events import SaveIncident, StepSummary
-from pacekeeper.controller.history import MOST_AT_ONCE, History
-from pacekeeper.controller.state import JobState, State
-from pacekeeper.controller.store import Store
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.controller.observability.timeline_writer import MOST_AT_ONCE, History
+from pacekeeper.controller.state_machine.events import SaveIncident, StepSummary
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 
 NAMES = tuple(f"job-{number:02d}" for number in range(MOST_AT_ONCE + 8))
 

@@ -5,7 +5,8 @@ import struct
 import pytest
 from hpack import Encoder
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     CONTINUATION,
     DATA,
@@ -32,7 +33,6 @@ from pacekeeper.controller.frames import (
     Wrong,
     frame,
 )
-from pacekeeper.controller.http2 import Connection
 from support.http2_calls import (
     ACKNOWLEDGED,
     CALLED,

@@ -4,7 +4,8 @@ import struct
 
 from hpack import Encoder
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.connection import Connection
+from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -24,7 +25,6 @@ from pacekeeper.controller.frames import (
     Finished,
     frame,
 )
-from pacekeeper.controller.http2 import Connection
 from support.http2_calls import (
     ACKNOWLEDGED,
     CALLED,

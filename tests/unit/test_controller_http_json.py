@@ -8,8 +8,8 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from pacekeeper.cli.authority import Kind
-from pacekeeper.controller.http_json import Answer, AwayError, exchange, tls_context
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.controller.ha.http_client import Answer, AwayError, exchange, tls_context
 from support.authorities import Authority
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"

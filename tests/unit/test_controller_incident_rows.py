@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.incident_rows import incident_of, incident_row
-from pacekeeper.core.deaths import Deaths
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.controller.storage.rows import incident_of, incident_row
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.incidents.rank_failures import Deaths
 
 INCIDENT = Incident(
     incident_id=7,

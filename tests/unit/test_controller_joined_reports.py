@@ -2,17 +2,22 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.events import NodeDetached, NodeReported, NodesReported, Tick
-from pacekeeper.controller.joined_reports import by_job, together
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import (
+from pacekeeper.controller.state_machine.events import (
+    NodeDetached,
+    NodeReported,
+    NodesReported,
+    Tick,
+)
+from pacekeeper.controller.state_machine.report_parsing import by_job, together
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     MicroBatchRecord,
     PlanAppliedRecord,
     RankExitRecord,
     Record,
     StepRecord,
 )
-from pacekeeper.core.reports import JobReport, NodeReport
 
 
 def ended(rank: int, step: int = 0) -> StepRecord:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.journal import Change
-from pacekeeper.controller.store import Store
+from pacekeeper.controller.ha.change_log import Change
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 
 
 def incident(number: int) -> Incident:

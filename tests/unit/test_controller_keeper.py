@@ -3,8 +3,8 @@
 import threading
 import time
 
-from pacekeeper.controller.keeper import Keeper
-from pacekeeper.controller.lease import Member, Record, Timing
+from pacekeeper.controller.ha.lease import Member, Record, Timing
+from pacekeeper.controller.ha.lease_renewer import Keeper
 
 PATIENCE_S = 30.0
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)

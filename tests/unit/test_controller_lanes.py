@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from hpack import Decoder, Encoder
 
-from pacekeeper.controller import lanes, listener
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2 import agent_stream, listener
+from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
+from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
     END_HEADERS,
@@ -24,10 +25,9 @@ from pacekeeper.controller.frames import (
     SETTINGS,
     frame,
 )
-from pacekeeper.controller.lanes import Lane, Rules
-from pacekeeper.controller.listener import listening
-from pacekeeper.controller.pipes import Pipes
-from pacekeeper.controller.relay import ATTACH
+from pacekeeper.controller.ingest.http2.listener import listening
+from pacekeeper.controller.ingest.http2.pipes import Pipes
+from pacekeeper.controller.ingest.http2.proxy import ATTACH
 
 PATIENCE_S = 60.0
 
@@ -184,7 +184,7 @@ def test_until_it_is_judged_nothing_more_than_its_hello_is_held(is_welcome: bool
         lane = host.lane
         assert lane is not None
         held = [*lane._connection._parts, *lane._waiting]
-        assert sum(map(len, held)) <= lanes.READ_BYTES
+        assert sum(map(len, held)) <= agent_stream.READ_BYTES
         if is_welcome:
             lane.tell(b"welcome", b"welcome", 0)
             await holds(lambda: large in host.heard)
@@ -238,7 +238,7 @@ def test_who_says_nothing_is_not_waited_for(
     is_called: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "LOOK_S", 0.01)
-    monkeypatch.setattr(lanes, "HELLO_WITHIN_S" if is_called else "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(agent_stream, "HELLO_WITHIN_S" if is_called else "HANDSHAKE_S", 0.1)
 
     async def scene(host: Host, caller: Caller) -> None:
         if is_called:
@@ -255,7 +255,7 @@ def test_a_silent_agent_is_asked_for_a_sign_of_life_and_then_given_up(
 ) -> None:
     monkeypatch.setattr(listener, "LOOK_S", 0.01)
     for name, value in {"SILENT_S": 0.1, "DEAD_S": 2.0}.items():
-        monkeypatch.setattr(lanes, name, value)
+        monkeypatch.setattr(agent_stream, name, value)
 
     async def scene(host: Host, caller: Caller) -> None:
         caller.call()
@@ -270,7 +270,7 @@ def test_a_silent_agent_is_asked_for_a_sign_of_life_and_then_given_up(
 
 def test_an_old_connection_is_ended_in_peace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "LOOK_S", 0.01)
-    monkeypatch.setattr(lanes, "LINGER_S", 0.05)
+    monkeypatch.setattr(agent_stream, "LINGER_S", 0.05)
 
     async def scene(host: Host, caller: Caller) -> None:
         caller.call()

@@ -5,7 +5,15 @@ import socket
 
 import pytest
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.agent_stream import (
+    DEAD_S,
+    HANDSHAKE_S,
+    HELLO_WITHIN_S,
+    LINGER_S,
+    OWED_BYTES,
+    SILENT_S,
+)
+from pacekeeper.controller.ingest.http2.frames import (
     ACK,
     DATA,
     END_STREAM,
@@ -17,14 +25,6 @@ from pacekeeper.controller.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     frame,
-)
-from pacekeeper.controller.lanes import (
-    DEAD_S,
-    HANDSHAKE_S,
-    HELLO_WITHIN_S,
-    LINGER_S,
-    OWED_BYTES,
-    SILENT_S,
 )
 from support.http2_calls import ACKNOWLEDGED, data
 from support.paper_lane import Transport, World, on_paper

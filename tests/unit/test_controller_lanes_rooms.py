@@ -2,15 +2,15 @@
 
 import pytest
 
-from pacekeeper.controller.frames import (
+from pacekeeper.controller.ingest.http2.agent_stream import (
+    DEAD_S,
+)
+from pacekeeper.controller.ingest.http2.frames import (
     DATA,
     MAX_FRAME_BYTES,
     PUSHED_BYTES,
     WINDOW_UPDATE,
     frame,
-)
-from pacekeeper.controller.lanes import (
-    DEAD_S,
 )
 from support.http2_calls import data, prefixed
 from support.paper_lane import World, on_paper

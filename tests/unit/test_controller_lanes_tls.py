@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.frames import PREFACE, SETTINGS, frame
-from pacekeeper.controller.lanes import HANDSHAKE_S
+from pacekeeper.controller.ingest.http2.agent_stream import HANDSHAKE_S
+from pacekeeper.controller.ingest.http2.frames import PREFACE, SETTINGS, frame
 from support.http2_calls import ACKNOWLEDGED, data
 from support.paper_lane import Transport, World, on_paper
 

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.events import SaveIncident
-from pacekeeper.core.config import ControllerConfig, PolicyConfig
-from pacekeeper.core.findings import Incident
+from pacekeeper.controller.state_machine.events import SaveIncident
+from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig
+from pacekeeper.core.incidents.findings import Incident
 from support.machine_driver import QUICK, WARM, Driver, started, step
 
 HORIZON, FAULT = 20, WARM + 4

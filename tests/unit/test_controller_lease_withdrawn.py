@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller import lease
-from pacekeeper.controller.lease import Member, Record, Timing, Write
+from pacekeeper.controller.ha import lease
+from pacekeeper.controller.ha.lease import Member, Record, Timing, Write
 
 TIMING = Timing(duration_s=5.0, renew_s=1.0, margin_s=1.0)
 LED = Record(

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pacekeeper.controller import line
-from pacekeeper.controller.line import Frames, Shown, frame, parted, shown_from, with_head
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.ipc import Frames, Shown, frame, parted, shown_from, with_head
 
 TOLD = [
-    (line.OPENED, 1, 0, b"who"),
-    (line.REPORT, 1, 1 << 63, b"x" * 5000),
-    (line.CLOSED, 0xFFFFFFFF, 0, b""),
+    (ipc.OPENED, 1, 0, b"who"),
+    (ipc.REPORT, 1, 1 << 63, b"x" * 5000),
+    (ipc.CLOSED, 0xFFFFFFFF, 0, b""),
 ]
 BYTES = b"".join(frame(*one) for one in TOLD)
 
@@ -28,7 +28,7 @@ def test_a_torn_frame_is_never_heard() -> None:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\x00" * 17, b"GET / HTTP/1.1\r\n\r\n", frame(99), frame(line.REPORT)[:-4] + b"\xff" * 4],
+    [b"\x00" * 17, b"GET / HTTP/1.1\r\n\r\n", frame(99), frame(ipc.REPORT)[:-4] + b"\xff" * 4],
 )
 def test_garbage_ends_the_line_at_once(garbage: bytes) -> None:
     with pytest.raises(ValueError, match="no frame"):
@@ -36,18 +36,18 @@ def test_garbage_ends_the_line_at_once(garbage: bytes) -> None:
 
 
 def test_a_frame_is_refused_by_its_length_before_it_is_there() -> None:
-    too_long = frame(line.REPORT, 1, 1, b"x" * 5001)
+    too_long = frame(ipc.REPORT, 1, 1, b"x" * 5001)
     with pytest.raises(ValueError, match="5001 bytes"):
         Frames(max_bytes=5000).feed(too_long[:17])
 
 
 def test_what_is_said_to_many_is_one_frame() -> None:
-    ((kind, _, until_ms, data),) = Frames(5000).feed(line.sent([1, 0xFFFFFFFF], 9, b"key", b"what"))
-    assert (kind, until_ms) == (line.SEND, 9)
-    assert line.sent_in(data) == ((1, 0xFFFFFFFF), b"key", b"what")
+    ((kind, _, until_ms, data),) = Frames(5000).feed(ipc.sent([1, 0xFFFFFFFF], 9, b"key", b"what"))
+    assert (kind, until_ms) == (ipc.SEND, 9)
+    assert ipc.sent_in(data) == ((1, 0xFFFFFFFF), b"key", b"what")
     for length in range(len(data) - len(b"what")):
         with pytest.raises(ValueError, match="a frame ends"):
-            line.sent_in(data[:length])
+            ipc.sent_in(data[:length])
 
 
 def test_who_calls_comes_back_as_it_was_shown() -> None:
@@ -76,9 +76,9 @@ def test_two_parts_come_apart_as_they_were() -> None:
 
 def test_acknowledgements_of_many_streams_are_one_frame() -> None:
     pairs = [(1, 5), (2, 1 << 63)]
-    ((kind, _, _, data),) = Frames(max_bytes=5000).feed(line.acknowledged(3, 77, pairs))
-    term, until_ms, heard = line.acknowledged_in(data)
-    assert (kind, term, until_ms, list(heard)) == (line.ACKNOWLEDGE, 3, 77, pairs)
+    ((kind, _, _, data),) = Frames(max_bytes=5000).feed(ipc.acknowledged(3, 77, pairs))
+    term, until_ms, heard = ipc.acknowledged_in(data)
+    assert (kind, term, until_ms, list(heard)) == (ipc.ACKNOWLEDGE, 3, 77, pairs)
     for torn in (data[:10], data[:-1]):
         with pytest.raises(ValueError, match="acknowledgements"):
-            line.acknowledged_in(torn)
+            ipc.acknowledged_in(torn)

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from pacekeeper.controller.events import OfferPlan
-from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.core.findings import Finding, FindingKind
+from pacekeeper.controller.state_machine.events import OfferPlan
+from pacekeeper.controller.storage.restore import job_record, restored
+from pacekeeper.core.incidents.findings import Finding, FindingKind
 from support.fabrics import Fabric
 from support.machine_driver import QUICK, WARM, Driver, started, step
 

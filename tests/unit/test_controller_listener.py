@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.listener import TLS_BYTES, hold_little
+from pacekeeper.controller.ingest.http2.listener import TLS_BYTES, hold_little
 
 
 def test_a_connection_with_tls_holds_little_more_than_a_record(

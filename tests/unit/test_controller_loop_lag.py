@@ -3,7 +3,12 @@
 import asyncio
 import time
 
-from pacekeeper.controller.loop_lag import BEAT_S, WINDOW_S, LoopLag, keep_beating
+from pacekeeper.controller.observability.event_loop_lag import (
+    BEAT_S,
+    WINDOW_S,
+    LoopLag,
+    keep_beating,
+)
 
 
 def beaten(*beats_s: float) -> LoopLag:

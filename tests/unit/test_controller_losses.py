@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.losses import KEPT, after_change, likelihood
+from pacekeeper.controller.policy.failure_rates import KEPT, after_change, likelihood
 
 PARTS = st.lists(st.floats(0.0, 1.0), max_size=KEPT)
 

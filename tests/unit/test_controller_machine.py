@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import roles
-from pacekeeper.controller.events import (
+from pacekeeper.controller.detection import peer_groups
+from pacekeeper.controller.state_machine.events import (
     NodeReported,
     OfferPlan,
     SaveDecision,
@@ -14,20 +14,20 @@ from pacekeeper.controller.events import (
     SaveLayout,
     StepSummary,
 )
-from pacekeeper.controller.steps import MAX_PENDING_STEPS, MOST_ROWS_PER_RANK
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import FindingKind, Rung, Watch
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import (
+from pacekeeper.controller.state_machine.steps import MAX_PENDING_STEPS, MOST_ROWS_PER_RANK
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
     StepRecord,
 )
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.shrink import shrink
-from pacekeeper.predictor.detector_state import Evidence, Judgement
-from pacekeeper.predictor.evidence import fold
+from pacekeeper.predictor.online.state import Evidence, Judgement
+from pacekeeper.predictor.online.update import fold
 from support.machine_driver import (
     FIRST,
     FLOOR,
@@ -348,7 +348,7 @@ class TestFindings:
         driver = with_plan()
         for told, kept in ((1.9, 1.9), (1.05, 1.9)):
             monkeypatch.setattr(
-                roles, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
+                peer_groups, "fold", lambda *x, told=told: _re_measured(fold(*x), {2: told})
             )
             driver.report(*step(driver.job.step + 1, slow=2))
             assert driver.job.incidents[0].finding.slowdown == kept

@@ -2,12 +2,17 @@
 
 import pytest
 
-from pacekeeper.controller.events import ForgetLayouts, NodeAttached, NodeDetached, OfferPlan
-from pacekeeper.controller.views import job_view
-from pacekeeper.core.deaths import ranks_in
-from pacekeeper.core.findings import FindingKind, Rung, Watch
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.api.messages import job_view
+from pacekeeper.controller.state_machine.events import (
+    ForgetLayouts,
+    NodeAttached,
+    NodeDetached,
+    OfferPlan,
+)
+from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
+from pacekeeper.core.incidents.rank_failures import ranks_in
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -4,19 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.events import (
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.state_machine.events import (
     AskDecision,
     DecisionMade,
     NodeDetached,
     OfferPlan,
     SaveDecision,
 )
-from pacekeeper.controller.machine import DECIDE_WITHIN_S
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.viewing import view_of
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Decision, FindingKind, Rung
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.state_machine.machine import DECIDE_WITHIN_S
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Decision, FindingKind, Rung
+from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.events import NotifyDeaths, OfferPlan, SaveJob
-from pacekeeper.controller.state import RankLife
-from pacekeeper.controller.stored_past import job_record
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.findings import Watch
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.state_machine.events import NotifyDeaths, OfferPlan, SaveJob
+from pacekeeper.controller.state_machine.state import RankLife
+from pacekeeper.controller.storage.restore import job_record
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import Watch
+from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import offers
-from pacekeeper.controller.events import (
+from pacekeeper.controller.mitigation import rollout
+from pacekeeper.controller.state_machine.events import (
     NodeAttached,
     NodeDetached,
     NotifyDeaths,
@@ -13,11 +13,11 @@ from pacekeeper.controller.events import (
     SaveIncident,
     TellSuspects,
 )
-from pacekeeper.controller.state import RankLife
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import FindingKind, Rung, Watch
-from pacekeeper.core.records import EXIT_UNSEEN
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.state_machine.state import RankLife
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import FindingKind, Rung, Watch
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.records import EXIT_UNSEEN
 from support.machine_driver import (
     FIRST,
     FLOOR,
@@ -51,8 +51,8 @@ class TestOffers:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         num_hosts = sum(len(hosts) for layer in FIRST.experts for hosts in layer)
-        bytes_to_all = 2 * num_hosts * offers.HOST_BYTES
-        monkeypatch.setattr(offers, "OFFERED_BYTES_PER_S", bytes_to_all / 5.0)
+        bytes_to_all = 2 * num_hosts * rollout.HOST_BYTES
+        monkeypatch.setattr(rollout, "OFFERED_BYTES_PER_S", bytes_to_all / 5.0)
         driver = with_plan()
         told_s = []
         for tick in range(1, 60):
@@ -175,7 +175,7 @@ class TestSuspects:
     def test_a_large_job_is_told_again_less_often_and_of_news_at_once(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(offers, "NODES_PER_S", 2 / 5.0)  # there are two
+        monkeypatch.setattr(rollout, "NODES_PER_S", 2 / 5.0)  # there are two
         driver = with_plan()
         told = []
         for _ in range(11):

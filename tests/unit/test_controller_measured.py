@@ -6,8 +6,8 @@ from math import nan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.measured import Measured, RankPace
-from pacekeeper.predictor.detector_state import Judgement
+from pacekeeper.controller.detection.rank_timings import Measured, RankPace
+from pacekeeper.predictor.online.state import Judgement
 
 FIRST = Judgement(
     step=1,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import copy_mark, member
-from pacekeeper.controller.follower import Copy
-from pacekeeper.controller.runtime import Controller
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_file import DamagedError
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.app import Controller
+from pacekeeper.controller.ha import copy_mark, leader_election
+from pacekeeper.controller.ha.replica import Copy
+from pacekeeper.controller.storage.sqlite_file import DamagedError
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.controller import ControllerConfig
 from support.damaged_copies import FRESH, OLD, old_copy, snapshot, spoil_pages, spoil_rows
 
 
@@ -42,7 +42,7 @@ def leading(path: Path, keeper: Keeper, stop_after_s: float) -> str:
         stop = asyncio.Event()
         asyncio.get_running_loop().call_later(stop_after_s, stop.set)
         on_paper: Any = keeper
-        return await member._lead(config, on_paper, 5, stop)
+        return await leader_election._lead(config, on_paper, 5, stop)
 
     return asyncio.run(scene())
 

@@ -5,14 +5,23 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.chunked_map import NodeMap
-from pacekeeper.controller.measured import Measured, RankPace
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.controller.state_series import SHOWN_INCIDENTS, SHOWN_RANKS, slowest_ranks
-from pacekeeper.core.deaths import Deaths
+from pacekeeper.controller.detection.rank_timings import Measured, RankPace
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.observability.state_metrics import (
+    SHOWN_INCIDENTS,
+    SHOWN_RANKS,
+    slowest_ranks,
+)
+from pacekeeper.controller.state_machine.persistent_map import NodeMap
+from pacekeeper.controller.state_machine.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankState,
+    State,
+)
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import (
+from pacekeeper.core.incidents.findings import (
     Blindness,
     Decision,
     Finding,
@@ -22,8 +31,9 @@ from pacekeeper.core.findings import (
     Tier,
     Watch,
 )
-from pacekeeper.core.topology import Attachment
-from pacekeeper.predictor.sight import Sight
+from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.predictor.assurance.sensitivity import Sight
 from support.controllers import first_layout
 from support.scrapes import samples, value
 

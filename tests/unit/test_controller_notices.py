@@ -4,13 +4,26 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.notices import Key, Standing, Telling, follow
-from pacekeeper.controller.saves import Saves
-from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.core.deaths import Deaths
-from pacekeeper.core.findings import Blindness, Finding, FindingKind, Incident, Tier, Watch
-from pacekeeper.core.topology import Attachment
-from pacekeeper.predictor.canary import Canaries, Outcome
+from pacekeeper.controller.observability.alerts import Key, Standing, Telling, follow
+from pacekeeper.controller.state_machine.checkpoints import Saves
+from pacekeeper.controller.state_machine.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankState,
+    State,
+)
+from pacekeeper.core.incidents.findings import (
+    Blindness,
+    Finding,
+    FindingKind,
+    Incident,
+    Tier,
+    Watch,
+)
+from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.predictor.assurance.canary import Canaries, Outcome
 
 RANK = RankState(
     attachment=Attachment(job="j", rank=3, world_size=4, pid=1, device_uuid="GPU-3"), node="n7"

@@ -7,11 +7,11 @@ from typing import Any
 import grpc
 import pytest
 
-from pacekeeper.controller.events import Event, ProposalAnswered
-from pacekeeper.controller.machine import advance
-from pacekeeper.controller.operator_service import Operator
-from pacekeeper.controller.views import job_view
-from pacekeeper.core.plain_text import MOST_CHARACTERS
+from pacekeeper.controller.api.messages import job_view
+from pacekeeper.controller.api.operator_service import Operator
+from pacekeeper.controller.state_machine.events import Event, ProposalAnswered
+from pacekeeper.controller.state_machine.machine import advance
+from pacekeeper.core.text import MOST_CHARACTERS
 from pacekeeper.protos import operator_pb2
 from support.proposed import STANDS_S, asking
 

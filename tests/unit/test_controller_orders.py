@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import orders
-from pacekeeper.controller.events import (
+from pacekeeper.controller.api.messages import job_view, node_views
+from pacekeeper.controller.mitigation import overrides
+from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.state_machine.events import (
     AskDecision,
     DropOrder,
     OfferPlan,
@@ -13,12 +15,10 @@ from pacekeeper.controller.events import (
     SaveOrder,
     SaveProposal,
 )
-from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.controller.viewing import view_of
-from pacekeeper.controller.views import job_view, node_views
-from pacekeeper.core.findings import Rung
-from pacekeeper.core.orders import OrderKind, rank_of
-from pacekeeper.core.proposals import Answer
+from pacekeeper.controller.storage.restore import job_record, restored
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.operator_orders import OrderKind, rank_of
+from pacekeeper.core.incidents.proposals import Answer
 from support.machine_driver import JOB, QUICK, UNIX_OFFSET_S, WARM, Driver, applied, started, train
 from support.proposed import asking
 
@@ -136,8 +136,8 @@ def test_orders_outlive_a_restart() -> None:
     driver.state = state
     assert driver.job.layout is not None
     driver.attach_again(driver.job.layout)
-    assert orders.seen(driver.state, driver.job).cordoned == {0, 1, 3}
-    assert orders.why_no_plans(driver.state, JOB) == "paused by ada: new"
+    assert overrides.seen(driver.state, driver.job).cordoned == {0, 1, 3}
+    assert overrides.why_no_plans(driver.state, JOB) == "paused by ada: new"
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_an_order_of_what_is_not_there_is_refused_and_says_what_is(
     kind: OrderKind, subject: str, why: str
 ) -> None:
     driver = running()
-    assert orders.why_unknown(driver.state, kind, subject) == why
+    assert overrides.why_unknown(driver.state, kind, subject) == why
     say(driver, kind, subject)
     assert not driver.state.orders and not driver.said
 
@@ -179,10 +179,10 @@ def test_a_rank_is_named_by_its_job_and_number(subject: str, named: tuple[str, i
 def test_a_rank_cordon_is_of_this_life_of_the_job() -> None:
     driver = running()
     say(driver, OrderKind.CORDON_RANK, f"{JOB}/3")
-    assert orders.seen(driver.state, driver.job).cordoned == {3}
+    assert overrides.seen(driver.state, driver.job).cordoned == {3}
     later = replace(driver.job, life=driver.job.life + 1)
-    assert orders.seen(driver.state, later).cordoned == frozenset()
-    assert not orders.of_job(driver.state, later)
+    assert overrides.seen(driver.state, later).cordoned == frozenset()
+    assert not overrides.of_job(driver.state, later)
 
 
 def test_orders_are_seen_in_the_status() -> None:

@@ -1,6 +1,6 @@
 """What waits for one node: in order, the newest of a kind only, never more than its capacity."""
 
-from pacekeeper.controller.outbox import Outbox
+from pacekeeper.controller.ingest.http2.send_queue import Outbox
 
 
 def drained(outbox: Outbox, now_s: float = 0.0) -> list[bytes]:

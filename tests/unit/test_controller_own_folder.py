@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller import own_folder as folders
-from pacekeeper.controller.own_folder import SOCKET, own_folder, stays
+from pacekeeper.controller.ingest import runtime_dir as folders
+from pacekeeper.controller.ingest.runtime_dir import SOCKET, own_folder, stays
 from pacekeeper.core.errors import HostError
 
 
@@ -29,7 +29,7 @@ def killed_in(folder: Path) -> None:
     """A process that made a folder there, with the socket, and was killed."""
     code = (
         "import os, socket\n"
-        "from pacekeeper.controller.own_folder import SOCKET, own_folder\n"
+        "from pacekeeper.controller.ingest.runtime_dir import SOCKET, own_folder\n"
         "with own_folder() as folder:\n"
         "    socket.socket(socket.AF_UNIX).bind(str(folder / SOCKET))\n"
         "    os.kill(os.getpid(), 9)\n"

@@ -4,13 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.chunked_map import NodeMap
-from pacekeeper.controller.own_node import foreign
-from pacekeeper.controller.state import JobState, NodeState, RankLife, RankState, State
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
-from pacekeeper.core.reports import JobReport, NodeReport
-from pacekeeper.core.topology import Attachment
+from pacekeeper.controller.api.auth.report_ownership import foreign
+from pacekeeper.controller.state_machine.persistent_map import NodeMap
+from pacekeeper.controller.state_machine.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankState,
+    State,
+)
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
+from pacekeeper.core.telemetry.records import MicroBatchRecord, RankExitRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
 
 LIFE = 1000
 

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from pacekeeper.controller.events import OfferPlan, SaveIncident
-from pacekeeper.controller.views import incident_view, job_view
-from pacekeeper.core.findings import FindingKind, Watch
-from pacekeeper.core.records import MicroBatchRecord, Record
+from pacekeeper.controller.api.messages import incident_view, job_view
+from pacekeeper.controller.state_machine.events import OfferPlan, SaveIncident
+from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
 from support.machine_driver import QUICK, WARM, Driver, started, step
 
 FAULT = WARM + 8

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import partition
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_cost import message_s
-from pacekeeper.controller.partition_home import home_partition
-from pacekeeper.controller.partition_moves import moves
-from pacekeeper.controller.partition_plan import Partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_problem import Links, MovePrices, healthy
-from pacekeeper.controller.partition_rules import check_partition
-from pacekeeper.core.schedule import Schedule
+from pacekeeper.controller.planning.partition import planner
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.problem import Links, MovePrices, healthy
+from pacekeeper.controller.planning.partition_cost.compute import message_s
+from pacekeeper.controller.planning.partition_cost.state_transfer import moves
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.simulator.baselines.initial_partition import home_partition
 from support.partitions import FAST, even_partition, model_of, problem_of
 
 MODEL = model_of(16, attention=32, mlp=64)
@@ -262,10 +262,10 @@ def test_of_partitions_that_cost_the_same_the_one_without_a_bad_past_is_taken() 
 
     def taken(other_s: float) -> Partition:
         found = [
-            partition._Candidate(name="", partition=parts, step_s=step_s, moves=stays)
+            planner._Candidate(name="", partition=parts, step_s=step_s, moves=stays)
             for parts, step_s in ((with_it, 1.0), (without, other_s))
         ]
-        return partition._least_doubted(found, problem).partition
+        return planner._least_doubted(found, problem).partition
 
     assert taken(1.0 + 1e-12) == without
     assert taken(1.0 + 1e-6) == with_it

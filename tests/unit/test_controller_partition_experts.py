@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.expert_cluster import Floors, Prices
-from pacekeeper.controller.partition_experts import ExpertWishes, plan_with_experts
-from pacekeeper.controller.partition_layout import layout_of
-from pacekeeper.controller.partition_plan import Partition
-from pacekeeper.controller.partition_rules import check_partition
-from pacekeeper.core.layout_codec import decode_layout, encode_layout
+from pacekeeper.controller.planning.experts.problem import Floors, Prices
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.joint import ExpertWishes, plan_with_experts
+from pacekeeper.controller.planning.partition.layout_codec import layout_of
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
 from support.partitions import even_partition, model_of, problem_of
 
 MODEL = model_of(4, attention=8, expert_s=3.0)

@@ -7,12 +7,12 @@ from math import inf
 import numpy as np
 import pytest
 
-from pacekeeper.controller.partition_memory import memory_bytes
-from pacekeeper.controller.partition_plan import Cell, Partition, Pipeline
-from pacekeeper.controller.partition_problem import Device, Links, MovePrices
-from pacekeeper.controller.partition_rules import check_lock_step, check_partition
-from pacekeeper.controller.partition_units import row_weights
-from pacekeeper.core.layout import ShardRun
+from pacekeeper.controller.planning.partition.constraints import check_lock_step, check_partition
+from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.partition.problem import Device, Links, MovePrices
+from pacekeeper.controller.planning.partition.row_split import row_weights
+from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
+from pacekeeper.core.layout.layout import ShardRun
 from support.partitions import even_partition, model_of, problem_of, runs_of
 
 DENSE = model_of(4)

@@ -5,14 +5,14 @@ from itertools import product
 
 import pytest
 
-from pacekeeper.controller.partition import plan_partition
-from pacekeeper.controller.partition_layout import layout_of, partition_of
-from pacekeeper.controller.partition_moves import moves
-from pacekeeper.controller.partition_plan import Partition
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_shards import split_shards
-from pacekeeper.controller.partition_steps import with_other_rows, with_other_shards
-from pacekeeper.core.layout import ShardRun
+from pacekeeper.controller.planning.partition.incremental import with_other_rows, with_other_shards
+from pacekeeper.controller.planning.partition.layout_codec import layout_of, partition_of
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.partition.planner import plan_partition
+from pacekeeper.controller.planning.partition.shard_split import split_shards
+from pacekeeper.controller.planning.partition_cost.state_transfer import moves
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.layout import ShardRun
 from support.partitions import even_partition, model_of, problem_of, runs_of
 
 MODEL = model_of(4, attention=8, mlp=8, expert_s=3.0)

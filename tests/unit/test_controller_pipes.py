@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.line import Shown
-from pacekeeper.controller.own_folder import own_folder
-from pacekeeper.controller.pipes import Pipes, _End
+from pacekeeper.controller.ingest.http2.pipes import Pipes, _End
+from pacekeeper.controller.ingest.ipc import Shown
+from pacekeeper.controller.ingest.runtime_dir import own_folder
 
 SHOWN = Shown(peer="ipv4:127.0.0.1:7")
 PATIENCE_S = 60.0

@@ -2,12 +2,12 @@
 
 import pytest
 
-from pacekeeper.controller import token_shares as shares_module
-from pacekeeper.controller.replica_plan import plan_replicas
-from pacekeeper.controller.shares import batch_rows, best_value
-from pacekeeper.controller.slot_bound import least_value
-from pacekeeper.controller.token_shares import SLACK, token_shares
-from pacekeeper.core.layout import Host, Layout, even_layout
+from pacekeeper.controller.planning.experts.slot_bound import least_value
+from pacekeeper.controller.planning.token_split import proportional as shares_module
+from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
+from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares
+from pacekeeper.controller.policy.replica_candidates import plan_replicas
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
 from support.placements import hosts_after as layers_after
 from support.placements import planned, wishes
 

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.controller.state import Refusal
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import Host, Layout, even_layout
-from pacekeeper.core.shrink import shrink
-from pacekeeper.core.topology import ModelShape
-from pacekeeper.predictor.forecast import Workload
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.state import Refusal
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.layout.layout import Host, Layout, even_layout
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.samples import ModelShape
+from pacekeeper.predictor.cost.forecast import Workload
 
 CONFIG = PolicyConfig()
 SHAPE = ModelShape(

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.events import AskProbe, OfferPlan
-from pacekeeper.controller.stored_past import job_record, restored
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Tier
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.records import ProbeRecord
+from pacekeeper.controller.state_machine.events import AskProbe, OfferPlan
+from pacekeeper.controller.storage.restore import job_record, restored
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.records import ProbeRecord
 from support.machine_driver import JOB, WARM, Driver, exited, started, step, steps_of, train
 
 # One host for each expert: shares alone can not relieve a slow rank, its experts must move.

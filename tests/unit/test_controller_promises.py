@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller import move_costs, promises
-from pacekeeper.controller.events import SaveDecision, SaveIncident
-from pacekeeper.controller.move_costs import MoveCosts, costs_of
-from pacekeeper.controller.state import Move, Promise, Refusal
-from pacekeeper.controller.viewing import view_of
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Decision, Rung
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.records import PlanAppliedRecord, Record, StepRecord
+from pacekeeper.controller.mitigation import migration_costs, verification
+from pacekeeper.controller.mitigation.migration_costs import MoveCosts, costs_of
+from pacekeeper.controller.policy.inputs import view_of
+from pacekeeper.controller.state_machine.events import SaveDecision, SaveIncident
+from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Decision, Rung
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.records import PlanAppliedRecord, Record, StepRecord
 from support.machine_driver import FIRST, Driver, applied, step, with_plan
 
 
@@ -56,7 +56,7 @@ def test_a_plan_that_brings_what_was_forecast_is_told_on_the_incident() -> None:
     undone = Refusal(plan=FIRST, rank=None, reason="", count=1, until_s=0.0)
     known = replace(driver.job, unkept={promise.rung: undone})
     driver.state = replace(driver.state, jobs={**driver.state.jobs, known.name: known})
-    run(driver, promises.JUDGED_STEPS - 1, promise.planned_s)
+    run(driver, verification.JUDGED_STEPS - 1, promise.planned_s)
     assert not driver.all_said(SaveIncident)
     run(driver, 1, promise.planned_s)
     assert driver.job.promise is None
@@ -72,7 +72,7 @@ def test_a_plan_that_brings_less_stays() -> None:
     assert promise is not None
     run(
         driver,
-        promises.JUDGED_STEPS,
+        verification.JUDGED_STEPS,
         promise.before_s - 0.2 * (promise.before_s - promise.planned_s),
     )
     assert "generation 2 brings less than forecast" in driver.texts
@@ -83,7 +83,7 @@ def test_a_plan_that_brings_nothing_is_undone_and_plans_of_its_kind_wait() -> No
     driver = under_plan()
     rung = driver.job.promise.rung if driver.job.promise else None
     assert rung is not None
-    run(driver, promises.JUDGED_STEPS + 3, 0.3)
+    run(driver, verification.JUDGED_STEPS + 3, 0.3)
     assert "generation 2 brings nothing: a step takes 300 ms" in "\n".join(
         action for incident in driver.job.incidents for action in incident.actions
     )
@@ -108,13 +108,13 @@ def test_a_kind_that_is_undone_again_waits_twice_as_long() -> None:
         measured_s=2.0,
     )  # fmt: skip
     back = Decision(rung=Rung.ROLL_BACK, layout=FIRST, reason="")
-    job = promises.given_up(replace(driver.job, promise=promise), back, 100.0)
+    job = verification.given_up(replace(driver.job, promise=promise), back, 100.0)
     assert job.unkept[Rung.MOVE_LAYERS].until_s == 160.0
-    again = promises.given_up(replace(job, promise=promise), back, 200.0)
+    again = verification.given_up(replace(job, promise=promise), back, 200.0)
     assert again.unkept[Rung.MOVE_LAYERS].until_s == 320.0
     assert "time 2 in a row" in again.unkept[Rung.MOVE_LAYERS].text
     other = Decision(rung=Rung.BATCH_SHARES, layout=FIRST, reason="")
-    assert promises.given_up(replace(driver.job, promise=promise), other, 100.0).unkept == {}
+    assert verification.given_up(replace(driver.job, promise=promise), other, 100.0).unkept == {}
 
 
 def test_where_a_rank_is_slower_by_now_nothing_is_judged() -> None:
@@ -122,9 +122,9 @@ def test_where_a_rank_is_slower_by_now_nothing_is_judged() -> None:
     promise = driver.job.promise
     assert promise is not None
     before = replace(promise, slow={2: promise.slow[2] / 1.2})
-    judged, said = promises.judge(replace(driver.job, promise=before))
+    judged, said = verification.judge(replace(driver.job, promise=before))
     assert judged.promise is None and not said
-    judged, said = promises.judge(replace(driver.job, promise=replace(promise, slow={})))
+    judged, said = verification.judge(replace(driver.job, promise=replace(promise, slow={})))
     assert judged.promise is None and not said
 
 
@@ -136,13 +136,13 @@ def test_steps_of_before_the_fault_say_nothing_of_the_job_without_the_plan() -> 
         replace(i, finding=replace(i.finding, onset_step=job.step - 1)) for i in job.incidents
     )
     job = replace(job, incidents=incidents, recent_step_s=(9.0, 9.0, 9.0, 0.2, 0.25))
-    promise = promises.made(job, plan)
+    promise = verification.made(job, plan)
     assert promise is not None and promise.before_s == 0.25
     gain_s = decision.current_step_s - decision.planned_step_s
     assert promise.planned_s == pytest.approx(0.25 - gain_s)
     assert view_of(job, 0.0, {}).step_s == 0.25
-    assert promises.made(replace(job, recent_step_s=()), plan) is None, "not measured"
-    assert promises.made(job, replace(plan, generation=9)) is None, "not ours"
+    assert verification.made(replace(job, recent_step_s=()), plan) is None, "not measured"
+    assert verification.made(job, replace(plan, generation=9)) is None, "not ours"
 
 
 def told(rank: int, layout: Layout, *, duration_s: float, moved_bytes: int) -> PlanAppliedRecord:
@@ -159,16 +159,18 @@ def test_a_move_takes_as_long_as_its_slowest_rank_and_is_counted_once() -> None:
         told(0, plan, duration_s=0.2, moved_bytes=30),
         told(3, plan, duration_s=0.5, moved_bytes=10),
     ]
-    taken = move_costs.take(move_costs.take(job, records), records[:1])
+    taken = migration_costs.take(migration_costs.take(job, records), records[:1])
     assert taken.moves == {
         2: Move(ranks=frozenset({0, 3}), duration_s=0.5, total_bytes=40, busiest_bytes=30)
     }
-    assert move_costs.take(job, [*records, records[0]]).moves == taken.moves, "in one report, too"
+    assert migration_costs.take(job, [*records, records[0]]).moves == taken.moves, (
+        "in one report, too"
+    )
     regroup = replace(records[0], generation=3, is_regroup=True)
     first = replace(records[0], generation=4, previous_generation=0)
-    assert move_costs.take(taken, [regroup, first]) is taken
+    assert migration_costs.take(taken, [regroup, first]) is taken
     many = [replace(records[0], generation=5 + i) for i in range(40)]
-    assert sorted(move_costs.take(taken, many).moves) == list(range(29, 45))
+    assert sorted(migration_costs.take(taken, many).moves) == list(range(29, 45))
 
 
 def test_costs_are_as_measured_and_as_set_until_then() -> None:

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.events import (
+from pacekeeper.controller.mitigation.approvals import found
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state_machine.events import (
     AskDecision,
     DecisionMade,
     OfferPlan,
@@ -13,13 +15,11 @@ from pacekeeper.controller.events import (
     SaveJob,
     SaveProposal,
 )
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.controller.proposals import found
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Decision, Rung
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.proposals import Answer, Proposal
-from pacekeeper.core.shrink import shrink
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Decision, Rung
+from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.shrink import shrink
 from support.machine_driver import (
     FIRST,
     FLOOR,

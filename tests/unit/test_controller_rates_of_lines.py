@@ -1,6 +1,15 @@
 """Allowances run out, come back with time, and are each caller's own."""
 
-from pacekeeper.controller.rates import Bucket, Buckets, Limit, Seldom, full, owe, report_cost, take
+from pacekeeper.controller.api.auth.rate_limit import (
+    Bucket,
+    Buckets,
+    Limit,
+    Seldom,
+    full,
+    owe,
+    report_cost,
+    take,
+)
 
 LIMIT = Limit(per_s=2.0, at_once=3)
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.events import OfferPlan, SaveDecision, SaveIncident
-from pacekeeper.core.findings import Rung
-from pacekeeper.core.layout import Layout
-from pacekeeper.core.records import PlanRefusedRecord
-from pacekeeper.core.shrink import shrink
+from pacekeeper.controller.state_machine.events import OfferPlan, SaveDecision, SaveIncident
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.shrink import shrink
+from pacekeeper.core.telemetry.records import PlanRefusedRecord
 from support.machine_driver import (
     FIRST,
     FLOOR,

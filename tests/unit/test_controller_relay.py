@@ -6,8 +6,8 @@ from collections.abc import Callable
 import grpc
 import pytest
 
-from pacekeeper.controller import relay
-from pacekeeper.controller.relay import Ends
+from pacekeeper.controller.ingest.http2 import proxy
+from pacekeeper.controller.ingest.http2.proxy import Ends
 
 End = tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]
 REFUSED: End = (grpc.StatusCode.UNAUTHENTICATED, "who are you?", (("k", "v"),))
@@ -53,7 +53,7 @@ class Call:
 def test_of_several_ends_the_other_sides_own_counts(
     ends: list[End], answer: End, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "LOOK_S", 0.0)
+    monkeypatch.setattr(proxy, "LOOK_S", 0.0)
 
     async def scene() -> object:
         call = Call()

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_price import Pricing
-from pacekeeper.controller.repartition_problem import as_partition
-from pacekeeper.controller.state import Move, Promise, Refusal
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import COSTLY, Decision, Rung
-from pacekeeper.core.layout import BlockKind, Layout
-from pacekeeper.core.transfers import transfers
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.partition_inputs import as_partition
+from pacekeeper.controller.policy.pricing import Pricing
+from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import COSTLY, Decision, Rung
+from pacekeeper.core.layout.diff import transfers
+from pacekeeper.core.layout.layout import BlockKind, Layout
 from support.layouts import on_nodes
 from support.partitioned import staged_layout, view_of, work_of
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pacekeeper.controller import resting
-from pacekeeper.controller.resting import Resting
+from pacekeeper.controller.ingest.http2 import batching_selector
+from pacekeeper.controller.ingest.http2.batching_selector import Resting
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(resting, "time", made)
+    monkeypatch.setattr(batching_selector, "time", made)
     return made
 
 

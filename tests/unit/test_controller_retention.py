@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller import past_rows, retention
-from pacekeeper.controller.chronicle import Course
-from pacekeeper.controller.events import Event, NodeReported
-from pacekeeper.controller.fleet_memory import Strike
-from pacekeeper.controller.retention import DAY_S, LOOK_EVERY_S, Retention
-from pacekeeper.controller.state import JobState
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.writes import Writes, write
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
-from pacekeeper.core.orders import Order, OrderKind
-from pacekeeper.core.proposals import Answer, Proposal
-from pacekeeper.core.retention_config import RetentionConfig
+from pacekeeper.controller.detection.device_history import Strike
+from pacekeeper.controller.observability.timeline import Course
+from pacekeeper.controller.state_machine.events import Event, NodeReported
+from pacekeeper.controller.state_machine.state import JobState
+from pacekeeper.controller.storage import past_rows, retention
+from pacekeeper.controller.storage.retention import DAY_S, LOOK_EVERY_S, Retention
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.write_batch import Writes, write
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.proposals import Answer, Proposal
 from support.machine_driver import (
     FIRST,
     UNIX_OFFSET_S,
@@ -201,7 +201,7 @@ class TestBySize:
         for number in range(400):
             open_one = incident(number, None)
             store.save_incident(replace(open_one, finding=replace(open_one.finding, reason=text)))
-        with caplog.at_level(logging.WARNING, "pacekeeper.controller.retention"):
+        with caplog.at_level(logging.WARNING, "pacekeeper.controller.storage.retention"):
             let_go(store, RetentionConfig(store_bytes=1 << 20), ticks=10)
         assert numbers(store, "incidents", "incident_id") == [*range(400)]
         assert [r.getMessage() for r in caplog.records] == [
@@ -250,7 +250,7 @@ class TestLittleByLittle:
         store.save_incident(incident(2, NOW_S))
         store.journal.execute("PRAGMA query_only = 1")
         keeper = Retention(store=store, config=RetentionConfig())
-        with caplog.at_level(logging.WARNING, "pacekeeper.controller.retention"):
+        with caplog.at_level(logging.WARNING, "pacekeeper.controller.storage.retention"):
             for i in range(3):
                 keeper.look(i * LOOK_EVERY_S, NOW_S)
         assert ["can not be dropped" in r.getMessage() for r in caplog.records] == [True]
@@ -264,7 +264,7 @@ class TestLittleByLittle:
         monkeypatch.setattr(retention, "LONG_LOG_BYTES", 0)
         store.save_incident(incident(1, None))
         assert store.log_bytes > 0
-        with caplog.at_level(logging.WARNING, "pacekeeper.controller.retention"):
+        with caplog.at_level(logging.WARNING, "pacekeeper.controller.storage.retention"):
             let_go(store, ticks=5)
         assert "another process reads it" in caplog.text
 

@@ -3,8 +3,8 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from pacekeeper.core.findings import Watch
-from pacekeeper.core.records import Record, StepRecord
+from pacekeeper.core.incidents.findings import Watch
+from pacekeeper.core.telemetry.records import Record, StepRecord
 from support.machine_driver import QUICK, WARM, Driver, attachment, started, step
 
 LAST = WARM + 8

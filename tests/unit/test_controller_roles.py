@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.core.findings import Blindness, FindingKind, Watch
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from support.machine_driver import QUICK, Driver, attachment
 
 WARM = 14  # steps after which all roles have a cost model

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.cli import status
-from pacekeeper.controller.events import Say
-from pacekeeper.controller.inbox import take_in
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.controller.saves import Saves, take
-from pacekeeper.controller.state import JobState, State
-from pacekeeper.controller.views import job_view
-from pacekeeper.core.records import SAVE_OUTCOMES, CheckpointRecord, SnapshotRecord
-from pacekeeper.core.reports import JobReport
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.checkpoint_saver import Outcome
+from pacekeeper.cli.observe import status
+from pacekeeper.controller.api.messages import job_view
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state_machine.checkpoints import Saves, take
+from pacekeeper.controller.state_machine.events import Say
+from pacekeeper.controller.state_machine.reports import take_in
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.telemetry.records import SAVE_OUTCOMES, CheckpointRecord, SnapshotRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.checkpoint.async_writer import Outcome
 from support.scrapes import value
 
 

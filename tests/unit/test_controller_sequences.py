@@ -1,6 +1,6 @@
 """What an agent sends again is passed over; what it numbered and never sent is counted."""
 
-from pacekeeper.controller.sequences import Sequences
+from pacekeeper.controller.ingest.deduplication import Sequences
 
 
 def after(*numbers: int, greeting: int = 0) -> Sequences:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from pacekeeper.controller import line
-from pacekeeper.controller.events import Event
-from pacekeeper.controller.server import AgentControl
-from pacekeeper.protos import control_pb2, wire
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.agent_service import AgentControl
+from pacekeeper.controller.state_machine.events import Event
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports
 
 TIMES = 3000
 
@@ -27,15 +28,15 @@ def _control(rejected: list[int]) -> AgentControl:
     )
 
 
-def _opened(number: int, peer: str, hello: control_pb2.Hello | None) -> line.Frame:
+def _opened(number: int, peer: str, hello: control_pb2.Hello | None) -> ipc.Frame:
     first = control_pb2.AttachRequest(hello=hello).SerializeToString() if hello else b"?"
-    shown = line.Shown(peer=peer).to_bytes()
-    return line.OPENED, number, 0, line.with_head(shown, first)
+    shown = ipc.Shown(peer=peer).to_bytes()
+    return ipc.OPENED, number, 0, ipc.with_head(shown, first)
 
 
 def _hello() -> control_pb2.Hello:
     return control_pb2.Hello(
-        protocol_version=wire.PROTOCOL_VERSION, product_version="0", node="n", agent_life="x"
+        protocol_version=reports.PROTOCOL_VERSION, product_version="0", node="n", agent_life="x"
     )
 
 
@@ -58,8 +59,8 @@ def test_an_agent_that_errs_for_ever_fills_no_log(caplog: pytest.LogCaptureFixtu
     control = _control(rejected)
     with caplog.at_level(logging.WARNING):
         for number in range(1, 500):
-            wrong = line.MALFORMED, number, 0, b"no message"
+            wrong = ipc.MALFORMED, number, 0, b"no message"
             asyncio.run(control.take([_opened(number, "ipv4:10.0.0.1:7", _hello()), wrong]))
-            asyncio.run(control.take([(line.CLOSED, number, 0, b"")]))
+            asyncio.run(control.take([(ipc.CLOSED, number, 0, b"")]))
     assert len(rejected) == 499
     assert 1 <= len(caplog.records) <= 25

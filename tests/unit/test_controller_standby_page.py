@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller import standby_page
-from pacekeeper.controller.standby_page import MOST_BYTES, MOST_OPEN, open_page
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.ha import standby_server
+from pacekeeper.controller.ha.standby_server import MOST_BYTES, MOST_OPEN, open_page
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError
 
 WHY = "this controller stands by; the last to lead is <b>h:1</b>"
@@ -49,7 +49,7 @@ def test_whatever_is_asked_the_answer_is_who_leads(request_: bytes) -> None:
 
 
 def test_who_never_finishes_asking_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby_page, "REQUEST_WITHIN_S", 0.05)
+    monkeypatch.setattr(standby_server, "REQUEST_WITHIN_S", 0.05)
 
     async def run() -> None:
         page = await open_page(CONFIG, lambda: WHY)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.fleet_memory import DAY_S, Strike
-from pacekeeper.controller.state import JobRecord
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_schema import SCHEMA_VERSION
+from pacekeeper.controller.detection.device_history import DAY_S, Strike
+from pacekeeper.controller.state_machine.state import JobRecord
+from pacekeeper.controller.storage.schema import SCHEMA_VERSION
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import ExitCode, HostError, VersionError
-from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
-from pacekeeper.core.proposals import Answer, Proposal
+from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.incidents.proposals import Answer, Proposal
 from support.controllers import first_layout
 
 LAYOUT = first_layout()

@@ -11,14 +11,14 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.backup import command
-from pacekeeper.controller.history import History
-from pacekeeper.controller.state import JobRecord
-from pacekeeper.controller.status_service import Status
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.stored_past import restored
+from pacekeeper.cli.admin.backup import command
+from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.state_machine.state import JobRecord
+from pacekeeper.controller.storage.restore import restored
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
 from pacekeeper.protos import status_pb2
 
 INCIDENTS = 300

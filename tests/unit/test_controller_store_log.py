@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_log import is_damaged
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.controller.storage.wal_check import is_damaged
 from pacekeeper.core.errors import HostError
-from pacekeeper.core.orders import Order, OrderKind
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 
 HEAD, PAGE = 32, 24 + 4096
 COUNT = 6

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller import store_file
-from pacekeeper.controller.store import Store
-from pacekeeper.controller.store_schema import (
+from pacekeeper.controller.storage import sqlite_file
+from pacekeeper.controller.storage.schema import (
     APPLICATION_ID,
     OLDEST_VERSION,
     SCHEMA_VERSION,
     UPGRADES,
 )
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError, VersionError
-from pacekeeper.core.layout_codec import encode_layout
+from pacekeeper.core.layout.codec import encode_layout
 from support.controllers import first_layout
 
 LAYOUT = first_layout()
@@ -150,10 +150,10 @@ def test_what_is_free_in_an_older_store_can_return_to_the_disk_from_then_on(
     path = tmp_path / "store"
     older_store(path, 12)
     store = Store.open(path)
-    size = 3 * (store_file.SLACK_BYTES + (1 << 20))
+    size = 3 * (sqlite_file.SLACK_BYTES + (1 << 20))
     store.journal.execute("INSERT INTO paces VALUES ('j', zeroblob(?), 1.0)", (size,))
     store.journal.execute("DELETE FROM paces")
     while store.give_back():
         pass
     store.close()
-    assert path.stat().st_size < 2 * store_file.SLACK_BYTES
+    assert path.stat().st_size < 2 * sqlite_file.SLACK_BYTES

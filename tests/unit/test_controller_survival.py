@@ -2,8 +2,8 @@
 
 import pytest
 
-from pacekeeper.controller import survival as module
-from pacekeeper.controller.survival import (
+from pacekeeper.controller.planning import reliability as module
+from pacekeeper.controller.planning.reliability import (
     NEGLIGIBLE,
     kill_sets,
     loss_probability,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from pacekeeper.cli.tokens import command
-from pacekeeper.controller.access import Role
-from pacekeeper.controller.token_file import TokenFile, change_tokens, read_tokens
-from pacekeeper.controller.tokens import TokenRecord, caller_of
+from pacekeeper.cli.admin.tokens import command
+from pacekeeper.controller.api.auth.rbac import Role
+from pacekeeper.controller.api.auth.token_file import TokenFile, change_tokens, read_tokens
+from pacekeeper.controller.api.auth.tokens import TokenRecord, caller_of
 from pacekeeper.core.errors import ConfigError
 
 

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from pacekeeper.controller.state import JobState, RankState, State
-from pacekeeper.controller.turns import RANKS_PER_S, next_turn
-from pacekeeper.core.topology import Attachment
+from pacekeeper.controller.state_machine.state import JobState, RankState, State
+from pacekeeper.controller.state_machine.tick import RANKS_PER_S, next_turn
+from pacekeeper.core.telemetry.samples import Attachment
 
 
 def job(name: str, num_ranks: int) -> JobState:

@@ -5,9 +5,16 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.chunked_map import NodeMap, RankMap
-from pacekeeper.controller.events import StepSummary
-from pacekeeper.controller.state import (
+from pacekeeper.controller.api.messages import (
+    SHOWN_NODES,
+    incident_view,
+    job_view,
+    node_views,
+    step_view,
+)
+from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.controller.state_machine.persistent_map import NodeMap, RankMap
+from pacekeeper.controller.state_machine.state import (
     JobState,
     NodeState,
     RankLife,
@@ -15,9 +22,7 @@ from pacekeeper.controller.state import (
     RankState,
     State,
 )
-from pacekeeper.controller.views import SHOWN_NODES, incident_view, job_view, node_views, step_view
-from pacekeeper.core.deaths import Deaths
-from pacekeeper.core.findings import (
+from pacekeeper.core.incidents.findings import (
     Blindness,
     Decision,
     Finding,
@@ -27,11 +32,12 @@ from pacekeeper.core.findings import (
     Tier,
     Watch,
 )
-from pacekeeper.core.layout import Host, Layout, ShardRun, Stage
-from pacekeeper.core.reports import AgentHealth
-from pacekeeper.core.topology import Attachment, Clock
-from pacekeeper.predictor.canary import Canaries, Outcome
-from pacekeeper.predictor.sight import Sight
+from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.layout.layout import Host, Layout, ShardRun, Stage
+from pacekeeper.core.telemetry.node_report import AgentHealth
+from pacekeeper.core.telemetry.samples import Attachment, Clock
+from pacekeeper.predictor.assurance.canary import Canaries, Outcome
+from pacekeeper.predictor.assurance.sensitivity import Sight
 
 LAYOUT = Layout(
     generation=5,

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Blindness, Watch
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
-from pacekeeper.predictor import evidence
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Blindness, Watch
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
+from pacekeeper.predictor.online import update
 from support.machine_driver import QUICK, WARM, Driver, started, step, train
 from support.scrapes import value
 
@@ -126,7 +126,7 @@ def test_a_canary_that_is_found_proves_the_watch_and_changes_nothing_else() -> N
 
 
 def test_a_broken_detector_is_blind_alarmed_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "find", lambda config, known, *_: (known, ()))
+    monkeypatch.setattr(update, "find", lambda config, known, *_: (known, ()))
     driver = started(with_canaries())
     told = ""
     for number in range(WARM + 15):

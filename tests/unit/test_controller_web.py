@@ -13,13 +13,13 @@ starlette = pytest.importorskip("starlette.testclient", reason="needs pacekeeper
 from httpx import Response  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
-from pacekeeper.controller.access import Role  # noqa: E402
-from pacekeeper.controller.events import OrderGiven, ProposalAnswered  # noqa: E402
-from pacekeeper.controller.token_file import TokenFile, change_tokens  # noqa: E402
-from pacekeeper.controller.tokens import TokenRecord, digest, written  # noqa: E402
-from pacekeeper.controller.web_answers import HEADERS  # noqa: E402
-from pacekeeper.controller.web_door import LOGINS, MOST_BODY_BYTES  # noqa: E402
-from pacekeeper.core.orders import OrderKind  # noqa: E402
+from pacekeeper.controller.api.auth.rbac import Role  # noqa: E402
+from pacekeeper.controller.api.auth.token_file import TokenFile, change_tokens  # noqa: E402
+from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written  # noqa: E402
+from pacekeeper.controller.api.web.auth import LOGINS, MOST_BODY_BYTES  # noqa: E402
+from pacekeeper.controller.api.web.responses import HEADERS  # noqa: E402
+from pacekeeper.controller.state_machine.events import OrderGiven, ProposalAnswered  # noqa: E402
+from pacekeeper.core.incidents.operator_orders import OrderKind  # noqa: E402
 from support.web_scene import Scene, scene  # noqa: E402
 
 HERE = "http://127.0.0.1:8080"

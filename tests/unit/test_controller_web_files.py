@@ -7,7 +7,7 @@ import pytest
 
 from support.tree import ROOT
 
-STATIC = ROOT / "controller" / "web_static"
+STATIC = ROOT / "controller" / "api" / "web" / "web_static"
 PUBLISHED = {
     "htmx.min.js": "e209dda5c8235479f3166defc7750e1dbcd5a5c1808b7792fc2e6733768fb447",
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",

@@ -10,11 +10,11 @@ starlette = pytest.importorskip("starlette.testclient", reason="needs pacekeeper
 
 from starlette.testclient import TestClient  # noqa: E402
 
-from pacekeeper.controller.fleet_memory import Strike  # noqa: E402
-from pacekeeper.controller.web_words import brief, ranks  # noqa: E402
-from pacekeeper.core.deaths import Deaths  # noqa: E402
-from pacekeeper.core.findings import FindingKind  # noqa: E402
-from pacekeeper.core.orders import Order, OrderKind  # noqa: E402
+from pacekeeper.controller.api.web.filters import brief, ranks  # noqa: E402
+from pacekeeper.controller.detection.device_history import Strike  # noqa: E402
+from pacekeeper.core.incidents.findings import FindingKind  # noqa: E402
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind  # noqa: E402
+from pacekeeper.core.incidents.rank_failures import Deaths  # noqa: E402
 from support.web_scene import BEGAN_S, Scene, incident, scene  # noqa: E402
 
 HTML = {"accept": "text/html"}

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs pacekeeper[web]")
-from pacekeeper.controller import web_protocol
-from pacekeeper.controller.web_server import WebServer
-from pacekeeper.core.security_config import TlsConfig
+from pacekeeper.controller.api.web import web_protocol
+from pacekeeper.controller.api.web.server import WebServer
+from pacekeeper.core.config.security import TlsConfig
 
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 LATE = WHOLE.replace(b"/ ", b"/late ", 1)

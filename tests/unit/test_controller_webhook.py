@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller import webhook
-from pacekeeper.controller.state import JobState, State
-from pacekeeper.controller.webhook import Webhook
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.controller.observability import webhook
+from pacekeeper.controller.observability.webhook import Webhook
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.metrics import WebhookConfig
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.findings import Blindness
-from pacekeeper.core.webhook_config import WebhookConfig
+from pacekeeper.core.incidents.findings import Blindness
 from support.alerting import Receiver, wait_for
 
 

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pacekeeper.controller.events import OfferPlan, StepSummary
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.core.findings import Blindness, Finding, FindingKind, Tier, Watch
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.predictor.live_job import LEAST_STEPS, LOOK_STEPS
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.state_machine.events import OfferPlan, StepSummary
+from pacekeeper.core.incidents.findings import Blindness, Finding, FindingKind, Tier, Watch
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.predictor.job_level.online import LEAST_STEPS, LOOK_STEPS
 from support.machine_driver import JOB, QUICK, Driver, attachment, step
 from support.scrapes import value
 

@@ -1,8 +1,8 @@
 """A job is written once for all events, what may wait with all that waits, and nothing is left."""
 
-from pacekeeper.controller.events import Command, ForgetJob, SaveJob, Say
-from pacekeeper.controller.state import JobState, State
-from pacekeeper.controller.writes import SAVE_WITHIN_S, Writes
+from pacekeeper.controller.state_machine.events import Command, ForgetJob, SaveJob, Say
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.controller.storage.write_batch import SAVE_WITHIN_S, Writes
 
 STATE = State(jobs={name: JobState(name=name) for name in "ab"})
 LATER = 1.0 + SAVE_WITHIN_S

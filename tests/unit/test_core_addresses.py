@@ -3,8 +3,8 @@
 import pytest
 
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.controller import ControllerConfig
 
 
 @pytest.mark.parametrize(

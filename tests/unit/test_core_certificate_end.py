@@ -12,9 +12,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from pacekeeper.core.certificate_end import ends_unix_s
-from pacekeeper.core.exposition import Page
-from pacekeeper.protos import certificate_series
+from pacekeeper.core.certificates import ends_unix_s
+from pacekeeper.core.prometheus_text import Page
+from pacekeeper.protos import certificate_metrics
 
 
 def certificate(year: int) -> tuple[str, float]:
@@ -68,7 +68,7 @@ def test_prometheus_hears_when_each_file_ends_and_that_one_can_not_be_read(tmp_p
     path = tmp_path / "node.crt"
     path.write_text(text)
     page = Page()
-    certificate_series.write(page, {"tls": str(path), "metrics": str(tmp_path / "no"), "ca": ""})
+    certificate_metrics.write(page, {"tls": str(path), "metrics": str(tmp_path / "no"), "ca": ""})
     lines = [line for line in page.text().splitlines() if not line.startswith("#")]
     assert [line.split("{")[1] for line in lines] == [
         f'use="tls"}} {end}',

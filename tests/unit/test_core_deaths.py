@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.deaths import (
+from pacekeeper.core.incidents.rank_failures import (
     SAME_MOMENT_S,
     Deaths,
     closed,
@@ -14,7 +14,7 @@ from pacekeeper.core.deaths import (
     who,
     with_more,
 )
-from pacekeeper.core.rank_runs import ranks_of
+from pacekeeper.core.incidents.rank_ranges import ranks_of
 
 KILLED, FAILED = "its process ended by signal 9", "its process ended by exit code 7"
 

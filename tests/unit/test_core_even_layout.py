@@ -2,8 +2,8 @@
 
 import pytest
 
-from pacekeeper.core.layout import ShardRun, even_layout, shard_runs
-from pacekeeper.core.spread import domains
+from pacekeeper.core.layout.layout import ShardRun, even_layout, shard_runs
+from pacekeeper.core.layout.replica_spread import domains
 
 
 def pipelines(num_ranks: int = 8, nodes: int = 1, **shape: int) -> list[list[tuple[int, ...]]]:

@@ -4,8 +4,8 @@ from dataclasses import FrozenInstanceError, dataclass, field, replace
 
 import pytest
 
-from pacekeeper.controller.state import JobState, NodeState, State
-from pacekeeper.core.evolve import evolve
+from pacekeeper.controller.state_machine.state import JobState, NodeState, State
+from pacekeeper.core.fast_replace import evolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ from math import inf, isnan, nan
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from pacekeeper.core import exposition
-from pacekeeper.core.exposition import Family, Page
+from pacekeeper.core import prometheus_text
+from pacekeeper.core.prometheus_text import Family, Page
 
 
 def read(page: Page) -> list[tuple[str, dict[str, str], float]]:
@@ -54,7 +54,7 @@ def test_a_family_stands_in_one_piece_in_whatever_order_it_is_told() -> None:
 
 
 def test_what_is_kept_of_changing_labels_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exposition, "MOST_PREFIXES", 3)
+    monkeypatch.setattr(prometheus_text, "MOST_PREFIXES", 3)
     family = Family("one", "Help.", "a")
     for number in range(10):
         assert family.line(1, str(number)) == f'one{{a="{number}"}} 1.0\n'

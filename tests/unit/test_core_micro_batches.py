@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pacekeeper.core.micro_batches import MicroBatchTable, joined, table_of
-from pacekeeper.core.records import MicroBatchRecord
+from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable, joined, table_of
+from pacekeeper.core.telemetry.records import MicroBatchRecord
 
 FIRST = MicroBatchRecord(
     rank=3, step=7, micro_batch=0, generation=1, compute_s=0.5, tokens=100, wait_s=0.1

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.node_verdict import (
+from pacekeeper.core.incidents.node_health import (
     MAX_LINE,
     REPEAT_S,
     STALE_S,
@@ -17,7 +17,7 @@ from pacekeeper.core.node_verdict import (
     judge,
     of_now,
 )
-from pacekeeper.core.topology import DeviceSample
+from pacekeeper.core.telemetry.samples import DeviceSample
 from support.symptoms import DEVICE, HEALTH
 
 FIT, UNFIT, UNKNOWN = Fitness.FIT, Fitness.UNFIT, Fitness.UNKNOWN

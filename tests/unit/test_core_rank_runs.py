@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.rank_runs import divided, joined, num_ranks, ranks_of, runs_of
+from pacekeeper.core.incidents.rank_ranges import divided, joined, num_ranks, ranks_of, runs_of
 
 ranks = st.sets(st.integers(0, 200), max_size=60)
 

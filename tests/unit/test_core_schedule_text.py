@@ -2,8 +2,8 @@
 
 import pytest
 
-from pacekeeper.core.schedule import Schedule, pipeline_program
-from pacekeeper.core.schedule_text import program_lines
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.core.layout.schedule_text import program_lines
 
 
 @pytest.mark.parametrize(

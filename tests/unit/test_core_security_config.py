@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.agent.runtime import Agent
-from pacekeeper.controller.entrance import refuse_open
+from pacekeeper.agent.daemon import Agent
+from pacekeeper.controller.api.auth.listeners import refuse_open
 from pacekeeper.core.addresses import is_loopback
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.client_config import ClientConfig
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.loader import read_config
+from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig, open_listener
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.security_config import AccessConfig, LimitsConfig, TlsConfig, open_listener
-from pacekeeper.core.toml_reader import read_config
 
 TLS = TlsConfig(cert="c", key="k")
 MUTUAL = TlsConfig(ca="a", cert="c", key="k")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.config import ControllerConfig, TrainConfig
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.controller import ControllerConfig, TrainConfig
+from pacekeeper.core.config.loader import override, read_config
 from pacekeeper.core.errors import ConfigError, ExitCode
-from pacekeeper.core.toml_reader import override, read_config
 
 
 def test_an_empty_file_gives_the_defaults() -> None:

@@ -4,12 +4,13 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from pacekeeper.core import errors, ring
+from pacekeeper.core import errors
 from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.core.findings import Finding, FindingKind, Incident, Tier
-from pacekeeper.core.record_codec import pack, unpack
-from pacekeeper.core.records import LOADS_PER_RECORD, ExpertLoadRecord
-from pacekeeper.core.topology import Attachment, ModelShape, is_job_name
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.record_codec import pack, unpack
+from pacekeeper.core.telemetry.records import LOADS_PER_RECORD, ExpertLoadRecord
+from pacekeeper.core.telemetry.samples import Attachment, ModelShape, is_job_name
 
 SHAPE = ModelShape(
     num_layers=2,
@@ -109,7 +110,7 @@ def test_facts_can_not_be_changed() -> None:
 
 
 def test_file_names_sort_as_their_numbers_do() -> None:
-    for name in (ring.ring_file_name, ring.plan_file_name, ring.layout_file_name):
+    for name in (shm_ring.ring_file_name, shm_ring.plan_file_name, shm_ring.layout_file_name):
         names = [name(number) for number in (0, 2, 10, 99, 4096)]
         assert names == sorted(names)
         assert len(set(names)) == len(names)

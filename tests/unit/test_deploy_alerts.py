@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.notices import RULES
-from pacekeeper.controller.saves import FAILED, LATE
-from pacekeeper.controller.state import RankLife
-from pacekeeper.core.findings import Blindness, FindingKind, Watch
+from pacekeeper.controller.observability.alerts import RULES
+from pacekeeper.controller.state_machine.checkpoints import FAILED, LATE
+from pacekeeper.controller.state_machine.state import RankLife
+from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
 from support.alert_rules import FILE, Case, alerts, groups, judged
 from support.series import labels_of_series
 from support.tree import ROOT

@@ -11,9 +11,9 @@ import click
 import pytest
 
 from pacekeeper.cli.main import main
-from pacekeeper.core.agent_config import AgentConfig
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.toml_reader import read_config
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.loader import read_config
 from support.tree import ROOT
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

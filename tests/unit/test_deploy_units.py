@@ -4,7 +4,7 @@ from configparser import ConfigParser
 
 import pytest
 
-from pacekeeper.core.config import ControllerConfig
+from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from support.tree import ROOT
 

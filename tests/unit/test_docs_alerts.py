@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.toml_reader import read_config
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.loader import read_config
 from support.alert_rules import FILE
 from support.series import labels_of_series
 from support.tree import ROOT

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from pacekeeper.core.record_codec import CAUSE_BYTES
-from pacekeeper.core.records import CheckpointRecord, SnapshotRecord
-from pacekeeper.trainer import hooks
+from pacekeeper.core.telemetry.record_codec import CAUSE_BYTES
+from pacekeeper.core.telemetry.records import CheckpointRecord, SnapshotRecord
+from pacekeeper.trainer.hooks import hooks
 from support.rings import records_in
 
 

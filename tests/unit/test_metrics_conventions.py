@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from pacekeeper.agent.metrics import AgentMetrics
-from pacekeeper.controller.metrics import ControllerMetrics
-from pacekeeper.core.exposition import Page
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.core.prometheus_text import Page
 from support.series import all_families
 
 needs_promtool = pytest.mark.skipif(

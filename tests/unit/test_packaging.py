@@ -80,8 +80,8 @@ def test_the_seam_runs_from_the_wheel_with_the_standard_library_alone(
         archive.extractall(tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import pacekeeper.core.toml_reader, pacekeeper.core.shrink, pacekeeper.trainer.hooks\n"
-        "import pacekeeper.core.ring as ring; print(ring.__file__)"
+        "import pacekeeper.core.config.loader, pacekeeper.core.layout.shrink, pacekeeper.trainer.hooks.hooks\n"
+        "import pacekeeper.core.telemetry.shm_ring as ring; print(ring.__file__)"
     )
     # -S: without site-packages, so that anything but the standard library fails to import.
     done = subprocess.run(
@@ -92,7 +92,9 @@ def test_the_seam_runs_from_the_wheel_with_the_standard_library_alone(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert Path(done.stdout.strip()) == tmp_path / "pacekeeper" / "core" / "ring.py"
+    assert (
+        Path(done.stdout.strip()) == tmp_path / "pacekeeper" / "core" / "telemetry" / "shm_ring.py"
+    )
 
 
 def test_the_installed_version_is_the_projects() -> None:
@@ -162,7 +164,7 @@ def test_the_command_is_installed() -> None:
     assert callable(script.load())
 
 
-@pytest.mark.parametrize("module", ["cli.main", "agent.runtime", "controller.runtime"])
+@pytest.mark.parametrize("module", ["cli.main", "agent.daemon", "controller.app"])
 def test_what_runs_on_every_node_starts_without_torch(module: str) -> None:
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['scipy'] = None\n"

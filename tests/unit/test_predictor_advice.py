@@ -6,11 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.findings import FindingKind
-from pacekeeper.predictor.advice import OVER, WINDOW_STEPS, Advice, SpreadWindow, fold_spread
-from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.uneven import lost_to_spread
-from pacekeeper.predictor.workload import FEATURES, StepSample
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.predictor.cost.features import FEATURES, StepSample
+from pacekeeper.predictor.cost.model import CostModel
+from pacekeeper.predictor.imbalance.advice import (
+    OVER,
+    WINDOW_STEPS,
+    Advice,
+    SpreadWindow,
+    fold_spread,
+)
+from pacekeeper.predictor.imbalance.uneven import lost_to_spread
 
 SEQUENCE, EXPERT = FindingKind.SEQUENCE_IMBALANCE, FindingKind.EXPERT_IMBALANCE
 AT = {name: at for at, name in enumerate(FEATURES)}

@@ -5,7 +5,7 @@ from math import exp, inf
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.calibration import (
+from pacekeeper.predictor.stats.cusum_design import (
     CLIPS,
     LEAST_HISTORY,
     REFERENCES,

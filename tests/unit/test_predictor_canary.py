@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Blindness
-from pacekeeper.core.micro_batches import table_of
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor import canary as canary_module
-from pacekeeper.predictor import charts, evidence, naming
-from pacekeeper.predictor.canary import Canaries, Outcome, carried_on, unproved
-from pacekeeper.predictor.detector_state import Evidence, begin
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.sight import Sight, sight_of
-from pacekeeper.predictor.workload import Work, sample_of, sample_of_work, work_of
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Blindness
+from pacekeeper.core.telemetry.microbatch_table import table_of
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.assurance import canary as canary_module
+from pacekeeper.predictor.assurance.canary import Canaries, Outcome, carried_on, unproved
+from pacekeeper.predictor.assurance.sensitivity import Sight, sight_of
+from pacekeeper.predictor.cost.features import Work, sample_of, sample_of_work, work_of
+from pacekeeper.predictor.online import alarms, cusum
+from pacekeeper.predictor.online import update as evidence
+from pacekeeper.predictor.online.state import Evidence, begin
+from pacekeeper.predictor.online.update import fold
 from support.machine_driver import step as records_of
 
 CONFIG = DetectorConfig(warmup_steps=8, canary_period_steps=30)
@@ -149,7 +150,7 @@ def test_nothing_is_tried_where_nothing_is_promised() -> None:
     assert unproved(CONFIG, watched.canaries, watched.step) is None
 
 
-def frozen_charts(limits: Any, before: charts.Charts, *, step: int, **_: Any) -> charts.Charts:
+def frozen_charts(limits: Any, before: cusum.Charts, *, step: int, **_: Any) -> cusum.Charts:
     return replace(before, recent_steps=(*before.recent_steps, step))
 
 
@@ -170,11 +171,11 @@ def never_slow(*_: Any, **__: Any) -> None:
 
 
 SABOTAGE: Mapping[str, tuple[Any, str, Callable[..., Any]]] = {
-    "charts that stand still": (charts, "advance", frozen_charts),
+    "charts that stand still": (cusum, "advance", frozen_charts),
     "nobody is ever named": (evidence, "find", deaf_naming),
     "ratios that are always zero": (evidence, "log_ratios", no_difference),
     "records whose times get lost": (canary_module, "sample_of_work", another_rank),
-    "a slowdown that is never agreed on": (naming, "measured", never_slow),
+    "a slowdown that is never agreed on": (alarms, "measured", never_slow),
 }
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.cause import MOST_TOLD, RULES, explain, in_words, is_explained
-from pacekeeper.predictor.symptoms import CauseKind, Symptoms
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.causes.evidence import CauseKind, Symptoms
+from pacekeeper.predictor.causes.explain import MOST_TOLD, RULES, explain, in_words, is_explained
 from support.device_cases import DEVICES, Expected
 from support.symptoms import ALONE, DEVICE, HEALTHY, RANK_PID, device, host, thread
 

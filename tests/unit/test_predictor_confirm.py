@@ -2,9 +2,9 @@
 
 import pytest
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.core.records import ProbeRecord
-from pacekeeper.predictor.confirm import Reading, read, tier_of
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.telemetry.records import ProbeRecord
+from pacekeeper.predictor.assurance.probe_verdict import Reading, read, tier_of
 
 
 def told(rank: int, *, gemm: float = 1.0, copy: float = 1.0, exchange: float = 1.0) -> ProbeRecord:

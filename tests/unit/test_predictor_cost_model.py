@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.cost_model import CostModel, fit, log_ratios
-from pacekeeper.predictor.workload import StepSample
+from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.cost.model import CostModel, fit, log_ratios
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, SyntheticJob
 
 WARMUP = 12

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.imbalance import imbalances
-from pacekeeper.predictor.trace import Chunk, ComputeTable, ExpertLoadTable, Trace, Worker
-from pacekeeper.predictor.verdict import TroubleKind
-from pacekeeper.predictor.workload import Array
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.imbalance.analyze import imbalances
+from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, ExpertLoadTable, Trace, Worker
+from pacekeeper.predictor.offline.verdict import TroubleKind
 
 EXPERT = TroubleKind.EXPERT_IMBALANCE
 

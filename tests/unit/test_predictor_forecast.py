@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.layout import Host, ShardRun, even_layout
-from pacekeeper.predictor.cost_model import CostModel
-from pacekeeper.predictor.forecast import Workload, forecast, row_s
-from pacekeeper.predictor.workload import FEATURES
+from pacekeeper.core.layout.layout import Host, ShardRun, even_layout
+from pacekeeper.predictor.cost.features import FEATURES
+from pacekeeper.predictor.cost.forecast import Workload, forecast, row_s
+from pacekeeper.predictor.cost.model import CostModel
 
 LAYOUT = even_layout(ranks=[0, 1], num_layers=2, num_experts=2, replicas=2)
 COSTS = {"one": 1.0, "tokens": 0.01, "expert_rows": 0.001, "num_active_experts": 0.1}

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.level_noise import noise_of
-from pacekeeper.predictor.level_shifts import strongest_shifts
-from pacekeeper.predictor.rank_faults import rank_faults
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.trace_residuals import Residuals
+from pacekeeper.predictor.offline.noise import noise_of
+from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
+from pacekeeper.predictor.offline.residuals import Residuals
+from pacekeeper.predictor.offline.shift_scan import strongest_shifts
+from pacekeeper.predictor.offline.trace import Trace
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 ONSET = 8

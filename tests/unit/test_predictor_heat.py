@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pacekeeper.predictor.heat import Heat, reduced
+from pacekeeper.predictor.offline.heatmap import Heat, reduced
 
 
 def heat(num_steps: int, num_ranks: int) -> Heat:

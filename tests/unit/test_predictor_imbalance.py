@@ -7,18 +7,18 @@ from functools import cache
 import numpy as np
 import pytest
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.imbalance import imbalances
-from pacekeeper.predictor.trace import (
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.imbalance.analyze import imbalances
+from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
+from pacekeeper.predictor.imbalance.what_if import what_if
+from pacekeeper.predictor.offline.trace import (
     Chunk,
     ComputeTable,
     OpType,
     Trace,
     Worker,
 )
-from pacekeeper.predictor.verdict import Trouble, TroubleKind
-from pacekeeper.predictor.what_if import what_if
-from pacekeeper.predictor.work_spread import compute_rows, shared_work
+from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
 from support.synthetic_trace import Compute, Job, WorkTime, only_rows, step_times, timeline
 
 SEQUENCE, STAGE, EXPERT = (

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.job_blocks import Knowledge, block_size, blocks_of
-from pacekeeper.predictor.job_expected import clocked, unknown
-from pacekeeper.predictor.job_level import MIN_STEPS, job_faults, judge_job, measured
-from pacekeeper.predictor.trace import Trace
+from pacekeeper.predictor.job_level.blocks import Knowledge, block_size, blocks_of
+from pacekeeper.predictor.job_level.detect import MIN_STEPS, job_faults, judge_job, measured
+from pacekeeper.predictor.job_level.step_time_model import clocked, unknown
+from pacekeeper.predictor.offline.trace import Trace
 from support.step_times import job, slowed, with_work
 
 FLAT_S = np.full(1000, 0.06)

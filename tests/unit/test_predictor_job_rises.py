@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.job_level import job_faults, judge_job
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.job_level.detect import job_faults, judge_job
 from support.step_times import job, slowed
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.late_ranks import late_ranks
-from pacekeeper.predictor.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
-from pacekeeper.predictor.verdict import TroubleKind
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.offline.late_ranks import late_ranks
+from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
+from pacekeeper.predictor.offline.verdict import TroubleKind
 
 
 def job(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from pacekeeper.predictor.level_noise import (
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.offline.noise import (
     LEAST_NOISE,
     LEAST_WANDER,
     MEDIAN_EFFICIENCY,
@@ -16,9 +17,8 @@ from pacekeeper.predictor.level_noise import (
     noise_of,
     thresholds,
 )
-from pacekeeper.predictor.level_shifts import strongest_shifts
-from pacekeeper.predictor.trace_residuals import Residuals
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.offline.residuals import Residuals
+from pacekeeper.predictor.offline.shift_scan import strongest_shifts
 
 MIDDLE = 0.6745  # half of normal values are within so many sigma
 

@@ -5,7 +5,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.levels import (
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.stats.change_points import (
     LONGEST_LEVEL,
     block_means,
     levels,
@@ -13,7 +14,6 @@ from pacekeeper.predictor.levels import (
     slope,
     without_spikes,
 )
-from pacekeeper.predictor.workload import Array
 
 
 def cost(values: Array, cuts: tuple[int, ...], sigma: float, penalty: float) -> float:

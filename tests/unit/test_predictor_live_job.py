@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.common_pace import PaceNews
-from pacekeeper.predictor.job_level import judge_job
-from pacekeeper.predictor.live_job import (
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.job_level.detect import judge_job
+from pacekeeper.predictor.job_level.online import (
     LEAST_STEPS,
     WINDOW_STEPS,
     JobPace,
     JobStep,
     fold_job,
 )
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.online.global_slowdown import PaceNews
 from support.step_times import job, slowed, with_work
 
 FLAT_S = np.full(600, 0.06)

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.pace_faults import pace_faults
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.trace import ComputeTable, LayoutTable, Trace
-from pacekeeper.predictor.verdict import TroubleKind
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.job_level.global_slowdown import pace_faults
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.trace import ComputeTable, LayoutTable, Trace
+from pacekeeper.predictor.offline.verdict import TroubleKind
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 ONSET = 20

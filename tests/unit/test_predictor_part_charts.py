@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor import charts as cusum
-from pacekeeper.predictor.calibration import LEAST_HISTORY
-from pacekeeper.predictor.part_ratios import PartRatios
-from pacekeeper.predictor.thresholds import Thresholds, thresholds
-from pacekeeper.predictor.workload import FEATURES, Array, StepSample
+from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
+from pacekeeper.predictor.online import cusum
+from pacekeeper.predictor.online.microbatch_residuals import PartRatios
+from pacekeeper.predictor.online.thresholds import Thresholds, thresholds
+from pacekeeper.predictor.stats.cusum_design import LEAST_HISTORY
 
 RANKS, PARTS, SIGMA, STEP_S = 4_000, 8, 0.02, 0.5
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.level_noise import Noise, Sigmas
-from pacekeeper.predictor.shift_judge import UNEVEN, beyond
+from pacekeeper.predictor.offline.noise import Noise, Sigmas
+from pacekeeper.predictor.offline.shift_test import UNEVEN, beyond
 
 RANKS = 3
 NOISE = Noise(

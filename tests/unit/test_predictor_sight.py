@@ -5,11 +5,11 @@ from math import inf, nan
 
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.findings import Blindness
-from pacekeeper.predictor.detector_state import Evidence, among, begin
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.sight import Sight, blindness, sight_of
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Blindness
+from pacekeeper.predictor.assurance.sensitivity import Sight, blindness, sight_of
+from pacekeeper.predictor.online.state import Evidence, among, begin
+from pacekeeper.predictor.online.update import fold
 from support.synthetic_job import CPU_CLOCK, DEVICE_CLOCK, Noise, SyntheticJob
 
 CONFIG = DetectorConfig()

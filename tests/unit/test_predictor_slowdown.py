@@ -5,8 +5,8 @@ from math import log
 import numpy as np
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.predictor.slowdown import changed, is_over, measured
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.predictor.online.slowdown import changed, is_over, measured
 
 CONFIG = DetectorConfig()
 QUIET, NOISY = 0.02, 0.09

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor.detector_state import Evidence, begin
-from pacekeeper.predictor.evidence import fold
-from pacekeeper.predictor.workload import FEATURES, StepSample, sample_of
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.cost.features import FEATURES, StepSample, sample_of
+from pacekeeper.predictor.online.state import Evidence, begin
+from pacekeeper.predictor.online.update import fold
 
 RANKS = 8  # two stages of two pipelines, groups of two; those from 4 on have the head
 FIXED_S, TOKEN_S, HEAD_S, NOISE = 0.05, 2e-4, 1e-4, 0.003

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.calibration import LEAST_HISTORY, gaussian, mean_run_length
-from pacekeeper.predictor.thresholds import Thresholds, thresholds
-from pacekeeper.predictor.workload import FEATURES, StepSample
+from pacekeeper.predictor.cost.features import FEATURES, StepSample
+from pacekeeper.predictor.online.thresholds import Thresholds, thresholds
+from pacekeeper.predictor.stats.cusum_design import LEAST_HISTORY, gaussian, mean_run_length
 
 NOTHING = np.zeros((0, 4))
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.trace import Trace
-from pacekeeper.predictor.verdict import Trouble, TroubleKind
-from pacekeeper.simulator.read_native import read_native
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
+from pacekeeper.simulator.readers.native import read_native
 from support.trace_files import RecordedJob, write_job
 
 

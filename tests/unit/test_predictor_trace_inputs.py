@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pacekeeper.core.records import StepRecord
-from pacekeeper.core.trace_file import SUFFIX, TraceHeader, header_line, record_line
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.trace import OwnInputTable, Trace, Worker
-from pacekeeper.predictor.trace_inputs import slow_inputs
-from pacekeeper.predictor.verdict import TroubleKind
-from pacekeeper.simulator.read_native import read_native
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.core.telemetry.trace_jsonl import SUFFIX, TraceHeader, header_line, record_line
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.trace import OwnInputTable, Trace, Worker
+from pacekeeper.predictor.offline.trace_inputs import slow_inputs
+from pacekeeper.predictor.offline.verdict import TroubleKind
+from pacekeeper.simulator.readers.native import read_native
 
 NUM_STEPS, FIRST, END = 120, 70, 95
 REST_S, USUAL_S = 0.1, 0.003

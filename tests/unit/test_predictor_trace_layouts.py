@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.rank_faults import rank_faults
-from pacekeeper.predictor.trace import LayoutTable, Trace
-from pacekeeper.predictor.trace_residuals import layouts_of
+from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
+from pacekeeper.predictor.offline.residuals import layouts_of
+from pacekeeper.predictor.offline.trace import LayoutTable, Trace
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of
 
 NUM_STEPS, SECOND, THIRD = 90, 30, 60

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.trace import OpTable, OpType, Trace, Worker
-from pacekeeper.predictor.what_if import replay_of, what_if
+from pacekeeper.predictor.imbalance.what_if import replay_of, what_if
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace, Worker
 from support.synthetic_trace import Compute, Job, only_rows, step_times, timeline
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pacekeeper.predictor.work_slopes import shared_slope, work_slopes
-from pacekeeper.predictor.workload import Array
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.stats.robust_regression import shared_slope, work_slopes
 
 NUM = 4000
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.predictor.workload import FEATURES, sample_of
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.predictor.cost.features import FEATURES, sample_of
 
 
 def record(

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.cli.authority import Kind
+from pacekeeper.cli.admin.ca import Kind
+from pacekeeper.core.config.metrics_config import MetricsConfig, open_metrics
 from pacekeeper.core.errors import ConfigError, HostError
-from pacekeeper.core.exposition import CONTENT_TYPE
-from pacekeeper.core.metrics_config import MetricsConfig, open_metrics
-from pacekeeper.protos import metrics_server
-from pacekeeper.protos.metrics_server import MetricsServer
+from pacekeeper.core.prometheus_text import CONTENT_TYPE
+from pacekeeper.protos import metrics_http
+from pacekeeper.protos.metrics_http import MetricsServer
 from support.authorities import Authority
 
 PAGE = b"one 1.0\n"
@@ -128,7 +128,7 @@ def test_a_new_certificate_counts_from_the_next_connection_on(tmp_path: Path) ->
 
 
 def test_who_connects_and_says_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(metrics_http, "TIMEOUT_S", 1.0)
     with serving() as server:
         silent = [socket.create_connection(("127.0.0.1", server.server_port)) for _ in range(4)]
         assert ask(server) == (200, PAGE)
@@ -138,8 +138,8 @@ def test_who_connects_and_says_nothing_holds_up_nobody(monkeypatch: pytest.Monke
 
 
 def test_more_than_a_few_at_once_are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "AT_ONCE", 1)
-    monkeypatch.setattr(metrics_server, "TURN_OUT_S", 0.05)
+    monkeypatch.setattr(metrics_http, "AT_ONCE", 1)
+    monkeypatch.setattr(metrics_http, "TURN_OUT_S", 0.05)
     with serving() as server:
         asked, answered = threading.Event(), threading.Event()
 
@@ -164,7 +164,7 @@ def test_those_who_never_finish_asking_are_turned_out_for_those_who_ask(said: by
     with serving() as server:
         slow = [
             socket.create_connection(("127.0.0.1", server.server_port), timeout=60)
-            for _ in range(2 * metrics_server.AT_ONCE)
+            for _ in range(2 * metrics_http.AT_ONCE)
         ]
         for one in slow:
             with contextlib.suppress(OSError):
@@ -176,7 +176,7 @@ def test_those_who_never_finish_asking_are_turned_out_for_those_who_ask(said: by
 
 
 def test_who_was_answered_makes_room_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_server, "AT_ONCE", 1)
+    monkeypatch.setattr(metrics_http, "AT_ONCE", 1)
     with serving() as server:
         for _ in range(3):
             assert ask(server) == (200, PAGE)

@@ -4,16 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.controller.causes import health_of, remember, windows
-from pacekeeper.controller.state import NodeState
-from pacekeeper.core.reports import AgentHealth, NodeReport, Unread
-from pacekeeper.protos import control_pb2, telemetry_pb2, wire
+from pacekeeper.controller.detection.root_cause import health_of, remember, windows
+from pacekeeper.controller.state_machine.state import NodeState
+from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport, Unread
+from pacekeeper.protos import control_pb2, telemetry_pb2
+from pacekeeper.protos.convert import reports
 from support.symptoms import DEVICE, HOST
 
 
 def parts_of(report: NodeReport) -> telemetry_pb2.NodeReportParts:
     """As the controller gets it: the bytes of a whole request."""
-    request = control_pb2.AttachRequest(report=wire.report_to_message(report))
+    request = control_pb2.AttachRequest(report=reports.report_to_message(report))
     return control_pb2.ReportRequestParts.FromString(request.SerializeToString()).report
 
 
@@ -35,7 +36,7 @@ def at(second: int) -> NodeReport:
 
 
 def unread_of(report: NodeReport) -> Unread:
-    unread = wire.report_from_parts(parts_of(report)).unread
+    unread = reports.report_from_parts(parts_of(report)).unread
     assert unread is not None
     return unread
 
@@ -70,7 +71,7 @@ def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
     for second in range(200):
         report = at(second)
         read = remember(read, report, float(second))
-        late = remember(late, wire.report_from_parts(parts_of(report)), float(second))
+        late = remember(late, reports.report_from_parts(parts_of(report)), float(second))
         assert health_of(late) == read.health
         if second % 17 == 0:
             assert windows(late) == windows(read)
@@ -81,12 +82,12 @@ def test_windows_of_unread_samples_are_those_of_samples_read_at_once() -> None:
 def test_a_clock_that_begins_anew_leaves_nothing_of_the_old_one() -> None:
     node = NodeState(name="n", agent_life="x")
     for second in (500, 506, 512, 3, 4):
-        node = remember(node, wire.report_from_parts(parts_of(at(second))), 0.0)
+        node = remember(node, reports.report_from_parts(parts_of(at(second))), 0.0)
     _, host = windows(node)
     assert [sample.sampled_s for sample in host] == [3.0, 4.0]
 
 
 def test_devices_without_number_are_refused() -> None:
-    parts = telemetry_pb2.NodeReportParts(devices=[b""] * (wire.MAX_PARTS["devices"] + 1))
+    parts = telemetry_pb2.NodeReportParts(devices=[b""] * (reports.MAX_PARTS["devices"] + 1))
     with pytest.raises(ValueError, match="more than 1024 devices"):
-        wire.report_from_parts(parts)
+        reports.report_from_parts(parts)

@@ -2,11 +2,12 @@
 
 import pytest
 
-from pacekeeper.core.records import LOADS_PER_RECORD, MOST_S, PlanRefusedRecord
-from pacekeeper.protos import telemetry_pb2, wire
-from pacekeeper.protos.record_columns import MAX_RECORDS
-from pacekeeper.protos.samples import MAX_REMARKS
-from pacekeeper.protos.wire import MAX_PARTS
+from pacekeeper.core.telemetry.records import LOADS_PER_RECORD, MOST_S, PlanRefusedRecord
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos.convert import reports
+from pacekeeper.protos.convert.records import MAX_RECORDS
+from pacekeeper.protos.convert.reports import MAX_PARTS
+from pacekeeper.protos.convert.samples import MAX_REMARKS
 
 
 def report(*jobs: telemetry_pb2.JobReport) -> telemetry_pb2.NodeReport:
@@ -22,16 +23,16 @@ def steps(count: int) -> telemetry_pb2.StepColumns:
 
 def test_as_many_records_as_may_come_are_taken_and_no_more() -> None:
     whole = telemetry_pb2.JobReport(job="a", steps=steps(MAX_RECORDS))
-    assert len(wire.report_from_message(report(whole)).jobs[0].records) == MAX_RECORDS
+    assert len(reports.report_from_message(report(whole)).jobs[0].records) == MAX_RECORDS
     more = telemetry_pb2.JobReport(job="a", steps=steps(MAX_RECORDS + 1))
     with pytest.raises(ValueError, match=f"{MAX_RECORDS + 1} records, at most {MAX_RECORDS}"):
-        wire.report_from_message(report(more))
+        reports.report_from_message(report(more))
 
 
 def test_jobs_do_not_multiply_what_may_come() -> None:
     half = telemetry_pb2.JobReport(job="a", steps=steps(MAX_RECORDS // 2 + 1))
     with pytest.raises(ValueError, match="records in one report"):
-        wire.report_from_message(report(half, half))
+        reports.report_from_message(report(half, half))
 
 
 @pytest.mark.parametrize("name", ["compute_s", "tensor_share", "stall_s", "wait_s"])
@@ -41,19 +42,19 @@ def test_what_would_not_add_up_to_a_finite_number_is_refused(name: str) -> None:
         rank=[0], step=[1], micro_batch=[0], generation=[1], tokens=[1], compute_s=[MOST_S]
     )
     job = telemetry_pb2.JobReport(job="a", micro_batches=work)
-    assert wire.report_from_message(report(job)).jobs[0].records
+    assert reports.report_from_message(report(job)).jobs[0].records
     del getattr(work, name)[:]
     getattr(work, name).append(1e308)
     job = telemetry_pb2.JobReport(job="a", micro_batches=work)
     with pytest.raises(ValueError, match=f"impossible {name} 1e.308"):
-        wire.report_from_message(report(job))
+        reports.report_from_message(report(job))
 
 
 def test_a_column_longer_than_the_others_is_not_even_looked_at() -> None:
     job = telemetry_pb2.JobReport(job="a", steps=steps(1))
     job.steps.tokens.extend([1] * MAX_RECORDS)
     with pytest.raises(ValueError, match=f"column tokens has {MAX_RECORDS + 1} entries, not 1"):
-        wire.report_from_message(report(job))
+        reports.report_from_message(report(job))
 
 
 def test_more_counts_than_all_records_hold_are_refused() -> None:
@@ -62,7 +63,7 @@ def test_more_counts_than_all_records_hold_are_refused() -> None:
         counts=[1] * (LOADS_PER_RECORD * MAX_RECORDS + 1),
     )  # fmt: skip
     with pytest.raises(ValueError, match="counts, more than may come at once"):
-        wire.report_from_message(report(telemetry_pb2.JobReport(job="a", expert_loads=loads)))
+        reports.report_from_message(report(telemetry_pb2.JobReport(job="a", expert_loads=loads)))
 
 
 @pytest.mark.parametrize("part", sorted(MAX_PARTS))
@@ -74,14 +75,14 @@ def test_empty_parts_cost_bytes_only_up_to_a_number(part: str) -> None:
         if part == "jobs":
             one.job = "a"
     with pytest.raises(ValueError, match=f"more than {MAX_PARTS[part]} {part}"):
-        wire.report_from_message(message)
+        reports.report_from_message(message)
 
 
 def test_a_job_name_is_looked_at_before_anything_is_said_of_it() -> None:
     job = telemetry_pb2.JobReport(job="a\nb", steps=steps(1))
     job.steps.tokens.extend([1])
     with pytest.raises(ValueError, match=r"job name 'a\\nb'"):
-        wire.report_from_message(report(job))
+        reports.report_from_message(report(job))
 
 
 def test_what_a_node_says_in_words_moves_no_terminals_cursor() -> None:
@@ -96,7 +97,7 @@ def test_what_a_node_says_in_words_moves_no_terminals_cursor() -> None:
     job = telemetry_pb2.JobReport(job="a", plans_refused=refused, attached=[attached])
     device = telemetry_pb2.DeviceSample(device_uuid=evil, name=evil)
     health = telemetry_pb2.AgentHealth(nvml=evil, unreadable=[evil] * (MAX_REMARKS + 1))
-    told = wire.report_from_message(
+    told = reports.report_from_message(
         telemetry_pb2.NodeReport(sequence=1, jobs=[job], devices=[device], health=health)
     )
     ((record,), (rank,)) = told.jobs[0].records, told.jobs[0].attached

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.agent.recording import Recording
-from pacekeeper.agent.window import Reading
-from pacekeeper.core.findings import FindingKind
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.verdict import TroubleKind
-from pacekeeper.simulator.read_native import read_native
+from pacekeeper.agent.trace_recorder import Recording
+from pacekeeper.agent.uplink.batching import Reading
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.verdict import TroubleKind
+from pacekeeper.simulator.readers.native import read_native
 from support.fabrics import Fabric
 from support.machine_driver import FIRST, JOB, WARM, Driver, applied, attachment, started, step
 from support.symptoms import DEVICE, HOST

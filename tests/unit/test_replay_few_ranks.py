@@ -2,9 +2,9 @@
 
 import pytest
 
-from pacekeeper.core.findings import Tier
-from pacekeeper.predictor.replay import judge
-from pacekeeper.predictor.verdict import TroubleKind
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.verdict import TroubleKind
 from support.slow_ranks import pipeline, slowed
 
 ONSET = 20

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.read_steps import ARCHIVE, read_archive
-from pacekeeper.simulator.routing import read_routing
+from pacekeeper.simulator.jobs.expert_routing import read_routing
+from pacekeeper.simulator.readers.step_times import ARCHIVE, read_archive
 
 
 def archive(path: Path, names: tuple[str, ...], content: bytes) -> Path:

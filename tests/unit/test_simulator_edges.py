@@ -6,16 +6,22 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import PacekeeperError
-from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
-from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
-from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting
-from pacekeeper.simulator.policy_lazarus import Lazarus
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper
-from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.scenario import played, read_scenario
-from pacekeeper.simulator.sim_policy import Policy, Use
-from pacekeeper.simulator.sim_summary import mean_pace, rates, summarised
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.simulator.cluster.fault_generator import FaultKind, FaultRule, drawn_history
+from pacekeeper.simulator.cluster.history import (
+    Change,
+    History,
+    NodesJoined,
+    NodesLost,
+    SpeedChanged,
+)
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.engine.statistics import mean_pace, rates, summarised
+from pacekeeper.simulator.jobs.expert_routing import even_routing
+from pacekeeper.simulator.policies.base import Policy, Use
+from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting
+from pacekeeper.simulator.policies.lazarus import Lazarus
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper
+from pacekeeper.simulator.scenario.loader import played, read_scenario
 from support.scenarios import small_tables, written
 from support.sim_jobs import EXACT, small_job
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.simulator.eplb import device_loads, hosts_of, rebalance
+from pacekeeper.simulator.baselines.eplb import device_loads, hosts_of, rebalance
 
 
 def test_the_hottest_experts_get_the_spare_slots() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.changes import History, NodesJoined, NodesLost, SpeedChanged
-from pacekeeper.simulator.drawn_changes import FaultKind, FaultRule, drawn_history
-from pacekeeper.simulator.job_nodes import capped, first_nodes
-from pacekeeper.simulator.read_faults import read_faults
-from pacekeeper.simulator.read_spot import read_spot
+from pacekeeper.simulator.cluster.fault_generator import FaultKind, FaultRule, drawn_history
+from pacekeeper.simulator.cluster.fault_log import read_faults
+from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost, SpeedChanged
+from pacekeeper.simulator.cluster.membership import capped, first_nodes
+from pacekeeper.simulator.cluster.spot_trace import read_spot
 
 EVENTS = "0,add,a\n0,add,b\n60000,remove,a\n120000,add,c\n"
 INTERVALS = (

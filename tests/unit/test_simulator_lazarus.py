@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.survival import kill_sets, survival
-from pacekeeper.simulator.lazarus import (
+from pacekeeper.controller.planning.reliability import kill_sets, survival
+from pacekeeper.simulator.baselines.lazarus import (
     compact,
     hosts_of,
     maximum_rank_overlap,

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.core.detector_config import DetectorConfig
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.errors import ConfigError, DataError
-from pacekeeper.core.layout import even_layout
-from pacekeeper.predictor.workload import FEATURES
-from pacekeeper.simulator import sim_watch
-from pacekeeper.simulator.job_model import Dispatch
-from pacekeeper.simulator.lengths import Lengths, read_lengths
-from pacekeeper.simulator.pipeline_watch import Watcher
-from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.scenario import played, read_scenario
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.predictor.cost.features import FEATURES
+from pacekeeper.simulator.engine import detection_model
+from pacekeeper.simulator.engine.controller_in_loop import Watcher
+from pacekeeper.simulator.jobs.data_parallel import Dispatch
+from pacekeeper.simulator.jobs.document_lengths import Lengths, read_lengths
+from pacekeeper.simulator.jobs.expert_routing import even_routing
+from pacekeeper.simulator.scenario.loader import played, read_scenario
 from support.pipeline_jobs import pipeline_job
 from support.scenarios import small_tables, written
 from support.sim_jobs import small_job
@@ -37,8 +37,8 @@ JOB = small_job(
 )
 
 
-def sight(speed: Mapping[int, float], seed: int) -> sim_watch.Sight:
-    return sim_watch.seen(
+def sight(speed: Mapping[int, float], seed: int) -> detection_model.Sight:
+    return detection_model.seen(
         JOB,
         even_layout(ranks=range(6), num_layers=2, num_experts=6, replicas=2),
         even_routing(2, 6).at(0),
@@ -100,8 +100,8 @@ def test_who_is_told_no_squares_sees_a_slow_device_later(monkeypatch: pytest.Mon
         return features, dearer
 
     told = [sight({2: 0.9}, seed).steps for seed in range(3)]
-    drawn = sim_watch._documents
-    monkeypatch.setattr(sim_watch, "_documents", untold)
+    drawn = detection_model._documents
+    monkeypatch.setattr(detection_model, "_documents", untold)
     blind = [sight({2: 0.9}, seed).steps for seed in range(3)]
     assert all(late >= 2 * soon for soon, late in zip(told, blind, strict=True)), (told, blind)
 

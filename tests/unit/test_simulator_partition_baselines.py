@@ -2,12 +2,17 @@
 
 import pytest
 
-from pacekeeper.controller.partition_migration import Migration, StageWork, migrate, migrate_each
-from pacekeeper.controller.partition_price import price
-from pacekeeper.controller.partition_rules import check_partition
-from pacekeeper.simulator.partition_greyhound import greyhound, least_variance, s3
-from pacekeeper.simulator.partition_malleus import malleus, parts_of
-from pacekeeper.simulator.partition_resihp import exclude, resihp
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.simulator.baselines.greyhound import greyhound, least_variance, s3
+from pacekeeper.simulator.baselines.malleus import malleus, parts_of
+from pacekeeper.simulator.baselines.resihp import exclude, resihp
+from pacekeeper.simulator.baselines.resihp_migration import (
+    Migration,
+    StageWork,
+    migrate,
+    migrate_each,
+)
 from support.partitions import even_partition, model_of, problem_of
 
 MODEL = model_of(16, attention=32, mlp=64)

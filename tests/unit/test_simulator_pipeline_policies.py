@@ -5,21 +5,27 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.core.config import ControllerConfig
-from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
-from pacekeeper.simulator.pipeline_job import PipelineJob
-from pacekeeper.simulator.pipeline_watch import JOB as WATCHED
-from pacekeeper.simulator.pipeline_watch import MOST_STEPS, Watcher
-from pacekeeper.simulator.pipeline_work import Planned, Work
-from pacekeeper.simulator.policy_adaptra import Adaptra
-from pacekeeper.simulator.policy_greyhound import Greyhound
-from pacekeeper.simulator.policy_oobleck import Oobleck
-from pacekeeper.simulator.policy_recycle import ReCycle
-from pacekeeper.simulator.policy_repartition import Repartition
-from pacekeeper.simulator.policy_resihp import ResiHP
-from pacekeeper.simulator.policy_unmitigated import Unmitigated
-from pacekeeper.simulator.sim_policy import Cause, PolicyOf, Use
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.simulator.cluster.history import (
+    Change,
+    History,
+    NodesJoined,
+    NodesLost,
+    SpeedChanged,
+)
+from pacekeeper.simulator.engine.controller_in_loop import JOB as WATCHED
+from pacekeeper.simulator.engine.controller_in_loop import MOST_STEPS, Watcher
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.jobs.pipeline import PipelineJob
+from pacekeeper.simulator.jobs.pipeline_assignment import Planned, Work
+from pacekeeper.simulator.policies.base import Cause, PolicyOf, Use
+from pacekeeper.simulator.policies.pipeline.adaptra import Adaptra
+from pacekeeper.simulator.policies.pipeline.greyhound import Greyhound
+from pacekeeper.simulator.policies.pipeline.no_mitigation import Unmitigated
+from pacekeeper.simulator.policies.pipeline.oobleck import Oobleck
+from pacekeeper.simulator.policies.pipeline.pacekeeper import Repartition
+from pacekeeper.simulator.policies.pipeline.recycle import ReCycle
+from pacekeeper.simulator.policies.pipeline.resihp import ResiHP
 from support.pipeline_jobs import PAUSE_S, pipeline_job
 
 JOB = pipeline_job()

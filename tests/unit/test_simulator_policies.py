@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pacekeeper.controller.policy import decide
-from pacekeeper.controller.policy_view import View
-from pacekeeper.core.config import PolicyConfig
-from pacekeeper.core.findings import Decision
-from pacekeeper.core.layout import even_layout
-from pacekeeper.predictor.forecast import forecast
-from pacekeeper.simulator.changes import History, NodesJoined, NodesLost
-from pacekeeper.simulator.job_model import Dispatch, JobModel, copied_bytes, with_hosts
-from pacekeeper.simulator.policy_checkpoint import Regrouping, Restarting, grouped
-from pacekeeper.simulator.policy_lazarus import Lazarus, placed
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper, model_of, workload_of
-from pacekeeper.simulator.routing import Routing, even_routing
-from pacekeeper.simulator.sim_policy import PUBLISHED, Cause, Draws, Policy, Use
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.controller.policy.decide import decide
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Decision
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.predictor.cost.forecast import forecast
+from pacekeeper.simulator.cluster.history import History, NodesJoined, NodesLost
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.jobs.data_parallel import Dispatch, JobModel, copied_bytes, with_hosts
+from pacekeeper.simulator.jobs.expert_routing import Routing, even_routing
+from pacekeeper.simulator.policies.base import PUBLISHED, Cause, Draws, Policy, Use
+from pacekeeper.simulator.policies.checkpoint_restart import Regrouping, Restarting, grouped
+from pacekeeper.simulator.policies.lazarus import Lazarus, placed
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper, model_of, workload_of
 from support.sim_jobs import EXACT, small_job
 
 SKEWED = np.array([[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7]])
@@ -129,7 +129,7 @@ def test_what_is_refused_as_ranks_regroup_is_not_asked_again_once_they_settle(
         asked.append(view.by_survivors)
         return decide(view, config)
 
-    monkeypatch.setattr("pacekeeper.simulator.policy_pacekeeper.decide", counted)
+    monkeypatch.setattr("pacekeeper.simulator.policies.pacekeeper.decide", counted)
     history = History(
         name="x",
         num_nodes=6,

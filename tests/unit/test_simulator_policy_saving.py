@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost
-from pacekeeper.simulator.policy_checkpoint import Restarting
-from pacekeeper.simulator.policy_saving import DynamicK, PartsSaved, SavingAs
-from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.sim_policy import Policy, Saving, Use
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.simulator.cluster.history import Change, History, NodesJoined, NodesLost
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.jobs.expert_routing import even_routing
+from pacekeeper.simulator.policies.base import Policy, Saving, Use
+from pacekeeper.simulator.policies.checkpoint_costs import DynamicK, PartsSaved, SavingAs
+from pacekeeper.simulator.policies.checkpoint_restart import Restarting
 from support.sim_jobs import EXACT, small_job
 
 AT_ONCE = replace(EXACT, grow_wait_s=0.0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.trace import Chunk, OpType, Worker
-from pacekeeper.simulator.read_bytedance import COLUMNS, read_bytedance
+from pacekeeper.predictor.offline.trace import Chunk, OpType, Worker
+from pacekeeper.simulator.readers.bytedance import COLUMNS, read_bytedance
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.read_kineto import read_kineto
+from pacekeeper.simulator.readers.kineto import read_kineto
 
 
 def event(kind: str, name: str, start: float, length: float) -> dict[str, Any]:

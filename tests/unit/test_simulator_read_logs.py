@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.trace import Chunk, Worker
-from pacekeeper.simulator.read_megatron_log import read_megatron_log
-from pacekeeper.simulator.read_nccl_inspector import read_nccl_inspector
+from pacekeeper.predictor.offline.trace import Chunk, Worker
+from pacekeeper.simulator.readers.megatron_log import read_megatron_log
+from pacekeeper.simulator.readers.nccl_inspector import read_nccl_inspector
 
 BEGIN = "consumed samples: 64 | elapsed time per iteration (ms)"
 MEGATRON = f"""

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.trace import Chunk
-from pacekeeper.simulator.read_perseus import (
+from pacekeeper.predictor.offline.trace import Chunk
+from pacekeeper.simulator.readers.perseus import (
     CappedRun,
     is_perseus,
     joined,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.predictor.trace import Chunk, Worker
-from pacekeeper.simulator.formats import Format
-from pacekeeper.simulator.read_smartmoe import read_smartmoe
-from pacekeeper.simulator.traces import detect
+from pacekeeper.predictor.offline.trace import Chunk, Worker
+from pacekeeper.simulator.readers.formats import Format
+from pacekeeper.simulator.readers.registry import detect
+from pacekeeper.simulator.readers.smartmoe import read_smartmoe
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.errors import DataError
-from pacekeeper.simulator.read_steps import read_archive, read_steps
+from pacekeeper.simulator.readers.step_times import read_archive, read_steps
 
 
 def written(path: Path, text: str) -> Path:

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.cli.simulate import document_of
-from pacekeeper.cli.simulate_report import write_report
+from pacekeeper.cli.analysis.simulate import document_of
+from pacekeeper.cli.analysis.simulate_report import write_report
 from pacekeeper.core.errors import PacekeeperError
-from pacekeeper.simulator.changes import NodesLost
-from pacekeeper.simulator.pipeline_job import PipelineJob
-from pacekeeper.simulator.scenario import Scenario, played, read_scenario
-from pacekeeper.simulator.scenario_pipeline import KINDS
-from pacekeeper.simulator.sim_summary import summarised
+from pacekeeper.simulator.cluster.history import NodesLost
+from pacekeeper.simulator.engine.statistics import summarised
+from pacekeeper.simulator.jobs.pipeline import PipelineJob
+from pacekeeper.simulator.scenario.loader import Scenario, played, read_scenario
+from pacekeeper.simulator.scenario.pipeline import KINDS
 from support.scenarios import Tables, written
 from support.tree import ROOT
 

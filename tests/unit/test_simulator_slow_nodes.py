@@ -5,17 +5,23 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from pacekeeper.core.detector_config import DetectorConfig
-from pacekeeper.core.layout import Layout, even_layout
-from pacekeeper.predictor.forecast import forecast
-from pacekeeper.simulator.changes import Change, History, NodesJoined, NodesLost, SpeedChanged
-from pacekeeper.simulator.job_model import Dispatch
-from pacekeeper.simulator.policy_lazarus import Lazarus
-from pacekeeper.simulator.policy_pacekeeper import Pacekeeper, model_of, workload_of
-from pacekeeper.simulator.routing import even_routing
-from pacekeeper.simulator.sim_policy import Cause, Policy
-from pacekeeper.simulator.sim_watch import MOST_STEPS, Sight, seen
-from pacekeeper.simulator.simulate import Outcome, simulate
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.predictor.cost.forecast import forecast
+from pacekeeper.simulator.cluster.history import (
+    Change,
+    History,
+    NodesJoined,
+    NodesLost,
+    SpeedChanged,
+)
+from pacekeeper.simulator.engine.detection_model import MOST_STEPS, Sight, seen
+from pacekeeper.simulator.engine.event_loop import Outcome, simulate
+from pacekeeper.simulator.jobs.data_parallel import Dispatch
+from pacekeeper.simulator.jobs.expert_routing import even_routing
+from pacekeeper.simulator.policies.base import Cause, Policy
+from pacekeeper.simulator.policies.lazarus import Lazarus
+from pacekeeper.simulator.policies.pacekeeper import Pacekeeper, model_of, workload_of
 from support.sim_jobs import EXACT, small_job
 
 NUM_NODES, NUM_LAYERS, NUM_EXPERTS = 6, 2, 6

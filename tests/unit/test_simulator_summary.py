@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pacekeeper.simulator.sim_policy import Use
-from pacekeeper.simulator.sim_summary import rates, summarised, told_with
-from pacekeeper.simulator.simulate import Outcome
+from pacekeeper.simulator.engine.event_loop import Outcome
+from pacekeeper.simulator.engine.statistics import rates, summarised, told_with
+from pacekeeper.simulator.policies.base import Use
 
 OUTCOME = Outcome(
     policy="x",

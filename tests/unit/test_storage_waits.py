@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pacekeeper.trainer import storage_waits
-from pacekeeper.trainer.storage_waits import answered, wait_aloud
+from pacekeeper.trainer.checkpoint import storage_waits
+from pacekeeper.trainer.checkpoint.storage_waits import answered, wait_aloud
 
 
 @pytest.fixture

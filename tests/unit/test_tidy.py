@@ -40,10 +40,10 @@ BANNED_WORDS = {
 }
 # Names that others chose: a function that takes the place of one of theirs.
 FOREIGN_NAMES = {
-    ("controller/placement.py", "num_gpus"),
-    ("trainer/adapter_lightning.py", "on_train_epoch_start"),
+    ("controller/planning/eplb.py", "num_gpus"),
+    ("trainer/adapters/lightning.py", "on_train_epoch_start"),
     *(
-        ("trainer/nvrx_report.py", name)
+        ("trainer/adapters/nvrx_report.py", name)
         for name in (
             "gpu_relative_perf_scores",
             "gpu_individual_perf_scores",
@@ -220,7 +220,7 @@ def test_who_calls_itself_pure_is_held_to_it() -> None:
         "def f():\n    import random",
         "import numpy as np\nx = np.random.normal()",
         "from numpy.random import default_rng",
-        "from pacekeeper.protos import wire",
+        "from pacekeeper.protos.convert import reports as wire",
         "print('x')",
         "y = open('f')",
     ],

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounter
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.trainer import adapter_deepspeed
-from pacekeeper.trainer.adapter_deepspeed import EngineWatch
-from pacekeeper.trainer.blocks import Work
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.trainer.adapters import deepspeed
+from pacekeeper.trainer.adapters.deepspeed import EngineWatch
+from pacekeeper.trainer.hooks.contexts import Work
 from support.rings import records_in
 
 
@@ -138,7 +138,7 @@ def told(watch: EngineWatch, kind: type[Any]) -> list[Any]:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Callable[[Any], EngineWatch]:
-    return lambda engine: adapter_deepspeed.watch(engine, job="job", ring_dir=str(tmp_path))
+    return lambda engine: deepspeed.watch(engine, job="job", ring_dir=str(tmp_path))
 
 
 def train(engine: Engine, *lengths: int) -> None:
@@ -238,7 +238,7 @@ def test_what_goes_wrong_in_here_is_no_matter_of_the_training(
     def broken(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Work:
         raise RuntimeError("what is this?")
 
-    watch = adapter_deepspeed.EngineWatch(watched(engine).teller, engine, broken)
+    watch = deepspeed.EngineWatch(watched(engine).teller, engine, broken)
     train(engine, 4)
     assert watch.teller.pace.ring.num_errors > 0
     assert engine.global_steps == 1
@@ -266,7 +266,7 @@ def test_a_compiled_engine_stays_one_graph_and_hidden_experts_accuse_nobody(
     if not has_experts:
         engine.module.moe = nn.Identity()  # type: ignore[assignment]
     engine.module.compile(backend=graphs, fullgraph=True)
-    watch = adapter_deepspeed.watch(engine, job="j", ring_dir=str(tmp_path))
+    watch = deepspeed.watch(engine, job="j", ring_dir=str(tmp_path))
     for _ in range(2):
         engine.backward(engine(torch.ones(2, 3)))
         engine.step()

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
-from pacekeeper.trainer import adapter_huggingface
-from pacekeeper.trainer.adapter_huggingface import Pacekeeper
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
+from pacekeeper.trainer.adapters import huggingface
+from pacekeeper.trainer.adapters.huggingface import Pacekeeper
 from support.foreign_models import TinyModel
 from support.rings import records_in
 
@@ -142,8 +142,8 @@ def test_input_is_timed_but_for_the_first_and_where_one_rank_reads_for_all(tmp_p
         next(batches)
         waits.append(pace.input_s)
     assert waits[0] is None and waits[1] is not None and waits[2] >= waits[1]
-    assert adapter_huggingface._time_loading(run.watch.teller, DataLoaderDispatcher(1)) is None
-    assert adapter_huggingface._time_loading(run.watch.teller, Plain(1)) is None
+    assert huggingface._time_loading(run.watch.teller, DataLoaderDispatcher(1)) is None
+    assert huggingface._time_loading(run.watch.teller, Plain(1)) is None
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_input_is_timed_but_for_the_first_and_where_one_rank_reads_for_all(tmp_p
 def test_where_passes_can_not_be_timed_steps_are_told_alone(
     others: dict[str, Any], model: Any, why: str
 ) -> None:
-    said = adapter_huggingface._why_steps_alone(arguments(**others), model)
+    said = huggingface._why_steps_alone(arguments(**others), model)
     assert (why in said) if why else said == ""
 
 
@@ -171,7 +171,7 @@ def test_a_wrong_job_is_said_when_it_is_made_and_trouble_later_stops_nobody(
         Pacekeeper(job="not a name")
     with pytest.raises(AttributeError):
         Pacekeeper(job="j").no_moment  # noqa: B018
-    monkeypatch.setattr(adapter_huggingface, "PassWatch", None)
+    monkeypatch.setattr(huggingface, "PassWatch", None)
     run = Run(tmp_path)
     for moment in MOMENTS:
         run.say(moment)

@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
-from pacekeeper.trainer import adapter_lightning
-from pacekeeper.trainer.adapter_lightning import Pacekeeper
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
+from pacekeeper.trainer.adapters import lightning
+from pacekeeper.trainer.adapters.lightning import Pacekeeper
 from support.foreign_models import TinyModel
 from support.rings import records_in
 
@@ -24,7 +24,7 @@ class Callback:
 
 @pytest.fixture(autouse=True)
 def base(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_lightning, "_bases", lambda: (Callback,))
+    monkeypatch.setattr(lightning, "_bases", lambda: (Callback,))
 
 
 class Profiler:
@@ -204,7 +204,7 @@ def test_where_passes_can_not_be_timed_steps_are_told_alone(
     device: str, strategy: str, why: str
 ) -> None:
     made = type(strategy, (), {"model": TinyModel()})()
-    said = adapter_lightning._why_steps_alone(SimpleNamespace(strategy=made), torch.device(device))
+    said = lightning._why_steps_alone(SimpleNamespace(strategy=made), torch.device(device))
     assert (why in said) if why else said == ""
 
 
@@ -213,7 +213,7 @@ def test_a_wrong_job_is_said_when_it_is_made_and_trouble_later_stops_nobody(
 ) -> None:
     with pytest.raises(ValueError, match="job name"):
         Pacekeeper(job="not a name")
-    monkeypatch.setattr(adapter_lightning, "RoutingWatch", None)
+    monkeypatch.setattr(lightning, "RoutingWatch", None)
     run = Run(tmp_path, is_automatic=True, is_wrapped=False)
     run.say("on_train_start")
     assert run.watch.teller is None

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.trainer import adapter_megatron
-from pacekeeper.trainer.adapter_megatron import ScheduleWatch
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.trainer.adapters import megatron
+from pacekeeper.trainer.adapters.megatron import ScheduleWatch
 from support.rings import records_in
 
 LM = "megatron.training.global_vars"
@@ -142,9 +142,7 @@ class Job:
 
     def watched(self, **more: Any) -> "Job":
         more = {"optimizer": self.optimizer, **more}
-        self.watch = adapter_megatron.watch(
-            self.chunks, job="job", ring_dir=str(self.directory), **more
-        )
+        self.watch = megatron.watch(self.chunks, job="job", ring_dir=str(self.directory), **more)
         return self
 
     def batches(self, *lengths: int) -> Iterator[Tensor]:
@@ -287,14 +285,14 @@ def test_megatron_lms_steps_carry_its_iterations(
     tmp_path: Path, megatron_lm: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, made = Job(tmp_path), list[ScheduleWatch]()
-    plain = adapter_megatron.watch
+    plain = megatron.watch
 
     def watch(*args: Any, **kwargs: Any) -> ScheduleWatch:
         made.append(plain(*args, **kwargs))
         return made[0]
 
-    monkeypatch.setattr(adapter_megatron, "watch", watch)
-    step = adapter_megatron.watched(forward_step, job="job", ring_dir=str(tmp_path))
+    monkeypatch.setattr(megatron, "watch", watch)
+    step = megatron.watched(forward_step, job="job", ring_dir=str(tmp_path))
     train_lm(job, megatron_lm, step, range(500, 505))
     (job.watch,) = made
     assert [r.step for r in job.told(StepRecord)] == [501, 502, 503, 504]

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.trainer.adapter_nvrx import CallableId, Detector
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.trainer.adapters.nvrx import CallableId, Detector
 from support.foreign_models import TinyModel
 from support.rings import records_in
 

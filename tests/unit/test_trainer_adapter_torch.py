@@ -10,12 +10,12 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.core import ring
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.core.topology import Attachment, Clock
-from pacekeeper.trainer import adapter_torch
-from pacekeeper.trainer.telemetry import Ring
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.core.telemetry.samples import Attachment, Clock
+from pacekeeper.trainer.adapters import pytorch
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
+from pacekeeper.trainer.hooks.ring_writer import Ring
 from support.process_groups import lone_group
 from support.rings import records_in
 
@@ -50,10 +50,10 @@ class Written:
         return [ComputeTime(compute_s=2.0)]
 
 
-def written(folder: Path) -> tuple[adapter_torch.TorchHooks, Written]:
+def written(folder: Path) -> tuple[pytorch.TorchHooks, Written]:
     attachment = Attachment(job="j", rank=0, world_size=1, pid=os.getpid())
     clock, own = Written(), Ring.create(folder, attachment)
-    return adapter_torch.TorchHooks(own, 0, adapter_torch.HearingClock(clock, own)), clock
+    return pytorch.TorchHooks(own, 0, pytorch.HearingClock(clock, own)), clock
 
 
 def told_in(own: Ring) -> list[MicroBatchRecord]:
@@ -62,10 +62,10 @@ def told_in(own: Ring) -> list[MicroBatchRecord]:
 
 
 def test_torch_knows_place_and_clock(tmp_path: Path, alone: None) -> None:
-    pace = adapter_torch.attach(job="j", ring_dir=str(tmp_path), device="cpu", role="stage1")
+    pace = pytorch.attach(job="j", ring_dir=str(tmp_path), device="cpu", role="stage1")
     assert pace.ring.path is not None
     pace.detach()
-    attached = ring.decode_header(pace.ring.path.read_bytes())
+    attached = shm_ring.decode_header(pace.ring.path.read_bytes())
     assert (attached.rank, attached.world_size, attached.role) == (0, 1, "stage1")
     assert attached.clock is Clock.CPU
 
@@ -110,14 +110,14 @@ def test_torch_is_as_it_was_after_the_end(tmp_path: Path, alone: None) -> None:
         return [c10d.Work.wait, vars(torch.autograd)["_engine_run_backward"]]
 
     before = places()
-    pace = adapter_torch.attach(job="j", device="cpu", ring_dir=str(tmp_path))
+    pace = pytorch.attach(job="j", device="cpu", ring_dir=str(tmp_path))
     assert all(now is not then for now, then in zip(places(), before, strict=True))
     pace.detach()
     assert places() == before
 
 
 def test_rows_of_a_layer_that_is_computed_again_are_told_once(tmp_path: Path) -> None:
-    pace = adapter_torch.attach(job="j", device="cpu", ring_dir=str(tmp_path))
+    pace = pytorch.attach(job="j", device="cpu", ring_dir=str(tmp_path))
     with pace.step(0), pace.micro_batch_timer(tokens=3) as told:
 
         def layer(x: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
-from pacekeeper.trainer import adapter_torchtitan
-from pacekeeper.trainer.adapter_torchtitan import TrainerWatch
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, StepRecord
+from pacekeeper.trainer.adapters import torchtitan
+from pacekeeper.trainer.adapters.torchtitan import TrainerWatch
 from support.rings import records_in
 
 
@@ -146,7 +146,7 @@ def batches_of(*shapes: tuple[int, int]) -> Iterator[Any]:
 
 @pytest.fixture
 def watched(tmp_path: Path) -> Callable[[Any], TrainerWatch]:
-    return lambda trainer: adapter_torchtitan.watch(trainer, job="job", ring_dir=str(tmp_path))
+    return lambda trainer: torchtitan.watch(trainer, job="job", ring_dir=str(tmp_path))
 
 
 def told(watch: TrainerWatch, kind: type[Any]) -> list[Any]:

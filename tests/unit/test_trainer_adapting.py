@@ -7,11 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.records import MicroBatchRecord, Record, StepRecord
-from pacekeeper.core.topology import Clock
-from pacekeeper.trainer import adapting, hooks
-from pacekeeper.trainer.adapting import Teller
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
+from pacekeeper.core.telemetry.samples import Clock
+from pacekeeper.trainer.adapters import reporter
+from pacekeeper.trainer.adapters.reporter import Teller
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from support.rings import records_in
 
 CALLS = (
@@ -206,11 +207,11 @@ def test_on_the_host_times_are_the_hosts_and_marked_so(
 ) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    pace = adapting.attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
+    pace = reporter.attach(job="j", device=torch.device("cpu"), ring_dir=str(tmp_path))
     assert pace.rank == 3
-    assert adapting.clock_of(torch.device("cpu"))[0] is Clock.CPU
-    assert adapting.clock_of(torch.device("cuda"))[0] is Clock.CUDA
-    assert adapting.clock_of(torch.device("meta"))[0] is Clock.WALL
-    assert [adapting.can_time(torch.device(d)) for d in ("cpu", "cuda", "meta")] == [
+    assert reporter.clock_of(torch.device("cpu"))[0] is Clock.CPU
+    assert reporter.clock_of(torch.device("cuda"))[0] is Clock.CUDA
+    assert reporter.clock_of(torch.device("meta"))[0] is Clock.WALL
+    assert [reporter.can_time(torch.device(d)) for d in ("cpu", "cuda", "meta")] == [
         True, True, False,
     ]  # fmt: skip

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer.adapting import UNTOLD
-from pacekeeper.trainer.adapting_passes import PassTeller, sum_of_work, work_of_call
+from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller, sum_of_work, work_of_call
+from pacekeeper.trainer.adapters.reporter import UNTOLD
 from support.adapters import Pace
 
 OVER = (0, 0, 0, 0)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core import ring
-from pacekeeper.core.records import MicroBatchRecord
-from pacekeeper.trainer import hooks
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import MicroBatchRecord
+from pacekeeper.trainer.hooks import hooks
 from support.rings import records_in
 
 Said = Callable[[], list[str]]
@@ -19,7 +19,7 @@ Said = Callable[[], list[str]]
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    with caplog.at_level(logging.WARNING, "pacekeeper.trainer.telemetry"):
+    with caplog.at_level(logging.WARNING, "pacekeeper.trainer.hooks.ring_writer"):
         yield lambda: caplog.messages
 
 
@@ -99,13 +99,13 @@ def test_a_child_that_trains_with_its_parents_attachment_is_told_once(
     pace.detach()
 
 
-@pytest.mark.parametrize("steps", [3, ring.SLOT_COUNT + 5])
+@pytest.mark.parametrize("steps", [3, shm_ring.SLOT_COUNT + 5])
 def test_a_ring_that_no_agent_reads_is_told_once(tmp_path: Path, said: Said, steps: int) -> None:
     pace = attach(tmp_path)
     for step in range(steps):
         with pace.step(step):
             pass
-    assert len(said()) == (steps > ring.SLOT_COUNT), "at once where records are lost"
+    assert len(said()) == (steps > shm_ring.SLOT_COUNT), "at once where records are lost"
     pace.detach()
     assert len(said()) == 1
     assert "does `pacekeeper agent` run on this node" in said()[0]
@@ -117,8 +117,8 @@ def test_a_ring_that_an_agent_reads_says_nothing(tmp_path: Path, said: Said) -> 
     with pace.step(0):
         pass
     with pace.ring.path.open("r+b") as file:
-        file.seek(ring.HEARTBEAT_OFFSET)
-        file.write(ring.HEARTBEAT.pack(1.0))
+        file.seek(shm_ring.HEARTBEAT_OFFSET)
+        file.write(shm_ring.HEARTBEAT.pack(1.0))
     pace.detach()
     assert said() == []
 

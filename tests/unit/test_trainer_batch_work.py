@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pacekeeper.trainer.batch_work import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
 
 IDS = torch.zeros(3, 8, dtype=torch.long)
 PACKED = torch.zeros(1, 8, dtype=torch.long)

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pacekeeper.trainer.beside import Beside
+from pacekeeper.trainer.checkpoint.beside import Beside
 
 
 class Held:

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from pacekeeper.core.checkpoint.manifest import MANIFEST_FILE, CheckpointId, Piece
 from pacekeeper.core.errors import DataError, HostError
-from pacekeeper.core.layout import Block, BlockKind
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Piece
-from pacekeeper.trainer import checkpoint_saver
-from pacekeeper.trainer.checkpoint import Checkpoints, Position
-from pacekeeper.trainer.checkpoint_catalog import REJECTED_FILE, damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
-from pacekeeper.trainer.checkpoint_retention import sweep
-from pacekeeper.trainer.checkpoint_saver import Outcome
+from pacekeeper.core.layout.layout import Block, BlockKind
+from pacekeeper.trainer.checkpoint import async_writer
+from pacekeeper.trainer.checkpoint.async_writer import Outcome
+from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
+from pacekeeper.trainer.checkpoint.reader import REJECTED_FILE, damages, read_manifest
+from pacekeeper.trainer.checkpoint.retention import sweep
+from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
 from support.checkpoints import TINY, Lone
 
 
@@ -94,7 +94,7 @@ def test_a_part_that_never_came_is_said_with_its_rank(
     lone = Lone(tmp_path)
     at = Position(layout=lone.layout, step=0, ticket=0, last_loss=1.0)
     one = lone.checkpoints._snapshot(at, False)
-    saver = checkpoint_saver.Saver(open_storage(str(lone.root)), rank=0, keep=2)
+    saver = async_writer.Saver(open_storage(str(lone.root)), rank=0, keep=2)
     for step, writers in enumerate(({0, 1, 5}, {0}, {0})):
         own = CheckpointId(life=1, generation=1, step=step)
         saver.save(
@@ -310,7 +310,7 @@ def test_who_is_not_the_last_leaves_the_manifest_to_who_is(tmp_path: Path) -> No
     storage = open_storage(str(lone.root))
     outcomes = []
     for rank in (1, 0):
-        saver = checkpoint_saver.Saver(storage, rank=rank, keep=2)
+        saver = async_writer.Saver(storage, rank=rank, keep=2)
         saver.save(
             replace(whole, pieces=halves[rank], writers=frozenset({0, 1}), is_sweeper=rank == 0)
         )

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer import timing
-from pacekeeper.trainer.faults import (
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.emulation.device import (
     COMPUTE_FAULT,
     LINK_FAULT,
     Burner,
@@ -25,8 +24,9 @@ from pacekeeper.trainer.faults import (
     even_step_work,
     stop_duty_cycle,
 )
-from pacekeeper.trainer.timing import CpuClock, WallClock
-from pacekeeper.trainer.work import Work, WorkMeter, WorkPass
+from pacekeeper.trainer.hooks import compute_timers
+from pacekeeper.trainer.hooks.compute_timers import CpuClock, WallClock
+from pacekeeper.trainer.model.flop_counter import Work, WorkMeter, WorkPass
 
 DEVICE = DeviceModel(flops_per_s=1e3, bytes_per_s=1e3, kernel_s=1e-3)
 
@@ -207,7 +207,7 @@ def test_without_run_queue_statistics_nothing_is_invented(
     statistics = tmp_path / "schedstat"
     if content is not None:
         statistics.write_text(content)
-    monkeypatch.setattr(timing, "SCHEDSTAT", str(statistics))
+    monkeypatch.setattr(compute_timers, "SCHEDSTAT", str(statistics))
     clock = CpuClock()
     clock.begin()
     clock.pause()
@@ -221,7 +221,7 @@ def test_without_run_queue_statistics_nothing_is_invented(
 def test_time_on_the_run_queue_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     statistics = tmp_path / "schedstat"
     statistics.write_text("1000 500 1")
-    monkeypatch.setattr(timing, "SCHEDSTAT", str(statistics))
+    monkeypatch.setattr(compute_timers, "SCHEDSTAT", str(statistics))
     clock = CpuClock()
     began_s = time.perf_counter()
     clock.begin()

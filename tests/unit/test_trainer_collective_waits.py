@@ -10,9 +10,9 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import _functional_collectives as functional
 from torch.utils.checkpoint import checkpoint
 
-from pacekeeper.trainer.collective_waits import CollectiveWaits
-from pacekeeper.trainer.pass_watch import at_end_of_backward
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits
+from pacekeeper.trainer.adapters.instrumentation.module_passes import at_end_of_backward
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
 from support.process_groups import lone_group
 
 

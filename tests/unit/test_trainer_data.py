@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import HostError
-from pacekeeper.trainer.data import NO_TARGET, Corpus, split_paragraphs
+from pacekeeper.trainer.model.dataset import NO_TARGET, Corpus, split_paragraphs
 
 CONFIG = TrainConfig(row_tokens=160, rows_per_step=8)
 CORPUS = Corpus.from_stdlib(CONFIG)

@@ -7,14 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import HostError
-from pacekeeper.trainer import device, supervisor
-from pacekeeper.trainer.device import choose_clock, device_number, rank_device, say_clock
-from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.node_spec import NodeSpec
-from pacekeeper.trainer.rendezvous import Meeting
-from pacekeeper.trainer.supervisor import Supervisor, supervise
+from pacekeeper.trainer.distributed import device
+from pacekeeper.trainer.distributed.device import (
+    choose_clock,
+    device_number,
+    rank_device,
+    say_clock,
+)
+from pacekeeper.trainer.elastic import launcher
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+from pacekeeper.trainer.elastic.launcher import Supervisor, supervise
+from pacekeeper.trainer.elastic.rendezvous import Meeting
+from pacekeeper.trainer.engine.train_loop import rank_main
 
 
 @pytest.mark.parametrize(
@@ -97,8 +103,8 @@ def test_nodes_that_choose_by_themselves_follow_node_0(
         raise Halted
 
     meeting = Meeting(addresses=(), life=1, clock=of_node_0)
-    monkeypatch.setattr(supervisor, "meet", lambda *_, **__: meeting)
-    monkeypatch.setattr(supervisor, "num_devices", lambda: devices)
+    monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
+    monkeypatch.setattr(launcher, "num_devices", lambda: devices)
     monkeypatch.setattr(Supervisor, "start", halted)
     with pytest.raises(Halted):
         supervise(spec(tmp_path, own), rank_main)
@@ -109,8 +115,8 @@ def test_a_node_without_device_does_not_join_a_job_of_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meeting = Meeting(addresses=(), life=1, clock="device")
-    monkeypatch.setattr(supervisor, "meet", lambda *_, **__: meeting)
-    monkeypatch.setattr(supervisor, "num_devices", lambda: 0)
+    monkeypatch.setattr(launcher, "meet", lambda *_, **__: meeting)
+    monkeypatch.setattr(launcher, "num_devices", lambda: 0)
     with pytest.raises(HostError, match="no CUDA device here"):
         supervise(spec(tmp_path, "auto"), rank_main)
 

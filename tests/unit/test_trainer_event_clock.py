@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.records import MicroBatchRecord, Record
-from pacekeeper.trainer import hooks
-from pacekeeper.trainer.timing import MAX_LATE, ComputeTime, DeviceEventClock
+from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.compute_timers import MAX_LATE, ComputeTime, DeviceEventClock
 from support.rings import records_in
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacekeeper.trainer import expert_counts
-from pacekeeper.trainer.expert_counts import MAX_LATE_STEPS, ExpertCounts
+from pacekeeper.trainer.adapters.instrumentation import expert_counts
+from pacekeeper.trainer.adapters.instrumentation.expert_counts import MAX_LATE_STEPS, ExpertCounts
 from support.adapters import Pace
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
 
-from pacekeeper.core.records import ExpertLoadRecord, MicroBatchRecord
-from pacekeeper.trainer.adapting import attach
-from pacekeeper.trainer.adapting_passes import PassTeller
-from pacekeeper.trainer.expert_hooks import hooked
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import hooked
+from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller
+from pacekeeper.trainer.adapters.reporter import attach
 from support.foreign_models import TinyRouter
 from support.rings import records_in
 

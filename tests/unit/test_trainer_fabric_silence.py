@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 import torch.distributed as dist
 
-from pacekeeper.trainer import fabric as fabric_module
-from pacekeeper.trainer.collectives import PeerLost
-from pacekeeper.trainer.fabric import Fabric
+from pacekeeper.trainer.distributed import process_group as fabric_module
+from pacekeeper.trainer.distributed.collectives import PeerLost
+from pacekeeper.trainer.distributed.process_group import Fabric
 
 TIMEOUT_S, TICK_S, STOPPED_FOR_S = 30.0, 0.1, 600.0
 

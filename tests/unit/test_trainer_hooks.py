@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core import ring
-from pacekeeper.core.expert_rows import rows_over
-from pacekeeper.core.record_codec import MOST_DOCUMENTS, REASON_BYTES
-from pacekeeper.core.records import (
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.expert_row_features import rows_over
+from pacekeeper.core.telemetry.record_codec import MOST_DOCUMENTS, REASON_BYTES
+from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     MicroBatchRecord,
     PlanAppliedRecord,
@@ -25,10 +25,10 @@ from pacekeeper.core.records import (
     Record,
     StepRecord,
 )
-from pacekeeper.trainer import hooks
-from pacekeeper.trainer.attaching import LIFE_VARIABLE
-from pacekeeper.trainer.offers import PlanOffer
-from pacekeeper.trainer.timing import ComputeTime
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.attaching import LIFE_VARIABLE
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime
+from pacekeeper.trainer.hooks.plan_inbox import PlanOffer
 from support.rings import records_in
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,16 +89,16 @@ def test_a_micro_batch_tells_its_documents_its_tensor_share_and_how_expert_rows_
 
 def offer(pace: hooks.Hooks, generation: int, data: bytes, *, sequence: int | None = None) -> None:
     assert pace.ring.path is not None
-    command = ring.CommandSlot(
+    command = shm_ring.CommandSlot(
         plan_generation=generation,
         base_generation=1,
         plan_sha256=hashlib.sha256(data).digest(),
         dead_ranks=frozenset({3}),
     )
     with pace.ring.path.open("r+b") as file:
-        file.seek(ring.COMMAND_OFFSET)
-        file.write(ring.encode_command(sequence or generation, command))
-    pace.ring.path.with_name(ring.plan_file_name(generation)).write_bytes(data)
+        file.seek(shm_ring.COMMAND_OFFSET)
+        file.write(shm_ring.encode_command(sequence or generation, command))
+    pace.ring.path.with_name(shm_ring.plan_file_name(generation)).write_bytes(data)
 
 
 def test_a_plan_is_offered_until_it_is_in_force_or_refused(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_waiting_plan_costs_one_file_read(tmp_path: Path) -> None:
     offer(pace, 2, b"two")
     first = pace.plan_offered()
     assert first is not None and pace.ring.path is not None
-    pace.ring.path.with_name(ring.plan_file_name(2)).unlink()
+    pace.ring.path.with_name(shm_ring.plan_file_name(2)).unlink()
     assert pace.plan_offered() is first
 
 
@@ -160,7 +160,7 @@ def test_a_plan_whose_file_is_another_one_is_never_offered(tmp_path: Path) -> No
     pace = hooks.attach(job="j", rank=0, world_size=4, ring_dir=str(tmp_path))
     offer(pace, 2, b"two")
     assert pace.ring.path is not None
-    pace.ring.path.with_name(ring.plan_file_name(2)).write_bytes(b"tw")
+    pace.ring.path.with_name(shm_ring.plan_file_name(2)).write_bytes(b"tw")
     assert pace.plan_offered() is None
     assert (pace.ring.num_plans_wrong, pace.ring.num_plans_missing) == (1, 0)
 
@@ -296,8 +296,8 @@ def test_the_launcher_numbers_the_lives(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_the_seam_imports_the_standard_library_only() -> None:
     code = (
-        "import sys, pacekeeper.trainer.hooks, pacekeeper.trainer.timing, "
-        "pacekeeper.trainer.telemetry; "
+        "import sys, pacekeeper.trainer.hooks.hooks, pacekeeper.trainer.hooks.compute_timers, "
+        "pacekeeper.trainer.hooks.ring_writer; "
         "print(sorted({'torch', 'grpc', 'google', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -337,7 +337,7 @@ def test_the_example_file_runs(tmp_path: Path) -> None:
 def test_a_probe_is_asked_for_once_and_its_reading_is_a_record(tmp_path: Path) -> None:
     pace = hooks.attach(job="j", rank=1, world_size=2, ring_dir=str(tmp_path), can_probe=True)
     assert pace.probe_asked() == 0
-    write_command(pace, 1, ring.CommandSlot(probe=7))
+    write_command(pace, 1, shm_ring.CommandSlot(probe=7))
     assert pace.probe_asked() == 7
     pace.probe_began(7)
     assert pace.probe_asked() == 0  # also where it was broken off
@@ -347,17 +347,17 @@ def test_a_probe_is_asked_for_once_and_its_reading_is_a_record(tmp_path: Path) -
     assert isinstance(record, ProbeRecord)
     assert (record.rank, record.step, record.generation, record.number) == (1, 4, 3, 7)
     assert (record.gemm_s, record.copy_s, record.exchange_s) == (0.002, 0.001, 0.1)
-    write_command(pace, 2, ring.CommandSlot(probe=6))  # a lower number asks for nothing
+    write_command(pace, 2, shm_ring.CommandSlot(probe=6))  # a lower number asks for nothing
     assert pace.probe_asked() == 0
-    write_command(pace, 3, ring.CommandSlot(probe=8))
+    write_command(pace, 3, shm_ring.CommandSlot(probe=8))
     assert pace.probe_asked() == 8
 
 
-def write_command(pace: hooks.Hooks, sequence: int, command: ring.CommandSlot) -> None:
+def write_command(pace: hooks.Hooks, sequence: int, command: shm_ring.CommandSlot) -> None:
     assert pace.ring.path is not None
     with pace.ring.path.open("r+b") as file:
-        file.seek(ring.COMMAND_OFFSET)
-        file.write(ring.encode_command(sequence, command))
+        file.seek(shm_ring.COMMAND_OFFSET)
+        file.write(shm_ring.encode_command(sequence, command))
 
 
 def test_the_wait_for_input_is_part_of_its_step_wherever_it_is_loaded(

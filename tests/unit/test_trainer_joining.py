@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import (
     ConfigError,
     ExitCode,
@@ -18,11 +18,22 @@ from pacekeeper.core.errors import (
     UnreachableError,
     VersionError,
 )
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.ring import MAX_RANKS
-from pacekeeper.core.shrink import Succession
-from pacekeeper.trainer.commit import Ballot, Phase, Progress, Vote
-from pacekeeper.trainer.joining import (
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
+from pacekeeper.trainer.distributed.kv_store import (
+    DEATHS_KEY,
+    STOP_KEY,
+    Stores,
+    connect_store,
+    group_key,
+    host_store,
+    notice,
+)
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
+from pacekeeper.trainer.elastic.launcher import Supervisor
+from pacekeeper.trainer.elastic.lobby import Lobby
+from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
     JOB_KEY,
@@ -36,22 +47,11 @@ from pacekeeper.trainer.joining import (
     unknown,
     widened,
 )
-from pacekeeper.trainer.lobby import Lobby
-from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.newcomer import Door, JoinSpec, find_job, join, take_numbers
-from pacekeeper.trainer.node_spec import NodeSpec, Seat
-from pacekeeper.trainer.quorum import NO_GROUP, Group
-from pacekeeper.trainer.stores import (
-    DEATHS_KEY,
-    STOP_KEY,
-    Stores,
-    connect_store,
-    group_key,
-    host_store,
-    notice,
-)
-from pacekeeper.trainer.supervisor import Supervisor
-from pacekeeper.trainer.verdict import Report, read_verdict, write_verdict
+from pacekeeper.trainer.elastic.node_join import Door, JoinSpec, find_job, join, take_numbers
+from pacekeeper.trainer.elastic.quorum import NO_GROUP, Group
+from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
+from pacekeeper.trainer.elastic.verdict import Report, read_verdict, write_verdict
+from pacekeeper.trainer.engine.train_loop import rank_main
 
 GONE = "127.0.0.1:1"
 FACTS = JobFacts(

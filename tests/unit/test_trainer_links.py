@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer.clocks import make_transfers
-from pacekeeper.trainer.faults import LINK_FAULT, Slowable
-from pacekeeper.trainer.links import LINK_SHARE, EmulatedLinks
-from pacekeeper.trainer.timing import TransferClock
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.emulation.device import LINK_FAULT, Slowable
+from pacekeeper.trainer.emulation.network import LINK_SHARE, EmulatedLinks
+from pacekeeper.trainer.engine.clock_factory import make_transfers
+from pacekeeper.trainer.hooks.compute_timers import TransferClock
 
 
 def links(slowdown: float = 1.0) -> EmulatedLinks:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer import loop
-from pacekeeper.trainer.agreement import Agreement
-from pacekeeper.trainer.quorum import Group
-from pacekeeper.trainer.stores import Stores, host_store
-from pacekeeper.trainer.wires import open_wires
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.distributed.kv_store import Stores, host_store
+from pacekeeper.trainer.distributed.wires import open_wires
+from pacekeeper.trainer.elastic.consensus import Agreement
+from pacekeeper.trainer.elastic.quorum import Group
+from pacekeeper.trainer.engine import train_loop
 
 
 def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_connections_to_stores_are_no_part_of_a_group(monkeypatch: pytest.Monkey
         stores.read(0, "key")
         formed.update(given, wires=open_wires() - before)
 
-    monkeypatch.setattr(loop, "Fabric", fabric)
-    loop._join(rank, stores, agreement, group)
+    monkeypatch.setattr(train_loop, "Fabric", fabric)
+    train_loop._join(rank, stores, agreement, group)
     told = [wire for wire in formed["wires"] if formed["is_strange"](wire)]
     assert told, "the question was the first to that store"

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.checkpoint.manifest import Manifest, saved_in
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import Manifest, saved_in
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY
 from support.thread_ranks import State, ThreadRanks
 

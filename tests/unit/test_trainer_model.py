@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.expert_rows import rows_over
-from pacekeeper.core.layout import even_layout
-from pacekeeper.trainer.collectives import LocalFabric
-from pacekeeper.trainer.data import NO_TARGET, Batch, Corpus
-from pacekeeper.trainer.model import ModelOutput, MoETransformer, document_mask
-from pacekeeper.trainer.work import Work, WorkMeter, WorkPass
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.telemetry.expert_row_features import rows_over
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.model.dataset import NO_TARGET, Batch, Corpus
+from pacekeeper.trainer.model.flop_counter import Work, WorkMeter, WorkPass
+from pacekeeper.trainer.model.transformer import ModelOutput, MoETransformer, document_mask
 from support.training import CONFIG as SMALL
 from support.training import RANKS, Run, even, rows_of, skewed
 from support.worlds import ThreadFabric, run_world

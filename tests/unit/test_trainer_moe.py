@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.trainer.collectives import LocalFabric
-from pacekeeper.trainer.dispatch import Routes
-from pacekeeper.trainer.moe import ExpertBank, MoELayer, MoEOutput, drawn
-from pacekeeper.trainer.tensor_group import TensorGroup
-from pacekeeper.trainer.work import WorkMeter, WorkPass
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.model.flop_counter import WorkMeter, WorkPass
+from pacekeeper.trainer.model.moe import ExpertBank, MoELayer, MoEOutput, drawn
+from pacekeeper.trainer.parallel.tensor_parallel import TensorGroup
+from pacekeeper.trainer.parallel.token_dispatcher import Routes
 
 CONFIG = TrainConfig(
     num_layers=1, hidden_size=16, num_heads=2, expert_hidden_size=24, num_experts=4

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.trainer import nvrx_report
-from pacekeeper.trainer.nvrx_report import RankTimes, Report, Statistic, StragglerId
+from pacekeeper.trainer.adapters import nvrx_report
+from pacekeeper.trainer.adapters.nvrx_report import RankTimes, Report, Statistic, StragglerId
 
 
 def rank_times(rank: int, sections: dict[str, float], **device: tuple[float, float]) -> RankTimes:

@@ -14,10 +14,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from pacekeeper.core.records import MicroBatchRecord, StepRecord
-from pacekeeper.trainer.batch_work import work_of_batch
-from pacekeeper.trainer.pass_watch import PassWatch, computes_alone, tensors_in
-from pacekeeper.trainer.routing_watch import RoutingWatch
+from pacekeeper.core.telemetry.records import MicroBatchRecord, StepRecord
+from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch
+from pacekeeper.trainer.adapters.instrumentation.module_passes import (
+    PassWatch,
+    computes_alone,
+    tensors_in,
+)
 from support.foreign_models import TinyModel, host_teller, told_by
 
 IDS = torch.arange(12).reshape(3, 4)

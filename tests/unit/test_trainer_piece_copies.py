@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from pacekeeper.core.block_writers import cut
-from pacekeeper.core.layout import Block, BlockKind, even_layout
-from pacekeeper.core.manifest import Piece
-from pacekeeper.trainer.block_state import ordered_parameters, put_in, read_block
-from pacekeeper.trainer.checkpoint_state import PieceCopies, piece_bytes, piece_rows
-from pacekeeper.trainer.host_copies import at_once
-from pacekeeper.trainer.model import MoETransformer
+from pacekeeper.core.checkpoint.manifest import Piece
+from pacekeeper.core.checkpoint.write_plan import cut
+from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.trainer.checkpoint.staging import at_once
+from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters, put_in, read_block
+from pacekeeper.trainer.model.transformer import MoETransformer
 from support.checkpoints import TINY
 
 CONFIG = replace(TINY, num_experts=4)
@@ -89,7 +89,7 @@ def test_every_piece_of_a_rank_can_be_copied_at_once() -> None:
 
 
 def piece_size(model: MoETransformer, piece: Piece) -> int:
-    from pacekeeper.trainer.block_state import shapes_of
+    from pacekeeper.trainer.model.block_state_dict import shapes_of
 
     rows = ((len(piece.rows(s[0])), *s[1:]) for s in shapes_of(model, piece.block).values())
     return sum(torch.Size(shape).numel() for shape in rows) * model.dtype.itemsize

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.trainer import probe
-from pacekeeper.trainer.collectives import LocalFabric
-from pacekeeper.trainer.faults import DeviceModel, EmulatedClock
-from pacekeeper.trainer.timing import CpuClock, DeviceEventClock
-from pacekeeper.trainer.work import NO_WORK, WorkMeter
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.distributed import microbenchmark
+from pacekeeper.trainer.distributed.collectives import LocalFabric
+from pacekeeper.trainer.emulation.device import DeviceModel, EmulatedClock
+from pacekeeper.trainer.hooks.compute_timers import CpuClock, DeviceEventClock
+from pacekeeper.trainer.model.flop_counter import NO_WORK, WorkMeter
 
 CPU = torch.device("cpu")
 
@@ -24,33 +24,33 @@ def emulated(slowdown: float) -> tuple[EmulatedClock, WorkMeter]:
 
 @pytest.mark.parametrize("slowdown", [1.0, 1.6, 3.0])
 def test_an_emulated_device_reads_its_fault(slowdown: float) -> None:
-    reading = probe.run(LocalFabric(), *emulated(slowdown), CPU)
+    reading = microbenchmark.run(LocalFabric(), *emulated(slowdown), CPU)
     assert reading is not None
-    assert reading.gemm_s == pytest.approx(probe.EMULATED_S * slowdown)
-    assert reading.copy_s == pytest.approx(probe.EMULATED_S * slowdown)
+    assert reading.gemm_s == pytest.approx(microbenchmark.EMULATED_S * slowdown)
+    assert reading.copy_s == pytest.approx(microbenchmark.EMULATED_S * slowdown)
     assert reading.duration_s >= reading.gemm_s + reading.copy_s
 
 
 def test_no_work_of_the_probe_is_left_in_the_meter_for_the_next_step() -> None:
     clock, meter = emulated(1.0)
-    probe.run(LocalFabric(), clock, meter, CPU)
+    microbenchmark.run(LocalFabric(), clock, meter, CPU)
     assert meter.take() == NO_WORK
 
 
 def test_a_very_slow_device_runs_each_kind_once_and_no_more() -> None:
     clock, meter = emulated(20.0)
-    probe.run(LocalFabric(), clock, meter, CPU)
+    microbenchmark.run(LocalFabric(), clock, meter, CPU)
     assert clock.num_segments == 2
     healthy, meter = emulated(1.0)
-    probe.run(LocalFabric(), healthy, meter, CPU)
-    assert healthy.num_segments <= 2 * probe.REPEATS
+    microbenchmark.run(LocalFabric(), healthy, meter, CPU)
+    assert healthy.num_segments <= 2 * microbenchmark.REPEATS
 
 
 def test_on_the_clock_of_a_thread_a_fault_burns_in_each_repeat() -> None:
     spent_s: list[float] = []
-    reading = probe.run(LocalFabric(), CpuClock(burn=spent_s.append), WorkMeter(), CPU)
+    reading = microbenchmark.run(LocalFabric(), CpuClock(burn=spent_s.append), WorkMeter(), CPU)
     assert reading is not None
-    assert 2 <= len(spent_s) <= 2 * probe.REPEATS
+    assert 2 <= len(spent_s) <= 2 * microbenchmark.REPEATS
     assert min(spent_s) > 0.0
 
 
@@ -81,10 +81,10 @@ def test_a_device_is_read_by_events_of_its_own_and_its_last_micro_batch_is_not_l
     clock = DeviceEventClock(lambda: Event(times), burn=lambda began: burnt.append(began.at_ms))
     clock.begin()
     clock.end()
-    reading = probe.run(LocalFabric(), clock, WorkMeter(), CPU)
+    reading = microbenchmark.run(LocalFabric(), clock, WorkMeter(), CPU)
     assert reading is not None
     assert (reading.gemm_s, reading.copy_s) == pytest.approx((3e-3, 3e-3))
-    assert 1 + 2 <= len(burnt) <= 1 + 2 * probe.REPEATS
+    assert 1 + 2 <= len(burnt) <= 1 + 2 * microbenchmark.REPEATS
     clock.begin()
     previous = clock.end()
     assert previous is not None
@@ -106,5 +106,5 @@ def test_a_device_without_room_gives_no_reading_but_keeps_nobody_waiting(
 
     fabric, clock = Counting(), emulated(1.0)
     monkeypatch.setattr(torch, "full", full)
-    assert probe.run(fabric, *clock, CPU) is None
+    assert microbenchmark.run(fabric, *clock, CPU) is None
     assert fabric.sent == 1

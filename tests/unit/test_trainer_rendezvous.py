@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.checkpoint.manifest import CheckpointId
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer import rendezvous, stores
-from pacekeeper.trainer.lives import newest_life
-from pacekeeper.trainer.node_spec import NodeSpec
-from pacekeeper.trainer.rendezvous import Meeting, Terms, meet
-from pacekeeper.trainer.stores import connect_store, host_store
+from pacekeeper.trainer.distributed import kv_store
+from pacekeeper.trainer.distributed.kv_store import connect_store, host_store
+from pacekeeper.trainer.elastic import rendezvous
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+from pacekeeper.trainer.elastic.lives import newest_life
+from pacekeeper.trainer.elastic.rendezvous import Meeting, Terms, meet
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """
 import time
-from pacekeeper.trainer.stores import host_store
+from pacekeeper.trainer.distributed.kv_store import host_store
 server = host_store("127.0.0.1", 0)
 print(server.port, flush=True)
 time.sleep(600.0)
@@ -110,7 +111,7 @@ def test_where_no_job_is_nobody_is_waited_for_for_ever(
 def test_a_first_node_that_leaves_or_freezes_while_it_waits_for_others_is_said(
     end: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(kv_store, "ANSWER_TIMEOUT_S", 2.0)
     host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True)
     assert host.stdout is not None
     address = f"127.0.0.1:{int(host.stdout.readline())}"

@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from pacekeeper.core.errors import CorruptStateError
-from pacekeeper.core.layout import Block, BlockKind, Layout
-from pacekeeper.trainer.block_state import ordered_parameters
-from pacekeeper.trainer.data import Corpus
-from pacekeeper.trainer.model import MoETransformer
-from pacekeeper.trainer.replica_check import PARTS, Difference, check, differences
-from pacekeeper.trainer.replica_sync import ReplicaSync
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.trainer.model.block_state_dict import ordered_parameters
+from pacekeeper.trainer.model.dataset import Corpus
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel.grad_reduce import ReplicaSync
+from pacekeeper.trainer.parallel.replica_consistency import PARTS, Difference, check, differences
 from support.sabotage import flip_bit
 from support.training import CONFIG, RANKS, even, forward_backward, skewed
 from support.worlds import ThreadFabric, run_world

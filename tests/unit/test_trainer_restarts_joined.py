@@ -13,19 +13,25 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.layout import even_layout
-from pacekeeper.trainer import entry, newcomer, restarts
-from pacekeeper.trainer.joining import ADMISSION_KEY, JOB_KEY, Candidate, JobFacts, decode_admission
-from pacekeeper.trainer.newcomer import JoinSpec, join
-from pacekeeper.trainer.node_spec import NodeSpec
-from pacekeeper.trainer.quorum import Group
-from pacekeeper.trainer.rank import Rank, RankSpec
-from pacekeeper.trainer.restarts import ENDED_KEY, NEXT_KEY, Departure, Restarts
-from pacekeeper.trainer.stores import Stores, connect_store, host_store
-from pacekeeper.trainer.supervisor import STOP_SIGNALS, Supervisor
-from pacekeeper.trainer.verdict import Verdict
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store
+from pacekeeper.trainer.elastic import admission, node_join, restart_policy
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor
+from pacekeeper.trainer.elastic.messages import (
+    ADMISSION_KEY,
+    JOB_KEY,
+    Candidate,
+    JobFacts,
+    decode_admission,
+)
+from pacekeeper.trainer.elastic.node_join import JoinSpec, join
+from pacekeeper.trainer.elastic.quorum import Group
+from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, Departure, Restarts
+from pacekeeper.trainer.elastic.verdict import Verdict
+from pacekeeper.trainer.engine.worker import Rank, RankSpec
 
 PATIENCE_S = 60.0
 CONFIG = TrainConfig(job="test", max_restarts=1)
@@ -68,9 +74,9 @@ class Node0:
 
 @pytest.fixture
 def node0(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node0]:
-    monkeypatch.setattr(restarts, "back_off_s", lambda number: 0.0)
-    monkeypatch.setattr(restarts, "_LOOK_PERIOD_S", 0.05)
-    monkeypatch.setattr(restarts, "_POLL_S", 0.01)
+    monkeypatch.setattr(restart_policy, "back_off_s", lambda number: 0.0)
+    monkeypatch.setattr(restart_policy, "_LOOK_PERIOD_S", 0.05)
+    monkeypatch.setattr(restart_policy, "_POLL_S", 0.01)
     yield Node0()
 
 
@@ -90,9 +96,9 @@ def test_between_two_lives_a_signal_is_not_lost_on_the_one_that_ended(
         rung.is_wanted = len(lives) == 1
         return ExitCode.INTERNAL
 
-    monkeypatch.setattr(restarts, "supervise", supervise)
+    monkeypatch.setattr(restart_policy, "supervise", supervise)
     try:
-        assert restarts.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
+        assert restart_policy.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
     finally:
         for number, handler in zip(numbers, usual, strict=True):
             signal.signal(number, handler)
@@ -112,8 +118,8 @@ def test_a_wish_to_end_that_comes_when_the_next_life_is_decided_is_heard(
         node0.ended.stop_asked_s = 1.0
         return ExitCode.INTERNAL
 
-    monkeypatch.setattr(restarts, "supervise", supervise)
-    assert restarts.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
+    monkeypatch.setattr(restart_policy, "supervise", supervise)
+    assert restart_policy.supervise_to_the_end(node0.restarts.spec) is ExitCode.INTERNAL
     assert lives == [0]
 
 
@@ -162,7 +168,7 @@ def test_a_node_without_ranks_learns_who_joined_since_and_leads_newcomers_there(
         finally:
             node0.ended.stop_asked_s = 1.0
         waiting.result(PATIENCE_S)
-    assert newcomer.find_job(node0.addresses[:1])[0].leader_node == 1
+    assert node_join.find_job(node0.addresses[:1])[0].leader_node == 1
 
 
 def test_without_a_node_that_was_left_behind_the_others_start_again_where_the_lowest_was(
@@ -258,7 +264,7 @@ def test_a_newcomer_knows_in_which_life_the_job_began(
         seen.append(rung)
         return ExitCode.OK
 
-    monkeypatch.setattr(newcomer, "run_to_the_end", run)
+    monkeypatch.setattr(node_join, "run_to_the_end", run)
     spec = JoinSpec(
         addresses=node0.addresses[:1], ranks_per_node=1, ring_dir=str(tmp_path / "rings")
     )
@@ -286,7 +292,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
         CONFIG, checkpoint_dir="kept", resume="../old/0000000000001-g0001-step00000002"
     )
     rank, stores = member(node0.addresses[0], config), Stores(node0.addresses[:1])
-    entry.keep_door(rank, stores)
+    admission.keep_door(rank, stores)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
     assert (facts.life, facts.first_life, facts.generation, facts.corpus) == (7, 5, 1, 11)
     assert facts.members == (0,)
@@ -295,7 +301,7 @@ def test_what_members_say_of_the_job_is_enough_to_do_as_they_do(node0: Node0) ->
     )
     assert facts.config.resume == os.path.abspath(config.resume)
     far = replace(config, checkpoint_dir="s3://kept", resume="auto")
-    entry.keep_door(member(node0.addresses[0], far), stores)
+    admission.keep_door(member(node0.addresses[0], far), stores)
     assert JobFacts.decode(stores.read(0, JOB_KEY) or "").config == far
 
 
@@ -308,7 +314,7 @@ def test_who_is_about_to_come_in_counts_before_the_group_stands(node0: Node0) ->
         commits=frozenset(), last_loss=1.0, was_applied=True, ticket=1, step=1, text="x",
         newcomers=(Candidate(node=1, address=node0.addresses[1], ranks=(1,)),),
     )  # fmt: skip
-    entry.let_in(rank, stores, verdict)
+    admission.let_in(rank, stores, verdict)
     facts = JobFacts.decode(stores.read(0, JOB_KEY) or "")
     assert (facts.generation, facts.members, facts.node_of) == (2, (0, 1), {0: 0, 1: 1})
     _, _, told = decode_admission(Stores(node0.addresses).read(1, ADMISSION_KEY) or "")

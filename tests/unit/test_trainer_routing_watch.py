@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.records import ExpertLoadRecord
-from pacekeeper.trainer import expert_counts
-from pacekeeper.trainer.adapting import UNTOLD, Teller
-from pacekeeper.trainer.pass_watch import PassWatch
-from pacekeeper.trainer.routing_watch import RoutingWatch, routers_of
+from pacekeeper.core.telemetry.records import ExpertLoadRecord
+from pacekeeper.trainer.adapters.instrumentation import expert_counts
+from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch, routers_of
+from pacekeeper.trainer.adapters.instrumentation.module_passes import PassWatch
+from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller
 from support.foreign_models import TinyModel, host_teller, told_by
 
 IDS = torch.arange(12).reshape(3, 4)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.trainer.rules import (
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.trainer.engine.job_rules import (
     apportion_rows,
     check_fits,
     first_layout,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
-from pacekeeper.trainer import same_text
-from pacekeeper.trainer.collectives import LocalFabric, PeerLost
+from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
+from pacekeeper.trainer.model import same_text
 
 
 class Told(LocalFabric):

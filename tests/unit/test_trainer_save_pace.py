@@ -6,11 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.core.save_costs import SaveCosts, together
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.save_pace import BESIDE_RATIO, HELD_RATIO, Period, SavePace
+from pacekeeper.core.checkpoint.interval import SaveCosts, together
+from pacekeeper.core.checkpoint.manifest import CheckpointId
+from pacekeeper.trainer.checkpoint.policies.interval import (
+    BESIDE_RATIO,
+    HELD_RATIO,
+    Period,
+    SavePace,
+)
+from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY, Lone
 
 COSTS = SaveCosts(held_s=0.5, step_s=1.0, running_s=200.0, num_restores=2)

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import LostStateError
-from pacekeeper.core.layout import Block, BlockKind, even_layout
-from pacekeeper.trainer import hooks, parcels, snapshots
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.collectives import PeerLost
-from pacekeeper.trainer.going_back import MEMORY
-from pacekeeper.trainer.rank import Rank
+from pacekeeper.core.layout.layout import Block, BlockKind, even_layout
+from pacekeeper.trainer.checkpoint import in_memory as snapshots
+from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.restore import MEMORY
+from pacekeeper.trainer.checkpoint.storage import open_storage
+from pacekeeper.trainer.distributed import checked_payload
+from pacekeeper.trainer.distributed.collectives import PeerLost
+from pacekeeper.trainer.engine.worker import Rank
+from pacekeeper.trainer.hooks import hooks
 from support.checkpoints import TINY
 from support.thread_ranks import State, ThreadRanks
 
@@ -158,7 +160,7 @@ def test_a_snapshot_that_broke_on_its_way_leaves_the_one_before(
     """On two ranks the newest is complete, on two it is not: the one before is, everywhere."""
     job = job_in(tmp_path)
     states = trained(job, 2)
-    travel = parcels.travel
+    travel = checked_payload.travel
 
     def cut(outgoing: object, lengths: object, fabric: object) -> object:
         came = travel(outgoing, lengths, fabric)  # type: ignore[arg-type]
@@ -186,7 +188,7 @@ def test_training_goes_on_while_a_snapshot_is_on_its_way_and_skips_the_next(
 ) -> None:
     caplog.set_level(logging.WARNING)
     job = job_in(tmp_path)
-    gate, travel = threading.Event(), parcels.travel
+    gate, travel = threading.Event(), checked_payload.travel
 
     def slow(*arguments: object) -> object:
         assert gate.wait(60.0)

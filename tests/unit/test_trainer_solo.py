@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.core.manifest import CheckpointId
-from pacekeeper.trainer.checkpoint_catalog import complete_ids
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.lives import MOST_AHEAD_MS, newest_life, next_life
-from pacekeeper.trainer.solo import train_alone, train_and_save
+from pacekeeper.core.checkpoint.manifest import CheckpointId
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.trainer.checkpoint.reader import complete_ids
+from pacekeeper.trainer.checkpoint.storage import open_storage
+from pacekeeper.trainer.elastic.lives import MOST_AHEAD_MS, newest_life, next_life
+from pacekeeper.trainer.engine.single_process import train_alone, train_and_save
 from support.checkpoints import TINY
 from support.thread_ranks import ThreadRanks
 

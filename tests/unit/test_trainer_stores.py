@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.errors import HostError, UnreachableError
-from pacekeeper.trainer import stores as stores_module
-from pacekeeper.trainer.stores import (
+from pacekeeper.trainer.distributed import kv_store as stores_module
+from pacekeeper.trainer.distributed.kv_store import (
     CONNECT_TIMEOUT_S,
     Stores,
     connect_store,
@@ -23,7 +23,7 @@ from pacekeeper.trainer.stores import (
     own_host_towards,
     parse_notices,
 )
-from pacekeeper.trainer.wires import open_wires
+from pacekeeper.trainer.distributed.wires import open_wires
 
 PATIENCE_S = 60.0
 

@@ -14,17 +14,23 @@ from typing import cast
 
 import pytest
 
-from pacekeeper.agent.intake import Intake
-from pacekeeper.core.config import TrainConfig
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ExitCode, HostError, UnreachableError
-from pacekeeper.core.ring import SUPERVISOR_RING, decode_header
-from pacekeeper.trainer import rendezvous, supervisor
-from pacekeeper.trainer.limits import NodeLimits
-from pacekeeper.trainer.loop import rank_main
-from pacekeeper.trainer.node_spec import NodeSpec
-from pacekeeper.trainer.quorum import FIRST_GROUP
-from pacekeeper.trainer.stores import FINISHED_KEY, STOP_KEY, group_key, host_store, notice
-from pacekeeper.trainer.supervisor import STOP_SIGNALS, Supervisor, run_to_the_end, supervise
+from pacekeeper.core.telemetry.shm_ring import SUPERVISOR_RING, decode_header
+from pacekeeper.trainer.distributed.kv_store import (
+    FINISHED_KEY,
+    STOP_KEY,
+    group_key,
+    host_store,
+    notice,
+)
+from pacekeeper.trainer.elastic import launcher, rendezvous
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_to_the_end, supervise
+from pacekeeper.trainer.elastic.limits import NodeLimits
+from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
+from pacekeeper.trainer.engine.train_loop import rank_main
 
 
 def spec(directory: Path, **values: object) -> NodeSpec:
@@ -148,7 +154,7 @@ def test_of_many_nodes_that_do_not_come_a_few_are_named(
 ) -> None:
     monkeypatch.setattr(rendezvous, "RENDEZVOUS_TIMEOUT_S", 0.2)
     monkeypatch.setattr(
-        supervisor, "node_limits", lambda: NodeLimits(memory_bytes=None, open_files=None)
+        launcher, "node_limits", lambda: NodeLimits(memory_bytes=None, open_files=None)
     )
     server = host_store("127.0.0.1", 0)
     with pytest.raises(UnreachableError, match=r"nodes \[0, 2, 3, .*, 8\] and 391 more did not"):
@@ -223,7 +229,7 @@ def test_a_wish_to_end_is_told_to_all_before_anybody_is_killed(
 ) -> None:
     node, rank = slow
     node.ask_to_stop()
-    now_s, patience_s = node.stop_asked_s, node.spec.config.peer_timeout_s + supervisor.GRACE_S
+    now_s, patience_s = node.stop_asked_s, node.spec.config.peer_timeout_s + launcher.GRACE_S
     for later_s in (0.0, 1.0, patience_s - 0.1):
         node._follow_stop(now_s + later_s)
     assert (rank.asked, rank.killed) == (1, 0), "a step may take as long as its collectives may"
@@ -238,7 +244,7 @@ def test_who_saves_the_end_of_a_job_that_is_over_is_not_killed_for_being_slow(
     node, rank = slow
     node.ask_to_stop()
     node.over_s = node.stop_asked_s
-    later_s = node.stop_asked_s + node.spec.config.peer_timeout_s + supervisor.GRACE_S + 1.0
+    later_s = node.stop_asked_s + node.spec.config.peer_timeout_s + launcher.GRACE_S + 1.0
     node._follow_stop(later_s)
     assert (rank.asked, rank.killed) == (1, 0)
     node.stop_asked_s -= 2.0

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import pytest
 
-from pacekeeper.core import ring
 from pacekeeper.core.errors import HostError, VersionError
-from pacekeeper.core.records import Record, StepRecord
-from pacekeeper.core.topology import Attachment
-from pacekeeper.trainer.telemetry import MAX_ERRORS, Ring, claim_directory
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import Record, StepRecord
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.trainer.hooks.ring_writer import MAX_ERRORS, Ring, claim_directory
 from support.slots import encode_slot
 
 ATTACHMENT = Attachment(job="job", rank=3, world_size=4, pid=os.getpid())
@@ -28,9 +28,11 @@ def step(number: int) -> StepRecord:
 
 def read(path: Path, index: int) -> Record | None:
     data = path.read_bytes()
-    offset = ring.slot_offset(index)
-    (sequence,) = ring.SEQUENCE.unpack_from(data, offset)
-    return ring.decode_slot(index, sequence, data[offset : offset + ring.SLOT_BYTES], sequence)
+    offset = shm_ring.slot_offset(index)
+    (sequence,) = shm_ring.SEQUENCE.unpack_from(data, offset)
+    return shm_ring.decode_slot(
+        index, sequence, data[offset : offset + shm_ring.SLOT_BYTES], sequence
+    )
 
 
 def test_records_lie_in_the_file_in_order(tmp_path: Path) -> None:
@@ -39,17 +41,17 @@ def test_records_lie_in_the_file_in_order(tmp_path: Path) -> None:
     for number in range(5):
         ours.write(step(number))
     assert [read(ours.path, i) for i in range(6)] == [*map(step, range(5)), None]
-    assert ring.decode_header(ours.path.read_bytes()) == ATTACHMENT
+    assert shm_ring.decode_header(ours.path.read_bytes()) == ATTACHMENT
 
 
 def test_the_oldest_records_are_overwritten(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
-    for number in range(ring.SLOT_COUNT + 1):
+    for number in range(shm_ring.SLOT_COUNT + 1):
         ours.write(step(number))
     assert ours.path is not None
     with pytest.raises(LookupError):
         read(ours.path, 0)
-    assert read(ours.path, ring.SLOT_COUNT) == step(ring.SLOT_COUNT)
+    assert read(ours.path, shm_ring.SLOT_COUNT) == step(shm_ring.SLOT_COUNT)
 
 
 def test_no_permission_is_one_warning_and_training_goes_on(
@@ -59,7 +61,7 @@ def test_no_permission_is_one_warning_and_training_goes_on(
     ours = Ring.create(tmp_path / "file", ATTACHMENT)
     ours.write(step(0))
     assert not ours.is_armed
-    assert ours.command() == ring.CommandSlot()
+    assert ours.command() == shm_ring.CommandSlot()
     assert ours.read_plan(1, bytes(32)) is None
     ours.write_layout(1, b"{}")
     ours.close()
@@ -93,14 +95,14 @@ def test_a_ring_that_disarmed_itself_still_hears(
     ours.write(step(0))
     assert ours.path is not None and read(ours.path, 0) is None
     for sequence, dead in enumerate((1, 2), start=1):
-        said = ring.CommandSlot(plan_generation=2, probe=sequence, dead_ranks=frozenset({dead}))
-        put_command(ours, ring.encode_command(sequence, said))
+        said = shm_ring.CommandSlot(plan_generation=2, probe=sequence, dead_ranks=frozenset({dead}))
+        put_command(ours, shm_ring.encode_command(sequence, said))
         assert ours.command() == said
-    ours.path.with_name(ring.plan_file_name(2)).write_bytes(b"plan")
+    ours.path.with_name(shm_ring.plan_file_name(2)).write_bytes(b"plan")
     assert ours.read_plan(2, hashlib.sha256(b"plan").digest()) == b"plan"
     with ours.path.open("r+b") as file:
-        file.seek(ring.HEARTBEAT_OFFSET)
-        file.write(ring.HEARTBEAT.pack(100.0))
+        file.seek(shm_ring.HEARTBEAT_OFFSET)
+        file.write(shm_ring.HEARTBEAT.pack(100.0))
     assert ours.heartbeat_mono_s() == 100.0
 
 
@@ -119,13 +121,13 @@ def test_a_forked_child_does_not_write(tmp_path: Path) -> None:
 def test_commands_are_seen_once_whole(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours.path is not None
-    assert ours.command() == ring.CommandSlot()
-    command = ring.CommandSlot(plan_generation=2, base_generation=1, dead_ranks=frozenset({1}))
-    data = ring.encode_command(1, command)
+    assert ours.command() == shm_ring.CommandSlot()
+    command = shm_ring.CommandSlot(plan_generation=2, base_generation=1, dead_ranks=frozenset({1}))
+    data = shm_ring.encode_command(1, command)
     torn = data[:20] + bytes(len(data) - 20)
-    for written, seen in ((torn, ring.CommandSlot()), (data, command)):
+    for written, seen in ((torn, shm_ring.CommandSlot()), (data, command)):
         with ours.path.open("r+b") as file:
-            file.seek(ring.COMMAND_OFFSET)
+            file.seek(shm_ring.COMMAND_OFFSET)
             file.write(written)
         assert ours.command() == seen
 
@@ -135,7 +137,7 @@ def test_a_plan_is_read_only_if_it_fits_its_digest(tmp_path: Path) -> None:
     assert ours.path is not None
     digest = hashlib.sha256(b"plan").digest()
     assert ours.read_plan(4, digest) is None
-    target = ours.path.with_name(ring.plan_file_name(4))
+    target = ours.path.with_name(shm_ring.plan_file_name(4))
     target.write_bytes(b"pla")
     assert ours.read_plan(4, digest) is None
     target.write_bytes(b"plan")
@@ -145,7 +147,7 @@ def test_a_plan_is_read_only_if_it_fits_its_digest(tmp_path: Path) -> None:
 def test_a_slot_is_closed_before_and_opened_after_its_content_changes(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
     slot = encode_slot(0, step(0))
-    start = ring.slot_offset(0)
+    start = shm_ring.slot_offset(0)
     stores: list[tuple[int, bytes]] = []
     rests: list[bytes] = []  # of the slot, as each store to the sequence finds it
 
@@ -154,7 +156,7 @@ def test_a_slot_is_closed_before_and_opened_after_its_content_changes(tmp_path: 
             stores.append((place.start, bytes(data)))
             rests.append(bytes(self[start + 8 : start + len(slot)]))
 
-    ours._slots = cast(mmap.mmap, Watched(ring.FILE_BYTES))
+    ours._slots = cast(mmap.mmap, Watched(shm_ring.FILE_BYTES))
     ours.write(step(0))
     assert stores == [(start, bytes(8)), (start, slot[:8])]
     assert rests == [bytes(len(slot) - 8), slot[8:]]
@@ -163,7 +165,7 @@ def test_a_slot_is_closed_before_and_opened_after_its_content_changes(tmp_path: 
 def put_command(ours: Ring, data: bytes) -> None:
     assert ours.path is not None
     with ours.path.open("r+b") as file:
-        file.seek(ring.COMMAND_OFFSET)
+        file.seek(shm_ring.COMMAND_OFFSET)
         file.write(data)
 
 
@@ -171,7 +173,7 @@ def test_a_new_ring_owns_all_its_pages(tmp_path: Path) -> None:
     # A store into a page that a full tmpfs can not give would end training by SIGBUS.
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours.path is not None
-    assert ours.path.stat().st_blocks * 512 >= ring.FILE_BYTES
+    assert ours.path.stat().st_blocks * 512 >= shm_ring.FILE_BYTES
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a small tmpfs")
@@ -184,7 +186,7 @@ def test_a_full_tmpfs_costs_the_ring_and_not_the_training(tmp_path: Path) -> Non
     if mounted.returncode != 0:
         pytest.skip("mounting is not permitted here")
     code = (
-        "import sys; from pacekeeper.trainer import hooks\n"
+        "import sys; from pacekeeper.trainer.hooks import hooks\n"
         "pace = hooks.attach(job='j', rank=0, world_size=1, ring_dir=sys.argv[1])\n"
         "for step in range(2000):\n"
         "    pace.step_began(step); pace.step_ended(tokens=1)\n"
@@ -203,16 +205,16 @@ def test_a_full_tmpfs_costs_the_ring_and_not_the_training(tmp_path: Path) -> Non
 
 
 def test_a_ring_of_another_version_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "job" / ring.ring_file_name(3)
+    path = tmp_path / "job" / shm_ring.ring_file_name(3)
     path.parent.mkdir()
-    header = bytearray(ring.encode_header(ATTACHMENT).ljust(ring.FILE_BYTES, b"\0"))
+    header = bytearray(shm_ring.encode_header(ATTACHMENT).ljust(shm_ring.FILE_BYTES, b"\0"))
     header[8] += 1
     path.write_bytes(header)
     with pytest.raises(VersionError):
-        ring.decode_header(path.read_bytes())
+        shm_ring.decode_header(path.read_bytes())
     ours = Ring.create(tmp_path, ATTACHMENT)
     ours.write(step(1))
-    assert ring.decode_header(path.read_bytes()) == ATTACHMENT
+    assert shm_ring.decode_header(path.read_bytes()) == ATTACHMENT
     assert read(path, 0) == step(1)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
@@ -221,25 +223,25 @@ def test_a_command_caught_between_two_writes_keeps_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
-    first, second = (ring.CommandSlot(dead_ranks=frozenset({r})) for r in (1, 2))
-    put_command(ours, ring.encode_command(1, first))
+    first, second = (shm_ring.CommandSlot(dead_ranks=frozenset({r})) for r in (1, 2))
+    put_command(ours, shm_ring.encode_command(1, first))
     assert ours.command() == first
-    put_command(ours, ring.encode_command(2, second))
-    decode = ring.decode_command
+    put_command(ours, shm_ring.encode_command(2, second))
+    decode = shm_ring.decode_command
     with monkeypatch.context() as patched:  # the agent begins its next write under our hands
-        patched.setattr(ring, "decode_command", lambda area: decode(bytes(8) + area[8:]))
+        patched.setattr(shm_ring, "decode_command", lambda area: decode(bytes(8) + area[8:]))
         assert ours.command() == first
     assert ours.command() == second
 
 
 def test_an_agent_that_died_in_mid_write_and_counts_anew_is_heard(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
-    first, second = (ring.CommandSlot(dead_ranks=frozenset({r})) for r in (1, 2))
-    put_command(ours, ring.encode_command(1, first))
+    first, second = (shm_ring.CommandSlot(dead_ranks=frozenset({r})) for r in (1, 2))
+    put_command(ours, shm_ring.encode_command(1, first))
     assert ours.command() == first
     put_command(ours, bytes(8))
     assert ours.command() == first
-    put_command(ours, ring.encode_command(1, second))
+    put_command(ours, shm_ring.encode_command(1, second))
     assert ours.command() == second
 
 
@@ -248,8 +250,8 @@ def test_the_last_beat_of_an_agent_can_be_read(tmp_path: Path) -> None:
     assert ours.heartbeat_mono_s() == 0.0
     assert ours.path is not None
     with ours.path.open("r+b") as file:
-        file.seek(ring.HEARTBEAT_OFFSET)
-        file.write(ring.HEARTBEAT.pack(100.0))
+        file.seek(shm_ring.HEARTBEAT_OFFSET)
+        file.write(shm_ring.HEARTBEAT.pack(100.0))
     assert ours.heartbeat_mono_s() == 100.0
 
 
@@ -257,7 +259,7 @@ def test_a_missing_and_a_wrong_plan_are_counted_apart(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours.path is not None
     assert ours.read_plan(4, bytes(32)) is None
-    ours.path.with_name(ring.plan_file_name(4)).write_bytes(b"plan")
+    ours.path.with_name(shm_ring.plan_file_name(4)).write_bytes(b"plan")
     assert ours.read_plan(4, bytes(32)) is None
     assert (ours.num_plans_missing, ours.num_plans_wrong) == (1, 1)
     assert ours.num_errors == 0, "a plan that is not there yet is no error of ours"
@@ -268,7 +270,7 @@ def test_a_plan_that_never_fits_is_hashed_once_and_said_once(
 ) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours.path is not None
-    target = ours.path.with_name(ring.plan_file_name(4))
+    target = ours.path.with_name(shm_ring.plan_file_name(4))
     digest, reads = hashlib.sha256(b"plan").digest(), []
     read_bytes = Path.read_bytes
 
@@ -301,9 +303,9 @@ def test_a_layout_appears_whole_or_not_at_all(
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours.path is not None
     ours.write_layout(7, b"layout")
-    target = ours.path.with_name(ring.layout_file_name(7))
+    target = ours.path.with_name(shm_ring.layout_file_name(7))
     assert target.read_bytes() == b"layout"
-    blocked = ours.path.with_name(ring.layout_file_name(8))
+    blocked = ours.path.with_name(shm_ring.layout_file_name(8))
     blocked.mkdir()
     (blocked / "full").touch()
     ours.write_layout(8, b"layout")  # can not be renamed onto a directory
@@ -315,9 +317,9 @@ def test_a_layout_appears_whole_or_not_at_all(
 
 
 def test_the_supervisor_has_a_ring_of_its_own(tmp_path: Path) -> None:
-    ours = Ring.create(tmp_path, ATTACHMENT, file_name=ring.SUPERVISOR_RING)
+    ours = Ring.create(tmp_path, ATTACHMENT, file_name=shm_ring.SUPERVISOR_RING)
     ours.write(step(0))
-    assert ours.path == tmp_path / "job" / ring.SUPERVISOR_RING
+    assert ours.path == tmp_path / "job" / shm_ring.SUPERVISOR_RING
     assert read(ours.path, 0) == step(0)
 
 
@@ -337,19 +339,19 @@ def test_what_is_meant_for_another_life_is_not_obeyed(tmp_path: Path) -> None:
     for own, meant, heard in ((8, 8, {3}), (8, 7, set()), (8, 0, {3}), (0, 7, {3})):
         ours = Ring.create(tmp_path, replace(ATTACHMENT, life=own))
         assert ours._memory is not None
-        said = ring.CommandSlot(dead_ranks=frozenset({3}), life=meant)
-        start = ring.COMMAND_OFFSET
-        ours._memory[start : start + ring.COMMAND_BYTES] = ring.encode_command(1, said)
+        said = shm_ring.CommandSlot(dead_ranks=frozenset({3}), life=meant)
+        start = shm_ring.COMMAND_OFFSET
+        ours._memory[start : start + shm_ring.COMMAND_BYTES] = shm_ring.encode_command(1, said)
         assert ours.command().dead_ranks == heard, (own, meant)
 
 
 def test_what_a_past_controller_says_is_not_obeyed(tmp_path: Path) -> None:
     ours = Ring.create(tmp_path, ATTACHMENT)
     assert ours._memory is not None
-    start, heard = ring.COMMAND_OFFSET, list[int]()
+    start, heard = shm_ring.COMMAND_OFFSET, list[int]()
     for number, (term, dead) in enumerate([(5, 1), (4, 2), (5, 3), (0, 4), (6, 5)], 1):
-        said = ring.CommandSlot(dead_ranks=frozenset({dead}), term=term)
-        ours._memory[start : start + ring.COMMAND_BYTES] = ring.encode_command(number, said)
+        said = shm_ring.CommandSlot(dead_ranks=frozenset({dead}), term=term)
+        ours._memory[start : start + shm_ring.COMMAND_BYTES] = shm_ring.encode_command(number, said)
         heard += ours.command().dead_ranks
     assert heard == [1, 1, 3, 3, 5]
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from pathlib import Path
 
-from pacekeeper.core.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import CheckpointId, Piece
-from pacekeeper.core.transfers import moves_layers
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, read_manifest
-from pacekeeper.trainer.checkpoint_files import open_storage
-from pacekeeper.trainer.partial_saves import PartialSaves
-from pacekeeper.trainer.token_books import TokenBooks
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
+from pacekeeper.core.layout.diff import moves_layers
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
+from pacekeeper.trainer.checkpoint.policies.token_books import TokenBooks
+from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
+from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY
 from support.thread_ranks import ThreadRanks
 

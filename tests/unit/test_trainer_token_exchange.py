@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pacekeeper.trainer.token_exchange import Neighbourhood, exchange, neighbourhoods
-from pacekeeper.trainer.token_split import HostPairs, split_rows, whole_capacities
+from pacekeeper.trainer.parallel.all_to_all_splits import Neighbourhood, exchange, neighbourhoods
+from pacekeeper.trainer.parallel.token_balancing import HostPairs, split_rows, whole_capacities
 
 
 def test_a_slow_rank_takes_fewer_rows() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from pacekeeper.core.config import TrainConfig
-from pacekeeper.core.layout import even_layout
-from pacekeeper.trainer.going_back import MEMORY
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.trainer.checkpoint.restore import MEMORY
 from support.thread_ranks import ThreadRanks
 from support.trainees import trained
 

@@ -6,16 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.core.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.core.manifest import MANIFEST_FILE, CheckpointId, Manifest, Piece, WindowStart
-from pacekeeper.core.manifest_codec import decode_manifest, encode_manifest
-from pacekeeper.trainer.checkpoint import Position
-from pacekeeper.trainer.checkpoint_catalog import complete_ids, damages, read_manifest
-from pacekeeper.trainer.checkpoint_files import LocalStorage, open_storage
-from pacekeeper.trainer.checkpoint_retention import sweep
-from pacekeeper.trainer.checkpoint_saver import Outcome, Saver
-from pacekeeper.trainer.storage_waits import SAY_AFTER_S
-from pacekeeper.trainer.window_saves import Save, WindowSaves
+from pacekeeper.core.checkpoint.manifest import (
+    MANIFEST_FILE,
+    CheckpointId,
+    Manifest,
+    Piece,
+    WindowStart,
+)
+from pacekeeper.core.checkpoint.manifest_codec import decode_manifest, encode_manifest
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
+from pacekeeper.trainer.checkpoint.async_writer import Outcome, Saver
+from pacekeeper.trainer.checkpoint.manager import Position
+from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
+from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
+from pacekeeper.trainer.checkpoint.retention import sweep
+from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
+from pacekeeper.trainer.checkpoint.storage_waits import SAY_AFTER_S
 from support.checkpoints import TINY, Lone
 
 THREE = replace(TINY, checkpoint_window_steps=3, steps=100)

@@ -1,0 +1,308 @@
+"""Wires the agent: one loop looks into the rings, one stream reports, one thread asks NVML."""
+
+import asyncio
+import logging
+import signal
+import socket
+import time
+import uuid
+from pathlib import Path
+
+from pacekeeper.agent.health import nvrx_socket
+from pacekeeper.agent.health.node_health import Verdicts
+from pacekeeper.agent.health.nvsentinel import Sentinel
+from pacekeeper.agent.host.kernel import Host
+from pacekeeper.agent.metrics import AgentMetrics
+from pacekeeper.agent.nvml.sampler import Sampler
+from pacekeeper.agent.rings.collector import Intake
+from pacekeeper.agent.trace_recorder import Recording
+from pacekeeper.agent.uplink.batching import Reading, SampleNews, batch, deaths_in, split
+from pacekeeper.agent.uplink.fencing import FILE_NAME, Terms
+from pacekeeper.agent.uplink.load_sums import with_sums
+from pacekeeper.agent.uplink.spool import Spool
+from pacekeeper.agent.uplink.stream import Uplink
+from pacekeeper.core.addresses import each_address
+from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.config.metrics_config import open_metrics
+from pacekeeper.core.config.security import plain_caller
+from pacekeeper.core.errors import ConfigError
+from pacekeeper.core.telemetry.node_report import AgentHealth
+from pacekeeper.core.telemetry.samples import DeviceSample
+from pacekeeper.protos import control_pb2, telemetry_pb2, tls
+from pacekeeper.protos.convert import reports
+
+IDLE_REPORT_S = 1.0  # a quiet node still reports, so that silence means something
+FLUSH_S = 3.0  # at the end, for a controller that is busy
+SHOW_S = 1.0  # between two updates of what Prometheus may ask for
+IDLE_POLL_S = 0.5  # where no job runs there is nothing to read but a new job's name
+MAX_TOLD_FILES = 16  # unreadable files named in one report
+PLAIN_REMEDY = "give it certificates ([tls]), or say --insecure"
+_log = logging.getLogger(__name__)
+
+
+class Agent:
+    """The daemon of one node."""
+
+    def __init__(self, config: AgentConfig) -> None:
+        """Raises ConfigError where it would speak in the clear, or has no certificate to show."""
+        refuse_plain(config)
+        tls.check_client(config.tls, config.token_file)
+        self.config = config
+        rings = Path(config.ring_dir)
+        self.intake = Intake(directory=rings, terms=Terms(path=rings / FILE_NAME))
+        self.spool: Spool[telemetry_pb2.NodeReport] = Spool(capacity=config.spool_batches)
+        self.metrics = AgentMetrics(
+            config.node or socket.gethostname(),
+            {"tls": config.tls.cert, "metrics": config.metrics.cert},
+        )
+        self.sampler = Sampler(config.sample_interval_s)
+        self.host = Host(interval_s=config.sample_interval_s)
+        self.uplink = Uplink(
+            addresses=each_address(config.controller),
+            terms=self.intake.terms,
+            node=config.node or socket.gethostname(),
+            rack=config.rack,
+            life=uuid.uuid4().hex,
+            spool=self.spool,
+            ack_timeout_s=config.ack_timeout_s,
+            reconnect_max_s=config.reconnect_max_s,
+            on_command=self._obey,
+            greeting=self._greet,
+            tls=config.tls,
+            token_file=config.token_file,
+        )
+        self.verdicts = Verdicts(ring_dir=Path(config.ring_dir), node=self.uplink.node)
+        self.recording: Recording | None = None
+        self._sent_samples = SampleNews()
+        self._recorded_samples = SampleNews()
+        self._shown_s = -SHOW_S
+        self._sequence = 0
+        self._reported_s = 0.0
+        self._num_unsendable = 0
+        self._told: dict[str, tuple[int, int]] = {}  # by job: newest report of it, drops until then
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Raises HostError (directory, port), VersionError."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self.intake.prepare()
+        if self.config.record_dir:
+            self.recording = Recording.begin(
+                Path(self.config.record_dir),
+                node=self.uplink.node,
+                max_bytes=self.config.record_max_bytes,
+            )
+        listen = self.config.metrics_listen
+        server = self.metrics.serve(listen, self.config.metrics) if listen else None
+        if server is not None:
+            _log.info("metrics=%s:%d", server.server_address[0], server.server_port)
+        launchers = self.config.health_socket
+        health = (
+            await nvrx_socket.serve(Path(launchers), self.verdicts.answer) if launchers else None
+        )
+        self.sampler.start()
+        _log.info(
+            "node=%s rings=%s controller=%s",
+            self.uplink.node,
+            self.config.ring_dir,
+            self.config.controller,
+        )
+        uplink = asyncio.create_task(self.uplink.run())
+        tasks = [
+            uplink,
+            asyncio.create_task(self._look_forever()),
+            asyncio.create_task(stop.wait()),
+        ]
+        if self.config.sentinel_socket:
+            sentinel = Sentinel(
+                socket=self.config.sentinel_socket,
+                node=self.uplink.node,
+                remediates=self.config.sentinel_remediates,
+                look=self.verdicts.events,
+            )
+            tasks.append(asyncio.create_task(sentinel.run()))
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # raises what ended it
+            await self._flush(uplink)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self.sampler.stop()
+            self.intake.close()
+            if health is not None:
+                await health.stop(nvrx_socket.GRACE_S)
+            if self.recording is not None:
+                self.recording.close()
+            if server is not None:
+                server.close()
+        _log.info("stopped waiting=%d", len(self.spool))
+
+    async def _look_forever(self) -> None:
+        while True:
+            self._look()
+            poll_s = self.config.poll_interval_s
+            await asyncio.sleep(poll_s if self.intake.num_rings else max(poll_s, IDLE_POLL_S))
+
+    def _look(self) -> None:
+        began_s = time.monotonic()
+        readings = self.intake.look(began_s)
+        if self.recording is not None:
+            devices = self._recorded_samples.take(self.sampler.latest(began_s)[0])
+            self.recording.take(readings, devices, self.host.latest(began_s))
+        for (job, life), dead in deaths_in(readings, self.intake.pids()).items():
+            self.intake.notify_deaths(job, dead, life)
+        # While the controller is away, a report without news would only push others out.
+        is_due = self.uplink.is_connected and began_s - self._reported_s >= IDLE_REPORT_S
+        if is_due or any(not reading.is_empty for reading in readings):
+            devices = self._sent_samples.take(self.sampler.latest(began_s)[0])
+            for portion in split(with_sums(readings)):
+                self._report(portion, began_s, devices)
+                devices = ()
+            self.uplink.wake()
+        self._let_go(began_s)
+        if began_s - self._shown_s >= SHOW_S:
+            self._shown_s = began_s
+            self._show(began_s)
+            self.verdicts.look(*self.sampler.latest(began_s), self.intake.suspects(), began_s)
+        self.metrics.poll.observe(time.monotonic() - began_s)
+
+    def _report(
+        self,
+        readings: tuple[Reading, ...],
+        now_s: float,
+        devices: tuple[DeviceSample, ...] = (),
+    ) -> None:
+        """Put one report into the spool, encoded: an outage must not cost much memory."""
+        self._sequence += 1
+        sequence = self._sequence
+        self._reported_s = now_s
+        try:
+            message = self._encode(readings, sequence, now_s, devices)
+        except ValueError as error:
+            self._num_unsendable += 1
+            _log.error("a report can not be sent: %s", error)
+            return
+        self.spool.put(message, message.ByteSize())
+        for reading in readings:
+            if not reading.is_empty:
+                self._told[reading.job] = (sequence, self.spool.num_dropped)
+
+    def _let_go(self, now_s: float) -> None:
+        """Rings of jobs that ended, once the controller has all they said."""
+        for gone in set(self._told) - set(self.intake.pids()):
+            del self._told[gone]
+        for job in self.intake.ended(now_s):
+            sequence, num_dropped = self._told.get(job, (0, 0))
+            if self.spool.num_dropped != num_dropped:
+                # Perhaps just its last words were given up: once more, in short.
+                self._report((self.intake.facts(job),), now_s)
+                self.uplink.wake()
+            elif self.spool.settled >= sequence:
+                self.intake.release(job)
+                self._told.pop(job, None)
+
+    def _encode(
+        self,
+        readings: tuple[Reading, ...],
+        sequence: int,
+        now_s: float,
+        devices: tuple[DeviceSample, ...],
+    ) -> telemetry_pb2.NodeReport:
+        health = self._health(now_s)
+        host = self.host.latest(now_s)
+        return reports.report_to_message(
+            batch(readings, devices, health, sequence=sequence, now_s=now_s, host=host)
+        )
+
+    def _greet(self, sequence: int) -> telemetry_pb2.NodeReport:
+        """Attachments, layouts and devices: a controller that was away may have forgotten."""
+        now_s = time.monotonic()
+        devices, _ = self.sampler.latest(now_s)
+        return self._encode(self.intake.everything_again(), sequence, now_s, devices)
+
+    def _health(self, now_s: float) -> AgentHealth:
+        counts = self.intake.counts
+        devices, nvml = self.sampler.latest(now_s)
+        files = sorted((self.intake.unreadable | self.intake.unwritable).items())
+        told = [f"{name}: {reason}" for name, reason in files[:MAX_TOLD_FILES]]
+        if len(files) > MAX_TOLD_FILES:
+            told.append(f"and {len(files) - MAX_TOLD_FILES} more")
+        return AgentHealth(
+            nvml=nvml,
+            num_devices=sum(not device.is_lost for device in devices),
+            records_read=counts.read,
+            records_lost=counts.lost,
+            records_corrupt=counts.corrupt,
+            batches_dropped=self.spool.num_dropped + self._num_unsendable,
+            unreadable=tuple(told),
+        )
+
+    def _show(self, now_s: float) -> None:
+        self.metrics.update(
+            self._health(now_s),
+            rings=self.intake.num_rings,
+            spool_batches=len(self.spool),
+            spool_bytes=self.spool.num_bytes,
+            connected=self.uplink.is_connected,
+        )
+        self.metrics.update_nvml(
+            readings=self.sampler.rounds,
+            spent_s=self.sampler.spent_s,
+            waiting_s=self.sampler.waiting_s(now_s),
+        )
+        self.metrics.devices = self.sampler.latest(now_s)[0]
+        self.metrics.host = self.host.latest(now_s)
+
+    def _obey(self, message: control_pb2.AttachResponse) -> None:
+        match message.WhichOneof("message"):
+            case "offer_plan":
+                try:
+                    offer = reports.offer_from_message(message.offer_plan)
+                except ValueError as error:
+                    _log.error("offer ignored: %s", error)
+                    return
+                self.intake.offer_plan(offer)
+            case "notify_deaths":
+                notice = message.notify_deaths
+                self.intake.notify_deaths(notice.job, frozenset(notice.ranks), notice.life)
+            case "tell_suspects":
+                told = message.tell_suspects
+                self.intake.tell_suspects(told.job, frozenset(told.ranks), told.life)
+            case "ask_probe":
+                asked = message.ask_probe
+                self.intake.ask_probe(asked.job, asked.number, asked.life)
+            case other:
+                _log.warning("unknown command %s: is the controller newer?", other)
+
+    async def _flush(self, uplink: "asyncio.Task[None]") -> None:
+        """Read the rings a last time and give the last reports a moment to leave."""
+        self._look()
+        self.uplink.finish()
+        _, late = await asyncio.wait({uplink}, timeout=FLUSH_S)
+        if late:
+            _log.warning("the controller did not take all reports within %g s", FLUSH_S)
+
+
+def refuse_plain(config: AgentConfig) -> None:
+    """Raises ConfigError for what goes beyond loopback in the clear without having been told to."""
+    for why in plain_ways(config):
+        if not config.insecure:
+            raise ConfigError(why, remedy=PLAIN_REMEDY)
+        _log.warning("insecure: %s", why)
+
+
+def plain_ways(config: AgentConfig) -> list[str]:
+    """What would go beyond loopback in the clear. Raises ConfigError where a token would."""
+    callers = [plain_caller(one, config.tls) for one in each_address(config.controller)]
+    whys = list(callers)
+    if config.metrics_listen:
+        whys.append(open_metrics(config.metrics_listen, config.metrics))
+    for why in filter(None, whys):
+        if why in callers and config.token_file:
+            raise ConfigError(f"{why}: its token would be everybody's", remedy="set [tls] ca")
+    return [why for why in whys if why]

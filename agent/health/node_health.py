@@ -1,0 +1,73 @@
+"""What this node is good for, kept current: in a file beside the rings, and for who asks.
+
+The file is for `pacekeeper healthcheck`. A shell around `core/incidents/node_health.py` and
+`peer_messages.py`.
+"""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pacekeeper.agent.health import peer_messages
+from pacekeeper.agent.rings.job_files import write_whole
+from pacekeeper.core.incidents import node_health
+from pacekeeper.core.incidents.node_health import Verdict
+from pacekeeper.core.telemetry.samples import DeviceSample
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Verdicts:
+    """Of one node. `look` comes first; never raises."""
+
+    ring_dir: Path
+    node: str
+    present: Verdict | None = None
+    slow: peer_messages.SlowRanks = field(default_factory=dict)
+    _findings: peer_messages.Findings = field(default_factory=peer_messages.Findings)
+    _written: Verdict | None = None
+    _unwritable: str = ""
+
+    def look(
+        self,
+        devices: tuple[DeviceSample, ...],
+        nvml: str,
+        suspects: Mapping[str, frozenset[int]],
+        now_s: float,
+    ) -> None:
+        """Judge anew. `suspects`: by job, the ranks here that a finding of the controller names."""
+        self.slow = self._findings.take(suspects, now_s)
+        self.present = node_health.judge(
+            self.present, devices, nvml=nvml, node=self.node, now_unix_s=time.time()
+        )
+        if node_health.is_news(self._written, self.present):
+            self._write(self.present)
+
+    def answer(self) -> peer_messages.Answer:
+        """For NVRx's launcher."""
+        return peer_messages.answer(self._known(), self.slow)
+
+    def events(self) -> tuple[peer_messages.Event, ...]:
+        """For NVSentinel."""
+        return peer_messages.events(self._known(), self.slow)
+
+    def _known(self) -> Verdict:
+        if self.present is not None:
+            return self.present
+        why = "the agent has just begun"
+        return node_health.nothing_known(why, node=self.node, now_unix_s=time.time())
+
+    def _write(self, verdict: Verdict) -> None:
+        target = self.ring_dir / node_health.FILE_NAME
+        said = ""
+        try:
+            write_whole(target, node_health.encode(verdict))
+            self._written = verdict
+        except OSError as error:
+            said = error.strerror or str(error)
+        if said and said != self._unwritable:
+            _log.warning("verdict=%s: %s; `pacekeeper healthcheck` knows nothing", target, said)
+        self._unwritable = said

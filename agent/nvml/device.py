@@ -1,0 +1,79 @@
+"""One GPU as NVML knows it, and how it is asked: each question may fail by itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pacekeeper.agent.nvml.fields import Key
+from pacekeeper.agent.nvml.gpm import Activity
+
+Question = Callable[[Any, Any], Any]  # of the binding and a handle
+
+
+class LostError(Exception):
+    """The device fell off its bus, or must be reset."""
+
+
+class GoneError(Exception):
+    """The driver is gone or was exchanged: no handle is good any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One MIG instance of a device: its own handle, UUID and name."""
+
+    handle: Any
+    uuid: str
+    name: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Device:
+    """One GPU: its handle, questions it refused for good, and its last answers that keep."""
+
+    index: int
+    handle: Any
+    uuid: str = ""
+    is_lost: bool = False
+    refused: set[str] = field(default_factory=set)
+    refused_fields: frozenset[Key] = frozenset()
+    num_links: int = 0
+    counters: dict[str, Any] = field(default_factory=dict)  # fields of a sample
+    health: dict[str, Any] = field(default_factory=dict)  # fields of a DeviceHealth
+    slow: dict[str, Any] = field(default_factory=dict)
+    activity: Activity | None = None
+    instances: tuple[Instance, ...] = ()
+    fields_due_s: float | None = None
+    slow_due_s: float | None = None
+
+
+def ask(pynvml: Any, device: Device, name: str, question: Question) -> Any:
+    """The answer, or None. What this device, driver or binding does not know is not asked again.
+
+    Raises LostError, GoneError.
+    """
+    if name in device.refused:
+        return None
+    try:
+        return question(pynvml, device.handle)
+    except AttributeError:  # a binding from before this question
+        device.refused.add(name)
+        return None
+    except pynvml.NVMLError as error:
+        code = getattr(error, "value", None)
+        if code in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
+            raise LostError(str(error)) from None
+        if code in (
+            pynvml.NVML_ERROR_UNINITIALIZED,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+            pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        ):
+            raise GoneError(str(error)) from None
+        if code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND):
+            device.refused.add(name)
+        return None
+
+
+def text(value: str | bytes | None) -> str:
+    """A name as text; empty where there is none."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""

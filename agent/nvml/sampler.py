@@ -1,0 +1,113 @@
+"""Asks NVML on a period, in a thread that nobody waits for: no hung driver stops the agent.
+
+Slow answers are a sign of a sick driver, and asking makes them worse: who takes long is asked less.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from pacekeeper.agent.nvml.client import NoNvml, Nvml, open_nvml
+from pacekeeper.agent.nvml.device import GoneError
+from pacekeeper.agent.nvml.xid_events import Xids
+from pacekeeper.core.telemetry.samples import DeviceSample
+
+HUNG_S = 10.0  # an answer that takes longer counts as none
+REOPEN_S = 60.0  # between two attempts where there is no driver, or a device is lost
+AGAIN_S = 5.0  # after a driver that was there is gone: it may be restarting
+LEAST_REST = 20.0  # times as long as asking took it is left alone: 5 % of the time at the most
+_log = logging.getLogger(__name__)
+
+Opener = Callable[[Mapping[int, Xids]], Nvml | NoNvml]
+
+
+class Sampler:
+    """Reads all devices. `latest(now_s)` and `waiting_s(now_s)` never wait."""
+
+    def __init__(self, interval_s: float, opener: Opener = open_nvml) -> None:
+        self._interval_s = interval_s
+        self._open = opener
+        self._stop = threading.Event()
+        self._asked_s: float | None = None  # when the question under way was asked
+        self._latest: tuple[tuple[DeviceSample, ...], str] = ((), "not asked yet")
+        self.rounds = 0
+        self.spent_s = 0.0
+
+    def start(self) -> None:
+        """Begin to sample."""
+        threading.Thread(target=self._run, name="nvml", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ask the thread to end; it is not waited for."""
+        self._stop.set()
+
+    def latest(self, now_s: float) -> tuple[tuple[DeviceSample, ...], str]:
+        """The newest samples, and "ok" or why there are none (or not of all devices)."""
+        if self.waiting_s(now_s) > HUNG_S:
+            return (), f"NVML hangs: no answer for more than {HUNG_S:g} s"
+        return self._latest
+
+    def waiting_s(self, now_s: float) -> float:
+        """How long the answer under way has been waited for; 0 between two."""
+        asked_s = self._asked_s
+        return 0.0 if asked_s is None else max(0.0, now_s - asked_s)
+
+    def _run(self) -> None:
+        nvml: Nvml | None = None
+        heard: Mapping[int, Xids] = {}
+        was_there = False
+        opened_s = 0.0
+        while not self._stop.is_set():
+            now_s = self._asked_s = time.monotonic()
+            if nvml is not None and nvml.lost and now_s - opened_s > REOPEN_S:
+                heard = _close(nvml)
+                nvml = None
+            if nvml is None:
+                found = self._opened(heard)
+                opened_s = now_s
+                if isinstance(found, NoNvml):
+                    self._publish((), found.reason)
+                    self._stop.wait(AGAIN_S if was_there else REOPEN_S)
+                    continue
+                nvml, was_there = found, True
+            try:
+                samples = nvml.sample(now_s)
+            except Exception as error:  # the driver's, or its binding's: to be said, not to end us
+                heard = _close(nvml)
+                nvml = None
+                self._publish((), _why(error))
+                self._stop.wait(AGAIN_S)
+                continue
+            took_s = time.monotonic() - now_s
+            self.rounds, self.spent_s = self.rounds + 1, self.spent_s + took_s
+            self._publish(samples, "; ".join(nvml.lost) or "ok")
+            # The first reading asks what each device can tell: that is no measure.
+            rest_s = min(REOPEN_S, took_s * LEAST_REST) if self.rounds > 1 else 0.0
+            self._stop.wait(max(self._interval_s - took_s, rest_s))
+        if nvml is not None:
+            nvml.close()
+
+    def _opened(self, heard: Mapping[int, Xids]) -> Nvml | NoNvml:
+        try:
+            return self._open(heard)
+        except Exception as error:
+            return NoNvml(reason=_why(error))
+
+    def _publish(self, samples: tuple[DeviceSample, ...], state: str) -> None:
+        self._asked_s = None
+        if state != self._latest[1]:
+            _log.info("nvml=%r devices=%d", state, len(samples))
+        self._latest = (samples, state)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, GoneError):
+        return f"the driver is gone: {error}"
+    return f"reading NVML failed: {error!r:.200}"
+
+
+def _close(nvml: Nvml) -> Mapping[int, Xids]:
+    """What was heard of its devices, for the next one."""
+    nvml.close()
+    return {} if nvml.watch is None else nvml.watch.heard

@@ -1,0 +1,102 @@
+"""The node's ring directory, which everybody may write: one agent claims it and lists its jobs.
+
+No link in it is followed: the agent often runs as root, and where a link leads is another's choice.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.telemetry.samples import is_job_name
+
+_EVERYBODYS = 0o1777
+_log = logging.getLogger(__name__)
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+def claim(directory: Path) -> int:
+    """Make the directory where it is missing and claim it; the open directory holds the claim.
+
+    Raises HostError where that can not be.
+    """
+    remedy = "make it writable for this user, or name another with --ring-dir"
+    try:
+        if not directory.is_dir():
+            directory.mkdir(parents=True)
+            directory.chmod(_EVERYBODYS)  # ranks of other users make their job's directory
+        elif directory.is_symlink() and directory.lstat().st_uid not in (0, os.geteuid()):
+            raise HostError(f"ring directory {directory}: a link of another user", remedy=remedy)
+        _take_over(directory)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+        lock = os.open(directory, _DIRECTORY)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except FileExistsError:
+        raise HostError(f"ring directory {directory}: is not a directory", remedy=remedy) from None
+    except BlockingIOError:
+        os.close(lock)
+        raise HostError(
+            f"ring directory {directory}: another agent reads it",
+            remedy="stop that agent, or name another directory with --ring-dir",
+        ) from None
+    except OSError as error:
+        raise HostError(f"ring directory {directory}: {error.strerror}", remedy=remedy) from None
+    return lock
+
+
+def _take_over(directory: Path) -> None:
+    """Ranks that came first made it as their user, who could take away what we write there."""
+    if os.geteuid() != 0:
+        return
+    descriptor = os.open(directory, _DIRECTORY)
+    try:
+        owner = os.fstat(descriptor).st_uid
+        if owner != 0:
+            os.fchown(descriptor, 0, -1)
+            os.fchmod(descriptor, _EVERYBODYS)
+            _log.warning("rings=%s was made by user %d: it is root's now", directory, owner)
+    except PermissionError:  # root of a container, or without the right to
+        _log.warning(
+            "rings=%s stays user %d's, who can take away what is kept there", directory, owner
+        )
+    finally:
+        os.close(descriptor)
+
+
+def jobs(directory: Path) -> tuple[dict[str, int | None], list[str]]:
+    """(directories that may be a job's, with their mtime_ns; links that bear such a name).
+
+    One entry can not hide the others: a time that can not be read is None, and the job is looked
+    at all the same. Raises OSError where the directory itself can not be read.
+    """
+    found: dict[str, int | None] = {}
+    links: list[str] = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not is_job_name(entry.name):
+                continue
+            try:
+                if entry.is_symlink():
+                    links.append(entry.name)
+                elif entry.is_dir(follow_symlinks=False):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
+            except FileNotFoundError:
+                continue  # gone meanwhile
+            except OSError:
+                found[entry.name] = None
+    return found, links
+
+
+@contextlib.contextmanager
+def opened(directory: Path) -> Iterator[int]:
+    """A job's directory itself, never what a link in its place leads to. Raises OSError."""
+    descriptor = os.open(directory, _DIRECTORY | os.O_NOFOLLOW)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

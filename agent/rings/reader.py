@@ -1,0 +1,302 @@
+"""The reader's side of one ring file: every record once, in order, and what is lost is counted.
+
+A slot is read again later while it is being written, skipped and counted where its bytes do not fit
+on a second look either, and passed over where the writer was faster. Nothing waits, nothing raises.
+Nothing is mapped: who may write a file may cut it, and a mapping of it would end the agent then.
+"""
+
+import fcntl
+import logging
+import os
+import stat
+import struct
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from pacekeeper.core.telemetry import shm_ring
+from pacekeeper.core.telemetry.records import Record
+from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.protos.convert import reports
+
+LATER_SLOTS_ASKED = 4  # before a record that does not come is given up
+MAX_RECORDS_PER_LOOK = 4096  # per ring and look: one busy rank must not starve the others
+_LOOKED_AT = LATER_SLOTS_ASKED + 2  # slots, the last one that was read among them
+_SEQUENCES = struct.Struct("<" + f"Q{shm_ring.SLOT_BYTES - shm_ring.SEQUENCE.size}x" * _LOOKED_AT)
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the agent's start."""
+
+    read: int = 0
+    lost: int = 0
+    corrupt: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class RingReader:
+    """One open ring. `said` is what its command slot holds now.
+
+    `was_held`: its writer held the file's lock when we opened it, so the lock tells of its end.
+    `trouble`: why it can not be read to its end, or written; it was said.
+    """
+
+    path: Path
+    inode: int
+    descriptor: int
+    attachment: Attachment
+    index: int = 0
+    said: shm_ring.CommandSlot = field(default_factory=shm_ring.CommandSlot)
+    command_sequence: int = 0
+    was_held: bool = False
+    trouble: str = ""
+    _stuck_at: int = -1
+    _misfit_at: int = -1
+
+    @property
+    def is_rank(self) -> bool:
+        return self.path.name != shm_ring.SUPERVISOR_RING
+
+    def records(self, counts: Counts) -> list[Record]:
+        """What is new; never more than MAX_RECORDS_PER_LOOK."""
+        found: list[Record] = []
+        if self._is_quiet():
+            self._stuck_at = -1
+            return found
+        while len(found) < MAX_RECORDS_PER_LOOK:
+            try:
+                record = self._decode(self.index)
+            except shm_ring.TornError:
+                break
+            except shm_ring.CorruptError:
+                if self._sequence_at(self.index) == self.index + 1:
+                    if not self._is_misfit_still():
+                        break  # a weakly ordered processor may show its bytes later
+                    counts.corrupt += 1
+                    self.index += 1
+                    continue
+                record = None  # what is damaged there is not, or not surely, the one we wait for
+            except LookupError:
+                # The slot holds a record of a later round: the oldest one left is the next slot's.
+                oldest = max(self.index + 1, self._sequence_at(self.index) - shm_ring.SLOT_COUNT)
+                counts.lost += oldest - self.index
+                self.index = oldest
+                continue
+            if record is not None:
+                counts.read += 1
+                found.append(record)
+            elif self._sequence_at(self.index - 1) == self.index + shm_ring.SLOT_COUNT:
+                counts.lost += 1  # the writer came round and is about to overwrite it
+            elif self._is_abandoned():
+                counts.corrupt += 1
+            else:
+                break
+            self.index += 1
+        return found
+
+    def rest(self, counts: Counts) -> list[Record]:
+        """All that is left, where nobody will look again: bad records get their second look too."""
+        found: list[Record] = []
+        until, num_idle = self.index + shm_ring.SLOT_COUNT, 0
+        while num_idle < 2 and self.index < until:
+            before = self.index
+            found += self.records(counts)
+            num_idle = num_idle + 1 if self.index == before else 0
+        return found
+
+    def _is_quiet(self) -> bool:
+        """Has nothing been written since the last look? Most looks end here, for little."""
+        first = (self.index - 1) % shm_ring.SLOT_COUNT
+        if first + _LOOKED_AT <= shm_ring.SLOT_COUNT:
+            area = self._read(shm_ring.slot_offset(first), _SEQUENCES.size)
+            before, *later = _SEQUENCES.unpack(area)
+        else:  # they go on at the ring's beginning
+            before, *later = (self._sequence_at(self.index - 1 + i) for i in range(_LOOKED_AT))
+        if before == self.index + shm_ring.SLOT_COUNT:
+            return False  # the writer came round
+        return all(sequence <= index for index, sequence in enumerate(later, start=self.index))
+
+    def _is_misfit_still(self) -> bool:
+        """Did the look before this one find the same record not to fit?"""
+        was_seen = self._misfit_at == self.index
+        self._misfit_at = self.index
+        return was_seen
+
+    def _is_abandoned(self) -> bool:
+        """Was the next record left half-written, or its sequence damaged, for good?
+
+        True on the second look at it with a whole later record beside it: a writer writes in order.
+        """
+        is_passed = any(
+            self._is_whole(self.index + ahead) for ahead in range(1, LATER_SLOTS_ASKED + 1)
+        )
+        was_seen = self._stuck_at == self.index
+        self._stuck_at = self.index if is_passed else -1
+        return is_passed and was_seen
+
+    def _is_whole(self, index: int) -> bool:
+        try:
+            return self._decode(index) is not None
+        except LookupError:
+            return True  # a record of a still later round
+        except ValueError:
+            return False
+
+    def _decode(self, index: int) -> Record | None:
+        slot = self._read(shm_ring.slot_offset(index), shm_ring.SLOT_BYTES)
+        before: int = shm_ring.SEQUENCE.unpack_from(slot)[0]
+        return shm_ring.decode_slot(index, before, slot, self._sequence_at(index))
+
+    def _sequence_at(self, index: int) -> int:
+        data = self._read(shm_ring.slot_offset(index), shm_ring.SEQUENCE.size)
+        sequence: int = shm_ring.SEQUENCE.unpack(data)[0]
+        return sequence
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """These bytes of the file; zeros where it was cut: nothing is written there."""
+        try:
+            data = os.pread(self.descriptor, size, offset)
+        except OSError as error:
+            data = b""
+            self._say(f"can not be read: {error.strerror}")
+        if len(data) < size:
+            self._say(
+                f"was cut short: {offset + len(data)} bytes, a ring has {shm_ring.FILE_BYTES}"
+            )
+            return data.ljust(size, b"\0")
+        return data
+
+    def _write(self, data: bytes, offset: int) -> None:
+        """Put bytes there; nothing where the file was cut: that would make it longer again."""
+        try:
+            if (size := os.fstat(self.descriptor).st_size) != shm_ring.FILE_BYTES:
+                self._say(f"was cut short: {size} bytes, a ring has {shm_ring.FILE_BYTES}")
+                return
+            os.pwrite(self.descriptor, data, offset)
+        except OSError as error:
+            self._say(f"can not be written: {error.strerror}")
+
+    def _say(self, trouble: str) -> None:
+        if not self.trouble:
+            _log.warning("file=%s %s", self.path, trouble)
+            self.trouble = trouble
+
+    def write_command(self, command: shm_ring.CommandSlot) -> None:
+        """Put the command into the slot: sequence last, so that a rank sees it whole or not."""
+        if command == self.said:
+            return
+        self.said = command
+        self.command_sequence += 1
+        data = shm_ring.encode_command(self.command_sequence, command)
+        self._write(bytes(8), shm_ring.COMMAND_OFFSET)
+        self._write(data[8:], shm_ring.COMMAND_OFFSET + 8)
+        self._write(data[:8], shm_ring.COMMAND_OFFSET)
+
+    def beat(self, now_s: float) -> None:
+        """Tell the rank that somebody reads."""
+        self._write(shm_ring.HEARTBEAT.pack(now_s), shm_ring.HEARTBEAT_OFFSET)
+
+    def has_ended(self) -> bool:
+        """Has the process that wrote this ring ended, for sure? Its lock, seen held, is free."""
+        return self.was_held and self._is_held() is False
+
+    def _is_held(self) -> bool | None:
+        """Is the file locked just now? None where nobody can say: it is another file already."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self.path, flags)
+        except OSError:
+            return None
+        try:
+            if os.fstat(descriptor).st_ino != self.inode:
+                return None
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+        return False
+
+    def close(self) -> None:
+        """Let go of it; the file is not touched."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def open_ring(path: Path, job: str, now_s: float) -> RingReader:
+    """A reader that stands at the oldest record still in the ring.
+
+    Raises OSError, ValueError or VersionError for what can not be read as a ring of `job`.
+    """
+    # Links and pipes are not followed: the directory is written by others than the agent's user.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    descriptor = os.open(path, flags)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("not a regular file")
+        if status.st_size != shm_ring.FILE_BYTES:
+            raise ValueError(f"{status.st_size} bytes, a ring has {shm_ring.FILE_BYTES}")
+        data = os.pread(descriptor, shm_ring.FILE_BYTES, 0)
+        if len(data) < shm_ring.FILE_BYTES:
+            raise ValueError(f"was cut short: {len(data)} bytes, a ring has {shm_ring.FILE_BYTES}")
+        attachment = shm_ring.decode_header(data[: shm_ring.COMMAND_OFFSET])
+        _check(attachment, path.name, job)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    reader = RingReader(
+        path=path,
+        inode=status.st_ino,
+        descriptor=descriptor,
+        attachment=attachment,
+        index=_oldest_index(data),
+    )
+    reader.command_sequence, reader.said = _old_command(data, now_s)
+    if status.st_uid not in (0, os.geteuid()):
+        # A fence that another user could move would lock this node's agent out of every controller.
+        reader.said = replace(reader.said, term=0)
+    reader.was_held = reader._is_held() is True
+    return reader
+
+
+def _check(attachment: Attachment, file_name: str, job: str) -> None:
+    """Raises ValueError where the header names another ring or does not fit the wire."""
+    if attachment.job != job:
+        raise ValueError(f"is of job {attachment.job!r}, but lies in the directory of {job!r}")
+    if attachment.rank >= shm_ring.MAX_RANKS:
+        raise ValueError(
+            f"rank {attachment.rank} is beyond the {shm_ring.MAX_RANKS} ranks of a job"
+        )
+    expected = shm_ring.ring_file_name(attachment.rank)
+    if file_name not in (expected, shm_ring.SUPERVISOR_RING):
+        raise ValueError(f"is of rank {attachment.rank}, whose ring is {expected}")
+    reports.attachment_to_message(attachment)
+
+
+def _oldest_index(data: bytes) -> int:
+    """Number of the oldest record in the ring; 0 for an empty one."""
+    present = []
+    for slot in range(shm_ring.SLOT_COUNT):
+        (sequence,) = shm_ring.SEQUENCE.unpack_from(data, shm_ring.slot_offset(slot))
+        if sequence and (sequence - 1) % shm_ring.SLOT_COUNT == slot:
+            present.append(sequence - 1)
+    return min(present, default=0)
+
+
+def _old_command(data: bytes, now_s: float) -> tuple[int, shm_ring.CommandSlot]:
+    """What an earlier life of the agent left in the command slot."""
+    start = shm_ring.COMMAND_OFFSET
+    try:
+        sequence, command = shm_ring.decode_command(data[start : start + shm_ring.COMMAND_BYTES])
+    except shm_ring.TornError:
+        sequence, command = 0, shm_ring.CommandSlot()
+    if sequence == 0:
+        # Empty, or an agent was killed in mid-write. The rank compares with the last number it
+        # saw: one taken from the clock can not be that one again.
+        sequence = int(now_s * 1e6)
+    return sequence, command

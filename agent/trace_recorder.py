@@ -1,0 +1,125 @@
+"""Keeps what the agent read as trace files for `pacekeeper replay`, one per life of a job. A shell.
+
+Samples of the node's devices and of its kernel go into the file of each job that has one.
+
+Recording never disturbs: a full disk ends it with one warning, a limit ends a file and says so.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from pacekeeper.agent.uplink.batching import Reading
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.core.telemetry.trace_jsonl import (
+    SUFFIX,
+    TraceHeader,
+    attached_line,
+    header_line,
+    record_line,
+)
+
+_log = logging.getLogger(__name__)
+
+
+class Recording:
+    """Trace files below `directory`, each of at most `max_bytes`."""
+
+    def __init__(self, directory: Path, *, node: str, max_bytes: int) -> None:
+        self._directory = directory
+        self._node = node
+        self._max_bytes = max_bytes
+        self._files: dict[tuple[str, int], TextIO] = {}
+        self._sizes: dict[tuple[str, int], int] = {}
+        self._sampled_s: dict[str | None, float] = {}  # by device; None: the host
+
+    @classmethod
+    def begin(cls, directory: Path, *, node: str, max_bytes: int) -> "Recording":
+        """Raises HostError where nothing can be written there."""
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):  # agents of several nodes may share it
+                pass
+        except OSError as error:
+            raise HostError(
+                f"record directory {directory}: {error.strerror}",
+                remedy="name a writable one with --record",
+            ) from None
+        return cls(directory, node=node, max_bytes=max_bytes)
+
+    def take(
+        self,
+        readings: Sequence[Reading],
+        devices: Sequence[DeviceSample] = (),
+        host: HostSample | None = None,
+    ) -> None:
+        """Write down what is new of all jobs that are looked at; samples written before are not."""
+        sampled = self._new_samples([*devices, *([] if host is None else [host])])
+        for over in self._files.keys() - {(reading.job, reading.life) for reading in readings}:
+            self._close(over)  # the job is let go of; should more come, the file goes on
+        for reading in readings:
+            key = (reading.job, reading.life)
+            lines = [attached_line(attachment) for attachment in reading.attached]
+            lines += [record_line(record) for record in reading.records]
+            if lines or key in self._files:
+                lines += sampled
+            if lines:
+                self._write(key, lines)
+
+    def close(self) -> None:
+        """Close all files."""
+        for key in list(self._files):
+            self._close(key)
+
+    def _new_samples(self, samples: Sequence[DeviceSample | HostSample]) -> list[str]:
+        lines = []
+        for sample in samples:
+            whose = sample.device_uuid if isinstance(sample, DeviceSample) else None
+            if sample.sampled_s > self._sampled_s.get(whose, -math.inf):
+                self._sampled_s[whose] = sample.sampled_s
+                lines.append(record_line(sample))
+        return lines
+
+    def _write(self, key: tuple[str, int], lines: list[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        if self._sizes.get(key, 0) > self._max_bytes:
+            return  # it was said when the limit was met
+        try:
+            file = self._files.get(key) or self._open(key)
+            if self._sizes[key] <= self._max_bytes:  # an earlier life of the agent may have met it
+                file.write(text)
+                file.flush()
+        except OSError as error:
+            _log.warning("record=%s job=%s given up: %s", self._directory, key[0], error.strerror)
+            self._sizes[key] = self._max_bytes + 1
+            self._close(key)
+            return
+        self._sizes[key] += len(text)
+        if self._sizes[key] > self._max_bytes:
+            size = self._sizes[key]
+            _log.warning("record=%s job=%s is full: %d bytes", self._directory, key[0], size)
+            self._close(key)
+
+    def _open(self, key: tuple[str, int]) -> TextIO:
+        """A new file; one of an earlier life of the agent is continued."""
+        job, life = key
+        name = f"{job}-{life}-{re.sub(r'[^A-Za-z0-9_.-]', '_', self._node)}{SUFFIX}"
+        path = self._directory / name
+        file = path.open("a", encoding="utf-8")
+        self._files[key] = file
+        self._sizes[key] = os.fstat(file.fileno()).st_size
+        if not self._sizes[key]:
+            file.write(header_line(TraceHeader(job=job, life=life, node=self._node)) + "\n")
+        return file
+
+    def _close(self, key: tuple[str, int]) -> None:
+        if key in self._files:
+            with contextlib.suppress(OSError):  # it still holds what could not be written
+                self._files.pop(key).close()

@@ -1,0 +1,300 @@
+"""A private authority: one key, and short-lived certificates with an identity in their names.
+
+P-256 throughout. A node's, a viewer's or an operator's certificate is for callers only, a metrics
+endpoint's for answering only: neither can stand in for a controller. A controller's also calls: one
+that stands by calls the one that leads.
+"""
+
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
+from pacekeeper.core.telemetry.samples import is_node_name
+
+CA_CERT, CA_KEY = "ca.crt", "ca.key"
+CA_DAYS = 5 * 365
+DAYS = 7
+SLACK = timedelta(minutes=5)  # clocks of a fleet are not the same
+_SCHEME = "spiffe://"
+
+
+class Kind(StrEnum):
+    """Who a certificate is for."""
+
+    NODE = "node"
+    OPERATOR = "operator"
+    VIEWER = "viewer"
+    CONTROLLER = "controller"
+    METRICS = "metrics"
+
+
+ANSWERING = (Kind.CONTROLLER, Kind.METRICS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a certificate says."""
+
+    file: str
+    identity: str
+    hosts: tuple[str, ...]
+    issuer: str
+    is_authority: bool
+    begins: datetime
+    ends: datetime
+    sha256: str
+
+    def is_over(self, now: datetime) -> bool:
+        """Is it of no use any more, or not yet?"""
+        return not self.begins <= now <= self.ends
+
+
+def found(directory: Path, name: str, days: int, now: datetime) -> Path:
+    """Make an authority in a directory. Raises HostError where there is one, or no room for it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    usage = _usage(signs_certificates=True)
+    cert = (
+        _builder(subject, subject, key.public_key(), now, days)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise HostError(f"{directory}: {error.strerror}") from None
+    if (directory / CA_KEY).exists() or (directory / CA_CERT).exists():
+        raise HostError(f"{directory} holds an authority", remedy="name another directory")
+    _write(directory / CA_KEY, _key_pem(key), 0o600)
+    _write(directory / CA_CERT, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return directory / CA_CERT
+
+
+def issue(
+    directory: Path,
+    kind: Kind,
+    name: str,
+    *,
+    hosts: Sequence[str],
+    domain: str,
+    days: int,
+    now: datetime,
+    out: Path,
+) -> Path:
+    """A certificate OUT.crt with its new key OUT.key; what is there is replaced.
+
+    Raises ConfigError for a name or hosts that it can not be for, or where there is no authority.
+    """
+    if not is_node_name(name) or not name.isascii() or any(c in name for c in " /?#%"):
+        raise ConfigError(f"{name!r}: expected a name of letters, digits, '-', '.' or '_'")
+    if bool(hosts) != (kind in ANSWERING):
+        raise ConfigError(
+            "--host names where a controller or a metrics endpoint is reached: needed there, and "
+            "only there"
+        )
+    names: list[x509.GeneralName] = [
+        x509.UniformResourceIdentifier(f"{_SCHEME}{domain}/{kind}/{name}")
+    ]
+    names += [_host(host) for host in hosts]
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH] if kind in ANSWERING else []
+    if kind is Kind.CONTROLLER or not usages:
+        usages.append(ExtendedKeyUsageOID.CLIENT_AUTH)
+    return _sign(directory, names, usages, name, days, now, out)
+
+
+def renew(directory: Path, cert_file: Path, days: int, now: datetime) -> Path:
+    """The same identity with a new key and a new end. Raises ConfigError where it is not of us."""
+    cert, (authority, _) = _load(cert_file), _authority(directory)
+    try:
+        cert.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        raise ConfigError(f"{cert_file}: not of the authority in {directory}") from None
+    names = list(_names(cert))
+    usages = list(cert.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+    common = cert.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
+    return _sign(directory, names, usages, str(common), days, now, cert_file.with_suffix(""))
+
+
+def show(cert_file: Path) -> Shown:
+    """What a certificate says. Raises ConfigError for what is none, or a damaged one, HostError
+    where it can not be read.
+    """
+    cert = _load(cert_file, HostError)
+    try:
+        return _shown(cert_file, cert)
+    except (ValueError, x509.DuplicateExtension):
+        # Its parts are read one by one, when they are asked for.
+        raise ConfigError(f"{cert_file}: a damaged certificate") from None
+
+
+def _shown(cert_file: Path, cert: x509.Certificate) -> Shown:
+    names = _names(cert)
+    constraints = [e.value for e in cert.extensions if isinstance(e.value, x509.BasicConstraints)]
+    uris = [name.value for name in names if isinstance(name, x509.UniformResourceIdentifier)]
+    hosts = [str(name.value) for name in names if isinstance(name, x509.DNSName | x509.IPAddress)]
+    return Shown(
+        file=str(cert_file),
+        identity=", ".join(uris),
+        hosts=tuple(hosts),
+        issuer=cert.issuer.rfc4514_string(),
+        is_authority=any(one.ca for one in constraints),
+        begins=cert.not_valid_before_utc,
+        ends=cert.not_valid_after_utc,
+        sha256=cert.fingerprint(hashes.SHA256()).hex(),
+    )
+
+
+def utc_now() -> datetime:
+    """The moment certificates are made at."""
+    return datetime.now(UTC)
+
+
+def _sign(
+    directory: Path,
+    names: Sequence[x509.GeneralName],
+    usages: Sequence[x509.ObjectIdentifier],
+    name: str,
+    days: int,
+    now: datetime,
+    out: Path,
+) -> Path:
+    authority, authority_key = _authority(directory)
+    if now + timedelta(days=days) > authority.not_valid_after_utc:
+        raise ConfigError(
+            f"the authority in {directory} ends at {authority.not_valid_after_utc:%Y-%m-%d}",
+            remedy="fewer --days, or found a new one",
+        )
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
+    signer = authority_key.public_key()
+    cert = (
+        _builder(subject, authority.subject, key.public_key(), now, days)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    cert_file = out.with_name(f"{out.name}.crt")
+    # A reader between the two sees a pair that does not fit, and keeps what it had.
+    _write(out.with_name(f"{out.name}.key"), _key_pem(key), 0o600)
+    _write(cert_file, cert.public_bytes(serialization.Encoding.PEM), 0o644)
+    return cert_file
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public_key: ec.EllipticCurvePublicKey,
+    now: datetime,
+    days: int,
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SLACK)
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _authority(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    cert = _load(directory / CA_CERT)
+    path = directory / CA_KEY
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}", remedy="`pacekeeper certs init`") from None
+    except (ValueError, TypeError):
+        raise ConfigError(f"{path}: no private key") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{path}: no key that `pacekeeper certs init` made")
+    return cert, key
+
+
+def _load(path: Path, unread: type[PacekeeperError] = ConfigError) -> x509.Certificate:
+    """Raises ConfigError for what is none, and `unread` where it can not be read."""
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except OSError as error:
+        raise unread(f"{path}: {error.strerror}") from None
+    except (ValueError, x509.InvalidVersion):
+        raise ConfigError(f"{path}: no certificate in PEM") from None
+
+
+def _names(cert: x509.Certificate) -> tuple[x509.GeneralName, ...]:
+    for extension in cert.extensions:
+        if isinstance(extension.value, x509.SubjectAlternativeName):
+            return tuple(extension.value)
+    return ()
+
+
+def _host(text: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(text))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(text)
+    except ValueError:
+        raise ConfigError(f"--host {text!r}: neither a DNS name nor an IP address") from None
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    """A file that appears whole, with its mode from the first byte on. Raises HostError."""
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(descriptor)
+            fresh.replace(path)
+        except OSError:
+            with suppress(OSError):
+                fresh.unlink()
+            raise
+    except OSError as error:
+        raise HostError(f"{path}: {error.strerror}") from None

@@ -1,0 +1,105 @@
+"""A verdict as a page of its own: findings, what they cost, and a heat map of residuals."""
+
+import html
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
+from pacekeeper.cli.analysis.replay_text import lines_of, row_of, size_of
+from pacekeeper.core.errors import HostError
+from pacekeeper.predictor.offline.heatmap import Heat, heat_of, reduced
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.verdict import Verdict
+
+MAX_STEPS, MAX_RANKS = 256, 128  # cells of the picture; a step is then a few pixels wide
+NUM_COLOURS = 33  # odd: the middle is white
+MAX_FINDINGS, MAX_NOTES = 200, 50  # on a page; programs get all
+
+
+def write_report(path: Path, trace: Trace, verdict: Verdict) -> None:
+    """One self-contained page. Raises HostError where it can not be written."""
+    heat = heat_of(trace)
+    body = _table(verdict) + _what_if(verdict)
+    if heat is not None:
+        heat = reduced(heat, max_steps=MAX_STEPS, max_ranks=MAX_RANKS)
+        body += (
+            f"<h2>Residuals, rank by step</h2><p>{_HEAT_WORDS}{_cell_words(heat)}</p>"
+            f"<img alt='Residuals, rank by step' src='{_draw(heat)}'>"
+        )
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in verdict.notes[:MAX_NOTES])
+    page = _PAGE.format(
+        style=PAGE_STYLE,
+        title=html.escape(trace.name),
+        size=html.escape(f"{trace.source}: {size_of(trace)}"),
+        notes=f"<ul>{notes}</ul>" if notes else "",
+        body=body,
+    )
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise HostError(f"report {path}: {error.strerror}", remedy="name another file") from None
+
+
+def _table(verdict: Verdict) -> str:
+    if not verdict.troubles:
+        return "<p>Nothing was found.</p>"
+    heads = ("kind", "rank", "stage", "slowdown (95 %)", "steps", "tier", "reason")
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row_of(trouble)) + "</tr>"
+        for trouble in verdict.troubles[:MAX_FINDINGS]
+    )
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    left = len(verdict.troubles) - MAX_FINDINGS
+    more = f"<p>And {left} more: see <code>--json</code>.</p>" if left > 0 else ""
+    return f"<h2>Findings</h2><table><tr>{head}</tr>{rows}</table>{more}"
+
+
+def _cell_words(heat: Heat) -> str:
+    if heat.steps_per_cell == heat.ranks_per_cell == 1:
+        return ""
+    return (
+        f" There are too many to show: a cell is the median of {heat.steps_per_cell} steps and, "
+        f"of {heat.ranks_per_cell} neighbouring ranks, the one that is farthest from 0."
+    )
+
+
+def _what_if(verdict: Verdict) -> str:
+    if verdict.what_if is None:
+        return ""
+    lines = "".join(f"<p>{html.escape(line)}</p>" for line in lines_of(verdict.what_if))
+    return f"<h2>What if</h2>{lines}"
+
+
+def _draw(heat: Heat) -> str:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    height = min(9.0, 1.6 + 0.16 * len(heat.ranks))
+    figure = Figure(figsize=(11, height), layout="constrained")
+    axis = figure.subplots()
+    colours = colormaps["RdBu_r"].resampled(NUM_COLOURS)
+    image = axis.imshow(
+        heat.log_ratio.T, aspect="auto", cmap=colours, vmin=-heat.limit, vmax=heat.limit,
+        interpolation="nearest",
+    )  # fmt: skip
+    axis.set_xlabel("step")
+    axis.set_ylabel("rank")
+    for set_ticks, values in ((axis.set_xticks, heat.steps), (axis.set_yticks, heat.ranks)):
+        places = range(0, len(values), max(1, len(values) // 16))
+        set_ticks(list(places), [str(values[i]) for i in places])
+    figure.colorbar(image, ax=axis, label="log(observed / expected)")
+    return inline_png(figure, dpi=110)
+
+
+_HEAT_WORDS = (
+    "Each cell: how much longer a rank computed in a step than its work and its peers of the same "
+    "stage say it should. A red row is a slow rank, a red spot one odd step."
+)
+_PAGE: Any = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+{style}
+</style></head><body><h1>{title}</h1><p>{size}</p>{notes}{body}</body></html>
+"""

@@ -1,0 +1,77 @@
+"""`pacekeeper simulate`: one job through one history of failures, under several policies."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command()
+@click.argument("scenario", type=click.Path(path_type=Path))
+@click.option("--seeds", type=click.IntRange(1), help="How many; not given: as the file says.")
+@click.option("--report", type=click.Path(path_type=Path), help="Write an HTML page here.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def command(scenario: Path, seeds: int | None, report: Path | None, as_json: bool) -> None:
+    """Play SCENARIO, a TOML file (docs/simulator.md; examples/simulate_*.toml).
+
+    All policies meet the same nodes, loads and luck; ours runs the code that decides live.
+    """
+    from pacekeeper.simulator.engine.statistics import summarised
+    from pacekeeper.simulator.scenario.loader import played, read_scenario
+
+    known = read_scenario(scenario)
+    if report is not None:
+        from pacekeeper.cli.analysis.simulate_report import check_path
+
+        check_path(report)  # before what takes long
+    found = played(known, seeds=seeds)
+    rows = summarised(found)
+    if report is not None:
+        from pacekeeper.cli.analysis.simulate_report import write_report
+
+        write_report(report, known, found, rows)
+    if as_json:
+        click.echo(json.dumps(document_of(known, found, rows), allow_nan=False))
+    else:
+        from pacekeeper.cli.analysis.simulate_text import print_table
+
+        print_table(known, found, rows)
+
+
+def document_of(known: Any, found: Any, rows: Any) -> dict[str, Any]:
+    """What `--json` prints: values that any reader of JSON takes."""
+    outcomes = next(iter(found.values()))
+    return {
+        "scenario": known.name,
+        "seeds": [outcome.seed for outcome in outcomes],
+        "duration_s": outcomes[0].duration_s,
+        "notes": list(known.recorded.notes) if known.recorded is not None else [],
+        "policies": [
+            {
+                "policy": row.policy,
+                "samples": row.samples,
+                "samples_per_s": row.samples_per_s,
+                "samples_per_s_95": row.samples_per_s_95,
+                "ratio": row.ratio,
+                "ratio_95": row.ratio_95,
+                "fluid": row.fluid,
+                "fluid_95": row.fluid_95,
+                "restarts": row.restarts,
+                "needless_restarts": row.needless_restarts,
+                "reconfigurations": row.reconfigurations,
+                "copied_bytes": row.copied_bytes,
+                "spent": {str(use): part for use, part in row.spent.items()},
+                "answers": [
+                    {
+                        "at_s": told.at_s,
+                        "cause": str(told.cause),
+                        "nodes": told.num_nodes,
+                        "reason": told.reason,
+                    }
+                    for told in found[row.policy][0].told
+                ],
+            }
+            for row in rows
+        ],
+    }

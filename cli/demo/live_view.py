@@ -1,0 +1,110 @@
+"""The demo on a terminal: one screen that is redrawn; plain lines where there is no terminal."""
+
+import math
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from pacekeeper.cli.common.sparkline import spark
+from pacekeeper.cli.demo.recorder import Happening, Recorder
+
+_STYLES = {
+    "fault": "bold red",
+    "kill": "bold red",
+    "finding": "bold yellow",
+    "plan": "bold cyan",
+    "lift": "bold green",
+    "recover": "bold green",
+    "regroup": "bold cyan",
+}
+
+
+@dataclass(kw_only=True)
+class View:
+    """Shows a recorder's state."""
+
+    console: Console
+    recorder: Recorder
+    title: str
+    total_steps: int
+    _live: Live | None = field(default=None, init=False)
+    _told: int = field(default=0, init=False)
+
+    def __enter__(self) -> "View":
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=8, transient=False)
+            self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.update(self._screen())
+            self._live.__exit__(None, None, None)
+
+    def update(self) -> None:
+        """Draw the newest state, or print the lines that are new."""
+        if self._live is not None:
+            self._live.update(self._screen())
+        else:
+            for happening in self.recorder.happenings[self._told :]:
+                self.console.print(_line(happening), soft_wrap=True)
+            self._told = len(self.recorder.happenings)
+
+    def _screen(self) -> RenderableType:
+        steps = self.recorder.steps
+        if not steps:
+            return Panel(Text("starting controller, agents and ranks ..."), title=self.title)
+        newest = steps[-1]
+        head = Text()
+        head.append(f"step {newest.step + 1:>4}/{self.total_steps}   ")
+        head.append(f"{newest.tokens_per_s:>8,.0f} tokens/s   ", style="bold")
+        head.append(f"generation {newest.generation}   ")
+        if newest.loss is not None:
+            head.append(f"loss {newest.loss:.3f}   ")
+        head.append(newest.watch, style="green" if newest.watch == "healthy" else "yellow")
+        width = max(20, min(100, self.console.width - 24))
+        rates = [s.tokens_per_s for s in steps[-width:]]
+        bars = spark(rates, width=width, between=(0.0, max(rates)))
+        story = [_line(h) for h in self.recorder.happenings[-9:]]
+        line = Text("tokens/s  ") + Text(bars, style="cyan")
+        return Panel(Group(head, line, self._rank_table(), *story), title=self.title)
+
+    def _rank_table(self) -> Table:
+        newest = self.recorder.steps[-1]
+        layout = self.recorder.layouts.get(newest.generation)
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name in ("rank", "observed ms", "expected ms", "slowdown", "", "batch", "replicas"):
+            table.add_column(name, justify="left" if not name else "right")
+        for i, rank in enumerate(newest.ranks):
+            slowdown = newest.slowdown[i]
+            share = dict(layout[0].batch_shares).get(rank, 0.0) if layout else math.nan
+            replicas = (
+                sum(len(layout[0].experts_on(rank, x)) for x in range(layout[0].num_layers))
+                if layout
+                else 0
+            )
+            style = "bold red" if slowdown >= 1.1 else ""
+            bar = "" if math.isnan(slowdown) else "#" * round(min(slowdown, 3.0) * 10)
+            table.add_row(
+                str(rank),
+                f"{newest.observed_s[i] * 1e3:.0f}",
+                "..." if math.isnan(newest.expected_s[i]) else f"{newest.expected_s[i] * 1e3:.0f}",
+                "..." if math.isnan(slowdown) else f"x{slowdown:.2f}",
+                bar,
+                f"{share:.0%}",
+                str(replicas),
+                style=style,
+            )
+        return table
+
+
+def _line(happening: Happening) -> Text:
+    line = Text()
+    line.append(f"step {happening.step:>4}  ", style="dim")
+    line.append(f"{happening.kind:<8} ", style=_STYLES.get(happening.kind, ""))
+    line.append(happening.text)
+    return line

@@ -1,0 +1,93 @@
+"""What the commands that give orders share: one call, and one line about what stands now."""
+
+import json
+import time
+from typing import Any
+
+import click
+
+from pacekeeper.cli.common.client import NotFoundError, ask, connected
+from pacekeeper.cli.operate.proposals import who
+from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.core.incidents.operator_orders import OrderKind, rank_of
+from pacekeeper.protos.convert.json import as_dict
+
+_WORDS = {
+    "cordon_node": "node {} is cordoned",
+    "cordon_rank": "rank {} is cordoned",
+    "pause": "job {} is paused",
+    "dry_run": "plans are made and told, none is offered",
+}
+
+
+def order(
+    client: ClientConfig,
+    kind: OrderKind,
+    subject: str,
+    *,
+    is_on: bool,
+    said_by: str,
+    reason: str = "",
+) -> Any:
+    """Give an order, or take it back; it as it stands, or stood. Raises as `connected` says."""
+    from pacekeeper.protos import operator_pb2, operator_pb2_grpc
+
+    with connected(client) as channel:
+        stub: Any = operator_pb2_grpc.OperatorServiceStub(channel)
+        request = operator_pb2.GiveOrderRequest(
+            kind=f"ORDER_KIND_{kind.name}",
+            subject=subject,
+            is_on=is_on,
+            said_by=said_by or who(),
+            reason=reason,
+        )
+        return ask(stub.GiveOrder, request).order
+
+
+def cordon(
+    client: ClientConfig, subject: str, *, is_on: bool, said_by: str, reason: str = ""
+) -> Any:
+    """The same of a rank, where the subject names one of a job that is known, else of a node."""
+    if rank_of(subject) is not None:
+        try:
+            return order(
+                client,
+                OrderKind.CORDON_RANK,
+                subject,
+                is_on=is_on,
+                said_by=said_by,
+                reason=reason,
+            )
+        except NotFoundError as of_rank:
+            try:
+                return order(
+                    client,
+                    OrderKind.CORDON_NODE,
+                    subject,
+                    is_on=is_on,
+                    said_by=said_by,
+                    reason=reason,
+                )
+            except NotFoundError:
+                raise of_rank from None
+    return order(
+        client, OrderKind.CORDON_NODE, subject, is_on=is_on, said_by=said_by, reason=reason
+    )
+
+
+def order_line(given: Any) -> str:
+    """An order that stands, in one line."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(given.since_unix_s))
+    why = f": {given.reason}" if given.reason else ""
+    words = _WORDS.get(given.kind, "{} " + given.kind).format(given.subject)
+    return f"{words} since {since} by {given.said_by}{why}"
+
+
+def show(given: Any, *, is_on: bool, as_json: bool) -> None:
+    """For people or for programs."""
+    if as_json:
+        click.echo(json.dumps({"is_on": is_on, **as_dict(given)}))
+    elif is_on:
+        click.echo(order_line(given))
+    else:
+        click.echo(f"taken back: {order_line(given)}")

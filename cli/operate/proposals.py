@@ -1,0 +1,67 @@
+"""What `approve` and `deny` share: who says so, and what came of it."""
+
+import getpass
+import json
+import socket
+import time
+from typing import Any
+
+import click
+
+from pacekeeper.cli.common.client import OverError, ask, connected
+from pacekeeper.cli.observe.proposal_text import proposal_lines
+from pacekeeper.core.config.client import ClientConfig
+from pacekeeper.protos.convert.json import as_dict
+
+PRICED_WITHIN_S = 30.0  # what is approved is priced again: seconds, for the largest jobs
+LOOK_PERIOD_S = 0.2
+
+
+def who() -> str:
+    """The person at this terminal, as the system knows them."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        name = "somebody"
+    return f"{name}@{socket.gethostname()}"
+
+
+def approve(client: ClientConfig, proposal_id: int, said_by: str) -> Any:
+    """Approve a proposal, and wait until it is priced again; the proposal as it is then.
+
+    Raises NotFoundError and OverError as the controller says, also where it pays no more.
+    """
+    from pacekeeper.protos import operator_pb2, operator_pb2_grpc, status_pb2, status_pb2_grpc
+
+    with connected(client) as channel:
+        operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
+        status: Any = status_pb2_grpc.StatusServiceStub(channel)
+        request = operator_pb2.ApproveProposalRequest(proposal_id=proposal_id, said_by=said_by)
+        proposal = ask(operator.ApproveProposal, request).proposal
+        listing = status_pb2.ListProposalsRequest(job=proposal.job)
+        give_up_s = time.monotonic() + PRICED_WITHIN_S
+        while proposal.answer == "approved" and time.monotonic() < give_up_s:
+            time.sleep(LOOK_PERIOD_S)
+            known = ask(status.ListProposals, listing).proposals
+            proposal = next((p for p in known if p.proposal_id == proposal_id), proposal)
+    if proposal.answer not in ("approved", "offered"):
+        raise OverError(f"proposal {proposal_id} is {proposal.answer}: {proposal.note}")
+    return proposal
+
+
+def deny(client: ClientConfig, proposal_id: int, said_by: str, reason: str) -> Any:
+    """Deny a proposal; the proposal as it is then. Raises as `approve` does."""
+    from pacekeeper.protos import operator_pb2, operator_pb2_grpc
+
+    with connected(client) as channel:
+        operator: Any = operator_pb2_grpc.OperatorServiceStub(channel)
+        request = operator_pb2.DenyProposalRequest(
+            proposal_id=proposal_id, said_by=said_by, reason=reason
+        )
+        return ask(operator.DenyProposal, request).proposal
+
+
+def show(proposal: Any, *, as_json: bool) -> None:
+    """For people or for programs."""
+    text = json.dumps(as_dict(proposal)) if as_json else "\n".join(proposal_lines(proposal))
+    click.echo(text)

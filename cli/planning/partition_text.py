@@ -1,0 +1,106 @@
+"""How `pacekeeper plan` shows a plan for a partition: a table, a JSON document."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pacekeeper.controller.planning.partition.model import Plan
+from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
+from pacekeeper.core.layout.schedule_text import program_lines
+
+SHOWN_PIPELINES = 16
+
+
+def as_document(plan: Plan, present_step_s: float | None) -> dict[str, Any]:
+    """Plain values of all that is planned; `present_step_s`: without it, None where that can not
+    run.
+    """
+    return {
+        "pipelines": [asdict(pipeline) for pipeline in plan.partition.pipelines],
+        "step_s": plan.step_s,
+        "present_step_s": present_step_s,
+        "fluid_s": plan.fluid_s,
+        "fluid_fraction": plan.fluid_fraction,
+        "gap": plan.gap,
+        "memory_bytes": {str(rank): count for rank, count in plan.memory_bytes},
+        "moves": {
+            "bytes_in": {str(rank): count for rank, count in plan.moves.bytes_in},
+            "total_bytes": plan.moves.total_bytes,
+            "bytes_from_checkpoint": plan.moves.bytes_from_checkpoint,
+            "move_s": plan.moves.move_s,
+        },
+        "standby": list(plan.standby),
+        "evicted": list(plan.evicted),
+        "reason": plan.reason,
+    }
+
+
+def programs(plan: Plan, schedule: Schedule) -> list[dict[str, Any]]:
+    """The step program of each kind of pipeline, and which pipelines run it."""
+    kinds: dict[tuple[int, int], list[int]] = {}
+    for at, pipeline in enumerate(plan.partition.pipelines):
+        kinds.setdefault((len(pipeline.cells), len(pipeline.micro_batches)), []).append(at)
+    return [
+        {
+            "pipelines": members,
+            "num_microbatches": number,
+            "stages": program_lines(
+                pipeline_program(schedule, num_stages=depth, num_microbatches=number)
+            ),
+        }
+        for (depth, number), members in kinds.items()
+    ]
+
+
+def show_programs(found: Sequence[dict[str, Any]]) -> None:
+    """For people: a line for each stage."""
+    console = Console(highlight=False, soft_wrap=True)
+    for program in found:
+        of = ", ".join(map(str, program["pipelines"]))
+        console.print(
+            f"step program of pipelines {of}: {program['num_microbatches']} micro-batches"
+        )
+        for stage, line in enumerate(program["stages"]):
+            console.print(f"  stage {stage}: {escape(line)}")
+
+
+def show(plan: Plan, present_s: float | None) -> None:
+    """For people, on standard output."""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{escape(plan.reason)}[/]")
+    before = "can not run" if present_s is None else f"{present_s:.4g} s"
+    console.print(
+        f"a step: {before} now, {plan.step_s:.4g} s planned; fluid limit {plan.fluid_s:.4g} s"
+        f" ({plan.gap:+.1%})"
+    )
+    lost = plan.moves.bytes_from_checkpoint
+    console.print(
+        f"to move: {plan.moves.total_bytes:.3g} bytes in {plan.moves.move_s:.3g} s"
+        + (f", and {lost:.3g} from a checkpoint" if lost else "")
+    )
+    fullest, used = max(plan.memory_bytes, key=lambda entry: entry[1])
+    console.print(f"fullest memory: rank {fullest} with {used:.3g} bytes")
+    for words, ranks in (("stand by", plan.standby), ("are out", plan.evicted)):
+        if ranks:
+            console.print(f"ranks {rank_text(ranks)} {words}")
+    table = Table(title="pipelines")
+    for name in ("pipeline", "rows", "layers", "ranks (shards of attention, MLP)"):
+        table.add_column(name)
+    for at, pipeline in enumerate(plan.partition.pipelines[:SHOWN_PIPELINES]):
+        for stage, cell in enumerate(pipeline.cells):
+            heads = {run.rank: run.end - run.first for run in cell.attention}
+            columns = {run.rank: run.end - run.first for run in cell.mlp}
+            held = ", ".join(
+                f"{rank} ({heads.get(rank, 0)}, {columns.get(rank, 0)})" for rank in cell.ranks
+            )
+            name, rows = (str(at), str(pipeline.rows)) if not stage else ("", "")
+            table.add_row(name, rows, f"{cell.first_layer}-{cell.end_layer - 1}", held)
+    console.print(table)
+    left = len(plan.partition.pipelines) - SHOWN_PIPELINES
+    if left > 0:
+        console.print(f"and {left} pipelines more: --json")

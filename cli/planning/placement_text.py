@@ -1,0 +1,159 @@
+"""How `pacekeeper plan` shows a plan for experts: a table, a JSON document, a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pacekeeper.controller.planning.experts.certificate import survival_by
+from pacekeeper.controller.planning.experts.planner import ExpertPlan
+from pacekeeper.controller.planning.experts.problem import Cluster
+from pacekeeper.controller.planning.reliability import Survival
+from pacekeeper.core.errors import HostError
+
+COLORS = {"devices": "#ccbb44", "nodes": "#4477aa", "racks": "#aa3377"}
+
+
+def survived(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
+    """Survival by number of lost devices, nodes and racks."""
+    most = len(plan.proof.survival.by_losses) - 1
+    return {
+        "devices": survival_by(plan.hosts, range(cluster.num_ranks), max_losses=most),
+        "nodes": plan.proof.survival,
+        "racks": survival_by(plan.hosts, cluster.racks, max_losses=most),
+    }
+
+
+def _distinct(plan: ExpertPlan, cluster: Cluster) -> dict[str, Survival]:
+    """The same, of nodes, and of devices and racks where these are not the nodes once more."""
+    num_nodes = len(set(cluster.nodes))
+    is_other = {
+        "devices": cluster.num_ranks > num_nodes,
+        "nodes": True,
+        "racks": len(set(cluster.racks)) < num_nodes,
+    }
+    return {name: of for name, of in survived(plan, cluster).items() if is_other[name]}
+
+
+def as_document(plan: ExpertPlan, cluster: Cluster) -> dict[str, Any]:
+    """Plain values of all that is planned and proven."""
+    proof = plan.proof
+    return {
+        "hosts": [
+            [[{"device": host.rank, "share": host.share} for host in on] for on in layer]
+            for layer in plan.hosts
+        ],
+        "layers": [
+            {
+                "value": layer.value,
+                "hosts_bound": layer.hosts_bound,
+                "slots_bound": layer.slots_bound,
+                "fluid": layer.fluid,
+                "gap": layer.gap,
+                "witness": list(layer.witness),
+            }
+            for layer in proof.layers
+        ],
+        "survival": {
+            f"by_lost_{name}": {
+                "part": list(of.by_losses),
+                "standard_error": list(of.standard_error),
+            }
+            for name, of in survived(plan, cluster).items()
+        }
+        | {"bound_by_lost_nodes": list(proof.survival_bound)},
+        "loss_probability": proof.loss_probability,
+        "num_replicas": proof.num_replicas,
+        "num_copied": proof.num_copied,
+        "reason": proof.reason,
+    }
+
+
+def show(plan: ExpertPlan, cluster: Cluster) -> None:
+    """For people, on standard output."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    proof = plan.proof
+    worst = max(proof.layers, key=lambda layer: layer.gap)
+    over = worst.value / worst.fluid if worst.fluid > 0.0 else 1.0
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"[bold]{escape(proof.reason)}[/]")
+    console.print(
+        f"fullest device of the worst layer: {over:.4f} of the fluid limit;"
+        f" at most {proof.gap:.2%} above what any placement in these slots can reach"
+    )
+    if over > 1.01:
+        shown = ", ".join(map(str, worst.witness[:16])) + (" .." if len(worst.witness) > 16 else "")
+        console.print(f"why not less: only devices {shown} hold what they compute")
+    console.print(f"replicas: {proof.num_replicas}, of them to copy: {proof.num_copied}")
+    console.print(f"an expert loses all its nodes: probability {proof.loss_probability:.3g}")
+    found = _distinct(plan, cluster)
+    table = Table(title="part of all losses that is survived")
+    for name in ("lost", *found, "no placement beats (nodes)"):
+        table.add_column(name, justify="right")
+    for lost in range(1, max(len(of.by_losses) for of in found.values())):
+        parts = (*(of.by_losses for of in found.values()), proof.survival_bound)
+        table.add_row(str(lost), *(f"{p[lost]:.4f}" if lost < len(p) else "" for p in parts))
+    console.print(table)
+    console.print(f"{cluster.num_ranks} devices; shares and hosts: --json")
+
+
+def loads_of_devices(
+    plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster
+) -> tuple[list[float], list[float]]:
+    """Rows / speed of each device in parts of the fluid limit: of all layers together, and of the
+    layer where it has most.
+    """
+    whole, most = [0.0] * cluster.num_ranks, [0.0] * cluster.num_ranks
+    for layer, hosts, proof in zip(rows, plan.hosts, plan.proof.layers, strict=True):
+        at = [0.0] * cluster.num_ranks
+        for load, on in zip(layer, hosts, strict=True):
+            for host in on:
+                at[host.rank] += load * host.share / cluster.speeds[host.rank]
+        whole = [before + here for before, here in zip(whole, at, strict=True)]
+        if proof.fluid > 0.0:
+            most = [max(m, here / proof.fluid) for m, here in zip(most, at, strict=True)]
+    fluid = sum(proof.fluid for proof in plan.proof.layers)
+    return [r / fluid if fluid else 0.0 for r in whole], most
+
+
+def draw(plan: ExpertPlan, rows: Sequence[Sequence[float]], cluster: Cluster, path: Path) -> None:
+    """Load of every device against the bound, and the survival curve.
+
+    Raises HostError where the file can not be written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib.figure import Figure
+
+    proof = plan.proof
+    figure = Figure(figsize=(11.0, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    whole, most = loads_of_devices(plan, rows, cluster)
+    devices = range(cluster.num_ranks)
+    left.bar(devices, whole, color="#4477aa", label="all layers")
+    if len(rows) > 1:
+        left.plot(devices, most, "D", color="#aa3377", markersize=4, label="its fullest layer")
+    fluid = sum(layer.fluid for layer in proof.layers)
+    bound = sum(layer.slots_bound for layer in proof.layers) / fluid if fluid else 1.0
+    left.axhline(bound, color="#222222", linestyle="--", label="no placement is lower")
+    top = 1.3 * max(bound, *most)  # room for the legend
+    left.set(xlabel="device", ylabel="load / speed, of the fluid limit", ylim=(0.0, top or None))
+    left.legend(loc="upper right", ncols=3, fontsize="small")
+    for name, of in _distinct(plan, cluster).items():
+        lost = range(len(of.by_losses))
+        right.plot(lost, of.by_losses, marker="o", color=COLORS[name], label=f"of {name}")
+    right.plot(
+        range(len(proof.survival_bound)), proof.survival_bound, color="#222222", linestyle="--",
+        label="no plan is higher (nodes)",
+    )  # fmt: skip
+    right.set(xlabel="lost at once", ylabel="part of the losses survived", ylim=(-0.03, 1.03))
+    right.legend(loc="upper right", fontsize="small")
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    try:
+        figure.savefig(path, dpi=130, format="png")
+    except OSError as error:
+        raise HostError(f"can not write {path}: {error.strerror or error}") from None

@@ -1,0 +1,109 @@
+"""Bearer tokens: what is kept of one, and whether one that is shown counts. Pure.
+
+A token is `pk1.ID.SECRET`; its secret has 256 random bits, so that one SHA-256 of it, which is all
+that is kept, tells nobody what it was: there is nothing to guess. It ends at a moment of its own.
+"""
+
+import hashlib
+import hmac
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pacekeeper.controller.api.auth.rbac import Caller, Role, nobody, of_token
+from pacekeeper.core.telemetry.samples import is_node_name
+
+FORMAT = 1
+PREFIX = "pk1"
+MAX_TOKENS = 10_000
+_TOKEN = re.compile(r"pk1\.([0-9a-f]{8})\.([A-Za-z0-9_-]{43})", re.ASCII)
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ROLES = (Role.VIEWER, Role.OPERATOR, Role.AGENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRecord:
+    """What is kept of a token. Of an agent `name` is its node; it ends at `expires_unix_s`.
+
+    Raises ValueError for values that no token has.
+    """
+
+    token_id: str
+    secret_sha256: str
+    role: Role
+    name: str
+    created_unix_s: float
+    expires_unix_s: float
+
+    def __post_init__(self) -> None:
+        if re.fullmatch("[0-9a-f]{8}", self.token_id, re.ASCII) is None:
+            raise ValueError(f"token id: expected 8 hex digits, got {self.token_id!r:.40}")
+        if _DIGEST.fullmatch(self.secret_sha256) is None:
+            raise ValueError(f"token {self.token_id}: expected a SHA-256")
+        if self.role not in _ROLES:
+            raise ValueError(f"token {self.token_id}: no token has the role {self.role}")
+        if not is_node_name(self.name):
+            raise ValueError(f"token {self.token_id}: name: expected 1 to 253 printable characters")
+        if not 0.0 <= self.created_unix_s <= self.expires_unix_s < float("inf"):
+            raise ValueError(f"token {self.token_id}: ends before it begins, or never")
+
+
+def written(token_id: str, secret: str) -> str:
+    """The token as its holder gets it, once."""
+    return f"{PREFIX}.{token_id}.{secret}"
+
+
+def digest(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def encode_tokens(records: Iterable[TokenRecord]) -> bytes:
+    """The file's bytes, tokens in the order of their making."""
+    ordered = sorted(records, key=lambda record: (record.created_unix_s, record.token_id))
+    document = {"format": FORMAT, "tokens": [asdict(record) for record in ordered]}
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def decode_tokens(data: bytes) -> tuple[TokenRecord, ...]:
+    """The tokens in a file's bytes. Raises ValueError, saying what is wrong, for anything else."""
+    try:
+        document: Any = json.loads(data)
+        if document["format"] != FORMAT:
+            raise ValueError(f"token file format {document['format']!r:.20}, not {FORMAT}")
+        found = tuple(_record(plain) for plain in document["tokens"])
+    except (TypeError, KeyError, OverflowError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(f"not a token file: {error!r:.200}") from None
+    if len(found) > MAX_TOKENS or len({record.token_id for record in found}) != len(found):
+        raise ValueError(f"token file: more than {MAX_TOKENS} tokens, or an id stands twice")
+    return found
+
+
+def _record(plain: Any) -> TokenRecord:
+    values = {field.name: plain[field.name] for field in fields(TokenRecord)}
+    for name in ("created_unix_s", "expires_unix_s"):
+        if type(values[name]) not in (int, float):
+            raise TypeError(f"{name}: expected a number")
+        values[name] = float(values[name])
+    if not all(type(values[name]) is str for name in ("token_id", "secret_sha256", "name", "role")):
+        raise TypeError("expected text")
+    return TokenRecord(**(values | {"role": Role(values["role"])}))
+
+
+def caller_of(shown: str, records: Sequence[TokenRecord], now_unix_s: float) -> Caller:
+    """Who shows this token: its holder, or nobody and why. Never says how near a guess was."""
+    found = _TOKEN.fullmatch(shown)
+    if found is None:
+        return nobody("what was shown is no token")
+    for record in records:
+        if record.token_id != found[1]:
+            continue
+        if not hmac.compare_digest(record.secret_sha256, digest(found[2])):
+            break
+        who = f"{record.role}/{record.name} by token"
+        if now_unix_s >= record.expires_unix_s:
+            return nobody(f"token {record.token_id} has expired", f"{who}, expired")
+        return of_token(record.role, record.name, record.name if record.role is Role.AGENT else "")
+    return nobody("no such token, or it was revoked")

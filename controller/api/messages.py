@@ -1,0 +1,296 @@
+"""The state as the messages of the status service: functions of immutable values."""
+
+import math
+from collections.abc import Collection, Iterable
+
+from pacekeeper.controller.detection import device_history, root_cause
+from pacekeeper.controller.detection.rank_timings import RankPace
+from pacekeeper.controller.mitigation import overrides
+from pacekeeper.controller.state_machine.checkpoints import Saves
+from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.controller.state_machine.state import (
+    JobState,
+    NodeState,
+    RankLife,
+    RankState,
+    State,
+)
+from pacekeeper.core.incidents.findings import Incident
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+from pacekeeper.core.incidents.proposals import Proposal
+from pacekeeper.core.incidents.rank_failures import Deaths
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.predictor.assurance.canary import Outcome
+from pacekeeper.protos import status_pb2
+
+SHOWN_NODES = 16  # of an incident by name
+UNKNOWN = "unknown"  # a rank that should run, and that no agent has told of
+
+
+def job_view(state: State, job: JobState) -> status_pb2.Job:
+    """A job with its ranks, also those that only the store still knows, or that have never come."""
+    layout = job.layout
+    away = {name for name, node in state.nodes.items() if not node.is_connected}
+    generation = 0 if layout is None else layout.generation
+    message = status_pb2.Job(
+        name=job.name,
+        watch=job.watch,
+        generation=generation,
+        desired_generation=generation if job.desired is None else job.desired.generation,
+        step=max(0, job.step),
+        step_s=job.recent_step_s[-1] if job.recent_step_s else 0.0,
+        tokens_per_s=job.tokens_per_s,
+        loss=job.loss,
+        open_incidents=len(job.open_incidents),
+        clock=next((r.attachment.clock for r in job.ranks.values()), ""),
+        advice=[i.finding.reason for i in job.open_incidents if i.finding.kind.is_advice],
+        last_decision="" if job.last_decision is None else job.last_decision.text,
+        watch_reason=job.watch_reason,
+        blind_cause="" if job.blind is None else job.blind.value,
+        detectable_slowdown=None if job.sight is None else job.sight.slowdown,
+        detectable_steps=None if job.sight is None else job.sight.steps,
+        canary=canary_view(job.canaries.last),
+        proposal=None if job.open_proposal is None else proposal_view(job.open_proposal),
+        checkpoints=_saves_view(job.saves),
+        snapshots=_saves_view(job.snapshots),
+        orders=[order_view(order) for order in overrides.of_job(state, job)],
+    )
+    shares = {} if layout is None else dict(layout.batch_shares)
+    replicas = {} if layout is None else replicas_by_rank(layout)
+    cordoned = overrides.seen(state, job).cordoned
+    for number in sorted({*job.ranks, *job.remembered, *job.unattached}):
+        rank, stored = job.ranks.get(number), job.remembered.get(number)
+        if rank is None:
+            message.ranks.append(
+                status_pb2.Rank(
+                    rank=number,
+                    state=UNKNOWN if stored is None else rank_state(stored.life, is_silent=True),
+                    batch_share=shares.get(number, 0.0),
+                    num_expert_replicas=replicas.get(number, 0),
+                )
+            )
+            continue
+        is_silent = rank.node in away or number in job.silent or number not in job.heard_s
+        message.ranks.append(
+            _rank_view(
+                number,
+                rank,
+                job.measured.of(number),
+                state=rank_state(rank.life, is_silent=is_silent),
+                batch_share=shares.get(number, 0.0),
+                replicas=replicas.get(number, 0),
+                is_cordoned=number in cordoned,
+            )
+        )
+    return message
+
+
+def canary_view(canary: Outcome | None) -> status_pb2.Canary | None:
+    """How the newest canary ended; None where none has."""
+    if canary is None:
+        return None
+    return status_pb2.Canary(
+        rank=canary.rank,
+        slowdown=canary.slowdown,
+        is_found=canary.is_found,
+        num_steps=canary.num_steps,
+        step=canary.step,
+    )
+
+
+def _saves_view(saves: Saves | None) -> status_pb2.Checkpoints | None:
+    """What is known of checkpoints, or snapshots; None where nothing is."""
+    if saves is None:
+        return None
+    step = saves.complete[1]
+    return status_pb2.Checkpoints(
+        step=None if step < 0 else step,
+        duration_s=saves.duration_s,
+        trouble=saves.trouble,
+        reason=saves.reason,
+        since_step=saves.since_step,
+        missed=saves.missed,
+    )
+
+
+def rank_state(life: RankLife, *, is_silent: bool) -> str:
+    """ "alive", "dead", "finished", or "silent": nobody can say, since nothing is heard."""
+    return "silent" if life is RankLife.ALIVE and is_silent else life.value
+
+
+def replicas_by_rank(layout: Layout) -> dict[int, int]:
+    """How many expert replicas each rank holds, all layers together."""
+    replicas: dict[int, int] = {}
+    for experts in layout.experts:
+        for hosts in experts:
+            for host in hosts:
+                replicas[host.rank] = replicas.get(host.rank, 0) + 1
+    return replicas
+
+
+def node_views(state: State, nodes: Iterable[NodeState]) -> list[status_pb2.Node]:
+    """Nodes, each with its agent's own account. O(nodes + ranks)."""
+    jobs: dict[str, set[str]] = {}
+    for job in state.jobs.values():
+        for rank in job.ranks.values():
+            if rank.life is RankLife.ALIVE:
+                jobs.setdefault(rank.node, set()).add(job.name)
+    return [_node_view(state, node, jobs.get(node.name, ())) for node in nodes]
+
+
+def _node_view(state: State, node: NodeState, jobs: Collection[str]) -> status_pb2.Node:
+    cordon = overrides.found(state, OrderKind.CORDON_NODE, node.name)
+    unix_s = state.ticked_s + state.unix_offset_s
+    health = root_cause.health_of(node)
+    return status_pb2.Node(
+        name=node.name,
+        is_connected=node.is_connected,
+        product_version=node.product_version,
+        rack=node.rack,
+        nvml=health.nvml,
+        num_devices=health.num_devices,
+        jobs=sorted(jobs),
+        records_lost=health.records_lost,
+        records_corrupt=health.records_corrupt,
+        batches_dropped=health.batches_dropped,
+        unreadable=list(health.unreadable),
+        last_report_unix_s=node.last_report_s + state.unix_offset_s,
+        history=device_history.history(state.strikes, node.name, unix_s),
+        is_lemon=device_history.is_lemon(state.strikes, node.name, unix_s),
+        strikes=[
+            status_pb2.Strike(
+                incident_id=one.incident_id,
+                job=one.job,
+                device_uuid=one.device_uuid,
+                kind=one.kind,
+                slowdown=one.slowdown,
+                unix_s=one.unix_s,
+            )
+            for one in device_history.newest_first(state.strikes, node.name, unix_s)
+        ],
+        cordon=None if cordon is None else order_view(cordon),
+    )
+
+
+def gone_nodes(state: State) -> list[NodeState]:
+    """Nodes that are known for their past only, by name."""
+    names = sorted(state.strikes.keys() - state.nodes.keys())
+    return [NodeState(name=name, agent_life="", is_connected=False) for name in names]
+
+
+def incident_view(state: State, incident: Incident) -> status_pb2.Incident:
+    """An incident with the node its rank sits on, where that is known."""
+    finding = incident.finding
+    job = state.jobs.get(incident.job)
+    rank = None
+    if job is not None and finding.rank is not None:
+        rank = job.ranks.get(finding.rank)
+    return status_pb2.Incident(
+        incident_id=incident.incident_id,
+        job=incident.job,
+        kind=finding.kind,
+        tier=finding.tier,
+        rank=finding.rank,
+        node="" if rank is None else rank.node,
+        slowdown=finding.slowdown,
+        onset_step=finding.onset_step,
+        found_step=finding.step,
+        reason=finding.reason,
+        opened_unix_s=incident.opened_unix_s,
+        closed_unix_s=incident.closed_unix_s,
+        # A job that ended before its first complete step is at step -1, which no message holds.
+        closed_step=None if incident.closed_step is None else max(0, incident.closed_step),
+        actions=list(incident.actions),
+        cause=finding.cause,
+        probe=finding.probe,
+        deaths=[_deaths_view(one) for one in incident.all_deaths],
+        nodes=incident.nodes[:SHOWN_NODES],
+        num_nodes=len(incident.nodes),
+    )
+
+
+def _deaths_view(deaths: Deaths) -> status_pb2.Deaths:
+    return status_pb2.Deaths(
+        ranks=[status_pb2.RankRun(first=first, last=last) for first, last in deaths.ranks],
+        reason=deaths.reason,
+        step=deaths.step,
+        unix_s=deaths.unix_s,
+        closed_unix_s=deaths.closed_unix_s,
+        closed_step=None if deaths.closed_step is None else max(0, deaths.closed_step),
+    )
+
+
+def proposal_view(proposal: Proposal) -> status_pb2.Proposal:
+    """A proposal with its prices, and what became of it."""
+    decision = proposal.decision
+    return status_pb2.Proposal(
+        proposal_id=proposal.proposal_id,
+        job=proposal.job,
+        answer=proposal.answer,
+        rung=decision.rung,
+        reason=decision.reason,
+        incident_ids=list(proposal.incident_ids),
+        generation=proposal.plan.generation,
+        base_generation=proposal.base.generation,
+        current_step_s=decision.current_step_s,
+        planned_step_s=decision.planned_step_s,
+        cost_s=decision.cost_s,
+        moved_bytes=decision.moved_bytes,
+        made_unix_s=proposal.made_unix_s,
+        expires_unix_s=proposal.expires_unix_s,
+        said_by=proposal.said_by,
+        note=proposal.note,
+    )
+
+
+def order_view(order: Order) -> status_pb2.Order:
+    """An order that stands."""
+    return status_pb2.Order(
+        kind=order.kind,
+        subject=order.subject,
+        said_by=order.said_by,
+        reason=order.reason,
+        since_unix_s=order.since_unix_s,
+    )
+
+
+def step_view(summary: StepSummary) -> status_pb2.WatchStepsResponse:
+    """One complete step."""
+    unknown = [math.nan] * len(summary.ranks)
+    return status_pb2.WatchStepsResponse(
+        step=summary.step,
+        generation=summary.generation,
+        tokens=summary.tokens,
+        duration_s=summary.duration_s,
+        loss=summary.loss,
+        ranks=list(summary.ranks),
+        observed_s=list(summary.observed_s),
+        expected_s=list(summary.expected_s) or unknown,
+        slowdown=list(summary.slowdown) or unknown,
+        watch=summary.watch,
+    )
+
+
+def _rank_view(
+    number: int,
+    rank: RankState,
+    pace: RankPace,
+    *,
+    state: str,
+    batch_share: float,
+    replicas: int,
+    is_cordoned: bool,
+) -> status_pb2.Rank:
+    return status_pb2.Rank(
+        rank=number,
+        node=rank.node,
+        state=state,
+        slowdown=pace.slowdown,
+        observed_s=pace.observed_s,
+        expected_s=pace.expected_s,
+        suspicion=pace.suspicion,
+        batch_share=batch_share,
+        num_expert_replicas=replicas,
+        device_uuid=rank.attachment.device_uuid,
+        is_cordoned=is_cordoned,
+    )

@@ -1,0 +1,82 @@
+"""The operator service: the desk (`operator_actions.py`) over gRPC."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pacekeeper.controller.api.auth.interceptor import CALLER
+from pacekeeper.controller.api.messages import order_view, proposal_view
+from pacekeeper.controller.api.operator_actions import Desk, RefusedError, Why
+from pacekeeper.controller.state_machine.events import Event
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.incidents.operator_orders import OrderKind
+from pacekeeper.protos import operator_pb2, operator_pb2_grpc
+
+_CODES = {
+    Why.UNKNOWN: grpc.StatusCode.NOT_FOUND,
+    Why.OVER: grpc.StatusCode.FAILED_PRECONDITION,
+    Why.FAILED: grpc.StatusCode.INTERNAL,
+}
+_KINDS: Mapping[int, OrderKind] = {
+    operator_pb2.ORDER_KIND_CORDON_NODE: OrderKind.CORDON_NODE,
+    operator_pb2.ORDER_KIND_CORDON_RANK: OrderKind.CORDON_RANK,
+    operator_pb2.ORDER_KIND_PAUSE: OrderKind.PAUSE,
+    operator_pb2.ORDER_KIND_DRY_RUN: OrderKind.DRY_RUN,
+}
+Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+
+
+@dataclass(kw_only=True)
+class Operator(operator_pb2_grpc.OperatorServiceServicer):
+    """The servicer. `state` gives the newest state; `put` returns when an event is stored."""
+
+    state: Callable[[], State]
+    put: Callable[[Event], Awaitable[None]]
+
+    async def ApproveProposal(self, request: Any, context: Context) -> Any:
+        """Approve a proposal that waits."""
+        proposal = await self._answered(request, context, is_approved=True)
+        return operator_pb2.ApproveProposalResponse(proposal=proposal_view(proposal))
+
+    async def DenyProposal(self, request: Any, context: Context) -> Any:
+        """Deny a proposal that waits."""
+        proposal = await self._answered(request, context, is_approved=False)
+        return operator_pb2.DenyProposalResponse(proposal=proposal_view(proposal))
+
+    async def GiveOrder(self, request: Any, context: Context) -> Any:
+        """Give an order, or take it back."""
+        if request.kind not in _KINDS:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"no order {request.kind}")
+        try:
+            order = await self._desk.order(
+                _KINDS[request.kind],
+                request.subject,
+                is_on=request.is_on,
+                said_by=request.said_by,
+                caller=CALLER.get().name,
+                reason=request.reason,
+            )
+        except RefusedError as error:
+            await context.abort(_CODES[error.why], str(error))
+            raise
+        return operator_pb2.GiveOrderResponse(order=order_view(order))
+
+    @property
+    def _desk(self) -> Desk:
+        return Desk(state=self.state, put=self.put)
+
+    async def _answered(self, request: Any, context: Context, *, is_approved: bool) -> Any:
+        try:
+            return await self._desk.answer(
+                request.proposal_id,
+                is_approved=is_approved,
+                said_by=request.said_by,
+                caller=CALLER.get().name,
+                reason="" if is_approved else request.reason,
+            )
+        except RefusedError as error:
+            await context.abort(_CODES[error.why], str(error))
+            raise

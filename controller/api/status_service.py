@@ -1,0 +1,215 @@
+"""The status service: answers from the immutable state, and streams what changes.
+
+Nobody who asks can slow the controller down: a watcher that does not keep up loses the oldest.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from pacekeeper.controller.api.course_views import explanation_view, pace_view
+from pacekeeper.controller.api.messages import (
+    gone_nodes,
+    incident_view,
+    job_view,
+    node_views,
+    order_view,
+    proposal_view,
+    step_view,
+)
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.errors import HostError
+from pacekeeper.core.incidents.findings import Incident
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.protos import status_pb2, status_pb2_grpc
+
+WATCH_QUEUE = 1024  # per watcher; a slow one loses the oldest, it never stalls the controller
+
+T = TypeVar("T")
+Watchers = dict[asyncio.Queue[T | None], str]
+"""Each watcher's queue and the job it watches (empty: all); None ends the watch."""
+
+Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+
+
+@dataclass(kw_only=True)
+class Status(status_pb2_grpc.StatusServiceServicer):
+    """The servicer. `state` gives the newest state, `past_layout` a stored layout, `history` what
+    was kept of incidents and jobs.
+    """
+
+    state: Callable[[], State]
+    past_layout: Callable[[str, int], tuple[Layout, str] | None]
+    history: History | None = None
+    _step_watchers: Watchers[StepSummary] = field(default_factory=dict)
+    _incident_watchers: Watchers[Incident] = field(default_factory=dict)
+
+    def publish_step(self, summary: StepSummary) -> None:
+        """Tell those who watch steps."""
+        _publish(self._step_watchers, summary.job, summary)
+
+    def publish_incident(self, incident: Incident) -> None:
+        """Tell those who watch incidents."""
+        _publish(self._incident_watchers, incident.job, incident)
+
+    def end_all(self) -> None:
+        """The service is going down: end all watches."""
+        for steps in self._step_watchers:
+            _put(steps, None)
+        for incidents in self._incident_watchers:
+            _put(incidents, None)
+
+    async def ListJobs(self, request: Any, context: Context) -> Any:
+        """All jobs, by name."""
+        state = self.state()
+        jobs = [job_view(state, state.jobs[name]) for name in sorted(state.jobs)]
+        return status_pb2.ListJobsResponse(jobs=jobs)
+
+    async def GetJob(self, request: Any, context: Context) -> Any:
+        """One job."""
+        job = await self._job(request.job, context)
+        return status_pb2.GetJobResponse(job=job_view(self.state(), job))
+
+    async def ListNodes(self, request: Any, context: Context) -> Any:
+        """All nodes, by name."""
+        state = self.state()
+        nodes = [state.nodes[name] for name in sorted(state.nodes)]
+        if request.with_gone:
+            nodes += gone_nodes(state)
+        return status_pb2.ListNodesResponse(nodes=node_views(state, nodes))
+
+    async def ListIncidents(self, request: Any, context: Context) -> Any:
+        """Incidents by number, of one job or of all."""
+        if request.job:
+            await self._job(request.job, context)  # "none" must not mean "misspelt"
+        state = self.state()
+        incidents = [
+            incident_view(state, incident)
+            for incident in _incidents(state, request.job)
+            if incident.is_open or not request.open_only
+        ]
+        return status_pb2.ListIncidentsResponse(incidents=incidents)
+
+    async def ListProposals(self, request: Any, context: Context) -> Any:
+        """The newest proposals by number, of one job or of all."""
+        if request.job:
+            await self._job(request.job, context)
+        found = [
+            proposal
+            for job in self.state().jobs.values()
+            for proposal in job.proposals
+            if request.job in ("", job.name) and (proposal.is_open or not request.open_only)
+        ]
+        found.sort(key=lambda proposal: proposal.proposal_id)
+        return status_pb2.ListProposalsResponse(proposals=map(proposal_view, found))
+
+    async def WatchIncidents(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        """All known incidents, then every change."""
+        queue: asyncio.Queue[Incident | None] = asyncio.Queue(WATCH_QUEUE)
+        self._incident_watchers[queue] = request.job  # first this, or changes would be missed
+        try:
+            for incident in _incidents(self.state(), request.job):
+                view = incident_view(self.state(), incident)
+                yield status_pb2.WatchIncidentsResponse(incident=view)
+            while (change := await queue.get()) is not None:
+                view = incident_view(self.state(), change)
+                yield status_pb2.WatchIncidentsResponse(incident=view)
+            await _say_goodbye(context)
+        finally:
+            del self._incident_watchers[queue]
+
+    async def WatchSteps(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        """Every complete step from now on."""
+        queue: asyncio.Queue[StepSummary | None] = asyncio.Queue(WATCH_QUEUE)
+        self._step_watchers[queue] = request.job
+        try:
+            while (summary := await queue.get()) is not None:
+                yield step_view(summary)
+            await _say_goodbye(context)
+        finally:
+            del self._step_watchers[queue]
+
+    async def GetLayout(self, request: Any, context: Context) -> Any:
+        """The layout in use (generation 0), or one of the past."""
+        job = await self._job(request.job, context)
+        found: tuple[Layout, str] | None = None
+        present = job.layout
+        if present is not None and request.generation in (0, present.generation):
+            found = (present, job.layout_reason)
+        elif request.generation:
+            found = await _read(context, self.past_layout, request.job, request.generation)
+        if found is None:
+            which = f"layout of generation {request.generation}" if request.generation else "layout"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"job {job.name} has no {which} yet")
+        assert found is not None, "abort raises"
+        layout, reason = found
+        return status_pb2.GetLayoutResponse(
+            generation=layout.generation, layout_json=encode_layout(layout), reason=reason
+        )
+
+    async def GetExplanation(self, request: Any, context: Context) -> Any:
+        """All that is kept of an incident."""
+        assert self.history is not None, "a controller that serves keeps one"
+        found = await _read(context, self.history.explain, self.state(), request.incident_id)
+        if found is None:
+            what = f"no incident {request.incident_id}"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"{what}; see `pacekeeper incidents`")
+        assert found is not None, "abort raises"
+        view = explanation_view(self.state(), found)
+        return status_pb2.GetExplanationResponse(explanation=view)
+
+    async def GetPace(self, request: Any, context: Context) -> Any:
+        """How fast a job went."""
+        assert self.history is not None, "a controller that serves keeps one"
+        job = await self._job(request.job, context)
+        return status_pb2.GetPaceResponse(pace=pace_view(self.history.pace(job.name)))
+
+    async def ListOrders(self, request: Any, context: Context) -> Any:
+        """What people have ordered and not taken back."""
+        orders = [order_view(order) for order in self.state().orders]
+        return status_pb2.ListOrdersResponse(orders=orders)
+
+    async def _job(self, name: str, context: Context) -> JobState:
+        jobs = self.state().jobs
+        if name not in jobs:
+            known = ", ".join(sorted(jobs)) or "none yet"
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no job {name!r}; there are: {known}")
+        return jobs[name]
+
+
+async def _read(context: Context, ask: Callable[..., T], *values: Any) -> T:
+    """What the store says: who asks is told that it is damaged, and all else goes on."""
+    try:
+        return ask(*values)
+    except HostError as error:
+        await context.abort(grpc.StatusCode.DATA_LOSS, str(error))
+        raise AssertionError("abort raises") from None
+
+
+def _incidents(state: State, job: str) -> list[Incident]:
+    found = [i for j in state.jobs.values() for i in j.incidents if job in ("", j.name)]
+    return sorted(found, key=lambda incident: incident.incident_id)
+
+
+async def _say_goodbye(context: Context) -> None:
+    """A watch never just ends: who watches must know that nothing more is seen."""
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "the controller is going down")
+
+
+def _publish(watchers: Watchers[T], job: str, value: T) -> None:
+    for queue, wanted in watchers.items():
+        if wanted in ("", job):
+            _put(queue, value)
+
+
+def _put(queue: asyncio.Queue[T | None], value: T | None) -> None:
+    while queue.full():
+        queue.get_nowait()
+    queue.put_nowait(value)

@@ -1,0 +1,131 @@
+"""How values are written on the web page: numbers, times, durations. Functions of values."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from pacekeeper.core.incidents.rank_failures import dead_text
+from pacekeeper.core.incidents.rank_ranges import Runs, joined, num_ranks
+from pacekeeper.core.incidents.rank_text import run_text
+
+_KIND_WORDS = {
+    "cordon_node": "node {} is cordoned",
+    "cordon_rank": "rank {} is cordoned",
+    "pause": "{} is paused",
+    "dry_run": "dry run: plans are made and told, none is offered",
+}
+
+
+def slow(value: float | None) -> str:
+    """A slowdown."""
+    return "" if value is None or not math.isfinite(value) else f"\u00d7{value:.2f}"
+
+
+def ms(value_s: float | None) -> str:
+    """Seconds in milliseconds."""
+    return "" if value_s is None or not math.isfinite(value_s) else f"{value_s * 1e3:,.0f} ms"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio in percent."""
+    return "" if ratio is None or not math.isfinite(ratio) else f"{ratio:.1%}"
+
+
+def clock(unix_s: float | None) -> Markup | str:
+    """A moment, which the browser writes in its reader's time zone."""
+    return "" if unix_s is None else _moment(unix_s, "%Y-%m-%d %H:%M:%S", "moment")
+
+
+def time_of_day(unix_s: float) -> Markup | str:
+    """A moment of a day that is known."""
+    return _moment(unix_s, "%H:%M:%S", "moment of-day")
+
+
+def _moment(unix_s: float, form: str, kind: str) -> Markup | str:
+    try:
+        at = time.gmtime(unix_s)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    made = '<time class="{}" datetime="{}">{} UTC</time>'
+    return Markup(made).format(
+        kind, time.strftime("%Y-%m-%dT%H:%M:%SZ", at), time.strftime(form, at)
+    )
+
+
+def lasting(spent_s: float) -> str:
+    """In the unit that suits it."""
+    if spent_s < 120.0:
+        return f"{spent_s:.0f} s"
+    if spent_s < 7200.0:
+        return f"{spent_s / 60.0:.0f} min"
+    return f"{spent_s / 3600.0:.1f} h" if spent_s < 172_800.0 else f"{spent_s / 86_400.0:.1f} days"
+
+
+def size(count_bytes: float) -> str:
+    """Bytes."""
+    return f"{count_bytes / 1e9:,.1f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:,.1f} MB"
+
+
+def count(value: float) -> str:
+    """A number with its thousands apart."""
+    return f"{value:,.0f}"
+
+
+def words(name: str) -> str:
+    """A name of ours as people write it."""
+    return name.replace("_", " ")
+
+
+def parts(text: str) -> list[str]:
+    """What stands between semicolons."""
+    return [part.strip() for part in text.split(";") if part.strip()]
+
+
+def brief(cause: str) -> str:
+    """A cause for a table: without all that was not unusual, or not told."""
+    return "; ".join(one for one in parts(cause) if not one.startswith(("not unusual", "not told")))
+
+
+def order(given: Mapping[str, Any]) -> str:
+    """An order that stands."""
+    return _KIND_WORDS.get(given["kind"], "{}").format(given["subject"])
+
+
+def ranks(incident: Mapping[str, Any], most_runs: int | None = None) -> str:
+    """Whom it is about; empty: nobody in particular."""
+    runs = joined(run for one in incident["deaths"] for run in _runs(one))
+    if most_runs is not None and len(runs) > most_runs:
+        return f"{num_ranks(runs):,} ranks"
+    if runs:
+        return run_text(runs)
+    return "" if incident["rank"] is None else str(incident["rank"])
+
+
+def dead(deaths: Mapping[str, Any]) -> str:
+    """Those of one moment, and why."""
+    return dead_text(_runs(deaths), deaths["reason"])
+
+
+def _runs(deaths: Mapping[str, Any]) -> Runs:
+    return tuple((run["first"], run["last"]) for run in deaths["ranks"])
+
+
+FILTERS: dict[str, Callable[..., Any]] = {
+    "slow": slow,
+    "ms": ms,
+    "percent": percent,
+    "clock": clock,
+    "time_of_day": time_of_day,
+    "lasting": lasting,
+    "size": size,
+    "count": count,
+    "words": words,
+    "parts": parts,
+    "brief": brief,
+    "order": order,
+    "ranks": ranks,
+    "dead": dead,
+}

@@ -1,0 +1,186 @@
+"""What the web page's scripts draw: the messages of the status service as columns. No second truth.
+
+Columns, since a fleet has thousands of ranks: names are said once, and values in their order.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from pacekeeper.controller.api.messages import gone_nodes, incident_view, job_view, node_views
+from pacekeeper.controller.api.node_sorting import strikes_by_device
+from pacekeeper.controller.api.web.web_lists import Asked, Shown, shown
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.incidents.findings import Incident
+from pacekeeper.core.incidents.rank_ranges import ranks_of
+from pacekeeper.core.layout.codec import encode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.protos.convert.json import as_dict
+
+STATES = ("alive", "silent", "dead", "finished", "unknown")
+
+
+def fleet(state: State) -> dict[str, Any]:
+    """Every rank of every job, by node."""
+    jobs = []
+    for name in sorted(state.jobs):
+        view = job_view(state, state.jobs[name])
+        nodes = sorted({rank.node for rank in view.ranks})
+        place = {node: i for i, node in enumerate(nodes)}
+        ranks = sorted(view.ranks, key=lambda rank: (rank.node, rank.rank))
+        jobs.append(
+            {
+                "name": name,
+                "watch": view.watch,
+                "nodes": nodes,
+                "rank": [rank.rank for rank in ranks],
+                "node": [place[rank.node] for rank in ranks],
+                "state": [STATES.index(rank.state) for rank in ranks],
+                "slowdown": [
+                    round(rank.slowdown, 3) if rank.HasField("slowdown") else None for rank in ranks
+                ],
+                "suspicion": [round(rank.suspicion, 2) for rank in ranks],
+                "cordoned": [int(rank.is_cordoned) for rank in ranks],
+            }
+        )
+    return {"states": STATES, "jobs": jobs}
+
+
+def job(state: State, history: History, name: str) -> dict[str, Any]:
+    """A job's pace, and its incidents as spans of time."""
+    incidents = [incident_view(state, incident) for incident in state.jobs[name].incidents]
+    pace = history.pace(name)
+    return {
+        "pace": {
+            "step": [row.step for row in pace],
+            "unix_s": [row.unix_s for row in pace],
+            "num_steps": [row.num_steps for row in pace],
+            "generation": [row.generation for row in pace],
+            "step_s": [_number(row.step_s) for row in pace],
+            "tokens_per_s": [_number(row.tokens_per_s) for row in pace],
+            "slowest": [_number(row.slowest) for row in pace],
+        },
+        "incidents": [
+            {
+                "incident_id": one.incident_id,
+                "kind": one.kind,
+                "rank": one.rank if one.HasField("rank") else None,
+                "opened_unix_s": one.opened_unix_s,
+                "closed_unix_s": one.closed_unix_s if one.HasField("closed_unix_s") else None,
+            }
+            for one in incidents
+        ],
+    }
+
+
+def layout(found: Layout, reason: str, state: State, name: str) -> dict[str, Any]:
+    """A layout as it is sent to ranks, with who its ranks are."""
+    job = state.jobs[name]
+    return {
+        "reason": reason,
+        "layout": json.loads(encode_layout(found)),
+        "ranks": {
+            rank: {
+                "node": job.ranks[rank].node,
+                "slowdown": _number(job.measured.of(rank).slowdown),
+            }
+            for rank in found.ranks
+            if rank in job.ranks
+        },
+    }
+
+
+def jobs_of(state: State) -> list[dict[str, Any]]:
+    """Jobs for a table: all but their ranks."""
+    return [_without_ranks(job_view(state, state.jobs[name])) for name in sorted(state.jobs)]
+
+
+def job_and_ranks(
+    state: State, name: str, most: int
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """One job for a page, and its ranks, the slowest first; None: it is not known any more."""
+    if name not in state.jobs:
+        return None, []
+    view = job_view(state, state.jobs[name])
+    order = {one: i for i, one in enumerate(("dead", "silent", "unknown"))}
+    ranks = sorted(view.ranks, key=lambda r: (order.get(r.state, 9), -r.slowdown, r.rank))
+    shown = [as_dict(rank) for rank in ranks[:most]]
+    return _without_ranks(view), shown
+
+
+def _without_ranks(view: Any) -> dict[str, Any]:
+    """A job's message without its ranks, which are counted."""
+    counted = {
+        "num_ranks": len(view.ranks),
+        "num_dead": sum(rank.state == "dead" for rank in view.ranks),
+        "num_cordoned": sum(rank.is_cordoned for rank in view.ranks),
+    }
+    del view.ranks[:]
+    return as_dict(view) | counted
+
+
+def incidents_of(state: State, asked: Asked, *, job: str = "") -> Shown:
+    """Incidents for a table, the newest first."""
+    found = [
+        incident
+        for known in state.jobs.values()
+        for incident in known.incidents
+        if job in ("", known.name) and (incident.is_open or not asked.open_only)
+    ]
+    found.sort(key=lambda incident: -incident.incident_id)
+    part = shown(found, asked, lambda incident: _incident_words(state, incident))
+    return replace(part, rows=[as_dict(incident_view(state, one)) for one in part.rows])
+
+
+def _incident_words(state: State, incident: Incident) -> str:
+    one = incident_view(state, incident)
+    rank = f"rank {one.rank}" if one.HasField("rank") else ""
+    dead = (rank for died in incident.deaths for rank in ranks_of(died.ranks))
+    words = [f"#{one.incident_id} {one.kind} {one.job} {rank} {one.node} {one.tier} {one.cause}"]
+    words += [f"rank {rank}" for rank in dead]
+    return " ".join([*words, *incident.nodes])
+
+
+def nodes_of(state: State) -> list[Any]:
+    """All nodes' messages by name, then those that are known for their past only."""
+    names = sorted(state.nodes)
+    return node_views(state, [*(state.nodes[name] for name in names), *gone_nodes(state)])
+
+
+def nodes_shown(nodes: Iterable[Any], asked: Asked) -> Shown:
+    """Nodes for a table, in their order."""
+    part = shown(nodes, asked, _node_words)
+    return replace(part, rows=[as_dict(one) for one in part.rows])
+
+
+def troubled_first(nodes: Iterable[Any]) -> list[Any]:
+    """Nodes by name, those with something to say first."""
+    return sorted(nodes, key=lambda one: (one.is_connected, not one.HasField("cordon")))
+
+
+def node_and_devices(node: Any) -> dict[str, Any]:
+    """One node for a page, with the past of each of its devices."""
+    devices = [
+        {"uuid": uuid, "strikes": [as_dict(one) for one in strikes]}
+        for uuid, strikes in strikes_by_device(node)
+    ]
+    return as_dict(node) | {"devices": devices}
+
+
+def _node_words(node: Any) -> str:
+    """What a reader may look for."""
+    words = [node.name, node.rack, node.product_version, *node.jobs, node.nvml, *node.unreadable]
+    words += [] if node.is_connected else ["away"]
+    words += ["lemon"] if node.is_lemon else []
+    words += ["struck"] if node.strikes else []
+    words += (
+        ["cordoned", node.cordon.said_by, node.cordon.reason] if node.HasField("cordon") else []
+    )
+    return " ".join([*words, *(one.device_uuid for one in node.strikes)])
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else value

@@ -1,0 +1,379 @@
+"""Wires the controller: one inbox, one consumer, one ticker, one store. The clock enters here.
+
+What an event changes is stored before anybody is told; what came in meanwhile is taken in together
+and stored at once, for a disk is slow and a fleet comes back in one moment. While the store can not
+be written the inbox waits: agents keep their reports, training goes on, nothing is promised that
+could be lost.
+"""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from pacekeeper.controller.api.auth.listeners import Entrance, refuse_open, why_not
+from pacekeeper.controller.api.operator_service import Operator
+from pacekeeper.controller.api.status_service import Status
+from pacekeeper.controller.api.web.web_start import web_server
+from pacekeeper.controller.effects import Obedience
+from pacekeeper.controller.ha.leadership import Alone, Office
+from pacekeeper.controller.ingest.agent_service import AgentControl
+from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
+from pacekeeper.controller.ingest.supervisor import FrontDoor, PortTakenError
+from pacekeeper.controller.observability.event_loop_lag import keep_beating
+from pacekeeper.controller.observability.metrics import ControllerMetrics
+from pacekeeper.controller.observability.timeline_writer import History
+from pacekeeper.controller.observability.webhook import Webhook
+from pacekeeper.controller.planner import Planner
+from pacekeeper.controller.start_up import import_early
+from pacekeeper.controller.state_machine import machine
+from pacekeeper.controller.state_machine.events import (
+    Command,
+    Event,
+    NodeDetached,
+    NodesReported,
+    Tick,
+)
+from pacekeeper.controller.state_machine.report_parsing import together
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.storage.open_past import open_past
+from pacekeeper.controller.storage.write_batch import Writes, settled, write
+from pacekeeper.core.addresses import host_and_port, joined
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.errors import HostError, listen_error
+from pacekeeper.protos import (
+    control_pb2,
+    operator_pb2,
+    operator_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+)
+
+MAX_TOGETHER = 256  # events between two looks at everything else
+DRAIN_S = 2.0
+STORE_RETRY_S = 0.5
+MAX_TOLD = 256  # failures remembered, so that each is told once
+_log = logging.getLogger(__name__)
+_CONTROL = control_pb2.DESCRIPTOR.services_by_name["AgentControlService"].full_name
+_SERVICES = (
+    _CONTROL,
+    status_pb2.DESCRIPTOR.services_by_name["StatusService"].full_name,
+    operator_pb2.DESCRIPTOR.services_by_name["OperatorService"].full_name,
+)
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Controller:
+    """The central service of a fleet."""
+
+    def __init__(self, config: ControllerConfig, office: Office | None = None) -> None:
+        """`office`: what gives it the right to command; None: it is the only one.
+
+        Raises ConfigError (security), HostError (store, audit log) and VersionError (store).
+        """
+        refuse_open(config)
+        self.config = config
+        self._address = host_and_port(config.listen, first_port=0)
+        self._metrics_address = (
+            host_and_port(config.metrics_listen, first_port=0) if config.metrics_listen else None
+        )
+        self.store, self.state = open_past(Path(config.store), time.time() - time.monotonic())
+        self.office = Alone() if office is None else office
+        self.office.opened(self.store)
+        self.metrics = ControllerMetrics({"tls": config.tls.cert, "metrics": config.metrics.cert})
+        self.metrics.begin_after(self.state.next_incident_id - 1)
+        self.entrance = Entrance(config, state=lambda: self.state, metrics=self.metrics)
+        self.front: FrontDoor | None = None
+        self.agents = AgentControl(
+            put=self._put_all,
+            on_rejected=self.metrics.rejected.inc,
+            on_failure=self._count_failure,
+            say=lambda frame: None if self.front is None else self.front.say(frame),
+            doorkeeper=self.entrance.gate,
+            office=self.office,
+        )
+        self.history = History(store=self.store, config=config.retention)
+        self.status = Status(
+            state=lambda: self.state, past_layout=self.store.layout, history=self.history
+        )
+        self.operator = Operator(state=lambda: self.state, put=self._put)
+        self.web = web_server(
+            config,
+            state=lambda: self.state,
+            put=self._put,
+            history=self.history,
+            entrance=self.entrance,
+            past_layout=self.store.layout,
+        )
+        self.planner = Planner(policy=config.policy, put=self._put, on_failure=self._count_failure)
+        self._obedience = Obedience(
+            agents=self.agents,
+            metrics=self.metrics,
+            status=self.status,
+            planner=self.planner,
+            entrance=self.entrance,
+            on_failure=self._count_failure,
+        )
+        self.webhook = Webhook(config, on_end=self.metrics.count_webhook)
+        self._health = health.aio.HealthServicer()
+        # No more wait than there are callers: each waits until its own event is taken in.
+        self._inbox: deque[tuple[Sequence[Event], asyncio.Future[None]]] = deque()
+        self._has_come = asyncio.Event()
+        self._writes = Writes()
+        self._is_over = False  # nothing is taken in any more
+        self._failures: set[str] = set()  # that were told
+
+    async def run(self) -> None:
+        """Until SIGTERM or SIGINT. Raises HostError where a port is taken, or the store breaks."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await self.serve(stop)
+        _log.info("stopped")
+
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Until `stop` is set. Raises as `run` does."""
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self.store.close)
+            stack.callback(self.history.close)
+            for part in (self.entrance, self.planner, self.webhook):
+                stack.callback(part.close)
+            if stop.is_set():
+                return  # over before it began: nobody is told anything
+            if self._metrics_address is not None:
+                metrics = self.metrics.serve(*self._metrics_address, self.config.metrics)
+                stack.callback(metrics.close)
+                _log.info("metrics=%s:%d", self._metrics_address[0], metrics.server_port)
+            server, address = await self._serve(stack.enter_context(own_folder()))
+            stack.push_async_callback(server.stop, None)
+            front = await self._open_front(address)
+            tasks = [
+                asyncio.create_task(part)
+                for part in (
+                    keep_beating(self.metrics.lag),
+                    *(self._consume(), self._tick(), self.agents.acknowledge(), front.run()),
+                    stays(Path(address.removeprefix("unix:"))),
+                )
+            ]
+            stack.push_async_callback(self._drain, server, front, tasks)
+            stack.callback(tasks[-1].cancel)  # from here on it is we who take the socket away
+            if self.web is not None:
+                tasks.append(asyncio.create_task(self.web.serve()))
+                stack.push_async_callback(self.web.close, tasks[-1])
+                _log.info("web=%s", self.web.url)
+            with contextlib.suppress(OSError):  # nobody reads it any more, or the disk is full
+                print(f"listening on {front.address}", flush=True)
+            # The first fit and its thresholds would else stall the inbox for a second.
+            threading.Thread(target=import_early, daemon=True).start()
+            stopping = asyncio.create_task(stop.wait())
+            done, _ = await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+
+    async def _serve(self, folder: Path) -> tuple[grpc.aio.Server, str]:
+        """All but agents' streams, at a socket in a folder that only we may enter: its address."""
+        server = self.entrance.server()
+        status_pb2_grpc.add_StatusServiceServicer_to_server(self.status, server)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(self.operator, server)
+        self.office.serve(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        for name in ("", *_SERVICES):
+            await self._health.set(name, _SERVING)
+        reflection.enable_server_reflection(
+            (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        address = f"unix:{folder / SOCKET}"
+        try:
+            server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise no_folder(f"no socket at {address}") from error
+        await server.start()
+        return server, address
+
+    async def _open_front(self, inner: str) -> FrontDoor:
+        """The process that serves agents, and hands calls on to `inner`."""
+        listen = joined(*self._address)
+        self.front = front = FrontDoor(
+            self.entrance.settings(listen, inner),
+            on_frames=self.agents.take,
+            on_gone=self._lose_agents,
+            on_restart=self.metrics.front_restarts.inc,
+            on_connection=self.entrance.connected,
+        )
+        try:
+            await front.start()
+        except PortTakenError:
+            raise listen_error(
+                listen, why_not(*self._address), option="--listen", rival="another controller"
+            ) from None
+        return front
+
+    async def _lose_agents(self) -> None:
+        """All streams are lost with the front."""
+        if events := self.agents.gone():
+            await self._put_all(events)
+
+    async def _drain(
+        self, server: grpc.aio.Server, front: FrontDoor, tasks: Sequence[asyncio.Task[None]]
+    ) -> None:
+        """Say that we go, end the streams, take in what came before; then stop."""
+        await self._health.enter_graceful_shutdown()
+        self.status.end_all()
+        await front.drain()
+        await server.stop(DRAIN_S)
+        for task in tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def _put(self, event: Event) -> None:
+        await self._put_all((event,))
+
+    async def _put_all(self, events: Sequence[Event]) -> None:
+        """Through the machine before the caller goes on: back-pressure, and acks mean stored."""
+        if self._is_over:
+            events = [event for event in events if not isinstance(event, NodeDetached)]
+            if not events:
+                return  # all agents leave, since we do
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox.append((events, done))
+        self._has_come.set()
+        await done
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.tick_interval_s)
+            self.metrics.say_leading(leads := self.office.term() is not None)
+            if not leads:
+                continue  # whatever time tells is the next leader's to hear
+            await self._put(Tick(unix_offset_s=time.time() - time.monotonic()))
+            self.metrics.update(self.state)
+            self.webhook.look(self.state, time.monotonic())
+            self.metrics.say_sequences(self.agents.sequences)
+            self._say_size()
+            self.history.look(self.state)
+            await self.office.ship(self.store.journal.taken())
+            self.entrance.look(time.monotonic())
+            if self.web is not None:
+                self.web.look()
+
+    async def _consume(self) -> None:
+        """The only caller of the machine: no lock needed."""
+        while True:
+            while not self._inbox:
+                self._has_come.clear()
+                await self._has_come.wait()
+            taken, number = [], 0
+            while self._inbox and number < MAX_TOGETHER:
+                taken.append(self._inbox.popleft())
+                number += len(taken[-1][0])
+            try:
+                await self._take_whole([event for events, _ in taken for event in events])
+            except HostError:
+                self._is_over = True
+                for _, done in (*taken, *self._inbox):
+                    done.cancel()  # not stored, so not acknowledged: who reported keeps it
+                raise
+            for _, done in taken:
+                if not done.done():
+                    done.set_result(None)
+            await asyncio.sleep(0)  # who was waited for speaks before the next ones
+
+    async def _take_whole(self, events: Sequence[Event]) -> None:
+        """A mistake of ours in storing costs the one event that it comes with."""
+        before = self.state
+        try:
+            await self._take(events)
+        except HostError:
+            raise
+        except Exception as error:
+            if len(events) == 1 or self.state is not before:  # they count by now
+                self._count_failure(f"event dropped: {type(events[0]).__name__}", error)
+                return
+            for event in events:
+                await self._take_whole([event])
+
+    async def _take(self, events: Sequence[Event]) -> None:
+        """Some events: the new state counts once it is stored, and only then anybody is told."""
+        state, commands = self.state, list[Command]()
+        for event in together(events):
+            began_s = time.monotonic()
+            try:
+                state, said = machine.advance(state, event, config=self.config, now_s=began_s)
+            except Exception as error:
+                # Our bug: say it loudly, drop this one event whole, keep serving.
+                self._count_failure(f"event dropped: {type(event).__name__}", error)
+                continue
+            commands += said
+            if isinstance(event, NodesReported):
+                self.metrics.reports.inc(len(event.reports))
+            self.metrics.advance.observe(time.monotonic() - began_s)
+        commands = settled(commands)
+        await self._store(state, commands)
+        self.state = state
+        for command in commands:
+            self._obedience.obey(command)
+        for command in commands:
+            self.history.heard(command)
+
+    async def _store(self, state: State, commands: Sequence[Command]) -> None:
+        """All that must last, in one transaction; again and again while the disk refuses.
+
+        Raises HostError for a damaged store: no patience mends it.
+        """
+        writes = self._writes.of(state, commands, time.monotonic())
+        if not writes:
+            return
+        refused = ""
+        while True:
+            try:
+                with self.store.transaction():
+                    for command in writes:
+                        write(self.store, state, command, time.time())
+            except sqlite3.DatabaseError as error:
+                self.store.raise_if_damaged(error)
+                if not isinstance(error, sqlite3.OperationalError):
+                    raise  # a bug of ours
+                # Full, locked, unreadable for now: the world's fault.
+                self.metrics.store_retries.inc()
+                if str(error) != refused:
+                    refused = str(error)
+                    _log.error("store=%s refuses: %s; intake waits", self.config.store, refused)
+                    await self._say_health(refused)
+                await asyncio.sleep(STORE_RETRY_S)
+            else:
+                break
+        self._writes.done(state, writes)
+        if refused:
+            _log.info("store=%s takes writes again", self.config.store)
+            await self._say_health("")
+        await self.office.ship(self.store.journal.taken())
+
+    async def _say_health(self, refused: str) -> None:
+        """While the store refuses nothing is taken in: probes must see it. Who asks is answered."""
+        self.metrics.say_store(refused)
+        for name in ("", _CONTROL):
+            await self._health.set(name, _NOT_SERVING if refused else _SERVING)
+
+    def _say_size(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # a disk that can not be read: writes say so
+            self.metrics.say_size(self.store.used_bytes, self.store.log_bytes)
+
+    def _count_failure(self, what: str, error: Exception) -> None:
+        """A bug of ours: with its traceback once; the same one again is only counted."""
+        self.metrics.failures.inc()
+        if (text := f"{what}: {error!r:.500}") not in self._failures:
+            self._failures = {*self._failures, text} if len(self._failures) < MAX_TOLD else {text}
+            _log.error("%s", text, exc_info=error)

@@ -1,0 +1,62 @@
+"""The input of a job: waits for it judged, incidents of kind input opened, closed. Pure.
+
+They accuse no device, and the planner does not follow them: no layout loads faster.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import nan
+
+import numpy as np
+
+from pacekeeper.controller.detection import incidents, pacing
+from pacekeeper.controller.state_machine.events import Command
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.predictor.online.input_stall import fold_inputs
+
+
+def judge_inputs(
+    state: State,
+    job: JobState,
+    ended: Mapping[int, StepRecord],
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """Fold the waits of a complete step; nothing where its ranks do not time them all."""
+    ranks = sorted(ended)
+    waits = [ended[rank].input_wait_s for rank in ranks]
+    if any(wait is None for wait in waits):
+        return state, job, []
+    inputs, judgement = fold_inputs(
+        config.detector,
+        job.inputs,
+        step=ended[ranks[0]].step,
+        generation=ended[ranks[0]].generation,
+        ranks=ranks,
+        duration_s=np.array([ended[rank].duration_s for rank in ranks]),
+        input_s=np.array([nan if wait is None else wait for wait in waits]),
+    )
+    if judgement is None:
+        return state, job, []
+    state, job, commands = incidents.follow(
+        state,
+        replace(job, inputs=inputs),
+        judgement,
+        FindingKind.INPUT,
+        over=lambda rank: f"the input of rank {rank} is there in time again",
+        horizon_steps=config.policy.horizon_steps,
+        unix_s=unix_s,
+    )
+    state, job, said = pacing.follow_pace(
+        state,
+        job,
+        judgement.common,
+        config,
+        unix_s,
+        kind=FindingKind.INPUT,
+        over="the input of the ranks is there in time again",
+    )
+    return state, job, [*commands, *said]

@@ -1,0 +1,55 @@
+"""How the work of a job is spread, watched while nothing else is wrong with it. Pure.
+
+While a rank is slow, or the layout is one made around that, uneven work is what was wanted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.detection.peer_groups import evidence_by_role
+from pacekeeper.controller.state_machine.events import Command
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.imbalance.advice import fold_spread
+from pacekeeper.predictor.imbalance.uneven import lost_of_roles
+
+
+def advise(
+    state: State, job: JobState, samples: Mapping[str, StepSample], duration_s: float, unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Open, re-measure and close advice by what a step of this job lost to the spread of work."""
+    if job.evidence.slow or job.home is not None or job.is_makeshift:
+        return state, job, []
+    priced = []
+    known = evidence_by_role(job, samples)
+    for role, sample in samples.items():
+        model = known[role].model
+        if model is None:
+            return state, job, []
+        priced.append((model, sample))
+    told: dict[FindingKind, float] = {
+        incident.finding.kind: incident.finding.slowdown
+        for incident in job.open_incidents
+        if incident.finding.kind.is_advice
+    }
+    window, advice = fold_spread(
+        job.spread,
+        lost_of_roles(priced),
+        step=sample.step,
+        generation=sample.generation,
+        duration_s=duration_s,
+        told=told,
+    )
+    job, commands = replace(job, spread=window), list[Command]()
+    for finding in advice.opened:
+        state, job, said = incidents.open_incident(state, job, finding, unix_s)
+        commands += said
+    for kind in advice.over:
+        job, said = incidents.close(job, {None}, kind, unix_s, "the work is spread evenly now")
+        commands += said
+    for kind, slowdown in advice.changed.items():
+        job, said = incidents.remeasure(job, None, kind, slowdown)
+        commands += said
+    return state, job, commands

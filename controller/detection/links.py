@@ -1,0 +1,57 @@
+"""The links of a job: each step's transfers judged, incidents of kind link opened, closed. Pure.
+
+They accuse no device, and the planner does not follow them: no layout avoids a link yet.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.state_machine.events import Command
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.telemetry.records import StepRecord
+from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.online.links import fold_links, transfer_sample
+
+
+def judge_links(
+    state: State,
+    job: JobState,
+    ended: Mapping[int, StepRecord],
+    config: ControllerConfig,
+    unix_s: float,
+) -> tuple[State, JobState, list[Command]]:
+    """Fold a complete step's transfers; nothing where its ranks do not time any."""
+    sample = _sample_of(ended)
+    if sample is None:
+        return state, job, []
+    node_of = {rank: job.ranks[rank].node for rank in sample.ranks}
+    links, judgement = fold_links(config.detector, job.links, sample, node_of)
+    state, job, commands = incidents.follow(
+        state,
+        replace(job, links=links),
+        judgement,
+        FindingKind.LINK,
+        over=lambda rank: f"transfers of rank {rank} are back at their usual time",
+        horizon_steps=config.policy.horizon_steps,
+        unix_s=unix_s,
+    )
+    return state, job, commands
+
+
+def _sample_of(ended: Mapping[int, StepRecord]) -> StepSample | None:
+    """The transfers of a step that all its ranks ended; None unless all of them told of some."""
+    ranks = sorted(ended)
+    if not ranks:
+        return None
+    return transfer_sample(
+        ended[ranks[0]].step,
+        ended[ranks[0]].generation,
+        ranks,
+        np.array([ended[rank].transfer_s or 0.0 for rank in ranks]),
+        np.array([ended[rank].transfer_bytes for rank in ranks], dtype=np.float64),
+    )

@@ -1,0 +1,153 @@
+"""Ranks of one role do the same work: each is judged beside its own kind, beside no other. Pure.
+
+A job of one role has one evidence, `job.evidence`. One of several has one for each, `job.by_role`;
+`job.evidence` then says who is slow, and has no model: what one role's work costs prices no other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import nan
+
+import numpy as np
+
+from pacekeeper.controller.state_machine.state import JobState
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.predictor.cost.features import StepSample, Work, sample_of_work
+from pacekeeper.predictor.online.global_slowdown import PaceNews
+from pacekeeper.predictor.online.state import Evidence, Judgement, restore
+from pacekeeper.predictor.online.update import fold
+
+WORST_FIRST = (Watch.DEGRADED, Watch.SUSPICIOUS, Watch.MEASURING, Watch.HEALTHY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Ranks of one role, ascending, and what is remembered of them."""
+
+    ranks: tuple[int, ...]
+    evidence: Evidence
+
+
+def num_roles(job: JobState) -> int:
+    """How many kinds of work its ranks do."""
+    return len(_roles(job))
+
+
+def _roles(job: JobState) -> set[str]:
+    return {known.attachment.role for known in job.ranks.values()}
+
+
+def peers(job: JobState, ranks: Sequence[int]) -> list[Peers]:
+    """These ranks by role, in order of the roles' names."""
+    if num_roles(job) < 2:
+        return [Peers(ranks=tuple(ranks), evidence=job.evidence)]
+    return [
+        Peers(ranks=tuple(own), evidence=_evidence_of(job, role))
+        for role, own in sorted(_by_role(job, ranks).items())
+    ]
+
+
+def evidence_by_role(job: JobState, roles: Iterable[str]) -> dict[str, Evidence]:
+    """What is remembered of the ranks of each of these roles."""
+    if num_roles(job) < 2:
+        return dict.fromkeys(roles, job.evidence)
+    return {role: _evidence_of(job, role) for role in roles}
+
+
+def samples_of(job: JobState, work: Work) -> dict[str, StepSample]:
+    """One complete step by role, in order of the roles' names."""
+    roles = _roles(job)
+    if len(roles) == 1:
+        return {role: sample_of_work(work) for role in roles}
+    by_role = _by_role(job, np.unique(work["rank"]).astype(int).tolist())
+    return {
+        role: sample_of_work(work.only(np.isin(work["rank"], own)))
+        for role, own in sorted(by_role.items())
+    }
+
+
+def fold_roles(
+    config: DetectorConfig, job: JobState, samples: Mapping[str, StepSample]
+) -> tuple[JobState, Judgement]:
+    """Take in one complete step, role by role: one judgement of them all."""
+    roles = num_roles(job)
+    if roles < 2:
+        (sample,) = samples.values()
+        evidence, judgement = fold(config, job.evidence, sample)
+        return replace(job, evidence=evidence, by_role={}), judgement
+    # The alarms of a job-day are shared out: each role has charts of its own.
+    config = replace(config, false_alarms_per_job_day=config.false_alarms_per_job_day / roles)
+    by_role = {**job.by_role}
+    judged: dict[str, Judgement] = {}
+    for role, sample in samples.items():
+        by_role[role], judged[role] = fold(config, _evidence_of(job, role), sample)
+    slow = {rank: value for kept in by_role.values() for rank, value in kept.slow.items()}
+    before = job.evidence.common.slowdown if job.evidence.common is not None else 1.0
+    paces = (kept.common.slowdown for kept in by_role.values() if kept.common is not None)
+    now = max(paces, default=1.0)
+    job = replace(job, evidence=restore(slow, everybody=now), by_role=by_role)
+    return job, replace(_merged(judged), common=_news(judged, before, now))
+
+
+def _news(judged: Mapping[str, Judgement], before: float, now: float) -> PaceNews:
+    """Of roles whose ranks are slow together, as of one: by the slowest, then and now."""
+    if before > 1.0:
+        return PaceNews(is_over=now <= 1.0, changed=now if now > 1.0 and now != before else None)
+    for role, judgement in judged.items():
+        found = judgement.common.found
+        if found is not None:
+            return PaceNews(found=replace(found, role=role, reason=f"role {role}: {found.reason}"))
+    return PaceNews()
+
+
+def _by_role(job: JobState, ranks: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank in dict.fromkeys(ranks):
+        found.setdefault(job.ranks[rank].attachment.role, []).append(rank)
+    return found
+
+
+def _evidence_of(job: JobState, role: str) -> Evidence:
+    """Of one role among several: at first who of it was slow before a restart, or all."""
+    known = job.by_role.get(role)
+    if known is not None:
+        return known
+    own = {rank for rank, r in job.ranks.items() if r.attachment.role == role}
+    together = (
+        incident.finding.slowdown
+        for incident in job.open_incidents
+        if incident.finding.kind is FindingKind.HOST and incident.finding.role == role
+    )
+    return restore(
+        {rank: value for rank, value in job.evidence.slow.items() if rank in own},
+        everybody=max(together, default=1.0),
+    )
+
+
+def _merged(judged: Mapping[str, Judgement]) -> Judgement:
+    """Columns by rank, NaN for roles in their warm-up; the worst watch with its reasons."""
+    parts = list(judged.values())
+    ranks = [rank for part in parts for rank in part.ranks]
+    order = sorted(range(len(ranks)), key=ranks.__getitem__)
+    is_measuring = not any(part.expected_s for part in parts)
+
+    def column(name: str) -> tuple[float, ...]:
+        values = [x for p in parts for x in getattr(p, name) or [nan] * len(p.ranks)]
+        return tuple(values[i] for i in order)
+
+    watch = min((part.watch for part in parts), key=WORST_FIRST.index)
+    reasons = [f"{r}: {p.reason}" for r, p in judged.items() if p.watch is watch and p.reason]
+    return Judgement(
+        step=parts[0].step,
+        ranks=tuple(ranks[i] for i in order),
+        observed_s=column("observed_s"),
+        expected_s=() if is_measuring else column("expected_s"),
+        slowdown=() if is_measuring else column("slowdown"),
+        suspicion=() if is_measuring else column("suspicion"),
+        findings=tuple(finding for part in parts for finding in part.findings),
+        recovered=tuple(rank for part in parts for rank in part.recovered),
+        changed={rank: value for part in parts for rank, value in part.changed.items()},
+        watch=watch,
+        reason="; ".join(reasons),
+    )

@@ -1,0 +1,66 @@
+"""What was measured of each rank last, looked up where somebody asks: few do, and seldom. Pure."""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isnan
+
+from pacekeeper.predictor.online.state import Judgement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPace:
+    """Of one rank; None: not known yet (measuring)."""
+
+    observed_s: float | None = None
+    expected_s: float | None = None
+    slowdown: float | None = None
+    suspicion: float = 0.0
+
+
+_UNKNOWN = RankPace()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The newest `judgement`; `others`: of ranks that it does not judge, what earlier ones said."""
+
+    judgement: Judgement | None = None
+    others: Mapping[int, RankPace] = field(default_factory=dict)
+
+    def of(self, rank: int) -> RankPace:
+        """O(log ranks)."""
+        judgement = self.judgement
+        if judgement is None:
+            return self.others.get(rank, _UNKNOWN)
+        i = bisect_left(judgement.ranks, rank)
+        if i == len(judgement.ranks) or judgement.ranks[i] != rank:
+            return self.others.get(rank, _UNKNOWN)
+        # Unknown are all while the job is in its warm-up, some while their role is.
+        if not judgement.expected_s or isnan(judgement.expected_s[i]):
+            return RankPace(observed_s=judgement.observed_s[i])
+        return RankPace(
+            observed_s=judgement.observed_s[i],
+            expected_s=judgement.expected_s[i],
+            slowdown=judgement.slowdown[i],
+            suspicion=judgement.suspicion[i],
+        )
+
+    def at_least(self, slowdown: float) -> list[tuple[int, float]]:
+        """Ranks as slow as this, or slower, and how slow they are; in no order."""
+        others = ((rank, pace.slowdown) for rank, pace in self.others.items())
+        found = [(rank, slow) for rank, slow in others if slow is not None and slow >= slowdown]
+        if self.judgement is None or not self.judgement.expected_s:
+            return found
+        pairs = zip(self.judgement.ranks, self.judgement.slowdown, strict=True)
+        return found + [(rank, slow) for rank, slow in pairs if slow >= slowdown]  # not the unknown
+
+    def by(self, judgement: Judgement) -> "Measured":
+        """The same once there is a newer one. O(ranks) only where it judges others than before."""
+        before = self.judgement
+        if before is None or before.ranks == judgement.ranks:
+            return Measured(judgement=judgement, others=self.others)
+        judged = frozenset(judgement.ranks)
+        earlier = {**self.others, **{rank: self.of(rank) for rank in before.ranks}}
+        others = {rank: pace for rank, pace in earlier.items() if rank not in judged}
+        return Measured(judgement=judgement, others=others)

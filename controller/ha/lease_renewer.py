@@ -1,0 +1,170 @@
+"""Keeps a member's lease in a thread of its own: neither a long fit nor a slow disk delays it.
+
+What is decided stands in `lease.py`; here are the clock, which also counts while the host sleeps,
+and the calls to the lease's store, each within a time.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from pacekeeper.controller.ha import lease
+from pacekeeper.controller.ha.http_client import AwayError
+from pacekeeper.controller.ha.lease import Member, Read, Record, Wait, Write
+
+RELEASE_WITHIN_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class LeaseStore(Protocol):
+    """Compares and swaps one record. Both raise AwayError where nobody knows what came of it."""
+
+    def read(self) -> tuple[Record | None, str]: ...
+
+    def write(self, record: Record, expected: str) -> str: ...
+
+
+def clock_s() -> float:
+    """Seconds that also pass while this host is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Keeper:
+    """One member and its thread. Its methods may be called from anywhere."""
+
+    def __init__(
+        self,
+        member: Member,
+        store: LeaseStore,
+        clock_s: Callable[[], float] = clock_s,
+    ) -> None:
+        self._member, self._store, self._clock_s = member, store, clock_s
+        self._news = threading.Condition()
+        self._waiting: list[tuple[tuple[str, ...], asyncio.Future[None]]] = []
+        self._is_over = False
+        self._is_writing = False
+        self._said = ""
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def term(self) -> int | None:
+        """The term to command in just now; None: nothing may be told to anybody."""
+        with self._news:
+            return lease.commands_in(self._member, self._clock_s()) or None
+
+    @property
+    def record(self) -> Record | None:
+        """As it was read last."""
+        with self._news:
+            return None if self._member.seen is None else self._member.seen.record
+
+    def stand(self, copy: str | None) -> None:
+        """It may lead with this store of state; "": with an empty one; None: it may not lead."""
+        self._change(lambda m: lease.withdraws(m) if copy is None else lease.stands(m, copy))
+
+    def resign(self) -> None:
+        """It leads no more, and does not stand."""
+        self._change(lease.resigns)
+
+    def hear(self, term: int) -> bool:
+        """Somebody says to have seen this term: is it passed now?"""
+        self._change(lambda member: lease.hears(member, term, self._clock_s()))
+        with self._news:
+            return self._member.heard >= term
+
+    async def want(self, copies: tuple[str, ...]) -> None:
+        """Returns when the record names these copies, its own first; never if the lease is lost."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._news:
+            self._waiting.append((copies, written))
+        self._change(lambda member: lease.wants(member, copies))
+        await written
+
+    def close(self) -> None:
+        """Release what it leads, if the lease's store answers in time, and end the thread."""
+        self._change(lease.leaves)
+        give_up_s = self._clock_s() + RELEASE_WITHIN_S
+        with self._news:
+            # What is being written may be that it leads: then it lets that go as well.
+            while self._holds_something() and (left_s := give_up_s - self._clock_s()) > 0.0:
+                self._news.wait(left_s)
+            self._is_over = True
+            self._news.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(RELEASE_WITHIN_S)
+
+    def _holds_something(self) -> bool:
+        return bool(self._member.term) or self._is_writing
+
+    def _change(self, change: Callable[[Member], Member]) -> None:
+        with self._news:
+            self._take(change(self._member))
+
+    def _take(self, member: Member) -> None:
+        """Called with the lock."""
+        before, self._member = self._member, member
+        record = None if member.seen is None else member.seen.record
+        if member.term and record is not None and member.pending is None:
+            done = [one for one in self._waiting if one[0] == record.copies]
+            self._waiting = [one for one in self._waiting if one not in done]
+            for _, written in done:
+                written.get_loop().call_soon_threadsafe(_settle, written)
+        if member.term != before.term:
+            what = f"leads in term {member.term}" if member.term else f"left term {before.term}"
+            _log.info("lease: %s %s", member.name, what)
+            self._waiting = self._waiting if member.term else []
+        self._news.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._news:
+                self._is_writing = False
+                if self._is_over:
+                    return
+                now_s = self._clock_s()
+                self._take(lease.time_passes(self._member, now_s))
+                step = lease.next_step(self._member, now_s)
+                self._is_writing = isinstance(step, Write)
+                if isinstance(step, Wait):
+                    self._news.wait(max(0.0, step.until_s - now_s))
+                    continue
+            try:
+                self._do(step)
+            except AwayError as error:
+                self._say(str(error))
+                self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
+            except Exception as error:  # our bug: without this thread it would never lead again
+                if not self._said:
+                    _log.exception("the lease's store failed")
+                self._say(f"{type(error).__name__}: {error}")
+                self._change(partial(lease.is_unknown, step=step, now_s=self._clock_s()))
+
+    def _do(self, step: Read | Write) -> None:
+        if isinstance(step, Read):
+            record, version = self._store.read()
+            self._change(lambda m: lease.has_read(m, record, version, self._clock_s()))
+        elif version := self._store.write(step.record, step.expected):
+            self._change(lambda m: lease.has_written(m, step, version, self._clock_s()))
+        else:
+            self._change(lambda m: lease.was_refused(m, self._clock_s()))
+        self._say("")
+
+    def _say(self, why: str) -> None:
+        """On change only."""
+        if why and not self._said:
+            _log.warning("lease: no answer: %s", why)
+        elif self._said and not why:
+            _log.info("lease: its store answers again")
+        self._said = why
+
+
+def _settle(written: asyncio.Future[None]) -> None:
+    if not written.done():
+        written.set_result(None)

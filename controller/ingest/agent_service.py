@@ -1,0 +1,407 @@
+"""The agents' side of the controller: what the front hands on goes in, commands go out.
+
+Reports of many agents are taken in together and acknowledged once they are stored; an agent that
+sends one again is told so, and nothing else happens. Two streams of one node never live side by
+side: the newer one wins.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from pacekeeper.controller.api.auth.audit_log import host_of
+from pacekeeper.controller.api.auth.rate_limit import Seldom
+from pacekeeper.controller.ha.leadership import Alone, Office
+from pacekeeper.controller.ingest import ipc
+from pacekeeper.controller.ingest.deduplication import Sequences
+from pacekeeper.controller.ingest.http2.proxy import Relayed
+from pacekeeper.controller.ingest.ipc import Frame
+from pacekeeper.controller.state_machine.events import (
+    Event,
+    NodeAttached,
+    NodeDetached,
+    NodeReported,
+)
+from pacekeeper.core.telemetry.node_report import NodeReport
+from pacekeeper.core.telemetry.samples import (
+    JOB_NAME_RULE,
+    NODE_NAME_RULE,
+    is_job_name,
+    is_node_name,
+)
+from pacekeeper.core.text import one_line
+from pacekeeper.protos import control_pb2
+from pacekeeper.protos.convert import reports
+
+ACK_EVERY_REPORTS = 8
+ACK_EVERY_S = 1.0
+# Of a large fleet each is acknowledged less often, or acks would cost as much as all reports.
+ACKS_PER_S = 2000
+ACK_SPARSEST = 8.0  # times: an agent gives a stream up that says nothing for 15 s
+ACK_LOOK_S = 0.05
+FRESH_S = 0.5  # of a leader's command: one that waits longer might be said after the lease
+MOST_OF_A_WORD = 64  # characters that an agent says of itself
+NO_LEADER = "this controller leads no more"
+OUR_VERSION = version("pacekeeper")
+_PARTS = control_pb2.ReportRequestParts
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A stream is not taken, or ended: a status code and the reason."""
+
+    def __init__(self, code: grpc.StatusCode, why: str) -> None:
+        super().__init__(why)
+        self.code, self.why = code, why
+
+
+class _ForeignReportError(ValueError):
+    """A report speaks of ranks of another node."""
+
+
+class Doorkeeper:
+    """Lets everybody in, and takes what they say."""
+
+    async def let_in(self, shown: Relayed) -> Any:
+        """Who calls. Raises Refused."""
+        return None
+
+    def may_attach(self, caller: Any, node: str, peer: str) -> str:
+        """Why `caller` may not report of that node; empty: it may."""
+        return ""
+
+    def foreign(self, caller: Any, node: str, report: NodeReport) -> str:
+        """What a report says of another node; empty: nothing."""
+        return ""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Stream:
+    """One agent's open stream. `newest`: the sequence of the last report that came by it."""
+
+    number: int
+    node: str
+    life: str
+    who: Any
+    newest: int = -1
+    handled: int = 0  # sequence of the newest report that went through the machine
+    unacknowledged: int = 0
+    is_over: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Outcome:
+    """What is to be said of one batch once all of it is stored."""
+
+    welcomes: list[_Stream] = field(default_factory=list)
+    taken: list[tuple[_Stream, int, bool]] = field(default_factory=list)  # (.., is it a greeting)
+    again: list[tuple[_Stream, int]] = field(default_factory=list)
+    ends: list[tuple[_Stream, grpc.StatusCode, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class AgentControl:
+    """`put` takes events and returns when the machine has taken them in, and they are stored.
+
+    `on_rejected` counts what an agent did wrong, `on_failure` what we did. `say` puts a frame onto
+    the line to the front. `office`: whether anything may be said now.
+    """
+
+    put: Callable[[Sequence[Event]], Awaitable[None]]
+    on_rejected: Callable[[], None]
+    on_failure: Callable[[str, Exception], None]
+    say: Callable[[bytes], None]
+    doorkeeper: Doorkeeper = field(default_factory=Doorkeeper)
+    office: Office = field(default_factory=Alone)
+    sequences: Sequences = field(default_factory=Sequences)
+    _seldom: Seldom = field(default_factory=Seldom)
+    _streams: dict[int, _Stream] = field(default_factory=dict)
+    _of_node: dict[str, _Stream] = field(default_factory=dict)
+    _to_acknowledge: deque[tuple[float, _Stream]] = field(default_factory=deque)
+
+    async def take(self, frames: Sequence[Frame]) -> None:
+        """What the front handed on, in order; returns when all of it is stored and answered."""
+        events, outcome = list[Event](), _Outcome()
+        for kind, number, value, data in frames:
+            if kind == ipc.OPENED:
+                await self._open(number, data, events, outcome)
+                continue
+            stream = self._streams.get(number)
+            if stream is None:
+                continue  # it was refused, or is of a front that is gone
+            if kind == ipc.CLOSED:
+                del self._streams[number]
+                self._leave(stream, events)
+            elif stream.is_over:
+                continue  # what it still brings is not acknowledged: it is sent again
+            elif kind == ipc.REPORT:
+                self._report(stream, value, data, events, outcome)
+            elif kind == ipc.FINISHED:
+                outcome.ends.append((stream, grpc.StatusCode.OK, ""))
+            elif kind == ipc.MALFORMED:
+                self._reject(stream, ValueError(data.decode()), outcome)
+        try:
+            if events:
+                await self.put(events)
+        except Exception as error:
+            # Our bug: these streams end, their agents come back and send their reports again.
+            self.on_failure("taking reports in failed", error)
+            heard = {stream for stream, *_ in (*outcome.taken, *outcome.ends)}
+            for stream in heard.union(outcome.welcomes):
+                why = "the controller failed to read a report"
+                self._end(stream, grpc.StatusCode.INTERNAL, why)
+            return
+        self._answer(outcome)
+
+    def gone(self) -> list[Event]:
+        """The front is gone, and all streams with it: the events of that."""
+        events: list[Event] = []
+        for stream in self._streams.values():
+            self._leave(stream, events)
+        self._streams.clear()
+        self._of_node.clear()
+        self._to_acknowledge.clear()
+        return events
+
+    def send(
+        self, nodes: Sequence[str], kind: str, job: str, message: control_pb2.AttachResponse
+    ) -> None:
+        """Tell nodes something; nothing where they are away (it is said again)."""
+        there = (self._of_node.get(node) for node in nodes)
+        heard_by = [stream for stream in there if stream is not None]
+        self._say(heard_by, f"{job}/{kind}", message, until_ms=self._until_ms())
+
+    async def acknowledge(self) -> None:
+        """Say now and then what is stored, in one frame for all streams. Until cancelled."""
+        while True:
+            await asyncio.sleep(ACK_LOOK_S)
+            due_s = time.monotonic() - ACK_EVERY_S * self._sparse
+            due: list[_Stream] = []
+            while self._to_acknowledge and self._to_acknowledge[0][0] <= due_s:
+                due.append(self._to_acknowledge.popleft()[1])
+            self._acknowledge(due)
+
+    @property
+    def _sparse(self) -> float:
+        """So many times less often than to the agent of a small fleet."""
+        # Well within what agents were promised: else they would look for another controller.
+        promised_s = self.office.answer_within_s
+        sparsest = min(ACK_SPARSEST, promised_s / 3.0) if promised_s else ACK_SPARSEST
+        return max(1.0, min(sparsest, len(self._streams) / ACKS_PER_S))
+
+    def _answer(self, outcome: _Outcome) -> None:
+        for stream in outcome.welcomes:
+            welcome = control_pb2.Welcome(
+                protocol_version=reports.PROTOCOL_VERSION,
+                product_version=OUR_VERSION,
+                answer_within_s=self.office.answer_within_s,
+            )
+            told = control_pb2.AttachResponse(welcome=welcome)
+            self._say([stream], "welcome", told, until_ms=0)
+        now_s, many = time.monotonic(), ACK_EVERY_REPORTS * self._sparse
+        for stream, number, is_greeting in outcome.taken:
+            self.sequences.take(stream.node, stream.life, number, is_greeting=is_greeting)
+        at_once: list[_Stream] = []
+        taken = [(stream, number) for stream, number, _ in outcome.taken]
+        for stream, number in (*taken, *outcome.again):
+            stream.handled = max(stream.handled, number)
+            stream.unacknowledged += 1
+            if stream.unacknowledged == 1:
+                self._to_acknowledge.append((now_s, stream))
+            elif stream.unacknowledged >= many:
+                at_once.append(stream)
+        self._acknowledge([*at_once, *(stream for stream, *_ in outcome.ends)])
+        for stream, code, why in outcome.ends:
+            self._end(stream, code, why)
+
+    async def _open(self, number: int, data: bytes, events: list[Event], outcome: _Outcome) -> None:
+        """A stream begins: whoever calls is let in, and a node attaches; or it ends."""
+        shown, first = ipc.parted(data)
+        caller = Relayed(ipc.shown_from(shown))
+        try:
+            who = await self.doorkeeper.let_in(caller)
+            hello = self._greeted(caller, who, first)
+        except Refused as refusal:
+            self.say(ipc.frame(ipc.END, number, refusal.code.value[0], refusal.why.encode()))
+            return
+        stream = _Stream(number=number, node=hello.node, life=hello.agent_life, who=who)
+        self._streams[number] = stream
+        self._replace(stream)
+        events.append(
+            NodeAttached(
+                node=hello.node,
+                product_version=hello.product_version,
+                agent_life=hello.agent_life,
+                rack=hello.rack,
+            )
+        )
+        outcome.welcomes.append(stream)
+
+    def _greeted(self, caller: Relayed, who: Any, first: bytes) -> control_pb2.Hello:
+        """The Hello of an agent that may attach. Raises Refused."""
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        try:
+            request = control_pb2.AttachRequest.FromString(first)
+        except DecodeError:
+            request = control_pb2.AttachRequest()
+        if request.WhichOneof("message") != "hello":
+            # An agent that was stopped on the way to its Hello may come again, and say it.
+            code = invalid if first else grpc.StatusCode.UNAVAILABLE
+            raise self._refused(caller, code, "the first message must be Hello")
+        theirs = request.hello
+        theirs.product_version = one_line(theirs.product_version, MOST_OF_A_WORD)
+        theirs.agent_life = one_line(theirs.agent_life, MOST_OF_A_WORD)
+        # First the version: with another one nothing else can be trusted.
+        if theirs.protocol_version != reports.PROTOCOL_VERSION:
+            raise self._refused(
+                caller,
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"agent {theirs.product_version or '?'} speaks protocol {theirs.protocol_version}, "
+                f"controller {OUR_VERSION} speaks {reports.PROTOCOL_VERSION}; install the "
+                "same pacekeeper on both",
+            )
+        if not is_node_name(theirs.node):
+            raise self._refused(caller, invalid, f"node name: expected {NODE_NAME_RULE}")
+        if theirs.rack and not is_node_name(theirs.rack):
+            raise self._refused(caller, invalid, f"rack name: expected {NODE_NAME_RULE}")
+        if why := self.doorkeeper.may_attach(who, theirs.node, caller.peer()):
+            raise self._refused(caller, grpc.StatusCode.PERMISSION_DENIED, why)
+        # Last: what is said of terms ends a leader's term, so who says it must be known.
+        if theirs.seen_term > (self.office.term() or 0):
+            why = f"{theirs.node}: {self.office.outdated(theirs.seen_term)}"
+            raise self._refused(caller, grpc.StatusCode.UNAVAILABLE, why)
+        return theirs
+
+    def _refused(self, caller: Relayed, code: grpc.StatusCode, why: str) -> Refused:
+        self.on_rejected()
+        self._say_of(host_of(caller.peer()), "refused an agent from %s: %s", caller.peer(), why)
+        return Refused(code, why)
+
+    def _say_of(self, caller: str, words: str, *about: object) -> None:
+        """A line that a caller can bring about as often as it likes: not each is written."""
+        ending = self._seldom.ending(caller, time.monotonic())
+        if ending is not None:
+            _log.warning(words + "%s", *about, ending)
+
+    def _replace(self, stream: _Stream) -> None:
+        older = self._of_node.get(stream.node)
+        self._of_node[stream.node] = stream
+        if older is None:
+            return
+        if older.life != stream.life:
+            words = "node=%s attached anew: agent %s replaces %s"
+            self._say_of(stream.node, words, stream.node, stream.life, older.life)
+        why = f"another agent attached as node {stream.node}; give each its own --node"
+        self._end(older, grpc.StatusCode.ABORTED, why)
+
+    def _leave(self, stream: _Stream, events: list[Event]) -> None:
+        stream.is_over = True
+        if self._of_node.get(stream.node) is stream:
+            del self._of_node[stream.node]
+            events.append(NodeDetached(node=stream.node, agent_life=stream.life))
+
+    def _report(
+        self, stream: _Stream, number: int, data: bytes, events: list[Event], outcome: _Outcome
+    ) -> None:
+        """One report: passed over where it was taken in before, refused where it is impossible."""
+        is_greeting = stream.newest < 0
+        is_again = number > 0 and (
+            number <= stream.newest or not self.sequences.is_news(stream.node, stream.life, number)
+        )
+        stream.newest = max(stream.newest, number)
+        if is_again and not is_greeting:
+            outcome.again.append((stream, number))
+            return
+        try:
+            report = report_in(data)
+            if why := self.doorkeeper.foreign(stream.who, stream.node, report):
+                raise _ForeignReportError(why)
+        except ValueError as error:
+            # Acknowledged all the same: sent again, it would block the good ones for ever.
+            outcome.taken.append((stream, number, is_greeting))
+            self._reject(stream, error, outcome)
+        except Exception as error:
+            self.on_failure(f"node={stream.node} reader failed", error)
+            stream.is_over = True
+            why = "the controller failed to read a report"
+            outcome.ends.append((stream, grpc.StatusCode.INTERNAL, why))
+        else:
+            events.append(NodeReported(node=stream.node, agent_life=stream.life, report=report))
+            outcome.taken.append((stream, number, is_greeting))
+
+    def _reject(self, stream: _Stream, error: ValueError, outcome: _Outcome) -> None:
+        self.on_rejected()
+        self._say_of(stream.node, "node=%s sent an impossible report: %s", stream.node, error)
+        stream.is_over = True
+        is_foreign = isinstance(error, _ForeignReportError)
+        wrong = grpc.StatusCode.INVALID_ARGUMENT
+        code = grpc.StatusCode.PERMISSION_DENIED if is_foreign else wrong
+        outcome.ends.append((stream, code, str(error)))
+
+    def _acknowledge(self, streams: Sequence[_Stream]) -> None:
+        pairs = []
+        for stream in streams:
+            if stream.unacknowledged and stream.number in self._streams:
+                pairs.append((stream.number, stream.handled))
+            stream.unacknowledged = 0
+        if not pairs:
+            return
+        term = self.office.term()
+        if term is not None:
+            # What is stored stays so, in whatever term it is heard.
+            self.say(ipc.acknowledged(term, 0, pairs))
+
+    def _say(
+        self,
+        streams: Sequence[_Stream],
+        key: str,
+        message: control_pb2.AttachResponse,
+        *,
+        until_ms: int,
+    ) -> None:
+        """The same to all, made and said once: an offer may be 700 kB, and for a thousand nodes.
+
+        The term is asked for at the last moment: what waited here may be of a past one.
+        """
+        term = self.office.term()
+        if term is None:
+            for stream in streams:
+                self._end(stream, grpc.StatusCode.UNAVAILABLE, NO_LEADER)
+            return
+        message.term = term
+        numbers = [stream.number for stream in streams]
+        data = message.SerializeToString()
+        self.say(ipc.sent(numbers, until_ms, key.encode(), data))
+
+    def _until_ms(self) -> int:
+        """With a lease no command may wait in the front for longer than that has left for sure."""
+        if not self.office.answer_within_s:
+            return 0
+        return round((time.monotonic() + FRESH_S) * 1e3)
+
+    def _end(self, stream: _Stream, code: grpc.StatusCode, why: str) -> None:
+        stream.is_over = True
+        self.say(ipc.frame(ipc.END, stream.number, code.value[0], why.encode()))
+
+
+def report_in(data: bytes) -> NodeReport:
+    """The report in the bytes of an AttachRequest; its samples stay unread.
+
+    Raises ValueError for anything but a whole report.
+    """
+    report = reports.report_from_parts(_PARTS.FromString(data).report)
+    for job in report.jobs:
+        if not is_job_name(job.job):
+            raise ValueError(f"job name {job.job!r}: expected {JOB_NAME_RULE}")
+        strangers = sorted({attached.job for attached in job.attached} - {job.job})
+        if strangers:
+            raise ValueError(f"job {job.job}: attachments of other jobs {strangers}")
+    return report

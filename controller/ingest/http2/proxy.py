@@ -1,0 +1,187 @@
+"""What a front does with calls that are no agent's stream: hands them on, bytes for bytes.
+
+They come by pipes (`pipes.py`). The controller serves them on a socket that only its own user can
+open; who really calls stands in one header, which nobody else can set: the caller's own headers of
+that name are left out.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pacekeeper.controller.ingest.http2.pipes import Pipes
+from pacekeeper.controller.ingest.ipc import Shown, shown_from
+from pacekeeper.protos.convert import reports
+
+ATTACH = "/pacekeeper.v1.AgentControlService/Attach"
+DRAIN_S = 2.0
+CALLER_HEADER = "x-pacekeeper-caller-bin"
+LOOKS, LOOK_S = 200, 0.01
+_OURS = "x-pacekeeper-"
+_CUT_OFF = "Internal error from Core"  # what grpc.aio says of a message that could not be sent
+_HOPS = ("grpc-", ":", "te", "content-type", "user-agent")  # of one connection each
+End = tuple[grpc.StatusCode, str | None, Any]
+Context = Any  # grpc.aio.ServicerContext: its type parameters say nothing here
+
+
+def shown_by(context: Context, connection: Shown) -> Shown:
+    """What a call shows of its caller, by its connection and its headers."""
+    return replace(
+        connection,
+        authorization=tuple(
+            value
+            for name, value in context.invocation_metadata() or ()
+            if name.lower() == "authorization" and isinstance(value, str)
+        ),
+    )
+
+
+class Relayed:
+    """A caller as a gate sees it, at whichever end of the line: peer, headers, certificate."""
+
+    def __init__(self, shown: Shown) -> None:
+        self.shown = shown
+
+    def peer(self) -> str:
+        """Where it calls from."""
+        return self.shown.peer
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        """Its token, where it shows one."""
+        return tuple(("authorization", value) for value in self.shown.authorization)
+
+    def auth_context(self) -> Mapping[str, list[bytes]]:
+        """What stands in its certificate."""
+        if not self.shown.has_certificate:
+            return {}
+        return {
+            "x509_pem_cert": [b"shown to the front"],
+            "peer_uri": [uri.encode() for uri in self.shown.uris],
+            "peer_dns": [name.encode() for name in self.shown.names],
+        }
+
+
+def relayed(context: Context) -> Any:
+    """Who called the front, where the call came by it; else the context as it is."""
+    for name, value in context.invocation_metadata() or ():
+        if name == CALLER_HEADER:
+            return Relayed(shown_from(value))
+    return context
+
+
+class Relay(grpc.GenericRpcHandler):
+    """Hands calls on to `address`, all kinds as streams: on the wire they are the same."""
+
+    def __init__(self, address: str) -> None:
+        """`pipes`, once it is there, knows whose connection a call came by."""
+        self.pipes: Pipes | None = None
+        self._channel = grpc.aio.insecure_channel(address, options=reports.GRPC_OPTIONS_CLIENT)
+
+    def service(self, handler_call_details: Any) -> Any:
+        """The handler of any method."""
+        method = handler_call_details.method
+
+        async def hand_on(requests: AsyncIterator[bytes], context: Context) -> None:
+            left_s = context.time_remaining()
+            assert self.pipes is not None, "calls come by them"
+            connection = self.pipes.caller(context.peer())
+            if connection is None:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "the connection is over")
+                return
+            if method == ATTACH:
+                why = "an agent's stream begins with the first call of its connection"
+                await context.abort(grpc.StatusCode.UNAVAILABLE, why)
+            stub: Any = self._channel.stream_stream(method)
+            headers = _headers(context, shown_by(context, connection))
+            call = stub(requests, metadata=headers, timeout=left_s)
+            ends = Ends(call)
+            try:
+                async for message in call:
+                    await context.write(message)
+                await call.code()
+            except grpc.aio.AioRpcError:
+                pass  # it is among its ends
+            finally:
+                call.cancel()
+            code, words, trailing = await ends.answer()
+            context.set_trailing_metadata(_own(trailing))
+            if code is not grpc.StatusCode.OK:
+                await context.abort(code, words or "")
+
+        return grpc.stream_stream_rpc_method_handler(hand_on)
+
+    async def close(self) -> None:
+        """Calls that are open end."""
+        await self._channel.close()
+
+
+class Ends:
+    """What grpc.aio says of the end of a call: more than once, where it is refused while its
+    request is still being sent. Then it says INTERNAL, before or after the answer itself.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._answer: End | None = None
+        self._last: End | None = None
+        call.add_done_callback(self._hear)
+
+    async def answer(self) -> End:
+        """The other side's; what there is where none comes."""
+        for _ in range(LOOKS):
+            if self._answer is not None:
+                break
+            await asyncio.sleep(LOOK_S)
+        end = self._answer or self._last
+        assert end is not None, "the call is over"
+        return end
+
+    def _hear(self, call: Any) -> None:
+        self._last = _known(call.code()), _known(call.details()), _known(call.trailing_metadata())
+        is_answer = self._last[:2] != (grpc.StatusCode.INTERNAL, _CUT_OFF)
+        self._answer = self._answer or (self._last if is_answer else None)
+
+
+def _known(answer: Coroutine[Any, Any, Any]) -> Any:
+    """Of a call that is over: nothing is waited for."""
+    try:
+        answer.send(None)
+    except StopIteration as said:
+        return said.value
+    raise AssertionError("the call is over")
+
+
+@contextlib.asynccontextmanager
+async def relaying(inner: Path, settings: Mapping[str, Any]) -> AsyncIterator[Pipes]:
+    """The way for connections that are no agent's to the server at `inner`. Raises OSError."""
+    relay = Relay(f"unix:{inner}")
+    own = inner.with_name(f"front-{os.getpid()}")
+    options = reports.server_options(settings["max_report_bytes"], settings["connection_s"])
+    server = grpc.aio.server(handlers=(relay,), options=options)
+    try:
+        server.add_insecure_port(f"unix:{own}")
+    except RuntimeError as error:
+        raise OSError(f"no socket at {own}") from error
+    relay.pipes = Pipes(own)
+    await server.start()
+    try:
+        yield relay.pipes
+    finally:
+        await server.stop(DRAIN_S)
+        await relay.close()
+
+
+def _headers(context: Context, shown: Shown) -> list[tuple[str, str | bytes]]:
+    own = _own(context.invocation_metadata())
+    kept = [(name, value) for name, value in own if not name.lower().startswith(_OURS)]
+    return [*kept, (CALLER_HEADER, shown.to_bytes())]
+
+
+def _own(metadata: Any) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple((name, value) for name, value in metadata or () if not name.startswith(_HOPS))

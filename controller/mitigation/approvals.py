@@ -1,0 +1,180 @@
+"""A plan that needs a person's word: proposed, answered once, then offered once or never. Pure.
+
+It is for one layout, its living ranks and those of them that are slow: once one of these is
+another, it is stale, and nobody can approve it any more. Approved in time it is priced again, since
+loads and speeds went on, and offered if it still does what it was made for.
+"""
+
+from dataclasses import replace
+
+from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.mitigation import backoff, rollout
+from pacekeeper.controller.state_machine.events import Command, ProposalAnswered, SaveProposal, Say
+from pacekeeper.controller.state_machine.state import JobState, State
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import COSTLY, Decision
+from pacekeeper.core.incidents.proposals import Answer, Proposal
+from pacekeeper.core.incidents.rank_text import rank_text
+
+KEPT_PROPOSALS = 16  # of one job, to be asked for; the store keeps all
+
+
+def is_asked(config: PolicyConfig, decision: Decision) -> bool:
+    """Must a person approve this before it is done?"""
+    if config.mode != "approve":
+        return False
+    return config.approve == "all" or decision.rung in COSTLY or decision.moved_bytes > 0
+
+
+def is_waited_for(job: JobState) -> bool:
+    """Is a person being asked, on the grounds as they are? Then nothing else is decided on them."""
+    proposal = job.open_proposal
+    if proposal is None or proposal.answer is not Answer.WAITING:
+        return False
+    return proposal.slow == job.evidence.slow and not _why_stale(job, proposal)
+
+
+def found(state: State, proposal_id: int) -> Proposal | None:
+    """The one of this number, open or not; None where no job knows it any more."""
+    known = (proposal for job in state.jobs.values() for proposal in job.proposals)
+    return next((one for one in known if one.proposal_id == proposal_id), None)
+
+
+def propose(
+    state: State, job: JobState, decision: Decision, config: PolicyConfig, unix_s: float
+) -> tuple[State, JobState, list[Command]]:
+    """Ask people for their word. Where just this plan waits already, its prices are made new."""
+    base = job.layout
+    assert base is not None and decision.layout is not None, "a plan is for a layout"
+    known = job.open_proposal
+    if known is not None and known.plan == decision.layout:
+        known = replace(known, decision=decision, slow=dict(job.evidence.slow))
+        job, said = _changed(job, known)
+        return state, job, said
+    job, commands = withdraw(job, "another plan is better by now")
+    proposal = Proposal(
+        proposal_id=state.next_proposal_id,
+        job=job.name,
+        decision=decision,
+        base=base,
+        slow=dict(job.evidence.slow),
+        incident_ids=tuple(one.incident_id for one in incidents.followed(job)),
+        made_unix_s=unix_s,
+        expires_unix_s=unix_s + config.approve_within_s,
+    )
+    state = replace(state, next_proposal_id=state.next_proposal_id + 1)
+    job = replace(job, proposals=(*job.proposals, proposal)[-KEPT_PROPOSALS:])
+    job, said = incidents.note_action(
+        job,
+        f"proposal {proposal.proposal_id}, to be approved within {config.approve_within_s:.0f} s:"
+        f" {decision.reason}",
+    )
+    text = f"job={job.name} proposal={proposal.proposal_id} {decision.rung} {decision.reason}"
+    return state, job, [*commands, SaveProposal(proposal=proposal), Say(text=text), *said]
+
+
+def answer(
+    job: JobState, said: ProposalAnswered, config: PolicyConfig, now_s: float, unix_s: float
+) -> tuple[JobState, list[Command]]:
+    """Take in what a person says of a proposal. The first word counts, if it comes in time."""
+    job, commands = follow(job, config, unix_s)
+    proposal = job.open_proposal
+    if proposal is None or proposal.proposal_id != said.proposal_id:
+        return job, commands
+    if proposal.answer is not Answer.WAITING:
+        return job, commands
+    if said.is_approved:
+        # What is being decided on now is not what was approved.
+        job = replace(job, asked=0, decided_on=None)
+        approved = replace(proposal, answer=Answer.APPROVED, said_by=said.said_by)
+        job, more = _changed(job, approved)
+        job, noted = _noted(job, proposal, f"approved by {said.said_by}")
+        return job, [*commands, *more, *noted]
+    job = backoff.denied(job, proposal, said.said_by, said.reason, now_s)
+    job, more = _ended(job, proposal, Answer.DENIED, said.reason, said_by=said.said_by)
+    return job, [*commands, *more]
+
+
+def follow(job: JobState, config: PolicyConfig, unix_s: float) -> tuple[JobState, list[Command]]:
+    """On a tick, and before anything is done with it: one that is too old or stale ends."""
+    proposal = job.open_proposal
+    if proposal is None:
+        return job, []
+    if unix_s >= proposal.expires_unix_s:
+        within_s = proposal.expires_unix_s - proposal.made_unix_s
+        return _ended(job, proposal, Answer.EXPIRED, f"not approved within {within_s:.0f} s")
+    if config.mode != "approve":
+        return _ended(job, proposal, Answer.STALE, f"plans are not proposed in mode {config.mode}")
+    why = _why_stale(job, proposal)
+    return _ended(job, proposal, Answer.STALE, why) if why else (job, [])
+
+
+def move(job: JobState, by_s: float) -> tuple[JobState, list[Command]]:
+    """The wall clock was set by so much."""
+    proposal = job.open_proposal
+    if proposal is None:
+        return job, []
+    made_s, expires_s = proposal.made_unix_s + by_s, proposal.expires_unix_s + by_s
+    return _changed(job, replace(proposal, made_unix_s=made_s, expires_unix_s=expires_s))
+
+
+def take(
+    job: JobState, decision: Decision | None, config: PolicyConfig, now_s: float, unix_s: float
+) -> tuple[JobState, list[Command]]:
+    """What was approved has been priced again: offer it, or say why not. None: it can not be."""
+    job, commands = follow(job, config, unix_s)
+    proposal = job.approved
+    if proposal is None:
+        return job, commands
+    if decision is None or decision.layout is None:
+        why = "it could not be priced again" if decision is None else decision.reason
+        job, said = _ended(job, proposal, Answer.STALE, why)
+        return job, [*commands, *said]
+    assert decision.layout == proposal.plan, "no other plan was approved"
+    job, said = _changed(job, replace(proposal, answer=Answer.OFFERED, decision=decision))
+    job, offered = rollout.offer(job, decision, now_s)
+    return job, [*commands, *said, *offered]
+
+
+def withdraw(job: JobState, why: str) -> tuple[JobState, list[Command]]:
+    """What is open is stale: the job ends, say, or something else is decided."""
+    proposal = job.open_proposal
+    return (job, []) if proposal is None else _ended(job, proposal, Answer.STALE, why)
+
+
+def _why_stale(job: JobState, proposal: Proposal) -> str:
+    """Which of the things it is for is another one by now; empty: none."""
+    base, plan = proposal.base, proposal.plan
+    if why := rollout.why_worthless(job, plan, base.generation, proposal.slow):
+        return why
+    if job.layout != base:
+        return f"generation {base.generation} is another layout by now"
+    if job.newest_generation >= plan.generation:
+        return f"generation {job.newest_generation} came first"
+    if more := sorted(job.evidence.slow.keys() - proposal.slow.keys()):
+        return f"ranks {rank_text(more)} are slow by now, too"
+    return ""
+
+
+def _ended(
+    job: JobState, proposal: Proposal, how: Answer, note: str, *, said_by: str = ""
+) -> tuple[JobState, list[Command]]:
+    """It is closed; what it stood for is decided anew."""
+    by = said_by or proposal.said_by
+    job, commands = _changed(job, replace(proposal, answer=how, note=note, said_by=by))
+    job = replace(job, asked=0, decided_on=None)
+    who = f"{how} by {said_by}" if said_by else how.value
+    job, noted = _noted(job, proposal, f"{who}: {note}" if note else who)
+    return job, [*commands, *noted]
+
+
+def _changed(job: JobState, proposal: Proposal) -> tuple[JobState, list[Command]]:
+    job = replace(job, proposals=(*job.proposals[:-1], proposal))
+    return job, [SaveProposal(proposal=proposal)]
+
+
+def _noted(job: JobState, proposal: Proposal, text: str) -> tuple[JobState, list[Command]]:
+    """In the log, and on the incidents it answers that are still open."""
+    say = Say(text=f"job={job.name} proposal={proposal.proposal_id} {text}")
+    job, noted = incidents.note_action(job, f"proposal {proposal.proposal_id} {text}")
+    return job, [say, *noted]

@@ -1,0 +1,130 @@
+"""What a plan costs to put in force: as measured when earlier ones were, else as the settings say.
+
+Pure. A move takes a pause whatever it moves, and longer the more its busiest rank sends or gets.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from pacekeeper.controller.state_machine.state import JobState, Move
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.layout.diff import fresh_replicas, transfers
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+from pacekeeper.core.telemetry.records import PlanAppliedRecord
+from pacekeeper.core.telemetry.samples import ModelShape
+
+KEPT_MOVES = 16  # the newest: links and hosts change
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveCosts:
+    """pause_s: of any plan; then seconds for a byte: of all that are moved, counted over all ranks,
+    or of those at the busiest rank.
+    """
+
+    pause_s: float
+    total_s_per_byte: float
+    busiest_s_per_byte: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """Bytes of state that a plan copies, by all ranks together and by the one with most."""
+
+    total_bytes: int
+    busiest_bytes: int
+
+
+def costs_of(moves: Sequence[Move], config: PolicyConfig) -> MoveCosts:
+    """From what is measured: the pause by moves of nothing, the rest by all seconds over all bytes,
+    so that large moves count for more.
+    """
+    still = [move.duration_s for move in moves if not move.total_bytes]
+    pause_s = median(still) if still else config.plan_s
+    spent_s = sum(max(0.0, move.duration_s - pause_s) for move in moves if move.total_bytes)
+    total = sum(move.total_bytes for move in moves)
+    busiest = sum(move.busiest_bytes for move in moves)
+    return MoveCosts(
+        pause_s=pause_s,
+        total_s_per_byte=spent_s / total if total else config.move_s_per_byte,
+        busiest_s_per_byte=spent_s / busiest if busiest else config.move_s_per_byte,
+    )
+
+
+def take(job: JobState, records: Iterable[PlanAppliedRecord]) -> JobState:
+    """What ranks say of a plan they have put in force: the slowest rank's time, everybody's bytes.
+
+    What survivors agree on is no planned move, and the first layout none at all.
+    """
+    fresh: dict[int, dict[int, PlanAppliedRecord]] = {}  # by generation and rank
+    for record in records:
+        if record.rank not in job.ranks or record.is_regroup:
+            continue
+        if not record.previous_generation or record.duration_s <= 0.0:
+            continue
+        known = job.moves.get(record.generation)
+        if known is None or record.rank not in known.ranks:  # else it is said twice
+            fresh.setdefault(record.generation, {}).setdefault(record.rank, record)
+    if not fresh:
+        return job
+    moves = {**job.moves, **{at: _with(job.moves.get(at), told) for at, told in fresh.items()}}
+    newest = sorted(moves)[-KEPT_MOVES:]
+    return replace(job, moves={generation: moves[generation] for generation in newest})
+
+
+def _with(known: Move | None, told: Mapping[int, PlanAppliedRecord]) -> Move:
+    """All of a report at once: the ranks are thousands, and copied for each change."""
+    known = known or Move()
+    num_bytes = [record.moved_bytes for record in told.values()]
+    return Move(
+        ranks=known.ranks.union(told),
+        duration_s=max(known.duration_s, *(record.duration_s for record in told.values())),
+        total_bytes=known.total_bytes + sum(num_bytes),
+        busiest_bytes=max(known.busiest_bytes, *num_bytes),
+    )
+
+
+def moved(old: Layout, new: Layout, shape: ModelShape) -> Moved:
+    """What `new` copies, blocks of `old` being where that says."""
+    if old.stages == new.stages:
+        copies = Counter(fresh_replicas(old, new))
+        return Moved(
+            total_bytes=copies.total() * shape.expert_bytes,
+            busiest_bytes=max(copies.values(), default=0) * shape.expert_bytes,
+        )
+    received: dict[int, float] = {}
+    sent: dict[int, float] = {}
+    for transfer in transfers(old, new):
+        count = block_bytes(transfer.block, old, shape)
+        received[transfer.destination] = received.get(transfer.destination, 0.0) + count
+        if transfer.source is not None:
+            sent[transfer.source] = sent.get(transfer.source, 0.0) + count
+    return Moved(
+        total_bytes=round(sum(received.values())),
+        busiest_bytes=round(max([*received.values(), *sent.values()], default=0.0)),
+    )
+
+
+def block_bytes(block: Block, layout: Layout, shape: ModelShape) -> float:
+    """State of one block. What trainers tell is the sum of all that is no expert: it is taken to
+    lie evenly in the layers' virtual shards; embedding, head and norms count there.
+    """
+    match block.kind:
+        case BlockKind.EXPERT:
+            return float(shape.expert_bytes)
+        case BlockKind.ATTENTION | BlockKind.DENSE_MLP:
+            kinds = 1 if layout.experts[block.layer] else 2
+            return shape.dense_bytes / (layout.num_layers * layout.num_virtual_shards * kinds)
+        case BlockKind.EMBEDDING | BlockKind.HEAD | BlockKind.NORM_ROUTER:
+            return 0.0
+
+
+def cost_s(moves: Moved, costs: MoveCosts, *, is_repartition: bool) -> float:
+    """Seconds. Of experts alone, copies count together: they are spread over links that the job
+    uses meanwhile. Where layers or shards change hands all stand still until the busiest is done.
+    """
+    if is_repartition:
+        return costs.pause_s + moves.busiest_bytes * costs.busiest_s_per_byte
+    return costs.pause_s + moves.total_bytes * costs.total_s_per_byte

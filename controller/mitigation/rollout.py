@@ -1,0 +1,151 @@
+"""A plan on its way to the ranks: offered, said again each second, given up when it can not be
+taken any more. Pure.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+from math import inf
+
+from pacekeeper.controller.mitigation import verification
+from pacekeeper.controller.state_machine import death_notices
+from pacekeeper.controller.state_machine.events import (
+    Command,
+    OfferPlan,
+    SaveDecision,
+    SaveJob,
+    Say,
+    TellSuspects,
+)
+from pacekeeper.controller.state_machine.state import JobState
+from pacekeeper.controller.state_machine.suspects import suspects
+from pacekeeper.core.incidents.findings import Decision
+from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.layout.layout import Layout
+
+REPEAT_S = 1.0  # between two times the same offer or death notice is said
+HOST_BYTES = 24.0  # of an offer: a host of an expert, in words
+OFFERED_BYTES_PER_S = 64e6  # to all nodes together: a large job's offer is said again less often
+NODES_PER_S = 200.0  # of one job that are told again who is suspect; of news all at once
+OFFER_LIFE_S, OFFER_LIFE_STEPS = 60.0, 8  # an offer that nobody takes is given up
+
+
+def offer(job: JobState, decision: Decision, now_s: float) -> tuple[JobState, list[Command]]:
+    """Offer the plan of a decision to the ranks, which run the layout it was made on."""
+    assert decision.layout is not None, "a rung other than nothing has a layout"
+    assert job.layout is not None, "an actionable job has a layout"
+    plan = decision.layout
+    job = replace(
+        verification.given_up(job, decision, now_s),
+        desired=plan,
+        desired_base=job.layout.generation,
+        desired_for=frozenset(job.evidence.slow),
+        offered={**job.offered, plan.generation: decision.reason},
+        offered_s=now_s,
+        said_s=now_s,
+        newest_generation=plan.generation,
+        known_layouts={**job.known_layouts, plan.generation: plan},
+    )
+    return job, [
+        SaveDecision(job=job.name, step=job.step, decision=decision),
+        SaveJob(job=job.name),
+        told(job.name, decision),
+        _offered(job, plan),
+    ]
+
+
+def with_news(decision: Decision, before: Decision | None) -> Decision:
+    """With what is exposed in its reason, where the decision before did not say the same.
+
+    A job on one node would else hear with each plan that it is on one.
+    """
+    if decision.exposed is None:
+        return replace(decision, exposed=None if before is None else before.exposed)
+    is_news = is_exposed_anew(decision, before)
+    return replace(decision, reason=decision.text) if is_news else decision
+
+
+def is_exposed_anew(decision: Decision, before: Decision | None) -> bool:
+    """Would a death take what the decision before did not say?"""
+    known = None if before is None else before.exposed
+    return bool(decision.exposed) and decision.exposed != known
+
+
+def told(name: str, decision: Decision) -> Say:
+    """A decision on this job in one line."""
+    return Say(text=f"job={name} decision={decision.rung} {decision.reason}")
+
+
+def say_again(
+    job: JobState, now_s: float, lemons: Collection[str] = ()
+) -> tuple[JobState, list[Command]]:
+    """On a tick: offers and deaths until they are observed, suspects as long as the job lives; an
+    offer that is over is given up.
+    """
+    over = _why_over(job, now_s)
+    if job.desired is not None and over:
+        given_up = Say(text=f"job={job.name} plan={job.desired.generation} given up: {over}")
+        return replace(job, desired=None), [SaveJob(job=job.name), given_up]
+    commands: list[Command] = []
+    if job.has_untold_deaths:
+        job, commands = death_notices.tell(job, now_s)
+    if now_s - job.said_s < REPEAT_S:
+        return job, commands
+    if job.desired is not None and _is_due(job, job.desired, now_s):
+        commands.append(_offered(job, job.desired))
+    runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
+    if now_s - job.deaths_said_s >= REPEAT_S and runs.intersection(job.dead):
+        job, said = death_notices.say(job, now_s)
+        commands += said
+    suspect, nodes = suspects(job, lemons), job.nodes
+    since_s = now_s - job.suspects_said_s  # once there were any, also that nobody is any more
+    if suspect != job.suspects_said or max(REPEAT_S, len(nodes) / NODES_PER_S) <= since_s < inf:
+        commands.append(TellSuspects(job=job.name, nodes=nodes, ranks=suspect, life=job.life))
+        job = replace(job, suspects_said=suspect, suspects_said_s=now_s)
+    return (replace(job, said_s=now_s) if commands else job), commands
+
+
+def why_worthless(job: JobState, plan: Layout, base: int, slow: Collection[int]) -> str:
+    """Why a plan that was made on generation `base` for these slow ranks is of no use any more;
+    empty where it is.
+    """
+    present = 0 if job.layout is None else job.layout.generation
+    if set(plan.ranks) & set(job.dead):
+        return "ranks died meanwhile"
+    if present != base:
+        return f"generation {present} came first"
+    if over := sorted(set(slow) - job.evidence.slow.keys()):
+        return f"ranks {rank_text(over)}, for which it was made, are slow no more"
+    if job.evidence.slow and not slow:  # as the way home, or better shares for all
+        return f"made for no one slow, and ranks {rank_text(job.evidence.slow)} are"
+    return ""
+
+
+def _why_over(job: JobState, now_s: float) -> str:
+    """Why the plan on offer can not be taken any more; empty where it can, or there is none."""
+    if job.desired is None:
+        return ""
+    why = why_worthless(job, job.desired, job.desired_base, job.desired_for)
+    life_s = verification.patience_s(job, OFFER_LIFE_S, OFFER_LIFE_STEPS)
+    if not why and now_s - job.offered_s > life_s:
+        return f"not taken for {life_s:.0f} s"
+    return why
+
+
+def _is_due(job: JobState, plan: Layout, now_s: float) -> bool:
+    """Is it time to say the offer again? Streams lose nothing: this is for agents that came anew.
+
+    As often as notices, or, where it is megabytes for each of a thousand nodes, less.
+    """
+    num_hosts = sum(len(hosts) for layer in plan.experts for hosts in layer)
+    period_s = max(REPEAT_S, num_hosts * HOST_BYTES * len(job.nodes) / OFFERED_BYTES_PER_S)
+    return (now_s - job.offered_s) // period_s > (job.said_s - job.offered_s) // period_s
+
+
+def _offered(job: JobState, plan: Layout) -> OfferPlan:
+    return OfferPlan(
+        job=job.name,
+        nodes=job.nodes,
+        layout=plan,
+        base_generation=job.desired_base,
+        life=job.life,
+    )

@@ -1,0 +1,174 @@
+"""What people should hear of, by the names of the alert rules, and when it is over. Pure.
+
+Level-based: what stands in the state for long enough is told once, and once more when it is gone.
+After a restart of the controller what still stands is told again. What comes and goes between two
+looks is in the incidents only.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from pacekeeper.controller.observability.state_metrics import incident_labels, nodes_away
+from pacekeeper.controller.state_machine.state import JobState, RankLife, State
+from pacekeeper.core.incidents.findings import FindingKind, Watch
+from pacekeeper.core.incidents.rank_failures import who
+
+# Severity and seconds, as in deploy/pacekeeper.alerts.yml.
+RULES: Mapping[str, tuple[str, float]] = {
+    "PacekeeperRankSlow": ("warning", 30.0),
+    "PacekeeperJobSlow": ("warning", 30.0),
+    "PacekeeperRecoveryStalled": ("critical", 300.0),
+    "PacekeeperJobDied": ("critical", 60.0),
+    "PacekeeperBlind": ("warning", 300.0),
+    "PacekeeperCanaryMissed": ("critical", 0.0),
+    "PacekeeperProposalWaits": ("warning", 60.0),
+    "PacekeeperCheckpointsMissed": ("warning", 600.0),
+    "PacekeeperSnapshotsMissed": ("warning", 600.0),
+    "PacekeeperAgentAway": ("warning", 120.0),
+}
+Key = tuple[str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """One thing to hear of; `labels` tell it from others of its name.
+
+    `extent`: whom it is about, where that may grow: then it is told again.
+    """
+
+    alert: str
+    labels: Mapping[str, str]
+    summary: str
+    description: str = ""
+    extent: str = ""
+
+    @property
+    def key(self) -> Key:
+        """Who it is, whatever its words."""
+        return self.alert, tuple(sorted(self.labels.items()))
+
+    @property
+    def severity(self) -> str:
+        """As the rule of that name says."""
+        return RULES[self.alert][0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What holds since then, by a clock that nobody sets, and whether anybody was told."""
+
+    notice: Notice
+    since_s: float
+    is_told: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What is to be told now; `ended_unix_s` None: it stands."""
+
+    notice: Notice
+    began_unix_s: float
+    ended_unix_s: float | None = None
+
+
+def follow(
+    before: Mapping[Key, Standing], state: State, now_s: float, hold_ratio: float
+) -> tuple[Mapping[Key, Standing], tuple[Telling, ...]]:
+    """A look at the newest state: what stands now, and what of it is news."""
+    after: dict[Key, Standing] = {}
+    told: list[Telling] = []
+    for notice in _notices(state):
+        known = before.get(notice.key)
+        since_s = now_s if known is None else known.since_s
+        is_told = known is not None and known.is_told and known.notice.extent == notice.extent
+        if not is_told and now_s - since_s >= RULES[notice.alert][1] * hold_ratio:
+            is_told = True
+            told.append(Telling(notice=notice, began_unix_s=since_s + state.unix_offset_s))
+        after[notice.key] = Standing(notice=notice, since_s=since_s, is_told=is_told)
+    for key, known in before.items():
+        if known.is_told and key not in after:
+            over = Telling(
+                notice=known.notice,
+                began_unix_s=known.since_s + state.unix_offset_s,
+                ended_unix_s=now_s + state.unix_offset_s,
+            )
+            told.append(over)
+    return after, tuple(told)
+
+
+def _notices(state: State) -> Iterator[Notice]:
+    for job in state.jobs.values():
+        yield from _of_incidents(job)
+        yield from _of_watch(job)
+        proposal = job.open_proposal
+        if proposal is not None and job.approved is None:
+            number = proposal.proposal_id
+            yield Notice(
+                alert="PacekeeperProposalWaits",
+                labels={"job_name": job.name},
+                summary=f"A plan for job {job.name} waits for a person",
+                description=f"{proposal.decision.reason}. `pacekeeper approve {number}` or "
+                f"`pacekeeper deny {number}` answers.",
+            )
+        for level, saves in (("Checkpoint", job.saves), ("Snapshot", job.snapshots)):
+            if saves is not None and saves.trouble:
+                yield Notice(
+                    alert=f"Pacekeeper{level}sMissed",
+                    labels={"job_name": job.name, "cause": saves.trouble},
+                    summary=f"{level}s of job {job.name} do not come about ({saves.trouble})",
+                    description=saves.reason,
+                )
+    for node in nodes_away(state):
+        yield Notice(
+            alert="PacekeeperAgentAway",
+            labels={"node": node},
+            summary=f"No agent speaks of node {node}, where ranks run",
+        )
+
+
+def _of_incidents(job: JobState) -> Iterator[Notice]:
+    for incident in job.open_incidents:
+        finding, labels = incident.finding, incident_labels(job, incident)
+        if finding.kind.is_advice or job.watch is Watch.ENDED:
+            continue
+        words = "; ".join(filter(None, (finding.reason, finding.cause)))
+        extent = ""
+        if finding.kind is FindingKind.DEATH:
+            alert = "PacekeeperRecoveryStalled"
+            extent = who(incident.waits_for)
+            summary = f"Job {job.name} has not gone on without {extent}"
+        elif finding.rank is None:
+            alert = "PacekeeperJobSlow"
+            summary = f"Job {job.name} is slow as a whole ({finding.kind})"
+        else:
+            alert = "PacekeeperRankSlow"
+            summary = (
+                f"Rank {finding.rank} of job {job.name} on node {labels['node']} is "
+                f"x{finding.slowdown:.2f} slow ({finding.kind})"
+            )
+        yield Notice(alert=alert, labels=labels, summary=summary, description=words, extent=extent)
+
+
+def _of_watch(job: JobState) -> Iterator[Notice]:
+    has_finished = any(rank.life is RankLife.FINISHED for rank in job.ranks.values())
+    if job.watch is Watch.ENDED and not has_finished:
+        yield Notice(
+            alert="PacekeeperJobDied",
+            labels={"job_name": job.name},
+            summary=f"Job {job.name} ended, and no rank of it finished",
+        )
+    canary = job.canaries.last
+    if canary is not None and not canary.is_found:
+        yield Notice(
+            alert="PacekeeperCanaryMissed",
+            labels={"job_name": job.name},
+            summary=f"A made-up slow rank of job {job.name} was not found",
+            description="A real one would not be found either.",
+        )
+    elif job.blind is not None:
+        yield Notice(
+            alert="PacekeeperBlind",
+            labels={"job_name": job.name, "cause": job.blind.value},
+            summary=f"A slow rank of job {job.name} would go unseen ({job.blind.value})",
+            description=job.watch_reason,
+        )

@@ -1,0 +1,327 @@
+"""What happened around each incident, and how fast each job went: bounded, however long. Pure.
+
+The newest steps of a job are kept with the times of all its ranks. An incident that opens takes
+those of its rank from there, goes on until some steps after its end, and notes meanwhile what was
+decided and done. A course that is full makes one row of its two shortest neighbours.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import isnan, nan
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pacekeeper.controller.state_machine.events import StepSummary
+from pacekeeper.core.incidents.findings import Considered, Decision, Incident, Rung
+
+RECENT_STEPS = 48  # with the times of all ranks
+MOST_ROWS = 240  # of one incident
+RAW_ROWS = 96  # of these the first are never merged: before the onset, and what followed at once
+MOST_PACE_ROWS = 480  # of one job
+AFTER_STEPS = 24  # that an incident's course goes on once it is closed
+MOST_PLANS, MOST_NOTES = 12, 64  # of one incident
+MOST_COURSES = 64  # of one job at a time: what strikes more ranks at once is the same of all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CourseRow:
+    """One step of a job beside an incident, or the means of `num_steps` from `step` on.
+
+    `observed_s`, `expected_s`: of the incident's rank, or the median of all where it is nobody's;
+    `peers_slowdown`: the median of the others. NaN: not known.
+    """
+
+    step: int
+    unix_s: float
+    num_steps: int
+    generation: int
+    step_s: float
+    observed_s: float
+    expected_s: float
+    peers_slowdown: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceRow:
+    """One step of a job, or the means of `num_steps`; `slowest`: the largest slowdown of a rank."""
+
+    step: int
+    unix_s: float
+    num_steps: int
+    generation: int
+    step_s: float
+    tokens_per_s: float
+    slowest: float
+
+
+R = TypeVar("R", CourseRow, PaceRow)
+_MEANS: Mapping[type, tuple[str, ...]] = {
+    CourseRow: ("step_s", "observed_s", "expected_s", "peers_slowdown"),
+    PaceRow: ("step_s", "tokens_per_s", "slowest"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanNote:
+    """A decision while the incident was open. `generation`: of its plan; None: no plan."""
+
+    step: int
+    unix_s: float
+    rung: Rung
+    reason: str
+    generation: int | None
+    current_step_s: float
+    planned_step_s: float
+    fluid_step_s: float
+    cost_s: float
+    moved_bytes: int
+    considered: tuple[Considered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """One line of what was done, at a step and a time."""
+
+    step: int
+    unix_s: float
+    text: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Course:
+    """What was kept of one incident. `left_steps`: rows still to come, None while it is open."""
+
+    incident_id: int
+    job: str
+    rank: int | None
+    rows: list[CourseRow] = field(default_factory=list)
+    plans: list[PlanNote] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    left_steps: int | None = None
+
+    def plan(self, note: PlanNote) -> None:
+        """Keep it; one that is like the newest (no plan, say, again) takes its place."""
+        before = self.plans[-1] if self.plans else None
+        if before is not None and before.generation is None and note.generation is None:
+            self.plans.pop()
+        self.plans.append(note)
+        if len(self.plans) > MOST_PLANS:
+            del self.plans[1]  # the first answer stays, and the newest ones
+
+    def note(self, note: Note) -> None:
+        """Keep it, the first and the newest ones."""
+        self.notes.append(note)
+        if len(self.notes) > MOST_NOTES:
+            del self.notes[MOST_NOTES // 4]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Step:
+    """All ranks of one step: what a later incident may want to know."""
+
+    step: int
+    unix_s: float
+    generation: int
+    step_s: float
+    at: Mapping[int, int]
+    observed_s: NDArray[np.float32]
+    expected_s: NDArray[np.float32]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Job:
+    recent: deque[_Step] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    pace: list[PaceRow] = field(default_factory=list)
+    step: int = 0
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Chronicle:
+    """Of all jobs. `past` gives what was stored of an incident, or of a job's pace, before us."""
+
+    past_course: Callable[[int], Course | None] = lambda incident_id: None
+    past_pace: Callable[[str], Sequence[PaceRow]] = lambda job: ()
+    courses: dict[int, Course] = field(default_factory=dict)  # open, or over since a few steps
+    # Of these, since they were stored; who has waited longest is the first.
+    changed: dict[int, None] = field(default_factory=dict)
+    changed_jobs: dict[str, None] = field(default_factory=dict)
+    _jobs: dict[str, _Job] = field(default_factory=dict)
+
+    def pace(self, job: str) -> list[PaceRow]:
+        """How fast the job went, oldest first."""
+        return self._job(job).pace
+
+    def stepped(self, summary: StepSummary, unix_s: float) -> None:
+        """A step is complete."""
+        job = self._job(summary.job)
+        job.step = summary.step
+        known = _kept(summary, unix_s, job.recent[-1].at if job.recent else {})
+        job.recent.append(known)
+        slowest = max((s for s in summary.slowdown if not isnan(s)), default=nan)
+        _append(
+            job.pace,
+            PaceRow(
+                step=summary.step,
+                unix_s=unix_s,
+                num_steps=1,
+                generation=summary.generation,
+                step_s=summary.duration_s,
+                tokens_per_s=summary.tokens / summary.duration_s if summary.duration_s else nan,
+                slowest=slowest,
+            ),
+            most=MOST_PACE_ROWS,
+            raw=0,
+        )
+        self.changed_jobs[summary.job] = None
+        for course in [one for one in self.courses.values() if one.job == summary.job]:
+            _append(course.rows, _row(known, course.rank), most=MOST_ROWS, raw=RAW_ROWS)
+            self.changed[course.incident_id] = None
+            if course.left_steps is not None:
+                course.left_steps -= 1
+
+    def told(self, incident: Incident, unix_s: float) -> None:
+        """An incident opened or changed."""
+        course = self.courses.get(incident.incident_id)
+        if course is None:
+            course = self.past_course(incident.incident_id)
+            if course is None:
+                if sum(one.job == incident.job for one in self.courses.values()) >= MOST_COURSES:
+                    return
+                course = self._begun(incident)
+            self.courses[incident.incident_id] = course
+        known = {note.text for note in course.notes}
+        for action in incident.actions:
+            if action not in known:
+                course.note(Note(step=self._job(incident.job).step, unix_s=unix_s, text=action))
+        if not incident.is_open and course.left_steps is None:
+            course.left_steps = AFTER_STEPS
+        self.changed[incident.incident_id] = None
+
+    def go_on(self, incidents: Iterable[Incident]) -> None:
+        """After a start: what was stored of incidents that are still open."""
+        for incident in incidents:
+            course = self.past_course(incident.incident_id)
+            if course is not None:
+                self.courses.setdefault(incident.incident_id, course)
+
+    def decided(self, job: str, decision: Decision, unix_s: float) -> None:
+        """What the policy said while incidents of this job are open."""
+        note = PlanNote(
+            step=self._job(job).step,
+            unix_s=unix_s,
+            rung=decision.rung,
+            reason=decision.reason,
+            generation=None if decision.layout is None else decision.layout.generation,
+            current_step_s=decision.current_step_s,
+            planned_step_s=decision.planned_step_s,
+            fluid_step_s=decision.fluid_step_s,
+            cost_s=decision.cost_s,
+            moved_bytes=decision.moved_bytes,
+            considered=decision.considered,
+        )
+        for course in self.courses.values():
+            if course.job == job and course.left_steps is None:
+                course.plan(note)
+                self.changed[course.incident_id] = None
+
+    def stored(self, incidents: Iterable[int], jobs: Iterable[str]) -> None:
+        """These were written; those that are over and told need not be kept."""
+        for incident_id in incidents:
+            self.changed.pop(incident_id, None)
+            course = self.courses[incident_id]
+            if course.left_steps is not None and course.left_steps <= 0:
+                del self.courses[incident_id]
+        for job in jobs:
+            self.changed_jobs.pop(job, None)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Only these are known any more; what was kept of others is in the store."""
+        known = set(jobs)
+        for name in self._jobs.keys() - known:
+            if name not in self.changed_jobs:
+                del self._jobs[name]
+        for incident_id, course in list(self.courses.items()):
+            if course.job not in known and incident_id not in self.changed:
+                del self.courses[incident_id]
+
+    def _job(self, name: str) -> _Job:
+        if name not in self._jobs:
+            pace = list(self.past_pace(name))
+            self._jobs[name] = _Job(pace=pace, step=pace[-1].step if pace else 0)
+        return self._jobs[name]
+
+    def _begun(self, incident: Incident) -> Course:
+        rank = incident.finding.rank
+        rows = [_row(step, rank) for step in self._job(incident.job).recent]
+        return Course(incident_id=incident.incident_id, job=incident.job, rank=rank, rows=rows)
+
+
+def _kept(summary: StepSummary, unix_s: float, known_at: Mapping[int, int]) -> _Step:
+    at = known_at
+    if tuple(at) != summary.ranks:
+        at = {rank: i for i, rank in enumerate(summary.ranks)}
+    unknown = (nan,) * len(summary.ranks)
+    return _Step(
+        step=summary.step,
+        unix_s=unix_s,
+        generation=summary.generation,
+        step_s=summary.duration_s,
+        at=at,
+        observed_s=np.array(summary.observed_s or unknown, dtype=np.float32),
+        expected_s=np.array(summary.expected_s or unknown, dtype=np.float32),
+    )
+
+
+def _row(step: _Step, rank: int | None) -> CourseRow:
+    """A step beside one rank and the others; beside all of them where it is nobody's."""
+    i = None if rank is None else step.at.get(rank)
+    ratio = step.observed_s / step.expected_s
+    others = ratio if i is None else np.delete(ratio, i)
+    if rank is None:
+        observed_s, expected_s = _median(step.observed_s), _median(step.expected_s)
+    else:
+        observed_s = nan if i is None else float(step.observed_s[i])
+        expected_s = nan if i is None else float(step.expected_s[i])
+    return CourseRow(
+        step=step.step,
+        unix_s=step.unix_s,
+        num_steps=1,
+        generation=step.generation,
+        step_s=step.step_s,
+        observed_s=observed_s,
+        expected_s=expected_s,
+        peers_slowdown=_median(others),
+    )
+
+
+def _median(values: NDArray[np.float32]) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if known.size else nan
+
+
+def _append(rows: list[R], row: R, *, most: int, raw: int) -> None:
+    """Behind the others; where that is one too many, the two shortest neighbours become one."""
+    rows.append(row)
+    if len(rows) <= most:
+        return
+
+    def length(i: int) -> tuple[bool, int]:
+        one, next_one = rows[i], rows[i + 1]
+        return one.generation != next_one.generation, one.num_steps + next_one.num_steps
+
+    i = min(range(raw, most), key=length)
+    rows[i : i + 2] = [_merged(rows[i], rows[i + 1])]
+
+
+def _merged(one: R, other: R) -> R:
+    """Means over the steps of both."""
+    count = one.num_steps + other.num_steps
+    means: dict[str, Any] = {}
+    for name in _MEANS[type(one)]:
+        a, b = getattr(one, name), getattr(other, name)
+        mean = (a * one.num_steps + b * other.num_steps) / count
+        means[name] = b if isnan(a) else a if isnan(b) else mean
+    return replace(one, num_steps=count, generation=other.generation, **means)

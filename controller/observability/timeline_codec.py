@@ -1,0 +1,136 @@
+"""Courses and paces as bytes of the store, and back: compressed JSON. Pure."""
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, astuple, fields
+from math import isfinite, nan
+from typing import Any
+
+from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
+from pacekeeper.controller.storage.json_columns import LARGE, real, text, whole
+from pacekeeper.core.incidents.findings import Considered, Rung
+
+FORMAT = 1
+MOST_BYTES = 8 << 20  # of one, unpacked: a damaged row can not ask for more
+
+
+def encode_course(course: Course) -> bytes:
+    """All of it."""
+    return _packed(
+        {
+            "format": FORMAT,
+            "incident_id": course.incident_id,
+            "job": course.job,
+            "rank": course.rank,
+            "left_steps": course.left_steps,
+            "rows": _plain_rows(course.rows),
+            "plans": [asdict(note) for note in course.plans],
+            "notes": [[note.step, note.unix_s, note.text] for note in course.notes],
+        }
+    )
+
+
+def decode_course(data: bytes) -> Course:
+    """Raises ValueError for what is no course."""
+    document = _unpacked(data)
+    try:
+        return Course(
+            incident_id=whole(document["incident_id"], LARGE),
+            job=text(document["job"]),
+            rank=_perhaps(whole, document["rank"]),
+            left_steps=_perhaps(int, document["left_steps"]),
+            rows=[_course_row(row) for row in document["rows"]],
+            plans=[_plan(plain) for plain in document["plans"]],
+            notes=[
+                Note(step=whole(step), unix_s=real(unix_s), text=text(words))
+                for step, unix_s, words in document["notes"]
+            ],
+        )
+    except (TypeError, KeyError, IndexError, OverflowError) as error:
+        raise ValueError(f"no course of an incident: {error!r:.200}") from None
+
+
+def encode_pace(rows: Sequence[PaceRow]) -> bytes:
+    """All of it."""
+    return _packed({"format": FORMAT, "rows": _plain_rows(rows)})
+
+
+def decode_pace(data: bytes) -> list[PaceRow]:
+    """Raises ValueError for what is no pace."""
+    document = _unpacked(data)
+    try:
+        return [_pace_row(row) for row in document["rows"]]
+    except (TypeError, KeyError, IndexError, OverflowError) as error:
+        raise ValueError(f"no pace of a job: {error!r:.200}") from None
+
+
+def _plain_rows(rows: Sequence[CourseRow] | Sequence[PaceRow]) -> list[list[float | None]]:
+    return [[value if isfinite(value) else None for value in astuple(row)] for row in rows]
+
+
+def _course_row(plain: Any) -> CourseRow:
+    return CourseRow(**_values(plain, CourseRow))
+
+
+def _pace_row(plain: Any) -> PaceRow:
+    return PaceRow(**_values(plain, PaceRow))
+
+
+def _values(plain: Any, kind: type[CourseRow] | type[PaceRow]) -> dict[str, Any]:
+    names = [field.name for field in fields(kind)]
+    if len(plain) != len(names):
+        raise TypeError(f"a row of {len(plain)} values")
+    values: dict[str, Any] = {}
+    for name, value in zip(names, plain, strict=True):
+        is_whole = name in ("step", "num_steps", "generation")
+        values[name] = whole(value) if is_whole else nan if value is None else real(value)
+    return values
+
+
+def _plan(plain: Any) -> PlanNote:
+    considered = tuple(
+        Considered(rung=Rung(one["rung"]), why_not=text(one["why_not"]), **_prices(one))
+        for one in plain["considered"]
+    )
+    return PlanNote(
+        step=whole(plain["step"]),
+        unix_s=real(plain["unix_s"]),
+        rung=Rung(plain["rung"]),
+        reason=text(plain["reason"]),
+        generation=_perhaps(whole, plain["generation"]),
+        current_step_s=real(plain["current_step_s"]),
+        fluid_step_s=real(plain["fluid_step_s"]),
+        considered=considered,
+        **_prices(plain),
+    )
+
+
+def _prices(plain: Any) -> dict[str, Any]:
+    return {
+        "planned_step_s": real(plain["planned_step_s"]),
+        "cost_s": real(plain["cost_s"]),
+        "moved_bytes": whole(plain["moved_bytes"], LARGE),
+    }
+
+
+def _perhaps(read: Callable[[Any], int], value: Any) -> int | None:
+    return None if value is None else read(value)
+
+
+def _packed(document: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(document, allow_nan=False).encode(), 6)
+
+
+def _unpacked(data: bytes) -> Any:
+    try:
+        unpacker = zlib.decompressobj()
+        told = unpacker.decompress(data, MOST_BYTES)
+        if not unpacker.eof or unpacker.unused_data:
+            raise ValueError("it is cut, too large, or something follows it")
+        document = json.loads(told)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r:.20}, not {FORMAT}")
+    except (zlib.error, RecursionError, UnicodeDecodeError, TypeError, KeyError) as error:
+        raise ValueError(f"not what was stored: {error!r:.200}") from None
+    return document

@@ -1,0 +1,125 @@
+"""Keeps the chronicle and writes it into the store every few seconds: for people, never waited for.
+What is too old goes (`controller/storage/retention.py`).
+
+What is not written yet when the controller is killed is lost; what was decided or found is not
+here, but stored before anybody is told.
+"""
+
+import logging
+import sqlite3
+import time
+from dataclasses import dataclass, field
+from itertools import islice
+
+from pacekeeper.controller.observability.explain import Explanation, explained
+from pacekeeper.controller.observability.timeline import Chronicle, PaceRow
+from pacekeeper.controller.state_machine.events import Command, SaveIncident, StepSummary
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.storage.retention import Retention
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.incidents.findings import Decision, Incident
+
+WRITE_EVERY_S = 10.0
+END_OF_NUMBERS = 1 << 63  # SQLite knows no larger one
+MOST_AT_ONCE = 32  # courses and paces in one transaction: a few milliseconds
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class History:
+    """What happened, of one controller. Use from its event loop."""
+
+    store: Store
+    config: RetentionConfig = field(default_factory=RetentionConfig)
+    _retention: Retention = field(init=False)
+    _chronicle: Chronicle = field(init=False)
+    _decisions: dict[str, Decision] = field(default_factory=dict)  # the last one noted of each job
+    _written_s: float = field(default_factory=time.monotonic)
+    _goes_on: bool = False  # with what was open when we were started
+    _trouble: str = ""
+
+    def __post_init__(self) -> None:
+        kept = self.store.kept
+        self._retention = Retention(store=self.store, config=self.config)
+        self._chronicle = Chronicle(past_course=kept.course, past_pace=kept.pace)
+
+    def heard(self, command: Command) -> None:
+        """Something happened."""
+        match command:
+            case StepSummary():
+                self._chronicle.stepped(command, time.time())
+            case SaveIncident(incident=incident):
+                self._chronicle.told(incident, time.time())
+            case _:
+                pass
+
+    def look(self, state: State) -> None:
+        """On a tick: what was decided since, what is due to be written, and what is to go."""
+        if not self._goes_on:
+            self._goes_on = True
+            for job in state.jobs.values():
+                self._chronicle.go_on(job.open_incidents)
+        for name, job in state.jobs.items():
+            decision = job.last_decision
+            if decision is None or not job.open_incidents:
+                continue
+            if decision is not self._decisions.get(name):
+                self._decisions[name] = decision
+                self._chronicle.decided(name, decision, time.time())
+        if time.monotonic() - self._written_s >= WRITE_EVERY_S:
+            self._written_s = time.monotonic()
+            self.write()
+            self._chronicle.forget(state.jobs)
+            self._decisions = {n: d for n, d in self._decisions.items() if n in state.jobs}
+        else:
+            self._retention.look(time.monotonic(), time.time())
+
+    def write(self) -> bool:
+        """Write what has waited longest; what the store refuses is tried again the next time.
+
+        True: it took that, and there is more.
+        """
+        chronicle = self._chronicle
+        courses = list(islice(chronicle.changed, MOST_AT_ONCE))
+        jobs = list(islice(chronicle.changed_jobs, MOST_AT_ONCE))
+        if not courses and not jobs:
+            return False
+        try:
+            with self.store.transaction():
+                for incident_id in courses:
+                    self.store.kept.save_course(chronicle.courses[incident_id])
+                for job in jobs:
+                    self.store.kept.save_pace(job, chronicle.pace(job))
+        except sqlite3.Error as error:
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                _log.warning("what happened can not be written: %s", error)
+            return False
+        self._trouble = ""
+        chronicle.stored(courses, jobs)
+        return bool(chronicle.changed or chronicle.changed_jobs)
+
+    def close(self) -> None:
+        """Write all of it: nothing more will happen."""
+        while self.write():
+            pass
+
+    def pace(self, job: str) -> list[PaceRow]:
+        """How fast a job went."""
+        return self._chronicle.pace(job)
+
+    def explain(self, state: State, incident_id: int) -> Explanation | None:
+        """All that is kept of an incident; None: nobody knows the number."""
+        incident = self._incident(state, incident_id)
+        if incident is None:
+            return None
+        course = self._chronicle.courses.get(incident_id) or self.store.kept.course(incident_id)
+        return explained(incident, course)
+
+    def _incident(self, state: State, incident_id: int) -> Incident | None:
+        for job in state.jobs.values():
+            for incident in job.incidents:
+                if incident.incident_id == incident_id:
+                    return incident
+        return self.store.incident(incident_id) if incident_id < END_OF_NUMBERS else None

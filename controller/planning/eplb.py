@@ -1,0 +1,147 @@
+"""The joint planner in the form of EPLB's function, so that one can take the place of the other.
+
+The tables are the same; what goes into them is planned with speeds, floors and the present tables.
+Pure.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.experts.planner import plan_experts
+from pacekeeper.controller.planning.experts.problem import Floors, alike
+
+EMPTY = -1  # in the second table: no further replica
+
+Counts = npt.NDArray[np.intp]
+
+
+def rebalance_experts(
+    weight: Any,
+    num_replicas: int,
+    num_groups: int,
+    num_nodes: int,
+    num_gpus: int,
+    *,
+    speeds: Sequence[float] | None = None,
+    min_hosts: int = 1,
+    current: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Physical-to-logical [layers, num_replicas], logical-to-physical [layers, experts, most
+    replicas] (padded with -1), and the number of replicas [layers, experts]: EPLB's three tables.
+
+    weight [layers, experts] is the load of each expert: a tensor, for which tensors come back, or
+    anything numpy takes. Slot i lies on device i // (num_replicas / num_gpus), devices count node
+    by node. `speeds` [num_gpus], 1.0 if not given; every expert is on `min_hosts` nodes (on so many
+    devices, where there are fewer nodes); `current`, the first table as it is now: what may stay
+    stays in its slot. `num_groups` is checked and not needed: replicas go anywhere. No device gets
+    an expert twice while it lacks another. The balance that is planned needs unequal shares
+    (`planner.plan_experts` gives them, `even_shares` finds them for fixed tables).
+
+    Raises ValueError where numbers do not divide, slots do not suffice, or shapes differ.
+    """
+    loads = _as_array(weight).astype(np.float64)
+    if loads.ndim != 2 or 0 in loads.shape:
+        raise ValueError(f"weight must be layers x experts, got shape {loads.shape}")
+    num_layers, num_experts = loads.shape
+    if min(num_replicas, num_groups, num_nodes, num_gpus) < 1:
+        raise ValueError("replicas, groups, nodes and devices must be at least one each")
+    if num_replicas % num_gpus or num_gpus % num_nodes or num_experts % num_groups:
+        raise ValueError(
+            f"{num_replicas} replicas, {num_gpus} devices and {num_nodes} nodes: each must divide"
+            f" the one before; {num_groups} groups must divide {num_experts} experts"
+        )
+    if speeds is not None and len(speeds) != num_gpus:
+        raise ValueError(f"{len(speeds)} speeds for {num_gpus} devices")
+    slots = num_replicas // num_gpus
+    per_node = num_gpus // num_nodes if min_hosts <= num_nodes else 1
+    present = None if current is None else _as_array(current)
+    if present is not None and present.shape != (num_layers, num_replicas):
+        raise ValueError(f"current must be {num_layers} x {num_replicas}, got {present.shape}")
+    if present is not None and present.dtype.kind not in "iu":
+        raise ValueError(f"current must hold whole numbers, got {present.dtype}")
+    if present is not None and not ((present >= 0) & (present < num_experts)).all():
+        raise ValueError(f"current must name experts 0 to {num_experts - 1}")
+    plan = plan_experts(
+        loads,
+        alike(
+            num_gpus,
+            slots,
+            ranks_per_node=per_node,
+            speeds=None if speeds is None else tuple(float(speed) for speed in speeds),
+        ),
+        floors=Floors(nodes=min_hosts),
+        present=None if present is None else _hosts_of(present, num_gpus, num_experts),
+    )
+    tables = np.empty((num_layers, num_replicas), dtype=np.intp)
+    for layer, experts in enumerate(plan.hosts):
+        held: list[list[int]] = [[] for _ in range(num_gpus)]
+        for expert, on in enumerate(experts):
+            for host in on:
+                held[host.rank].append(expert)
+        _fill(held, loads[layer], [len(on) for on in experts], slots)
+        for device, mine in enumerate(held):
+            here = slice(device * slots, (device + 1) * slots)
+            before = [] if present is None else present[layer, here].tolist()
+            tables[layer, here] = _in_place(mine, before)
+    logical, number = _inverted(tables, num_experts)
+    return _like(weight, tables), _like(weight, logical), _like(weight, number)
+
+
+def _fill(
+    held: list[list[int]], loads: npt.NDArray[np.float64], number: list[int], slots: int
+) -> None:
+    """Free slots get the expert with most load per replica that the device lacks."""
+    for mine in held:
+        while len(mine) < slots:
+            lacking = sorted(set(range(len(loads))) - set(mine)) or range(len(loads))
+            chosen = max(lacking, key=lambda expert: (loads[expert] / number[expert], -expert))
+            mine.append(chosen)
+            number[chosen] += 1
+
+
+def _in_place(mine: Sequence[int], before: Sequence[int]) -> list[int]:
+    """One device's experts, those that were there before in the same slots."""
+    left = list(mine)
+    slots: list[int | None] = [None] * len(mine)
+    for slot, expert in enumerate(before):
+        if expert in left:
+            slots[slot] = expert
+            left.remove(expert)
+    rest = iter(left)
+    return [next(rest) if expert is None else expert for expert in slots]
+
+
+def _hosts_of(tables: Counts, num_devices: int, num_experts: int) -> list[list[list[int]]]:
+    slots = tables.shape[1] // num_devices
+    hosts: list[list[list[int]]] = [[[] for _ in range(num_experts)] for _ in tables]
+    for layer, row in enumerate(tables.tolist()):
+        for slot, expert in enumerate(row):
+            if slot // slots not in hosts[layer][expert]:
+                hosts[layer][expert].append(slot // slots)
+    return hosts
+
+
+def _inverted(tables: Counts, num_experts: int) -> tuple[Counts, Counts]:
+    number = np.array([np.bincount(row, minlength=num_experts) for row in tables])
+    logical = np.full((*number.shape, int(number.max())), EMPTY, dtype=np.intp)
+    for layer, row in enumerate(tables):
+        for expert in range(num_experts):
+            found = (row == expert).nonzero()[0]
+            logical[layer, expert, : len(found)] = found
+    return logical, number
+
+
+def _as_array(values: Any) -> npt.NDArray[Any]:
+    """Of a tensor (by its methods: this package does not import torch) or anything numpy takes."""
+    if hasattr(values, "detach"):
+        return np.array(values.detach().cpu().tolist())
+    return np.array(values)
+
+
+def _like(weight: Any, table: Counts) -> Any:
+    if hasattr(weight, "detach"):
+        return weight.new_zeros(1).long().new_tensor(table.tolist())  # whole numbers stay whole
+    return table

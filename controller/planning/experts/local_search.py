@@ -1,0 +1,319 @@
+"""Few changes to the present hosts of experts, that even out what is not even. Pure.
+
+A layer that is still even keeps its hosts. In one that is not, an expert that its ranks can not
+carry gets further ones: free slots, or those of experts that can spare a replica. Then experts of
+the densest ranks trade slots with others. Of all changes in a row those are kept that pay.
+"""
+
+import heapq
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.experts.objective import Task
+from pacekeeper.controller.planning.experts.repair import Needs, get_no_narrower
+from pacekeeper.controller.planning.experts.slot_bound import least_value
+from pacekeeper.controller.planning.token_split.min_max import UNPROVEN, EvenShares, shares_on_ranks
+
+NEAR = 0.01  # above the fluid: a layer so near is left alone
+MAX_ROUNDS = 12  # of trades, in each layer
+FAR_OFF = 4.0  # times the aim: what stands so high is no matter of trades
+MAX_FAILED = 3  # of them in vain
+NUM_RANKS = 4  # targets looked at in a round
+NUM_TRIED = 8  # trades with each of them
+LEAST_GAIN = 1e-4  # of the value, for a change
+NOBODY = -1  # in the place of a guest: a free slot
+
+Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """`expert` leaves `source` for `target`; `guest` the other way, or None: a slot was free."""
+
+    expert: int
+    source: int
+    target: int
+    guest: int | None
+
+    @property
+    def num_copies(self) -> int:
+        return 1 if self.guest is None else 2
+
+    def apply(self, hosts: Flags) -> None:
+        """To hosts [experts, ranks], in place. Into a free slot the expert goes as one more."""
+        hosts[self.expert, self.target] = True
+        if self.guest is not None:
+            hosts[self.expert, self.source] = False
+            hosts[self.guest, [self.source, self.target]] = True, False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Way:
+    """One layer on its way: its hosts by now, the cheapest on the way, and changes made in vain."""
+
+    layer: int
+    aim: float
+    hosts: Flags
+    num_copies: int
+    num_before: int
+    best: Flags
+    shares: EvenShares
+    price_s: float
+    failed: set[_Change] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Trial:
+    way: _Way
+    hosts: Flags
+    num_copies: int
+    change: _Change | None = None
+
+
+def evened(
+    hosts: Flags, task: Task, needs: Needs, even: EvenShares, max_copies: int
+) -> tuple[Flags, EvenShares]:
+    """Hosts [layers, experts, ranks] after changes that pay, and their shares.
+
+    `even`: those of `hosts`. Layers within NEAR of what so many slots allow stay; of the others no
+    expert gets below its needs. At most `max_copies` replicas are copied.
+    """
+    result, split = hosts.copy(), even.of(np.arange(len(hosts)))
+    ways = [
+        _Way(
+            layer=layer,
+            aim=aim,
+            hosts=hosts[layer].copy(),
+            num_copies=0,
+            num_before=int(hosts[layer].sum()),
+            best=hosts[layer].copy(),
+            shares=even.of(np.array([layer])),
+            price_s=float(task.waits_s(even.value)[layer]),
+        )
+        for layer in (even.value > (1.0 + NEAR) * task.fluid).nonzero()[0].tolist()
+        if even.value[layer] > (aim := _aim(hosts[layer], task, layer, needs))
+    ]
+    trials: list[_Trial] = []
+    for way in ways:
+        if found := _widened(way, task, needs, split, max_copies):
+            trials.append(found)
+            max_copies -= found.num_copies
+    for turn in range(MAX_ROUNDS + 1):
+        max_copies += _try(trials, task, split)
+        trials = []
+        for way in ways if turn < MAX_ROUNDS else ():
+            change = None
+            is_near = way.aim < split.value[way.layer] <= FAR_OFF * way.aim
+            # Even if one copy more made the layer even, it has to be cheaper than the best so far.
+            may_pay = (way.num_copies + 1) * task.prices.move_s < way.price_s
+            if is_near and may_pay and len(way.failed) < MAX_FAILED:
+                change = _best_change(way, task, needs, split)
+            if change is not None and change.num_copies <= max_copies:
+                max_copies -= change.num_copies
+                trial = way.hosts.copy()
+                change.apply(trial)
+                trials.append(
+                    _Trial(way=way, hosts=trial, num_copies=change.num_copies, change=change)
+                )
+        if not trials:
+            break
+    for way in ways:
+        result[way.layer] = way.best
+        split.put(np.array([way.layer]), way.shares)
+    rough = (split.value > split.bound * (1.0 + UNPROVEN)).nonzero()[0]
+    if len(rough):
+        split.put(rough, shares_on_ranks(task.loads[rough], result[rough], task.speeds))
+    return result, split
+
+
+def _aim(hosts: Flags, task: Task, layer: int, needs: Needs) -> float:
+    """A little above what no hosts in so many slots can beat."""
+    num_slots = max(sum(task.cluster.slots), int(hosts.sum()))
+    least = least_value(
+        task.loads[layer].tolist(),
+        dict(enumerate(task.cluster.speeds)),
+        num_slots=num_slots,
+        min_hosts=needs.ranks[layer].tolist(),
+    )
+    return (1.0 + NEAR) * least
+
+
+def _try(trials: list[_Trial], task: Task, split: EvenShares) -> int:
+    """All trials at once; how many copies those would have made that do not help."""
+    if not trials:
+        return 0
+    layers = np.array([trial.way.layer for trial in trials])
+    after = shares_on_ranks(
+        task.loads[layers],
+        np.stack([trial.hosts for trial in trials]),
+        task.speeds,
+        is_exact=False,
+    )
+    helps = after.value < split.value[layers] * (1.0 - LEAST_GAIN)
+    given_back = 0
+    for at, trial in enumerate(trials):
+        way = trial.way
+        if not helps[at]:
+            given_back += trial.num_copies
+            if trial.change is not None:
+                way.failed.add(trial.change)
+            continue
+        way.hosts = trial.hosts
+        way.num_copies += trial.num_copies
+        way.failed.clear()
+        split.put(np.array([way.layer]), after.of(np.array([at])))
+        price_s = float(task.waits_s(split.value)[way.layer])
+        price_s += way.num_copies * task.prices.move_s
+        price_s += (int(way.hosts.sum()) - way.num_before) * task.prices.hold_s
+        if price_s < way.price_s:
+            way.best, way.price_s = way.hosts, price_s
+            way.shares = split.of(np.array([way.layer]))
+    return given_back
+
+
+def _widened(
+    way: _Way, task: Task, needs: Needs, split: EvenShares, max_copies: int
+) -> _Trial | None:
+    """More hosts for experts that their ranks can not carry, the densest first, as many as pay.
+
+    What an expert alone makes of its ranks, rows / their speed, no split gets below.
+    """
+    layer, aim, rows, speeds = way.layer, way.aim, task.loads[way.layer], task.speeds
+    trial, chosen, num_chosen = way.hosts.copy(), way.hosts, 0
+    carried = trial @ speeds
+    at_rank = rows @ split.shares[layer]
+    free = np.array(task.cluster.slots) - trial.sum(axis=0)
+    heap = [(-rows[e] / carried[e], e) for e in (rows > aim * carried).nonzero()[0].tolist()]
+    heapq.heapify(heap)
+    even = (1.0 + task.prices.even) * float(task.fluid[layer])
+    row_s, least_s = task.row_s, way.price_s
+    for number in range(1, max_copies + 1):
+        if not heap:
+            break
+        expert = heap[0][1]
+        target = _room_for(trial, expert, rows, task, layer, needs, at_rank, free, carried, aim)
+        if target is None:
+            break
+        rank, guest = target
+        if guest is None:
+            free[rank] -= 1
+        else:
+            trial[guest, rank] = False
+            carried[guest] -= speeds[rank]
+            at_rank[rank] -= rows[guest] * split.shares[layer, guest, rank]
+        excess = rows[expert] - aim * carried[expert]
+        trial[expert, rank] = True
+        carried[expert] += speeds[rank]
+        at_rank[rank] += max(0.0, min(excess, aim * speeds[rank] - at_rank[rank]))
+        dense = rows[expert] / carried[expert]
+        if dense > aim:
+            heapq.heapreplace(heap, (-dense, expert))
+        else:
+            heapq.heappop(heap)
+        value = max(aim, -heap[0][0]) if heap else aim
+        price_s = row_s * max(0.0, value - even) + number * task.prices.move_s
+        price_s += (int(trial.sum()) - way.num_before) * task.prices.hold_s
+        if price_s < least_s:
+            least_s, chosen, num_chosen = price_s, trial.copy(), number
+    return _Trial(way=way, hosts=chosen, num_copies=num_chosen) if num_chosen else None
+
+
+def _room_for(
+    hosts: Flags,
+    expert: int,
+    rows: Array,
+    task: Task,
+    layer: int,
+    needs: Needs,
+    at_rank: Array,
+    free: Counts,
+    carried: Array,
+    aim: float,
+) -> tuple[int, int | None] | None:
+    """The emptiest rank with a free slot, else one where an expert with few rows can go.
+
+    (rank, who goes); None where there is none.
+    """
+    is_open = needs.open_ranks(hosts[expert], task.cluster, task.floors)
+    height = np.where(is_open, at_rank / task.speeds, np.inf)
+    open_height = np.where(free > 0, height, np.inf)
+    rank = int(open_height.argmin())
+    if open_height[rank] < aim:
+        return rank, None
+    may = needs.may_leave(hosts, layer, task.cluster, task.floors) & is_open
+    left = carried[:, None] - task.speeds
+    may &= rows[:, None] <= aim * np.maximum(left, 0.0)
+    may &= height < aim
+    if not may.any():
+        return None
+    piece = np.where(may, rows[:, None] / carried[:, None] * task.speeds, np.inf)
+    guest, place = divmod(int(piece.argmin()), piece.shape[1])
+    return place, guest
+
+
+def _best_change(way: _Way, task: Task, needs: Needs, split: EvenShares) -> _Change | None:
+    """The change that comes nearest to taking out what is too much inside the densest ranks."""
+    hosts, layer, aim = way.hosts, way.layer, way.aim
+    rows, inside = task.loads[layer], split.inside[layer]
+    at_rank = rows @ split.shares[layer]
+    excess = float(split.bound[layer] - aim) * float(task.speeds[inside].sum())
+    own = ((rows > 0.0) & ~(hosts & ~inside).any(axis=1)).nonzero()[0]
+    outside = (~inside).nonzero()[0]
+    targets = outside[np.argsort((at_rank / task.speeds)[outside], kind="stable")][:NUM_RANKS]
+    free = np.array(task.cluster.slots) - hosts.sum(axis=0)
+    has_more = hosts.sum(axis=1) > 1
+    found: list[tuple[float, int, int, int]] = []
+    for target in targets.tolist():
+        guests = hosts[:, target].nonzero()[0]
+        if free[target] > 0:
+            guests = np.append(guests, NOBODY)
+        experts = own[~hosts[own, target]]
+        miss = _misses(
+            rows[experts],
+            has_more[experts],
+            np.where(guests == NOBODY, 0.0, rows[guests]),
+            excess=excess,
+            room=aim * float(task.speeds[target]) - float(at_rank[target]),
+        )
+        order = np.argsort(miss, axis=None, kind="stable")[:NUM_TRIED]
+        for i, k in zip(*np.unravel_index(order, miss.shape), strict=True):
+            found.append((float(miss[i, k]), target, int(experts[i]), int(guests[k])))
+    for _, target, expert, guest in sorted(found):
+        sources = hosts[expert] & inside & ((guest == NOBODY) | ~hosts[guest])
+        for source in sources.nonzero()[0].tolist():
+            change = _Change(
+                expert=expert,
+                source=source,
+                target=target,
+                guest=None if guest == NOBODY else guest,
+            )
+            if change not in way.failed and _is_allowed(hosts, task, needs, change):
+                return change
+    return None
+
+
+def _misses(
+    rows: Array, has_more: Flags, guest_rows: Array, *, excess: float, room: float
+) -> Array:
+    """[experts, guests] how far each trade is from taking `excess` rows to a rank with `room`.
+
+    An expert with more hosts than the one that leaves sends as many rows out as are wanted.
+    """
+    moved = rows[:, None] - guest_rows
+    sent = np.where(has_more[:, None], np.minimum(moved, excess), moved)
+    result: Array = np.abs(excess - sent) + np.maximum(sent - room, 0.0)
+    return np.where(moved > 0.0, result, np.inf)
+
+
+def _is_allowed(hosts: Flags, task: Task, needs: Needs, change: _Change) -> bool:
+    if change.guest is None:
+        is_open = needs.open_ranks(hosts[change.expert], task.cluster, task.floors)
+        return bool(is_open[change.target])
+    before = hosts[[change.expert, change.guest]]
+    after = before.copy()
+    replace(change, expert=0, guest=1).apply(after)
+    return get_no_narrower(before, after, task.cluster, task.floors)

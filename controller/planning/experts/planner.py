@@ -1,0 +1,178 @@
+"""Where every expert replica of a model goes, and which share each host takes. Pure.
+
+The cheapest candidate wins, in seconds until the next plan: steps that wait for the fullest rank,
+restarts after losses, replicas to copy. It comes with its proof: what no hosts in these slots could
+beat, what no split over these hosts could beat, and survival.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.experts.certificate import Proof, layer_proofs, prove
+from pacekeeper.controller.planning.experts.incremental import (
+    moved_near,
+    polished,
+    scratch_s,
+    updated,
+)
+from pacekeeper.controller.planning.experts.objective import Draft, Task
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, as_loads
+from pacekeeper.controller.planning.experts.search import cheapest, dealt
+from pacekeeper.controller.planning.token_split.min_max import EvenShares, even_shares
+from pacekeeper.core.layout.layout import ExpertHosts, Host
+
+MOST_DRIFT = 100.0  # beyond, a load of today says nothing about that of tomorrow
+
+Flags = npt.NDArray[np.bool_]
+PresentHosts = Sequence[Sequence[Sequence[int]]]
+
+
+class NoPlacement(ValueError):
+    """Floors, slots or the limit of copies leave none: nothing is wrong with the question."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertPlan:
+    """hosts[layer][expert]: (rank, share) of each host, ascending, with what is proven of them."""
+
+    hosts: tuple[tuple[ExpertHosts, ...], ...]
+    proof: Proof
+
+
+def plan_experts(
+    loads: npt.ArrayLike,
+    cluster: Cluster,
+    *,
+    floors: Floors | None = None,
+    prices: Prices | None = None,
+    drift: float = 0.0,
+    present: PresentHosts | None = None,
+    max_copies: int | None = None,
+    expert_bytes: int = 0,
+    max_losses: int = 8,
+) -> ExpertPlan:
+    """Hosts and shares for loads [layers, experts] in rows.
+
+    `drift`: by how much the load of an expert with one rank's fair work changes until the next
+    plan, relative to it (standard deviation); a new plan keeps room for it.
+    `present[layer][expert]`: the ranks that hold it now (those that left are not named); every
+    other host is a copy, of which there are at most `max_copies`. `expert_bytes`: of the state of
+    one replica. `max_losses`: survival is proven up to so many lost nodes. Raises ValueError for
+    bad input; NoPlacement, which is one, where floors, slots or the limit of copies leave none.
+    """
+    if not 0.0 <= drift <= MOST_DRIFT:
+        raise ValueError(f"drift must be 0 to {MOST_DRIFT:g}, got {drift}")
+    task = Task(
+        loads=as_loads(loads),
+        cluster=cluster,
+        floors=floors or Floors(),
+        prices=prices or Prices(),
+        drift=drift,
+    )
+    now = None if present is None else _flags(present, task)
+    lacking = _lacking_room(task)
+    if lacking and (task.floors.is_strict or now is None):
+        raise NoPlacement(lacking)
+    limit = task.loads.size * cluster.num_ranks if max_copies is None else max_copies
+    best: Draft | None = None
+    saved_s = 0.0
+    if now is not None:
+        best = updated(task, now, limit)
+        saved_s = scratch_s(task, len(task.loads))
+
+    def near(draft: Draft) -> Draft | None:
+        moved = draft if now is None else moved_near(draft, now, task)
+        return moved if moved.num_copies <= limit else None
+
+    if not lacking:
+        best = cheapest(task, best, saved_s=saved_s, adapt=near)
+    if best is None and not lacking:
+        best = next(filter(None, map(near, dealt(task))), None)
+    if best is None:
+        raise NoPlacement("no placement was found that keeps the floors and the limit of copies")
+    if now is None:
+        best = polished(task, best)
+    return _finished(best, task, now, expert_bytes, max_losses)
+
+
+def _flags(present: PresentHosts, task: Task) -> Flags:
+    """[layers, experts, ranks]"""
+    num_layers, num_experts = task.loads.shape
+    if len(present) != num_layers or any(len(layer) != num_experts for layer in present):
+        raise ValueError(f"present hosts must be of {num_layers} layers x {num_experts} experts")
+    num_ranks = task.cluster.num_ranks
+    number = [len(ranks) for experts in present for ranks in experts]
+    owner = np.repeat(np.arange(len(number)), number)
+    ranks = np.array([r for experts in present for on in experts for r in on], dtype=np.intp)
+    for at in ((ranks < 0) | (ranks >= num_ranks)).nonzero()[0].tolist():
+        layer, expert = divmod(int(owner[at]), num_experts)
+        raise ValueError(f"layer {layer} expert {expert}: hosts {ranks[at]} .. are no ranks")
+    flags = np.zeros((num_layers * num_experts, num_ranks), dtype=np.bool_)
+    flags[owner, ranks] = True
+    return flags.reshape(num_layers, num_experts, num_ranks)
+
+
+def _lacking_room(task: Task) -> str:
+    """Why no hosts keep the floors, as far as counting tells; empty: nothing against it."""
+    num_experts, floors = task.loads.shape[1], task.floors
+    at_node: dict[int, int] = {}
+    for node, slots in zip(task.cluster.nodes, task.cluster.slots, strict=True):
+        at_node[node] = at_node.get(node, 0) + min(slots, num_experts)
+    room = sum(min(slots, num_experts) for slots in at_node.values())
+    if room < floors.nodes * num_experts or len(at_node) < floors.nodes:
+        return (
+            f"{num_experts} experts on {floors.nodes} nodes each do not fit"
+            f" {sum(task.cluster.slots)} slots on {len(at_node)} nodes"
+        )
+    whole = sum(min(slots, num_experts) for slots in task.cluster.slots)
+    if whole < floors.hosts * num_experts or task.cluster.num_ranks < floors.hosts:
+        return (
+            f"{num_experts} experts on {floors.hosts} ranks each do not fit"
+            f" {whole} slots on {task.cluster.num_ranks} ranks"
+        )
+    num_racks = len(set(task.cluster.racks))
+    if num_racks < floors.racks:
+        return f"a floor of {floors.racks} racks, and there are {num_racks}"
+    return ""
+
+
+def _finished(
+    draft: Draft, task: Task, present: Flags | None, expert_bytes: int, max_losses: int
+) -> ExpertPlan:
+    even = draft.even or even_shares(task.loads, draft.hosts, task.group_speeds(draft.groups))
+    on_ranks = draft.on_ranks()
+    proof = prove(
+        layer_proofs(task.loads, even, draft.groups, on_ranks, task.cluster, task.floors),
+        on_ranks,
+        task.cluster,
+        expert_bytes=expert_bytes,
+        max_losses=max_losses,
+        loss=draft.loss,
+        reason=f"{draft.name}: {draft.price_s:.3g} s until the next plan",
+        present=present,
+    )
+    return ExpertPlan(hosts=_host_tuples(draft, even, task.speeds), proof=proof)
+
+
+def _host_tuples(
+    draft: Draft, even: EvenShares, speeds: npt.NDArray[np.float64]
+) -> tuple[tuple[ExpertHosts, ...], ...]:
+    """Shares of groups split over their ranks by speed."""
+    group_of, parts = np.empty(len(speeds), dtype=np.intp), np.empty(len(speeds))
+    for group, ranks in enumerate(draft.groups):
+        on_ranks = list(ranks)
+        group_of[on_ranks] = group
+        parts[on_ranks] = speeds[on_ranks] / speeds[on_ranks].sum()
+    layers = []
+    for hosts, shares in zip(draft.hosts, even.shares, strict=True):
+        expert, rank = hosts[:, group_of].nonzero()
+        share = shares[expert, group_of[rank]] * parts[rank]
+        on = list(map(Host, rank.tolist(), share.tolist()))
+        ends = np.cumsum(np.bincount(expert, minlength=len(hosts))).tolist()
+        layers.append(
+            tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
+        )
+    return tuple(layers)

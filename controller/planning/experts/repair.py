@@ -1,0 +1,247 @@
+"""What each expert is to keep, and few copies that give it that again. Pure.
+
+A missing host takes a free slot, else that of an expert that can spare it, else two replicas swap
+their ranks. Where floors are no promise, an expert that can not be brought to them keeps what it
+has.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors
+
+MAX_SWAPS_LOOKED_AT = 4096  # in one layer: bounds the time where hardly any swap is allowed
+
+Counts = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Needs:
+    """On how many distinct ranks, nodes and racks each expert is to stand: [layers, experts]."""
+
+    ranks: Counts
+    nodes: Counts
+    racks: Counts
+
+    @classmethod
+    def of(cls, hosts: Flags, cluster: Cluster, floors: Floors) -> "Needs":
+        """The floors; where these are no promise, what so many hosts can reach of them.
+
+        hosts [layers, experts, ranks].
+        """
+        asked = (floors.hosts, floors.nodes, floors.racks)
+        there = (cluster.num_ranks, len(set(cluster.nodes)), len(set(cluster.racks)))
+        number = hosts.sum(axis=2)
+        wanted = [
+            np.full_like(number, floor)
+            if floors.is_strict
+            else np.minimum(np.maximum(number, 1), min(floor, most))
+            for floor, most in zip(asked, there, strict=True)
+        ]
+        return cls(ranks=wanted[0], nodes=wanted[1], racks=wanted[2])
+
+    def kept_by(self, hosts: Flags, cluster: Cluster) -> "Needs":
+        """The same, of what these hosts [layers, experts, ranks] have reached."""
+        return Needs(
+            ranks=np.minimum(self.ranks, hosts.sum(axis=2)),
+            nodes=np.minimum(self.nodes, _width(hosts, cluster.nodes)),
+            racks=np.minimum(self.racks, _width(hosts, cluster.racks)),
+        )
+
+    def below(self, hosts: Flags, cluster: Cluster) -> Flags:
+        """[layers, experts] who lacks something; hosts [layers, experts, ranks]."""
+        kept = self.kept_by(hosts, cluster)
+        is_below: Flags = (
+            (kept.ranks < self.ranks) | (kept.nodes < self.nodes) | (kept.racks < self.racks)
+        )
+        return is_below
+
+    @staticmethod
+    def open_ranks(on: Flags, cluster: Cluster, floors: Floors) -> Flags:
+        """[ranks] where an expert may get one host more; on [ranks]: where it has some.
+
+        On too few nodes (racks) only where it adds one.
+        """
+        is_open: Flags = ~on
+        for labels, floor in ((cluster.nodes, floors.nodes), (cluster.racks, floors.racks)):
+            here = np.array(labels)
+            if len(set(labels)) == len(labels) or len(set(here[on].tolist())) >= floor:
+                continue
+            adds = ~np.isin(here, here[on])
+            is_open = is_open & adds if adds.any() else is_open
+        return is_open
+
+    def may_leave(self, hosts: Flags, layer: int, cluster: Cluster, floors: Floors) -> Flags:
+        """[experts, ranks] which replicas of one layer may go; hosts [experts, ranks].
+
+        Those that are left stand on as many nodes (racks) as the floors ask of so many.
+        """
+        left = hosts.sum(axis=1) - 1
+        may: Flags = hosts & (left >= self.ranks[layer])[:, None]
+        for labels, need, floor in (
+            (cluster.nodes, self.nodes, floors.nodes),
+            (cluster.racks, self.racks, floors.racks),
+        ):
+            number = _number_in(hosts[None], labels)[0]
+            wanted = np.maximum(need[layer], np.minimum(floor, left))
+            is_wide = np.count_nonzero(number, axis=1) > wanted
+            at = np.unique(labels, return_inverse=True)[1]
+            may &= is_wide[:, None] | (number[:, at] > 1)
+        return may
+
+
+def get_no_narrower(before: Flags, after: Flags, cluster: Cluster, floors: Floors) -> bool:
+    """Do these experts [experts, ranks] stay on as many nodes and racks, up to the floors?"""
+    return all(
+        bool((_width(after[None], labels) >= np.minimum(_width(before[None], labels), floor)).all())
+        for labels, floor in ((cluster.nodes, floors.nodes), (cluster.racks, floors.racks))
+    )
+
+
+def _width(hosts: Flags, labels: tuple[int, ...]) -> Counts:
+    """[layers, experts] how many labels its hosts have; labels [ranks]."""
+    if len(set(labels)) == len(labels):
+        number: Counts = hosts.sum(axis=2)
+        return number
+    width: Counts = np.count_nonzero(_number_in(hosts, labels), axis=2)
+    return width
+
+
+def _number_in(hosts: Flags, labels: tuple[int, ...]) -> npt.NDArray[np.float32]:
+    """[layers, experts, labels] how many hosts have each label; labels [ranks]."""
+    kinds, at = np.unique(labels, return_inverse=True)
+    member = (np.arange(len(kinds)) == at[:, None]).astype(np.float32)
+    number: npt.NDArray[np.float32] = hosts.astype(np.float32) @ member
+    return number
+
+
+def mended(hosts: Flags, needs: Needs, cluster: Cluster, *, is_strict: bool) -> Flags | None:
+    """Hosts [layers, experts, ranks] that meet the needs, within the slots, by few copies.
+
+    Replicas beyond the slots go first, those of experts with most hosts. `is_strict`: None where a
+    need can not be met; else such an expert keeps what it has, and a rank what nobody can spare.
+    None also where an expert has no host left.
+    """
+    if not hosts.any(axis=2).all():
+        return None
+    result = hosts.copy()
+    slots = np.array(cluster.slots)
+    is_over = (result.sum(axis=1) > slots).any(axis=1)
+    for layer in (is_over | needs.below(result, cluster).any(axis=1)).nonzero()[0].tolist():
+        mender = _Mender.of(result[layer], layer, needs, cluster)
+        if not mender.thin(is_strict) or (not mender.mend() and is_strict):
+            return None
+        result[layer] = False
+        for expert, on in enumerate(mender.hosts):
+            result[layer, expert, list(on)] = True
+    return result
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Mender:
+    """One layer on its way. hosts [experts]; held [ranks]: the experts there."""
+
+    cluster: Cluster
+    need: list[tuple[int, int, int]]
+    hosts: list[set[int]]
+    held: list[set[int]]
+    num_looked_at: int = 0
+
+    @classmethod
+    def of(cls, hosts: Flags, layer: int, needs: Needs, cluster: Cluster) -> "_Mender":
+        each = zip(
+            needs.ranks[layer].tolist(),
+            needs.nodes[layer].tolist(),
+            needs.racks[layer].tolist(),
+            strict=True,
+        )
+        return cls(
+            cluster=cluster,
+            need=list(each),
+            hosts=[set(on.nonzero()[0].tolist()) for on in hosts],
+            held=[set(on.nonzero()[0].tolist()) for on in hosts.T],
+        )
+
+    def lack(self, expert: int, on: Collection[int]) -> int:
+        """How much an expert with these hosts lacks of ranks, nodes and racks."""
+        nodes, racks = self.cluster.nodes, self.cluster.racks
+        has = (len(on), len({nodes[rank] for rank in on}), len({racks[rank] for rank in on}))
+        return sum(max(0, need - n) for need, n in zip(self.need[expert], has, strict=True))
+
+    def can_spare(self, expert: int, rank: int) -> bool:
+        on = self.hosts[expert]
+        return len(on) > 1 and self.lack(expert, on - {rank}) <= self.lack(expert, on)
+
+    def thin(self, is_strict: bool) -> bool:
+        """Take away what is beyond the slots; False where an expert would be lost by it."""
+        for rank, held in enumerate(self.held):
+            over = len(held) - self.cluster.slots[rank]
+            for expert in sorted(held, key=lambda e: (-len(self.hosts[e]), e)):
+                if over > 0 and (is_strict or self.can_spare(expert, rank)):
+                    self._drop(expert, rank)
+                    over -= 1
+        return all(self.hosts)
+
+    def mend(self) -> bool:
+        """Every expert, as far as can be; False where one still lacks something."""
+        is_whole = True
+        for expert in range(len(self.hosts)):
+            while self.lack(expert, self.hosts[expert]) and self._help(expert):
+                pass
+            is_whole &= not self.lack(expert, self.hosts[expert])
+        return is_whole
+
+    def _help(self, expert: int) -> bool:
+        """One host more, or one elsewhere; False where nothing can be done."""
+        on, racks = self.hosts[expert], self.cluster.racks
+        before = self.lack(expert, on)
+        free = [n - len(held) for n, held in zip(self.cluster.slots, self.held, strict=True)]
+        new_in = [racks[r] not in {racks[own] for own in on} for r in range(len(free))]
+        others = [rank for rank in range(len(free)) if rank not in on]
+        targets = [rank for rank in others if self.lack(expert, on | {rank}) < before]
+        targets.sort(key=lambda r: (-free[r], not new_in[r], r))
+        for rank in targets:
+            if free[rank] > 0:
+                self._add(expert, rank)
+                return True
+        for rank in targets:
+            for guest in sorted(self.held[rank], key=lambda e: (-len(self.hosts[e]), e)):
+                if self.can_spare(guest, rank):
+                    self._drop(guest, rank)
+                    self._add(expert, rank)
+                    return True
+        for target, source, guest in self._swaps(expert, others):
+            self._drop(expert, source)
+            self._add(expert, target)
+            self._drop(guest, target)
+            self._add(guest, source)
+            return True
+        return False
+
+    def _swaps(self, expert: int, others: list[int]) -> Iterator[tuple[int, int, int]]:
+        on = self.hosts[expert]
+        before = self.lack(expert, on)
+        for target in sorted(others, key=lambda r: (len(self.held[r]), r)):
+            for source in sorted(on, key=lambda r: (-len(self.held[r]), r)):
+                if self.lack(expert, on - {source} | {target}) >= before:
+                    continue
+                for guest in sorted(self.held[target] - self.held[source]):
+                    self.num_looked_at += 1
+                    if self.num_looked_at > MAX_SWAPS_LOOKED_AT:
+                        return
+                    there = self.hosts[guest]
+                    after = there - {target} | {source}
+                    if self.lack(guest, after) <= self.lack(guest, there):
+                        yield target, source, guest
+
+    def _add(self, expert: int, rank: int) -> None:
+        self.hosts[expert].add(rank)
+        self.held[rank].add(expert)
+
+    def _drop(self, expert: int, rank: int) -> None:
+        self.hosts[expert].discard(rank)
+        self.held[rank].discard(expert)

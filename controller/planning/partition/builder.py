@@ -1,0 +1,186 @@
+"""From a draft of groups to a whole partition: shards, then layers, then rows. Pure.
+
+What is alike is found once: most groups of a large job are healthy and have one shape, and most
+pipelines one cut.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from pacekeeper.controller.planning.partition.group_search import Draft, Ranks
+from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition.row_split import (
+    UnitPlan,
+    lock_step_batches,
+    micro_batches,
+    plan_unit,
+    rows_at_least,
+    share_rows,
+)
+from pacekeeper.controller.planning.partition.shard_split import GroupShape, shape_group
+from pacekeeper.controller.planning.partition_cost.compute import GroupCost, layer_sums
+from pacekeeper.controller.planning.partition_cost.step_time import Pricer
+from pacekeeper.core.layout.layout import ShardRun
+
+ROUNDS = 2  # of rows set right by the times that they led to
+
+Shapes = tuple[tuple[GroupShape, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Unit:
+    """Pipelines that run in lock-step: their shapes and their plan."""
+
+    members: tuple[int, ...]
+    expert_group: int | None
+    shapes: Shapes
+    plan: UnitPlan
+
+
+class Builder:
+    """Builds partitions for one problem; remembers shapes and cuts."""
+
+    def __init__(self, problem: Problem, pricer: Pricer) -> None:
+        self.problem = problem
+        self.pricer = pricer
+        self.sums = layer_sums(problem.model, problem.links)
+        self.num_microbatches = max(len(p.micro_batches) for p in problem.home.pipelines)
+        self.per_batch = max(max(p.micro_batches) for p in problem.home.pipelines)
+        self._shapes: dict[object, GroupShape | None] = {}
+        self._units: dict[object, UnitPlan | None] = {}
+
+    def build(self, draft: Draft, *, is_tight: bool = False) -> Partition | None:
+        """None where the model does not fit. `is_tight`: shards by memory where speed asks more."""
+        units = self._find_units(draft, is_tight=is_tight)
+        if units is None:
+            return None
+        least = [len(unit.members) * self._least_rows(unit) for unit in units]
+        if sum(least) > self.problem.rows_per_step:
+            return None
+        slopes = [unit.plan.row_s for unit in units]
+        constants = [unit.plan.constant_s for unit in units]
+        best: Partition | None = None
+        best_s = 0.0
+        for _ in range(ROUNDS):
+            rows = share_rows(self.problem.rows_per_step, slopes, constants, least)
+            partition = self._assemble(units, rows)
+            found = self.pricer.price(partition, is_exact=False)
+            if best is None or found.step_s < best_s:
+                best, best_s = partition, found.step_s
+            slopes = [
+                max(found.pipeline_s[unit.members[0]] - constant, slope * count * 0.5) / count
+                for unit, constant, slope, count in zip(units, constants, slopes, rows, strict=True)
+            ]
+        return best
+
+    def _find_units(self, draft: Draft, *, is_tight: bool) -> list[_Unit] | None:
+        members: dict[object, list[int]] = {}
+        for at, expert_group in enumerate(draft.expert_groups):
+            alone = ("alone", at) if expert_group is None else expert_group
+            members.setdefault(alone, []).append(at)
+        pipelines_rows = self.problem.rows_per_step / len(draft.groups)
+        units = []
+        for of_unit in members.values():
+            shapes = []
+            for at in of_unit:
+                found = [self._shape(g, len(draft.groups[at]), is_tight) for g in draft.groups[at]]
+                shapes.append(tuple(shape for shape in found if shape is not None))
+                if len(shapes[-1]) < len(found):
+                    return None
+            rows = ceil(len(of_unit) * pipelines_rows)
+            plan = self._plan(tuple(tuple(s.cost for s in of) for of in shapes), rows)
+            if plan is None:
+                return None
+            units.append(
+                _Unit(
+                    members=tuple(of_unit),
+                    expert_group=draft.expert_groups[of_unit[0]],
+                    shapes=tuple(shapes),
+                    plan=plan,
+                )
+            )
+        return units
+
+    def _shape(self, ranks: Ranks, num_stages: int, is_tight: bool) -> GroupShape | None:
+        device_of = self.problem.device_of
+        devices = [device_of[rank] for rank in ranks]
+        nodes = [device.node for device in devices]
+        key = (
+            tuple((d.speed, d.memory_bytes, d.link_speed) for d in devices),
+            len(set(nodes)) == 1,
+            num_stages if is_tight else 0,
+        )
+        if key not in self._shapes:
+            self._shapes[key] = shape_group(
+                range(len(ranks)),
+                self.sums,
+                {at: replace(device, rank=at) for at, device in enumerate(devices)},
+                most_share=self._most_share(ranks, num_stages) if is_tight else 1.0,
+                is_whole=self.problem.is_whole,
+            )
+        shape = self._shapes[key]
+        if shape is None:
+            return None
+        return replace(
+            shape, attention=_renamed(shape.attention, ranks), mlp=_renamed(shape.mlp, ranks)
+        )
+
+    def _most_share(self, ranks: Ranks, num_stages: int) -> float:
+        """Of the shards on one rank, so that its memory holds an even share of the layers."""
+        part = min(1.0, ceil(len(self.problem.model.layers) / num_stages) / self.sums.num_layers)
+        rows = min(num_stages, self.num_microbatches) * self.per_batch
+        cut = part * float(
+            self.sums.attention_bytes[-1]
+            + self.sums.mlp_bytes[-1]
+            + rows * self.sums.activation_bytes[-1]
+        )
+        whole = part * float(self.sums.replicated_bytes[-1])
+        memory_bytes = min(self.problem.device_of[rank].memory_bytes for rank in ranks)
+        return min(1.0, max((memory_bytes - whole) / max(cut, 1.0), 0.0))
+
+    def _plan(self, costs: tuple[tuple[GroupCost, ...], ...], rows: int) -> UnitPlan | None:
+        key = (costs, rows)
+        if key not in self._units:
+            self._units[key] = plan_unit(
+                costs,
+                self.sums,
+                rows=rows,
+                num_microbatches=min(self.num_microbatches, max(rows // len(costs), 1)),
+                unevenness=self.problem.unevenness,
+            )
+        return self._units[key]
+
+    def _least_rows(self, unit: _Unit) -> int:
+        return 1 if unit.expert_group is None else self.num_microbatches
+
+    def _assemble(self, units: Sequence[_Unit], rows: Sequence[int]) -> Partition:
+        pipelines: list[Pipeline] = []
+        for unit, count in zip(units, rows, strict=True):
+            least = self._least_rows(unit)
+            spare = count - least * len(unit.members)
+            counts = rows_at_least(count, unit.plan.weights, least) if spare >= 0 else ()
+            for shapes, mine in zip(unit.shapes, counts, strict=True):
+                sizes = (
+                    micro_batches(
+                        mine, per_batch=self.per_batch, num_microbatches=self.num_microbatches
+                    )
+                    if unit.expert_group is None
+                    else lock_step_batches(mine, self.num_microbatches)
+                )
+                firsts = (0, *unit.plan.ends[:-1])
+                cells = tuple(
+                    Cell(first_layer=first, end_layer=end, attention=s.attention, mlp=s.mlp)
+                    for s, first, end in zip(shapes, firsts, unit.plan.ends, strict=True)
+                )
+                pipelines.append(
+                    Pipeline(cells=cells, micro_batches=sizes, expert_group=unit.expert_group)
+                )
+        order = [at for unit in units for at in unit.members]
+        placed = dict(zip(order, pipelines, strict=True))
+        return Partition(pipelines=tuple(placed[at] for at in sorted(placed)))
+
+
+def _renamed(runs: Sequence[ShardRun], ranks: Ranks) -> tuple[ShardRun, ...]:
+    return tuple(ShardRun(ranks[run.rank], run.first, run.end) for run in runs)

@@ -1,0 +1,288 @@
+"""Which ranks form a tensor group, and where each group stands: drafts to choose from. Pure.
+
+Groups of one stage hold the same state, so to swap them between pipelines moves nothing: sorted by
+speed, slow ones stand in the same pipeline and hold up no other. Inside a node ranks may change
+groups: slow ones together, or groups as even as can be. Where groups are missing, pipelines are
+given up and their groups lengthen or complete the others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pacekeeper.controller.planning.partition.model import Cell, Partition
+from pacekeeper.controller.planning.partition.problem import Device, Problem
+
+Ranks = tuple[int, ...]
+Deal = Callable[[Sequence[int], Sequence[int], Mapping[int, Device]], list[Ranks]]
+
+MAX_GIVEN_UP = 6  # pipelines, beyond which no draft goes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """groups[pipeline][stage]: the ranks of the cell, in the order of their runs."""
+
+    name: str
+    groups: tuple[tuple[Ranks, ...], ...]
+    expert_groups: tuple[int | None, ...]
+
+
+def drafts(problem: Problem) -> list[Draft]:
+    """What is worth pricing, each once; the first is what runs now, if all its cells live."""
+    living = set(problem.living)
+    # Who has a bad past stands by first, if it costs nothing: so the others are drafted, too.
+    trusting = _trusting(problem)
+    found: list[Draft] = []
+    now, home = ("groups as they are", problem.now, False), ("groups of home", problem.home, True)
+    for name, partition, is_home in (now, home):
+        start = _living(_draft(name, partition), living)
+        if is_home:
+            start = _with_spares(start, problem, living)
+        ways = [start, *_without_hopeless(start, problem)]
+        for how, deal in (("slow ones together", _together), ("even groups", _evened)):
+            ways.append(_dealt(start, f"{name}, {how}", deal, problem.device_of))
+        for way in ways:
+            whole = _completed(way, problem)
+            if trusting is not problem:
+                whole += _completed(way, trusting)
+            found += [draft for one in whole for draft in (one, _sorted(one, problem.device_of))]
+    seen: dict[tuple[tuple[Ranks, ...], ...], Draft] = {}
+    for draft in found:
+        seen.setdefault(draft.groups, draft)
+    return list(seen.values())
+
+
+def _trusting(problem: Problem) -> Problem:
+    """As if nobody had a past; the same where nobody has."""
+    if not any(device.is_doubted for device in problem.devices):
+        return problem
+    return replace(
+        problem, devices=tuple(replace(device, is_doubted=False) for device in problem.devices)
+    )
+
+
+def cell_ranks(cell: Cell) -> Ranks:
+    """The ranks of a cell, in the order of their runs; those without attention last."""
+    return tuple(dict.fromkeys(run.rank for run in (*cell.attention, *cell.mlp)))
+
+
+def _draft(name: str, partition: Partition) -> Draft:
+    return Draft(
+        name=name,
+        groups=tuple(
+            tuple(cell_ranks(cell) for cell in pipeline.cells) for pipeline in partition.pipelines
+        ),
+        expert_groups=tuple(pipeline.expert_group for pipeline in partition.pipelines),
+    )
+
+
+def _living(draft: Draft, living: set[int]) -> Draft:
+    groups = tuple(
+        tuple(tuple(rank for rank in ranks if rank in living) for ranks in pipeline)
+        for pipeline in draft.groups
+    )
+    return Draft(name=draft.name, groups=groups, expert_groups=draft.expert_groups)
+
+
+def _without_hopeless(draft: Draft, problem: Problem) -> list[Draft]:
+    """Without groups for which one layer takes longer than a healthy group's whole stage."""
+    healthy = problem.home.pipelines[0].cells
+    size = len(cell_ranks(healthy[0]))
+    per_stage = len(problem.model.layers) / len(healthy)
+    groups = tuple(
+        tuple(
+            ranks if _speed(ranks, problem.device_of) * per_stage >= size else ()
+            for ranks in pipeline
+        )
+        for pipeline in draft.groups
+    )
+    if groups == draft.groups:
+        return []
+    return [
+        Draft(
+            name=f"{draft.name}, without the slowest groups",
+            groups=groups,
+            expert_groups=draft.expert_groups,
+        )
+    ]
+
+
+def _with_spares(draft: Draft, problem: Problem, living: set[int]) -> Draft:
+    """Living ranks without a place take the places of dead ones: of their node first."""
+    placed = {rank for pipeline in draft.groups for ranks in pipeline for rank in ranks}
+    spares = sorted(living - placed)
+    if not spares:
+        return draft
+    groups = [[list(ranks) for ranks in pipeline] for pipeline in draft.groups]
+    for at, stage, cell in problem.home.places():
+        lost = len(cell.ranks) - len(groups[at][stage])
+        nodes = {problem.device_of[rank].node for rank in cell.ranks}
+        for _ in range(lost):
+            if spares:
+                taken = min(spares, key=lambda r: (problem.device_of[r].node not in nodes, r))
+                spares.remove(taken)
+                groups[at][stage].append(taken)
+    return Draft(
+        name=draft.name,
+        groups=tuple(tuple(tuple(ranks) for ranks in pipeline) for pipeline in groups),
+        expert_groups=draft.expert_groups,
+    )
+
+
+def _speed(ranks: Sequence[int], device_of: Mapping[int, Device]) -> float:
+    return sum(device_of[rank].speed for rank in ranks)
+
+
+def _sorted(draft: Draft, device_of: Mapping[int, Device]) -> Draft:
+    """In each stage the fastest group in the first pipeline; pipelines of one depth among them."""
+    groups = [list(pipeline) for pipeline in draft.groups]
+    by_depth: dict[int, list[int]] = {}
+    for at, pipeline in enumerate(groups):
+        by_depth.setdefault(len(pipeline), []).append(at)
+    for depth, members in by_depth.items():
+        for stage in range(depth):
+            ordered = sorted(
+                (groups[at][stage] for at in members), key=lambda g: -_speed(g, device_of)
+            )
+            for at, group in zip(members, ordered, strict=True):
+                groups[at][stage] = group
+    return Draft(
+        name=f"{draft.name}, sorted",
+        groups=tuple(tuple(pipeline) for pipeline in groups),
+        expert_groups=draft.expert_groups,
+    )
+
+
+def _dealt(
+    draft: Draft,
+    name: str,
+    deal: Deal,
+    device_of: Mapping[int, Device],
+) -> Draft:
+    """Ranks change groups inside their node, where that node's devices differ or some are lost."""
+    places: dict[int, list[tuple[int, int]]] = {}
+    for at, pipeline in enumerate(draft.groups):
+        for stage, ranks in enumerate(pipeline):
+            nodes = {device_of[rank].node for rank in ranks}
+            if len(nodes) == 1:
+                places.setdefault(nodes.pop(), []).append((at, stage))
+    groups = [list(pipeline) for pipeline in draft.groups]
+    for cells in places.values():
+        sizes = [len(groups[at][stage]) for at, stage in cells]
+        pool = [rank for at, stage in cells for rank in groups[at][stage]]
+        if len(cells) == 1 or (
+            len({device_of[rank].speed for rank in pool}) == 1 and len(set(sizes)) == 1
+        ):
+            continue
+        for (at, stage), ranks in zip(cells, deal(pool, sizes, device_of), strict=True):
+            groups[at][stage] = ranks
+    return Draft(
+        name=name,
+        groups=tuple(tuple(pipeline) for pipeline in groups),
+        expert_groups=draft.expert_groups,
+    )
+
+
+def _together(
+    pool: Sequence[int], sizes: Sequence[int], device_of: Mapping[int, Device]
+) -> list[Ranks]:
+    """Groups of the sizes they had, filled by speed; in a group the ranks keep their order."""
+    by_speed = sorted(pool, key=lambda rank: (-device_of[rank].speed, pool.index(rank)))
+    dealt, at = [], 0
+    for size in sizes:
+        chosen = set(by_speed[at : at + size])
+        dealt.append(tuple(rank for rank in pool if rank in chosen))
+        at += size
+    return dealt
+
+
+def _evened(
+    pool: Sequence[int], sizes: Sequence[int], device_of: Mapping[int, Device]
+) -> list[Ranks]:
+    """The fastest first, each to the group with the least speed: nearly equal sums (LPT)."""
+    sums = [0.0] * len(sizes)
+    chosen: list[set[int]] = [set() for _ in sizes]
+    for rank in sorted(pool, key=lambda rank: (-device_of[rank].speed, pool.index(rank))):
+        least = min(range(len(sums)), key=lambda i: (sums[i], i))
+        sums[least] += device_of[rank].speed
+        chosen[least].add(rank)
+    return [tuple(rank for rank in pool if rank in some) for some in chosen]
+
+
+def _completed(draft: Draft, problem: Problem) -> list[Draft]:
+    """Drafts without an empty cell: itself, or with fewer cells or pipelines."""
+    holed = [at for at, pipeline in enumerate(draft.groups) if not all(pipeline)]
+    if not holed:
+        return [draft]
+    members: dict[int | None, list[int]] = {}
+    for at, expert_group in enumerate(draft.expert_groups):
+        members.setdefault(expert_group, []).append(at)
+    found = []
+    for given_up in range(min(len(holed), MAX_GIVEN_UP) + 1):
+        groups: list[tuple[Ranks, ...]] = []
+        expert_groups: list[int | None] = []
+        for expert_group, group_members in members.items():
+            pipelines = [draft.groups[at] for at in group_members]
+            number = min(given_up, sum(not all(pipeline) for pipeline in pipelines))
+            left = max(1, len(pipelines) - number)
+            rebuild = _lengthened if expert_group is None else _levelled
+            rebuilt = rebuild(pipelines, left, problem)
+            groups += rebuilt
+            expert_groups += [expert_group] * len(rebuilt)
+        if groups and all(groups):
+            found.append(
+                Draft(
+                    name=f"{draft.name}, {len(draft.groups) - len(groups)} pipelines less",
+                    groups=tuple(groups),
+                    expert_groups=tuple(expert_groups),
+                )
+            )
+    return found
+
+
+def _lengthened(
+    pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: Problem
+) -> list[tuple[Ranks, ...]]:
+    """The fastest `left` pipelines; each group of the others joins the slowest of them."""
+    order = sorted(
+        range(len(pipelines)),
+        key=lambda at: (-sum(_speed(ranks, problem.device_of) for ranks in pipelines[at]), at),
+    )
+    kept = {
+        at: [(stage, ranks) for stage, ranks in enumerate(pipelines[at]) if ranks]
+        for at in sorted(order[:left])
+    }
+    donors = [
+        (stage, ranks) for at in order[left:] for stage, ranks in enumerate(pipelines[at]) if ranks
+    ]
+    for donor in sorted(donors, key=lambda d: (-_speed(d[1], problem.device_of), d)):
+        short = [at for at, cells in kept.items() if len(cells) < len(problem.model.layers)]
+        if short:
+            slowest = min(
+                short,
+                key=lambda at: (sum(_speed(g, problem.device_of) for _, g in kept[at]), at),
+            )
+            kept[slowest] = sorted([*kept[slowest], donor], key=lambda cell: cell[0])
+    return [tuple(ranks for _, ranks in cells) for cells in kept.values() if cells]
+
+
+def _levelled(
+    pipelines: Sequence[tuple[Ranks, ...]], left: int, problem: Problem
+) -> list[tuple[Ranks, ...]]:
+    """`left` pipelines of one depth, of the fastest groups, each as near to its stage as can be.
+
+    Of groups as fast as each other those with a bad past are left over.
+    """
+    found = [
+        (stage, ranks) for pipeline in pipelines for stage, ranks in enumerate(pipeline) if ranks
+    ]
+    depth = min(max(map(len, pipelines)), len(found) // left)
+    device_of = problem.device_of
+    by_speed = sorted(
+        found,
+        key=lambda cell: (
+            -_speed(cell[1], device_of), sum(device_of[r].is_doubted for r in cell[1]), cell
+        ),
+    )  # fmt: skip
+    chosen = sorted(by_speed[: depth * left], key=lambda cell: cell[0])
+    return [tuple(chosen[stage * left + at][1] for stage in range(depth)) for at in range(left)]

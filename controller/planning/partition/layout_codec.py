@@ -1,0 +1,94 @@
+"""A partition with the hosts of its experts as a layout, where a layout can say it, and back. Pure.
+
+A layout has one cut of layers for all pipelines and one run of virtual shards for both kinds.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.partition.row_split import lock_step_batches
+from pacekeeper.core.layout.layout import ExpertHosts, Layout, ShardRun, Stage
+
+
+def layout_of(
+    partition: Partition,
+    experts: Sequence[Sequence[ExpertHosts]],
+    *,
+    generation: int,
+    speeds: tuple[tuple[int, float], ...] = (),
+    standing_by: tuple[int, ...] = (),
+) -> Layout:
+    """experts[layer][expert] are hosts; an empty layer is a dense one.
+
+    Raises ValueError where pipelines have cuts of their own, and where a stage with dense layers
+    cuts its MLP otherwise than its attention.
+    """
+    pipelines = _by_leader(partition)
+    cuts = {pipeline.cuts for pipeline in pipelines}
+    if len(cuts) != 1:
+        raise ValueError(f"a layout has one cut for all pipelines, these have {sorted(cuts)}")
+    (ends,) = cuts
+    stages = []
+    for stage, (first, end) in enumerate(pairwise((0, *ends))):
+        has_dense = not all(experts[layer] for layer in range(first, end))
+        stages.append(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                groups=tuple(_runs(pipeline.cells[stage], has_dense) for pipeline in pipelines),
+            )
+        )
+    return Layout(
+        generation=generation,
+        num_virtual_shards=pipelines[0].cells[0].attention[-1].end,
+        stages=tuple(stages),
+        experts=tuple(tuple(layer) for layer in experts),
+        batch_shares=batch_shares_of(partition),
+        speeds=speeds,
+        standing_by=standing_by,
+    )
+
+
+def batch_shares_of(partition: Partition) -> tuple[tuple[int, float], ...]:
+    """Each pipeline's share of the rows, by its first rank, ascending: as a layout has them."""
+    return tuple(
+        (pipeline.cells[0].attention[0].rank, pipeline.rows / partition.rows_per_step)
+        for pipeline in _by_leader(partition)
+    )
+
+
+def partition_of(layout: Layout, *, num_rows: int, num_microbatches: int) -> Partition:
+    """What a layout divides, in words that the planner of partitions knows.
+
+    All its pipelines are one expert group: they have one cut, and as many micro-batches. Raises
+    ValueError where one of them has fewer rows than micro-batches.
+    """
+    rows = layout.rows_of(num_rows)
+    pipelines = []
+    for at, (leader, _) in enumerate(layout.batch_shares):
+        cells = tuple(
+            Cell(
+                first_layer=stage.first_layer,
+                end_layer=stage.end_layer,
+                attention=stage.groups[at],
+                mlp=stage.groups[at],
+            )
+            for stage in layout.stages
+        )
+        batches = lock_step_batches(rows[leader], num_microbatches)
+        pipelines.append(Pipeline(cells=cells, micro_batches=batches, expert_group=0))
+    return Partition(pipelines=tuple(pipelines))
+
+
+def _runs(cell: Cell, has_dense: bool) -> tuple[ShardRun, ...]:
+    if has_dense and cell.mlp != cell.attention:
+        raise ValueError(
+            f"layers {cell.first_layer} to {cell.end_layer - 1}: a layout has one run of shards"
+            " for attention and MLP"
+        )
+    return cell.attention
+
+
+def _by_leader(partition: Partition) -> list[Pipeline]:
+    return sorted(partition.pipelines, key=lambda p: p.cells[0].attention[0].rank)

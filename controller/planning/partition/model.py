@@ -1,0 +1,177 @@
+"""A partition: layers of stages, shards of ranks, rows of pipelines; and a plan for one. Pure.
+
+Wider than a `core.layout.Layout`: pipelines that share no experts may differ in depth, in layers
+and in micro-batches. `layout_codec.py` turns one into the other where that can be said.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from pacekeeper.core.layout.layout import ShardRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Layers [first_layer, end_layer) of one pipeline, on the ranks of one tensor group.
+
+    `attention` and `mlp`: the runs of virtual shards, in order; a rank may hold shards of only one
+    kind. What is not cut (norms, router) every rank of the cell holds.
+    """
+
+    first_layer: int
+    end_layer: int
+    attention: tuple[ShardRun, ...]
+    mlp: tuple[ShardRun, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_layer < self.end_layer:
+            raise ValueError("a stage has at least one layer")
+        for name, runs in (("attention", self.attention), ("mlp", self.mlp)):
+            covered = 0
+            for run in runs:
+                if run.first != covered or run.end <= run.first:
+                    raise ValueError(f"{name} runs must cover the virtual shards in order")
+                covered = run.end
+            if not runs or len({run.rank for run in runs}) != len(runs):
+                raise ValueError(f"{name}: one run for each rank that has one, got {runs}")
+
+    def __hash__(self) -> int:
+        """Of what tells cells apart: plans of large jobs look theirs up often."""
+        first = self.attention[0]
+        return hash((self.first_layer, self.end_layer, first.rank, first.end, self.mlp[0].end))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({run.rank for run in (*self.attention, *self.mlp)}))
+
+    @property
+    def num_layers(self) -> int:
+        return self.end_layer - self.first_layer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """One data-parallel rank's stages, and the rows of each of its micro-batches.
+
+    `expert_group`: pipelines of the same one share experts, stage by stage; None: no experts.
+    """
+
+    cells: tuple[Cell, ...]
+    micro_batches: tuple[int, ...]
+    expert_group: int | None = None
+
+    def __post_init__(self) -> None:
+        next_layer = 0
+        for cell in self.cells:
+            if cell.first_layer != next_layer:
+                raise ValueError("stages must cover the layers in order, without gap or overlap")
+            next_layer = cell.end_layer
+        if not self.cells or not self.micro_batches or min(self.micro_batches) < 1:
+            raise ValueError("a pipeline has stages, and micro-batches of at least one row")
+
+    @property
+    def rows(self) -> int:
+        return sum(self.micro_batches)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Where its stages end."""
+        return tuple(cell.end_layer for cell in self.cells)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for cell in self.cells for rank in cell.ranks))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """Who computes what. Ranks outside are stood by, or out.
+
+    Raises ValueError where a rank stands twice, or pipelines are of different models.
+    """
+
+    pipelines: tuple[Pipeline, ...]
+
+    def __post_init__(self) -> None:
+        if not self.pipelines:
+            raise ValueError("a job has at least one pipeline")
+        number = Counter(rank for pipeline in self.pipelines for rank in pipeline.ranks)
+        twice = sorted(rank for rank, count in number.items() if count > 1)
+        if twice:
+            raise ValueError(f"ranks {twice} stand in two places")
+        shapes = {
+            (pipeline.cuts[-1], cell.attention[-1].end, cell.mlp[-1].end)
+            for pipeline in self.pipelines
+            for cell in pipeline.cells
+        }
+        if len(shapes) != 1:
+            raise ValueError(f"pipelines of several models: layers and shards {sorted(shapes)}")
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for pipeline in self.pipelines for rank in pipeline.ranks))
+
+    @property
+    def rows_per_step(self) -> int:
+        return sum(pipeline.rows for pipeline in self.pipelines)
+
+    def expert_groups(self) -> dict[tuple[int, int], tuple[int, ...]]:
+        """By expert group and stage: the ranks that share experts, those of one dispatch group."""
+        ranks: dict[tuple[int, int], list[int]] = {}
+        for pipeline in self.pipelines:
+            if pipeline.expert_group is not None:
+                for stage, cell in enumerate(pipeline.cells):
+                    ranks.setdefault((pipeline.expert_group, stage), []).extend(cell.ranks)
+        return {key: tuple(sorted(found)) for key, found in ranks.items()}
+
+    def places(self) -> Iterator[tuple[int, int, Cell]]:
+        """Each cell with its pipeline and stage."""
+        for at, pipeline in enumerate(self.pipelines):
+            for stage, cell in enumerate(pipeline.cells):
+                yield at, stage, cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What it takes to get there. bytes_in: by rank, of state it lacks, from ranks that live.
+
+    `bytes_from_checkpoint`: of state that no living rank holds.
+    """
+
+    bytes_in: tuple[tuple[int, float], ...]
+    bytes_from_checkpoint: float
+    move_s: float
+
+    @property
+    def total_bytes(self) -> float:
+        return sum(count for _, count in self.bytes_in)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A partition with what it promises.
+
+    step_s: forecast; fluid_s: the healthy step spread over all speeds, which a plan that is better
+    than the healthy one may pass. memory_bytes: of each rank, at its fullest. standby: living ranks
+    that have no work; evicted: dead ones. `reason`: what was chosen, over what.
+    """
+
+    partition: Partition
+    step_s: float
+    fluid_s: float
+    memory_bytes: tuple[tuple[int, float], ...]
+    moves: Moves
+    standby: tuple[int, ...]
+    evicted: tuple[int, ...]
+    reason: str
+
+    @property
+    def fluid_fraction(self) -> float:
+        """Throughput over the fluid limit's."""
+        return self.fluid_s / self.step_s if self.step_s > 0.0 else 0.0
+
+    @property
+    def gap(self) -> float:
+        return self.step_s / self.fluid_s - 1.0

@@ -1,0 +1,111 @@
+"""The cheapest partition for the devices as they are: layers, shards, rows, who stands by. Pure.
+
+Of every draft of groups: shards by speed in each group, the best cuts of layers for each pipeline
+(or for those that share experts), rows so that all end together. The cheapest in seconds until the
+next plan wins, what runs now included; its forecast is a longest path (research 3, 8).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pacekeeper.controller.planning.partition.builder import Builder
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.group_search import drafts
+from pacekeeper.controller.planning.partition.model import Moves, Partition, Plan
+from pacekeeper.controller.planning.partition.problem import Problem, healthy
+from pacekeeper.controller.planning.partition_cost.memory import memory_bytes
+from pacekeeper.controller.planning.partition_cost.state_transfer import moves
+from pacekeeper.controller.planning.partition_cost.step_time import Pricer, price
+
+SAME = 1e-9  # two forecasts that differ by rounding only
+NUM_EXACT = 4  # of the best drafts by the closed form: priced by longest paths, as what runs now is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Candidate:
+    name: str
+    partition: Partition
+    step_s: float
+    moves: Moves
+
+    def cost_s(self, num_steps: int) -> float:
+        return self.step_s * num_steps + self.moves.move_s
+
+
+def plan_partition(problem: Problem) -> Plan:
+    """Raises ValueError where no partition of the living devices holds the model."""
+    pricer = Pricer(problem)
+    builder = Builder(problem, pricer)
+    candidates = []
+    if _is_allowed(problem.now, problem):
+        candidates.append(_candidate("nothing changes", problem.now, pricer, is_exact=False))
+    for draft in drafts(problem):
+        for is_tight in (False, True):
+            partition = builder.build(draft, is_tight=is_tight)
+            if partition is not None and _is_allowed(partition, problem):
+                candidates.append(_candidate(draft.name, partition, pricer, is_exact=False))
+                break
+    if not candidates:
+        raise ValueError("no partition of the living devices holds the model")
+    num_steps = problem.prices.num_steps
+    candidates.sort(key=lambda candidate: candidate.cost_s(num_steps))
+    now = [found for found in candidates[NUM_EXACT:] if found.partition is problem.now]
+    exact = [
+        _candidate(found.name, found.partition, pricer, is_exact=True)
+        for found in (*candidates[:NUM_EXACT], *now)
+    ]
+    best = _least_doubted(exact, problem)
+    return _plan(best, len(candidates), problem)
+
+
+def _least_doubted(candidates: Sequence[_Candidate], problem: Problem) -> _Candidate:
+    """The cheapest; of those that cost the same the one with fewest that have a bad past."""
+    num_steps = problem.prices.num_steps
+    least = min(candidate.cost_s(num_steps) for candidate in candidates)
+    alike = [one for one in candidates if one.cost_s(num_steps) <= least * (1.0 + SAME)]
+    doubted = {device.rank for device in problem.devices if device.is_doubted}
+    return min(
+        alike,
+        key=lambda one: (len(doubted.intersection(one.partition.ranks)), one.cost_s(num_steps)),
+    )
+
+
+def _is_allowed(partition: Partition, problem: Problem) -> bool:
+    try:
+        check_partition(partition, problem)
+    except ValueError:
+        return False
+    return not problem.is_whole or partition.ranks == problem.living
+
+
+def _candidate(name: str, partition: Partition, pricer: Pricer, *, is_exact: bool) -> _Candidate:
+    return _Candidate(
+        name=name,
+        partition=partition,
+        step_s=pricer.price(partition, is_exact=is_exact).step_s,
+        moves=moves(partition, pricer.problem),
+    )
+
+
+def _plan(best: _Candidate, num_candidates: int, problem: Problem) -> Plan:
+    placed = set(best.partition.ranks)
+    known = set(problem.home.ranks) | set(problem.now.ranks)
+    fluid_s = price(problem.home, healthy(problem)).step_s * problem.fluid_ratio
+    return Plan(
+        partition=best.partition,
+        step_s=best.step_s,
+        fluid_s=fluid_s,
+        memory_bytes=tuple(sorted(memory_bytes(best.partition, problem).items())),
+        moves=best.moves,
+        standby=tuple(rank for rank in problem.living if rank not in placed),
+        evicted=tuple(sorted(r for r in known if problem.device_of[r].speed <= 0.0)),
+        reason=_in_words(best, num_candidates, fluid_s),
+    )
+
+
+def _in_words(best: _Candidate, num_candidates: int, fluid_s: float) -> str:
+    count = best.moves.total_bytes
+    return (
+        f"{best.name}: {best.step_s:.4g} s a step, {fluid_s / best.step_s:.1%} of the fluid limit,"
+        f" {count:.3g} bytes to move; the cheapest of {num_candidates} partitions"
+    )

@@ -1,0 +1,229 @@
+"""Pipelines in lock-step as one unit: their common cuts, and how they divide rows. Pure.
+
+A pipeline without experts is a unit by itself. In a unit with shared experts a stage takes what its
+slowest pipeline does, and its experts work at the speed of all ranks together; so cuts and rows are
+found in turns, each exactly for the other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from pacekeeper.controller.planning.partition.layer_split import best_cuts
+from pacekeeper.controller.planning.partition_cost.compute import (
+    Array,
+    GroupCost,
+    LayerSums,
+    constant_s,
+    expert_row_s,
+    fits,
+    row_s,
+    spans,
+)
+from pacekeeper.controller.planning.partition_cost.memory import in_flight
+from pacekeeper.core.layout.apportion import apportion
+
+NEXT_TO_NOTHING = 1e-9  # of the slowest stage
+TURNS = 4  # of cuts and rows; the best of them is kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitPlan:
+    """ends: the layer after each stage; weights: rows of each pipeline, 1 in all.
+
+    row_s, constant_s: a step's time is about row_s * rows of the unit + constant_s.
+    """
+
+    ends: tuple[int, ...]
+    weights: tuple[float, ...]
+    row_s: float
+    constant_s: float
+
+
+def plan_unit(
+    costs: Sequence[Sequence[GroupCost]],
+    sums: LayerSums,
+    *,
+    rows: int,
+    num_microbatches: int,
+    unevenness: float,
+) -> UnitPlan | None:
+    """Cuts and weights for costs[pipeline][stage] and about so many rows; None: it does not fit."""
+    best: UnitPlan | None = None
+    for start in _starts(costs, sums):
+        weights = start
+        last: tuple[int, ...] = ()
+        for _ in range(TURNS if len(costs) > 1 else 1):
+            found = _cut(costs, sums, weights * rows, num_microbatches, unevenness)
+            if found is None:
+                break
+            ends, own, fixed = found  # [pipelines, stages] of one row; [stages] beside it
+            if ends == last:
+                break
+            last = ends
+            balanced = row_weights(own, fixed)
+            for tried in (weights, balanced):
+                plan = _priced(ends, tried, own * tried[:, None], fixed, num_microbatches)
+                if best is None or plan.row_s < best.row_s:
+                    best = plan
+            weights = balanced
+    if best is None:
+        return None
+    rest = sum(float(constant_s(sums, group)[-1]) for group in costs[0]) / len(costs[0])
+    return UnitPlan(
+        ends=best.ends,
+        weights=best.weights,
+        row_s=best.row_s,
+        constant_s=rest / len(costs[0]) * (num_microbatches - 1) + rest,
+    )
+
+
+def _starts(costs: Sequence[Sequence[GroupCost]], sums: LayerSums) -> list[Array]:
+    """Rows to begin with: as many for all; by the pace of each pipeline's slowest group."""
+    even = np.full(len(costs), 1.0 / len(costs))
+    if len(costs) == 1:
+        return [even]
+    slowest = [max(float(row_s(sums, group)[-1]) for group in of) for of in costs]
+    paces = 1.0 / np.array(slowest)
+    by_pace = paces / paces.sum()
+    return [even] if np.allclose(even, by_pace) else [even, by_pace]
+
+
+def _cut(
+    costs: Sequence[Sequence[GroupCost]],
+    sums: LayerSums,
+    rows: Array,
+    num_microbatches: int,
+    unevenness: float,
+) -> tuple[tuple[int, ...], Array, Array] | None:
+    """Cuts for rows [pipelines]; then own [pipelines, stages] and experts [stages] for one row."""
+    num_stages = len(costs[0])
+    per_batch = rows / num_microbatches
+    sharers = sum(group.num_ranks for of_pipeline in costs for group in of_pipeline)
+    sharers = max(1, sharers // num_stages)
+    table = []
+    rows_of: list[list[Array]] = []
+    experts: list[Array] = []
+    for stage in range(num_stages):
+        held = in_flight(num_stages, stage, num_microbatches)
+        groups = [of_pipeline[stage] for of_pipeline in costs]
+        expert = expert_row_s(sums, groups, unevenness)
+        slowest = np.zeros((sums.num_layers + 1, sums.num_layers + 1))
+        limit = np.zeros_like(slowest)
+        of_stage = []
+        for group, count in zip(groups, per_batch.tolist(), strict=True):
+            own = row_s(sums, group)
+            of_stage.append(own)
+            slowest = np.maximum(slowest, spans(count * own + constant_s(sums, group)))
+            limit = np.maximum(
+                limit, fits(sums, group, rows_in_flight=held * ceil(count - 1e-9), sharers=sharers)
+            )
+        rows_of.append(of_stage)
+        experts.append(expert)
+        some = np.isfinite(slowest)
+        shared = np.where(some, expert[None, :] - expert[:, None], 0.0) * per_batch.sum()
+        table.append(slowest + shared + limit)
+    cuts = best_cuts(table, num_microbatches)
+    if cuts is None:
+        return None
+    firsts = (0, *cuts.ends[:-1])
+    own_s = np.array(
+        [
+            [sums_s[end] - sums_s[first] for sums_s in of_stage]
+            for of_stage, first, end in zip(rows_of, firsts, cuts.ends, strict=True)
+        ]
+    ).T
+    expert_s = np.array(
+        [e[end] - e[first] for e, first, end in zip(experts, firsts, cuts.ends, strict=True)]
+    )
+    return cuts.ends, own_s, expert_s
+
+
+def row_weights(own: Array, experts: Array) -> Array:
+    """Rows [pipelines], 1 in all, with the least slowest stage: bisection on its time.
+
+    own [pipelines, stages]: seconds of a pipeline for one row of its own; experts [stages]: for one
+    row of all that share them. A stage without work of its own takes next to nothing.
+    """
+    own = np.maximum(own, NEXT_TO_NOTHING * float(own.max() + experts.max()))
+    low = float(experts.max())
+    high = low + float(own.max())
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        taken = ((middle - experts)[None, :] / own).min(axis=1).clip(min=0.0)
+        if taken.sum() >= 1.0:
+            high = middle
+        else:
+            low = middle
+    taken = ((high - experts)[None, :] / own).min(axis=1).clip(min=0.0)
+    result: Array = taken / taken.sum()
+    return result
+
+
+def _priced(
+    ends: tuple[int, ...], weights: Array, each: Array, experts: Array, num_microbatches: int
+) -> UnitPlan:
+    stages = each.max(axis=0) + experts
+    whole = float(stages.sum() + (num_microbatches - 1) * stages.max()) / num_microbatches
+    return UnitPlan(ends=ends, weights=tuple(weights.tolist()), row_s=whole, constant_s=0.0)
+
+
+def share_rows(
+    total: int, row_s: Sequence[float], constants_s: Sequence[float], least: Sequence[int]
+) -> tuple[int, ...]:
+    """Whole rows for units whose steps take rows * row_s + constant: the least maximum.
+
+    Each gets `least` at least. Raises ValueError where there are fewer rows than that.
+    """
+    if sum(least) > total:
+        raise ValueError(f"{total} rows, at least {sum(least)} are needed")
+    low, high = 0.0, max(c + total * r for r, c in zip(row_s, constants_s, strict=True))
+    slopes, fixed, floor = np.array(row_s), np.array(constants_s), np.array(least)
+    for _ in range(100):
+        middle = 0.5 * (low + high)
+        counts = np.maximum(np.floor((middle - fixed) / slopes + 1e-9), floor)
+        if counts.sum() > total:
+            high = middle
+        else:
+            low = middle
+    counts = np.maximum(np.floor((low - fixed) / slopes + 1e-9), floor).astype(int)
+    while counts.sum() < total:
+        counts[int(np.argmin((counts + 1) * slopes + fixed))] += 1
+    return tuple(counts.tolist())
+
+
+def rows_at_least(total: int, weights: Sequence[float], least: int) -> tuple[int, ...]:
+    """Rows by weight; those that would get fewer get `least`, the others divide the rest."""
+    fixed: set[int] = set()
+    while True:
+        free = [at for at in range(len(weights)) if at not in fixed]
+        counts = dict(
+            zip(
+                free,
+                apportion(total - least * len(fixed), [weights[at] for at in free]),
+                strict=True,
+            )
+        )
+        low = {at for at, count in counts.items() if count < least}
+        if not low:
+            return tuple(counts.get(at, least) for at in range(len(weights)))
+        fixed |= low
+
+
+def micro_batches(rows: int, *, per_batch: int, num_microbatches: int) -> tuple[int, ...]:
+    """Rows of each: as many micro-batches as at home, more where they would be larger than there.
+
+    Fewer only where there are fewer rows. The smaller ones come first.
+    """
+    number = min(rows, max(num_microbatches, ceil(rows / per_batch)))
+    least, more = divmod(rows, number)
+    return (least,) * (number - more) + (least + 1,) * more
+
+
+def lock_step_batches(rows: int, num_microbatches: int) -> tuple[int, ...]:
+    """As many micro-batches for all. Raises ValueError for fewer rows than these."""
+    if rows < num_microbatches:
+        raise ValueError(f"{rows} rows can not be divided into {num_microbatches} micro-batches")
+    return micro_batches(rows, per_batch=rows, num_microbatches=num_microbatches)

@@ -1,0 +1,80 @@
+"""Groups of different kinds that share experts: what each waits for, from meeting to meeting. Pure.
+
+Pipelines that share experts meet at every MoE layer, and who is the last there need not be the last
+at the next: the slowest of each way from one meeting to the next counts, not the slowest in all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.controller.planning.partition_cost.compute import (
+    Array,
+    GroupCost,
+    LayerSums,
+    forward_row_s,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MixedStage:
+    """One stage of a lock-step. of_row, told, fixed [kinds, meetings]: one row's forward, its
+    messages, and those of no row; what comes after a chunk's last meeting counts to the way to the
+    next chunk's first one, as nobody waits between them. rows [kinds, micro-batches]: the most.
+    """
+
+    of_row: Array
+    told: Array
+    fixed: Array
+    rows: Array
+
+    def chunk_s(self, scale: float) -> Array:
+        """[micro-batches]: of a forward or backward chunk, without the experts."""
+        slowest: Array = self._ways_s(scale).max(axis=0).sum(axis=0)
+        return slowest
+
+    def weight_s(self, scale: float) -> Array:
+        """[micro-batches]: of weight gradients, for which nobody waits but at the next meeting."""
+        way_s = self._ways_s(scale)[:, 0]
+        own_s = scale * self.of_row.sum(axis=1)[:, None] * self.rows
+        added: Array = (way_s + own_s).max(axis=0) - way_s.max(axis=0)
+        return added
+
+    def _ways_s(self, scale: float) -> Array:
+        """[kinds, meetings, micro-batches]"""
+        each = scale * self.of_row + self.told
+        ways: Array = each[:, :, None] * self.rows[:, None, :] + self.fixed[:, :, None]
+        return ways
+
+
+def mixed_stage(
+    costs: Sequence[GroupCost], first: int, end: int, sums: LayerSums, rows: Array
+) -> MixedStage | None:
+    """Layers [first, end) on groups that run rows [groups, micro-batches]; None where they do not
+    meet, or are all alike, so that who has the most rows is the slowest everywhere.
+    """
+    kinds: dict[GroupCost, list[int]] = {}
+    for at, cost in enumerate(costs):
+        kinds.setdefault(cost, []).append(at)
+    layers = slice(first, end)
+    meets = np.diff(sums.expert_s)[layers] > 0.0
+    if len(kinds) == 1 or not meets.any():
+        return None
+    most = int(meets.sum())
+    way = np.concatenate([[0], np.cumsum(meets)[:-1]])  # that each layer's shards lie on
+    after = way + meets  # that what comes back from its experts lies on
+    parts = np.zeros((3, len(kinds), most))
+    for of_row, told, fixed, cost in zip(*parts, kinds, strict=True):
+        compute_s, told_s = (np.diff(of)[layers] for of in forward_row_s(sums, cost))
+        back_s = 0.5 * np.diff(sums.dispatch_bytes)[layers] / cost.dispatch_bytes_per_s
+        np.add.at(of_row, way % most, compute_s)
+        np.add.at(told, way % most, told_s - back_s)
+        np.add.at(told, after % most, back_s)
+        np.add.at(fixed, way % most, cost.sum_s)
+    return MixedStage(
+        of_row=parts[0],
+        told=parts[1],
+        fixed=parts[2],
+        rows=np.array([rows[members].max(axis=0) for members in kinds.values()]),
+    )

@@ -1,0 +1,228 @@
+"""What layers take on a tensor group, in seconds, as sums that any cut can read off. Pure.
+
+Attention ends with one sum over the group and the MLP with another: each waits for its slowest rank
+by itself. What every rank does whatever its shards (norms) is done half before one, half before the
+other: who is slow there need not be who is slow at its shards, so each rank's sum is compared.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.partition.model import Cell
+from pacekeeper.controller.planning.partition.problem import Device, LayerCost, Links, ModelCost
+from pacekeeper.controller.planning.partition_cost.memory import activation_share, shares_of
+from pacekeeper.core.layout.layout import ShardRun
+
+Array = npt.NDArray[np.float64]
+Pace = tuple[float, float, float]
+
+SUMS_PER_LAYER = 2  # over the tensor group in a forward pass: after attention, after the MLP
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCost:
+    """paces: (attention, MLP, what every rank does) of its ranks, as forward time over that of one
+    device of speed 1 with all shards; distinct ones, without those that nobody ever waits for.
+
+    sum_row_s, sum_s: messages of one layer's forward for each row, and beside that; speed: of all
+    its ranks; dispatch_bytes_per_s: to other nodes, of all ranks together. shares: the distinct
+    (heads, columns, memory) of its ranks.
+    """
+
+    paces: tuple[Pace, ...]
+    sum_row_s: float
+    sum_s: float
+    speed: float
+    num_ranks: int
+    dispatch_bytes_per_s: float
+    shares: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerSums:
+    """Of each quantity the sum over the layers before one: [layers + 1]; with the links."""
+
+    model: ModelCost
+    links: Links
+    attention_s: Array
+    mlp_s: Array
+    replicated_s: Array
+    expert_s: Array
+    dispatch_bytes: Array
+    attention_bytes: Array
+    mlp_bytes: Array
+    replicated_bytes: Array
+    expert_bytes: Array
+    activation_bytes: Array
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.model.layers)
+
+
+def layer_sums(model: ModelCost, links: Links) -> LayerSums:
+    """Embedding and head count as MLP time of the first and the last layer."""
+
+    def sums(name: str) -> Array:
+        of_layers = np.array([getattr(layer, name) for layer in model.layers])
+        result: Array = np.concatenate([[0.0], np.cumsum(of_layers)])
+        return result
+
+    found = {name: sums(name) for name in LayerCost.__slots__}
+    for name, ends in (
+        ("mlp_s", (model.embedding_s, model.head_s)),
+        ("mlp_bytes", (model.embedding_bytes, model.head_bytes)),
+    ):
+        found[name][1:] += ends[0]
+        found[name][-1] += ends[1]
+    return LayerSums(model=model, links=links, **found)
+
+
+def group_cost(
+    attention: Sequence[ShardRun],
+    mlp: Sequence[ShardRun],
+    model: ModelCost,
+    links: Links,
+    device_of: Mapping[int, Device],
+) -> GroupCost:
+    """Raises ValueError where a rank with shards is dead."""
+    heads, columns = shares_of(attention), shares_of(mlp)
+    ranks = sorted(heads.keys() | columns.keys())
+    devices = [device_of[rank] for rank in ranks]
+    if any(device.speed <= 0.0 for device in devices):
+        raise ValueError(f"a dead rank among {ranks} has shards")
+    size = len(ranks)
+    is_inside = len({device.node for device in devices}) == 1
+    slowest_link = min(device.link_speed for device in devices)
+    bandwidth = links.inside_bytes_per_s if is_inside else links.between_bytes_per_s * slowest_link
+    latency_s = links.inside_latency_s if is_inside else links.between_latency_s
+    ring = 2.0 * (size - 1) / size  # of a ring's reduce-scatter and all-gather
+    return GroupCost(
+        paces=_waited_for(
+            (heads.get(d.rank, 0.0) / d.speed, columns.get(d.rank, 0.0) / d.speed, 1.0 / d.speed)
+            for d in devices
+        ),
+        sum_row_s=SUMS_PER_LAYER * ring * model.boundary_bytes / bandwidth,
+        sum_s=SUMS_PER_LAYER * 2.0 * latency_s if size > 1 else 0.0,
+        speed=sum(device.speed for device in devices),
+        num_ranks=size,
+        dispatch_bytes_per_s=sum(links.between_bytes_per_s * d.link_speed for d in devices),
+        shares=tuple(
+            sorted(
+                {
+                    (heads.get(d.rank, 0.0), columns.get(d.rank, 0.0), d.memory_bytes)
+                    for d in devices
+                }
+            )
+        ),
+    )
+
+
+def _waited_for(paces: Iterable[Pace]) -> tuple[Pace, ...]:
+    """Distinct ones, without those that another one is as slow as in everything."""
+    kept: list[Pace] = []
+    for pace in sorted(set(paces), reverse=True):  # who is as slow in everything comes before
+        if not any(slow[1] >= pace[1] and slow[2] >= pace[2] for slow in kept):
+            kept.append(pace)
+    return tuple(kept)
+
+
+def cell_cost(
+    cell: Cell, model: ModelCost, links: Links, device_of: Mapping[int, Device]
+) -> GroupCost:
+    return group_cost(cell.attention, cell.mlp, model, links, device_of)
+
+
+def forward_row_s(sums: LayerSums, group: GroupCost) -> tuple[Array, Array]:
+    """Sums over layers [layers + 1] of one row's forward: compute, and messages."""
+    messages = (
+        group.sum_row_s * np.arange(sums.num_layers + 1.0)
+        + sums.dispatch_bytes / group.dispatch_bytes_per_s
+    )
+    return halves_s(sums, group), messages
+
+
+def halves_s(sums: LayerSums, group: GroupCost) -> Array:
+    """Sums over layers [layers + 1] of one row's forward: attention and MLP, each until its slowest
+    rank has done its shards and half of what every rank does.
+    """
+    if len(group.paces) == 1 or not sums.replicated_s[-1]:
+        attention, mlp, replicated = (max(of_ranks) for of_ranks in zip(*group.paces, strict=True))
+        linear: Array = (
+            attention * sums.attention_s + mlp * sums.mlp_s + replicated * sums.replicated_s
+        )
+        return linear
+    attention, mlp, replicated = np.array(group.paces).T[:, :, None]  # each [ranks, 1]
+    half_s = 0.5 * replicated * np.diff(sums.replicated_s)
+    slowest_s = (attention * np.diff(sums.attention_s) + half_s).max(axis=0)
+    slowest_s += (mlp * np.diff(sums.mlp_s) + half_s).max(axis=0)
+    result: Array = np.concatenate([[0.0], np.cumsum(slowest_s)])
+    return result
+
+
+def row_s(sums: LayerSums, group: GroupCost) -> Array:
+    """Sums over layers of one row's forward and backward, without experts."""
+    compute, messages = forward_row_s(sums, group)
+    return (1.0 + sums.model.backward_ratio) * compute + 2.0 * messages
+
+
+def constant_s(sums: LayerSums, group: GroupCost) -> Array:
+    """Sums over layers of what a micro-batch takes whatever its rows, forward and backward."""
+    ratio = sums.model.backward_ratio
+    return np.arange(sums.num_layers + 1.0) * (
+        (1.0 + ratio) * sums.model.launch_s + 2.0 * group.sum_s
+    )
+
+
+def expert_row_s(sums: LayerSums, groups: Sequence[GroupCost], unevenness: float) -> Array:
+    """Sums over layers of what the experts take for one row of the whole expert group."""
+    speed = sum(group.speed for group in groups)
+    return (1.0 + sums.model.backward_ratio) * unevenness / speed * sums.expert_s
+
+
+def spans(sums: Array) -> Array:
+    """[layers + 1, layers + 1]: of layers [a, b), infinite where there are none."""
+    between = sums[None, :] - sums[:, None]
+    some = np.arange(len(sums))[None, :] > np.arange(len(sums))[:, None]
+    return np.where(some, between, np.inf)
+
+
+def fits(sums: LayerSums, group: GroupCost, *, rows_in_flight: float, sharers: int) -> Array:
+    """[layers + 1, layers + 1] of 0 where layers [a, b) fit into every rank's memory, else inf."""
+    size = sums.num_layers + 1
+    result: Array = np.zeros((size, size))
+    for heads, columns, memory_bytes in group.shares:
+        used = (
+            heads * sums.attention_bytes
+            + columns * sums.mlp_bytes
+            + activation_share(heads, columns) * rows_in_flight * sums.activation_bytes
+            + sums.replicated_bytes
+            + sums.expert_bytes / sharers
+        )
+        if used[-1] > memory_bytes:
+            result = np.where(used[None, :] - used[:, None] > memory_bytes, np.inf, result)
+    return result
+
+
+def message_s(
+    rows: float,
+    sender: Sequence[Device],
+    receiver: Sequence[Device],
+    model: ModelCost,
+    links: Links,
+) -> float:
+    """One boundary from cell to cell, cut over the smaller side's ranks (ResiHP, research 3.5)."""
+    devices = (*sender, *receiver)
+    is_inside = len({device.node for device in devices}) == 1
+    lanes = min(len(sender), len(receiver))
+    if is_inside:
+        return links.inside_latency_s + rows * model.boundary_bytes / (
+            links.inside_bytes_per_s * lanes
+        )
+    slowest = min(device.link_speed for device in devices)
+    return links.between_latency_s + rows * model.boundary_bytes / (
+        links.between_bytes_per_s * slowest * lanes
+    )

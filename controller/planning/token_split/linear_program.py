@@ -1,0 +1,192 @@
+"""Who computes which share of the work, for fixed hosts and given speeds. Pure.
+
+One layer's token split is a linear programme: minimise the largest load_j / speed_j. Its optimum
+has a closed form, max over rank sets S of (load that only S can take) / (speed of S); the set that
+attains it is the witness that says why a placement is stuck (research: FineMoE eq. 3 with speeds).
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.core.layout.layout import ExpertHosts, Host
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimum:
+    """The least the largest load_j / speed_j can be over given hosts, in rows per unit of speed.
+
+    `fluid`: total load / total speed, the least for any hosts; `witness`: the ranks that prove
+    `value` (their own experts' load / their speed), ascending.
+    """
+
+    value: float
+    fluid: float
+    witness: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """One layer's token shares; `value` is their largest load_j / speed_j, `bound` the least."""
+
+    hosts: tuple[ExpertHosts, ...]
+    value: float
+    bound: Optimum
+
+
+NO_WORK = Optimum(value=0.0, fluid=0.0, witness=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitProblem:
+    """loads [experts], speed [ranks]; expert_of and rank_of [pairs]: each expert with each host."""
+
+    ranks: tuple[int, ...]
+    loads: Array
+    speed: Array
+    expert_of: npt.NDArray[np.intp]
+    rank_of: npt.NDArray[np.intp]
+
+    @property
+    def fluid(self) -> float:
+        return float(self.loads.sum() / self.speed.sum())
+
+    def load_by_rank(self, shares: Array) -> Array:
+        rows: Array = np.bincount(
+            self.rank_of, weights=self.loads[self.expert_of] * shares, minlength=len(self.ranks)
+        ).astype(np.float64)
+        return rows
+
+    def normalised(self, weights: Array) -> Array:
+        """Weights of pairs as shares: each expert's add up to 1."""
+        total = np.bincount(self.expert_of, weights=weights, minlength=len(self.loads))
+        shares: Array = weights / total[self.expert_of]
+        return shares
+
+
+def exact_shares(
+    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+) -> Split:
+    """Shares that attain the optimum itself, at the price of one programme; some hosts get none."""
+    problem = problem_of(loads, hosts, speeds)
+    bound, exact = _solve(problem)
+    return Split(
+        hosts=with_shares(problem, exact),
+        value=float((problem.load_by_rank(exact) / problem.speed).max()),
+        bound=bound,
+    )
+
+
+def best_value(
+    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+) -> Optimum:
+    """What the best shares over these hosts would reach, without the shares."""
+    problem = problem_of(loads, hosts, speeds)
+    if problem.loads.sum() <= 0.0:
+        return NO_WORK
+    return _solve(problem)[0]
+
+
+def batch_rows(num_rows: int, speeds: Mapping[int, float]) -> dict[int, int]:
+    """Whole rows per rank that minimise the largest rows_j / speed_j (greedy is exact here).
+
+    Raises ValueError for fewer rows than none, no rank, or a speed not above 0.
+    """
+    if num_rows < 0 or not speeds or not all(speed > 0.0 for speed in speeds.values()):
+        raise ValueError("rows must not be negative and speeds must be above 0")
+    rows = dict.fromkeys(sorted(speeds), 0)
+    heap = [(1.0 / speeds[rank], rank) for rank in rows]
+    heapq.heapify(heap)
+    for _ in range(num_rows):
+        _, rank = heap[0]
+        rows[rank] += 1
+        heapq.heapreplace(heap, ((rows[rank] + 1) / speeds[rank], rank))
+    return rows
+
+
+def _solve(problem: SplitProblem) -> tuple[Optimum, Array]:
+    """The exact optimum with its witness, and shares [pairs] that attain it."""
+    from scipy.optimize import linprog  # a quarter second to import: not at start-up
+    from scipy.sparse import coo_array
+
+    num_pairs, num_ranks = len(problem.expert_of), len(problem.ranks)
+    pair_range = np.arange(num_pairs)
+    # Variables: the share of each pair, then the value; loads and value in units of the fluid.
+    load_of = problem.loads[problem.expert_of] / problem.fluid
+    per_rank = coo_array(
+        (
+            np.concatenate([load_of, -problem.speed]),
+            (
+                np.concatenate([problem.rank_of, np.arange(num_ranks)]),
+                np.concatenate([pair_range, np.full(num_ranks, num_pairs)]),
+            ),
+        ),
+        shape=(num_ranks, num_pairs + 1),
+    )
+    per_expert = coo_array(
+        (np.ones(num_pairs), (problem.expert_of, pair_range)),
+        shape=(len(problem.loads), num_pairs + 1),
+    )
+    cost = np.zeros(num_pairs + 1)
+    cost[-1] = 1.0
+    solution = linprog(
+        cost,
+        A_ub=per_rank.tocsr(),
+        b_ub=np.zeros(num_ranks),
+        A_eq=per_expert.tocsr(),
+        b_eq=np.ones(len(problem.loads)),
+        bounds=(0.0, None),
+        method="highs",
+    )
+    assert solution.status == 0, f"a split is always feasible: {solution.message}"
+    # Ranks with a price: their union is a set that attains the optimum (such sets form a lattice).
+    inside = solution.ineqlin.marginals < -1e-9
+    outside_pairs = np.bincount(
+        problem.expert_of, weights=~inside[problem.rank_of], minlength=len(problem.loads)
+    )
+    bound = float(problem.loads[outside_pairs == 0.0].sum() / problem.speed[inside].sum())
+    optimum = Optimum(
+        value=max(bound, problem.fluid),
+        fluid=problem.fluid,
+        witness=tuple(r for r, is_in in zip(problem.ranks, inside, strict=True) if is_in),
+    )
+    shares = problem.normalised(np.maximum(solution.x[:num_pairs], 0.0))
+    return optimum, shares
+
+
+def with_shares(problem: SplitProblem, shares: Array) -> tuple[ExpertHosts, ...]:
+    """Shares [pairs] as hosts of each expert."""
+    ranks = map(problem.ranks.__getitem__, problem.rank_of.tolist())
+    on = list(map(Host, ranks, shares.tolist()))  # pairs come expert by expert
+    ends = np.cumsum(np.bincount(problem.expert_of, minlength=len(problem.loads))).tolist()
+    return tuple(tuple(on[begin:end]) for begin, end in zip([0, *ends], ends, strict=False))
+
+
+def problem_of(
+    loads: Sequence[float], hosts: Sequence[Sequence[int]], speeds: Mapping[int, float]
+) -> SplitProblem:
+    """Raises ValueError for a negative load, an expert without host, or a speed not above 0."""
+    if len(loads) != len(hosts):
+        raise ValueError(f"{len(loads)} loads for {len(hosts)} experts")
+    if any(not 0.0 <= load < np.inf for load in loads):
+        raise ValueError("loads must be finite and not negative")
+    if not speeds or any(not 0.0 < speed < np.inf for speed in speeds.values()):
+        raise ValueError("speeds must be finite and above 0")
+    for expert, on in enumerate(hosts):
+        if not on or not set(on) <= set(speeds) or len(set(on)) != len(on):
+            raise ValueError(f"expert {expert}: hosts {list(on)} must be ranks with a speed, once")
+    ranks = tuple(sorted(speeds))
+    position = {rank: i for i, rank in enumerate(ranks)}
+    pairs = [(e, position[rank]) for e, on in enumerate(hosts) for rank in sorted(on)]
+    return SplitProblem(
+        ranks=ranks,
+        loads=np.array(loads, dtype=np.float64),
+        speed=np.array([speeds[rank] for rank in ranks], dtype=np.float64),
+        expert_of=np.array([e for e, _ in pairs], dtype=np.intp),
+        rank_of=np.array([at for _, at in pairs], dtype=np.intp),
+    )

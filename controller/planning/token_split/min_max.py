@@ -1,0 +1,373 @@
+"""Even token shares over fixed hosts, all layers at once. Pure.
+
+Every rank gets one price u_j per layer; an expert splits over its hosts in proportion to
+speed_j * exp(u_j). The prices minimise a smooth convex function whose optimum is the split with the
+least sum of speed_j * (load_j / speed_j)^2: among all splits that one also has the least maximum
+(the base of a polymatroid that is lexicographically least serves every convex aim). Newton's
+method, one small matrix per layer, over ranks or over the experts with a choice, whichever are
+fewer; experts have few hosts, so only these pairs are looked at.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.token_split.flag_rows import numbered_rows
+from pacekeeper.controller.planning.token_split.linear_program import exact_shares
+
+# How far a rank may lie off the even load, in parts of it per unit of price; from a soft aim to a
+# sharp one, so that Newton's method never starts far off.
+SOFTNESS = (1e-3, 3e-5)
+MAX_STEPS = 40  # for each
+SETTLED = 1e-4  # of the fluid: a largest gradient below it ends a stage
+NUM_CUTS, CUT = 20, 0.3  # of a step that leads upwards
+UNPROVEN = 1e-3  # a value this far above its bound is solved again, exactly
+LEAST_SHARE = 1e-6  # smaller shares are none
+DENSE_RANKS = 96  # with more, matrices over ranks are so empty that sparse ones are quicker
+MAX_TOGETHER = 256  # ranks: with more, layers are solved one by one, each over groups of its own
+MAX_ENTRIES = 2_000_000  # of matrices, at once: some tens of megabytes
+
+Array = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.intp]
+Flags = npt.NDArray[np.bool_]
+Hosts = tuple[Counts, ...]  # layer, expert and rank of every replica, in that order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EvenShares:
+    """shares [layers, experts, ranks], of an expert 1 in all; `value` [layers] is the largest
+    load_j / speed_j; `inside` [layers, ranks] a set of ranks and `bound` [layers] the rows that
+    only these can take / their speed, at least the fluid: no shares over these hosts have a lower
+    value than that.
+    """
+
+    shares: Array
+    value: Array
+    bound: Array
+    inside: Flags
+
+    def put(self, layers: Counts, other: "EvenShares") -> None:
+        """Takes these layers from `other`, in place."""
+        for mine, theirs in (
+            (self.shares, other.shares),
+            (self.value, other.value),
+            (self.bound, other.bound),
+            (self.inside, other.inside),
+        ):
+            mine[layers] = theirs
+
+    def of(self, layers: Counts) -> "EvenShares":
+        """Of some layers only."""
+        return EvenShares(
+            shares=self.shares[layers],
+            value=self.value[layers],
+            bound=self.bound[layers],
+            inside=self.inside[layers],
+        )
+
+
+def even_shares(loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True) -> EvenShares:
+    """loads [layers, experts] rows, hosts [layers, experts, ranks], each expert with one at least;
+    speeds [ranks] > 0. The value is within a few 1e-4 of the least, and `bound` proves it.
+
+    Not `is_exact`: where Newton's method runs out of steps the value stays above the least.
+    """
+    assert hosts.any(axis=2).all(), "an expert without host"
+    fluid = loads.sum(axis=1) / speeds.sum()
+    rows = loads / np.where(fluid > 0.0, fluid, 1.0)[:, None]
+    is_shared = hosts.sum(axis=2) > 1
+    # Only experts with a choice take part; the others are a fixed load.
+    fixed = np.einsum("le,ler->lr", np.where(is_shared, 0.0, rows), hosts.astype(np.float64))
+    prices = np.empty_like(fixed)
+    for part in _parts(hosts):
+        pairs = _Pairs.of(np.where(is_shared[part], rows[part], 0.0), hosts[part], speeds)
+        prices[part] = _prices(pairs, fixed[part], speeds)
+    on = hosts.nonzero()
+    shares, at_rank = _at_prices(rows, on, speeds, prices)
+    value = at_rank.max(axis=1)
+    inside, bound = _witness(rows, on, speeds, at_rank)
+    bound = np.maximum(bound, 1.0)
+    # Newton's method may run out of steps where one witness stands far above the rest.
+    for at in (value > bound * (1.0 + UNPROVEN)).nonzero()[0].tolist() if is_exact else ():
+        shares[at], value[at], bound[at], inside[at] = _exactly(rows[at], hosts[at], speeds)
+    return EvenShares(shares=shares, value=value * fluid, bound=bound * fluid, inside=inside)
+
+
+def _at_prices(rows: Array, on: Hosts, speeds: Array, prices: Array) -> tuple[Array, Array]:
+    """The shares [layers, experts, ranks] and the rows / speed [layers, ranks] they make."""
+    layer, expert, rank = on
+    owner = layer * rows.shape[1] + expert
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    logs = np.log(speeds)[rank] + prices[layer, rank]
+    weights = np.exp(logs - np.maximum.reduceat(logs, first)[owner])
+    part = weights / np.add.reduceat(weights, first)[owner]
+    part[part < LEAST_SHARE] = 0.0
+    part /= np.add.reduceat(part, first)[owner]
+    shares = np.zeros((*rows.shape, len(speeds)))
+    shares[layer, expert, rank] = part
+    taken = rows[layer, expert] * part
+    at = np.bincount(layer * len(speeds) + rank, taken, len(rows) * len(speeds))
+    at_rank: Array = at.reshape(len(rows), -1) / speeds
+    return shares, at_rank
+
+
+def _parts(hosts: Flags) -> Iterator[slice]:
+    """Layers in runs of at most MAX_ENTRIES entries of matrices (or one layer)."""
+    num_ranks = hosts.shape[2]
+    size = (hosts.sum(axis=2) ** 2).sum(axis=1) + num_ranks**2
+    first, entries = 0, 0
+    for layer, own in enumerate(size.tolist()):
+        if entries + own > MAX_ENTRIES and layer > first:
+            yield slice(first, layer)
+            first, entries = layer, 0
+        entries += own
+    yield slice(first, len(hosts))
+
+
+def _exactly(rows: Array, hosts: Flags, speeds: Array) -> tuple[Array, float, float, Flags]:
+    """Shares [experts, ranks], value, bound and witness of one layer, by a linear programme."""
+    on = [np.flatnonzero(held).tolist() for held in hosts]
+    split = exact_shares(rows.tolist(), on, dict(enumerate(speeds.tolist())))
+    shares = np.zeros(hosts.shape)
+    for expert, its_hosts in enumerate(split.hosts):
+        for host in its_hosts:
+            shares[expert, host.rank] = host.share
+    inside = np.zeros(len(speeds), dtype=np.bool_)
+    inside[list(split.bound.witness)] = True
+    return shares, split.value, split.bound.value, inside
+
+
+def shares_on_ranks(
+    loads: Array, hosts: Flags, speeds: Array, *, is_exact: bool = True
+) -> EvenShares:
+    """`even_shares` over groups of ranks that hold the same experts: such ranks share by speed."""
+    if hosts.shape[2] <= MAX_TOGETHER:
+        return _over_groups(loads, hosts, speeds, is_exact)
+    result: EvenShares | None = None
+    for layer in range(len(loads)):
+        at = slice(layer, layer + 1)
+        one = _over_groups(loads[at], hosts[at], speeds, is_exact)
+        if result is None:
+            result = one.of(np.zeros(len(loads), dtype=np.intp))
+        result.put(np.array([layer]), one)
+    assert result is not None, "at least one layer"
+    return result
+
+
+def _over_groups(loads: Array, hosts: Flags, speeds: Array, is_exact: bool) -> EvenShares:
+    first, group_of = numbered_rows(hosts.reshape(-1, hosts.shape[2]).T)
+    if len(first) == len(speeds):  # no two ranks are alike
+        return even_shares(loads, hosts, speeds, is_exact=is_exact)
+    whole = np.bincount(group_of, weights=speeds).astype(np.float64)
+    even = even_shares(loads, hosts[:, :, first], whole, is_exact=is_exact)
+    return EvenShares(
+        shares=even.shares[:, :, group_of] * (speeds / whole[group_of]),
+        value=even.value,
+        bound=even.bound,
+        inside=even.inside[:, group_of],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pairs:
+    """The experts with a choice, and each of them with each of its hosts.
+
+    layer, rows, first, number [experts]: `first` is where an expert's pairs begin, `number` counts
+    them in its layer, `most` of them; expert, rank, log_weight [pairs].
+    """
+
+    num_layers: int
+    num_ranks: int
+    layer: Counts
+    rows: Array
+    first: Counts
+    number: Counts
+    most: int
+    expert: Counts
+    rank: Counts
+    log_weight: Array
+
+    @classmethod
+    def of(cls, rows: Array, hosts: Flags, speeds: Array) -> "_Pairs":
+        """rows [layers, experts], 0 where an expert takes no part."""
+        layer, at = rows.nonzero()
+        expert, rank = hosts[layer, at].nonzero()
+        return cls._made(hosts.shape[0], len(speeds), layer, rows[layer, at], expert, rank, speeds)
+
+    @classmethod
+    def _made(
+        cls,
+        num_layers: int,
+        num_ranks: int,
+        layer: Counts,
+        rows: Array,
+        expert: Counts,
+        rank: Counts,
+        speeds: Array,
+    ) -> "_Pairs":
+        count = np.bincount(expert, minlength=len(layer))
+        in_layer = np.bincount(layer, minlength=num_layers)
+        return cls(
+            num_layers=num_layers,
+            num_ranks=num_ranks,
+            layer=layer,
+            rows=rows,
+            first=np.cumsum(count) - count,
+            number=np.arange(len(layer)) - (np.cumsum(in_layer) - in_layer)[layer],
+            most=int(in_layer.max(initial=0)),
+            expert=expert,
+            rank=rank,
+            log_weight=np.log(speeds)[rank],
+        )
+
+    def of_layers(self, layers: Counts, speeds: Array) -> "_Pairs":
+        """Those of some layers, which are counted anew."""
+        if len(layers) == self.num_layers:
+            return self
+        number = np.full(self.num_layers, -1)
+        number[layers] = np.arange(len(layers))
+        is_kept = number[self.layer] >= 0
+        new = np.cumsum(is_kept) - 1
+        pairs = is_kept[self.expert]
+        return self._made(
+            len(layers),
+            self.num_ranks,
+            number[self.layer[is_kept]],
+            self.rows[is_kept],
+            new[self.expert[pairs]],
+            self.rank[pairs],
+            speeds,
+        )
+
+    @property
+    def place(self) -> Counts:
+        """[pairs] into a flat [layers, ranks]."""
+        flat: Counts = self.layer[self.expert] * self.num_ranks + self.rank
+        return flat
+
+    def split(self, prices: Array) -> tuple[Array, Array]:
+        """The shares [pairs] at these prices, and each expert's log of all weights."""
+        if len(self.layer) == 0:
+            return np.zeros(0), np.zeros(0)
+        logs = self.log_weight + prices.ravel()[self.place]
+        top = np.maximum.reduceat(logs, self.first)
+        weights = np.exp(logs - top[self.expert])
+        total = np.add.reduceat(weights, self.first)
+        return weights / total[self.expert], top + np.log(total)
+
+    def value(self, prices: Array, log_total: Array, aim: "_Aim") -> Array:
+        """[layers] sum over experts of rows * log sum exp, less speeds * prices, plus a soft
+        square: what the prices minimise."""
+        own = np.bincount(self.layer, self.rows * log_total, self.num_layers)
+        linear = (prices * (aim.fixed - aim.speeds)).sum(axis=1)
+        square = 0.5 * aim.softness * (aim.speeds * prices**2).sum(axis=1)
+        result: Array = own + linear + square
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """fixed [layers, ranks]: rows that have no choice."""
+
+    fixed: Array
+    speeds: Array
+    softness: float
+
+
+def _prices(pairs: _Pairs, fixed: Array, speeds: Array) -> Array:
+    prices = np.zeros_like(fixed)
+    for softness in SOFTNESS:
+        active, part = np.arange(len(prices)), pairs
+        for _ in range(MAX_STEPS):
+            aim = _Aim(fixed[active], speeds, softness)
+            prices[active], is_settled = _newton(part, prices[active], aim)
+            if is_settled.all():
+                break
+            if is_settled.any():
+                part = part.of_layers((~is_settled).nonzero()[0], speeds)
+                active = active[~is_settled]
+    return prices
+
+
+def _newton(pairs: _Pairs, prices: Array, aim: _Aim) -> tuple[Array, Flags]:
+    """One step cut as often as it takes, by layer; and which need no other."""
+    speeds = aim.speeds
+    shares, log_total = pairs.split(prices)
+    taken = pairs.rows[pairs.expert] * shares
+    load = np.bincount(pairs.place, taken, prices.size).reshape(prices.shape)
+    slope = load + aim.fixed - speeds + aim.softness * speeds * prices
+    is_settled: Flags = np.abs(slope / speeds).max(axis=1) < SETTLED
+    if is_settled.all():
+        return prices, is_settled
+    step = -_curved(pairs, shares, taken, load + aim.softness * speeds, slope)
+    before = pairs.value(prices, log_total, aim)
+    expected = (slope * step).sum(axis=1)
+    length = np.where(is_settled, 0.0, 1.0)
+    for _ in range(NUM_CUTS):
+        trial = prices + length[:, None] * step
+        after = pairs.value(trial, pairs.split(trial)[1], aim)
+        is_worse = after > before + 1e-4 * length * expected + 1e-12
+        if not is_worse.any():
+            break
+        length[is_worse] *= CUT
+    else:
+        length[is_worse] = 0.0
+    return prices + length[:, None] * step, is_settled
+
+
+def _curved(pairs: _Pairs, shares: Array, taken: Array, own: Array, slope: Array) -> Array:
+    """The slope [layers, ranks] over the curvature: own [layers, ranks] on the diagonal, less
+    rows * shares x shares of every expert. With fewer experts than ranks by Woodbury's formula.
+    """
+    num = pairs.num_ranks
+    if pairs.most < num:
+        root = np.zeros((pairs.num_layers, pairs.most, num))
+        at = (pairs.layer * pairs.most + pairs.number)[pairs.expert] * num + pairs.rank
+        root.ravel()[at] = taken / np.sqrt(pairs.rows)[pairs.expert]
+        over = root / own[:, None, :]
+        inner = np.eye(pairs.most) - over @ root.transpose(0, 2, 1)
+        mixed = np.linalg.solve(inner, over @ slope[:, :, None])
+        result: Array = slope / own + (mixed * over).sum(axis=1)
+        return result
+    count = np.diff(pairs.first, append=len(pairs.expert))[pairs.expert]  # partners of each pair
+    left = np.repeat(np.arange(len(pairs.expert)), count)
+    turn = np.arange(len(left)) - np.repeat(np.cumsum(count) - count, count)
+    right = pairs.first[pairs.expert[left]] + turn
+    product, place = -taken[left] * shares[right], pairs.place
+    if num <= DENSE_RANKS:
+        entries = np.bincount(place[left] * num + pairs.rank[right], product, own.size * num)
+        curve: Array = entries.astype(np.float64).reshape(*own.shape, num)
+        curve[:, np.arange(num), np.arange(num)] += own
+        return np.linalg.solve(curve, slope[:, :, None])[:, :, 0].astype(np.float64)
+    from scipy.sparse import csc_array  # not at start-up
+    from scipy.sparse.linalg import splu
+
+    at_own = np.arange(own.size)
+    rows, columns = np.concatenate([place[left], at_own]), np.concatenate([place[right], at_own])
+    values = np.concatenate([product, own.ravel()])
+    whole = csc_array((values, (rows, columns)), shape=(own.size, own.size))
+    factors = splu(whole, diag_pivot_thresh=0.0, options={"SymmetricMode": True})
+    result = factors.solve(slope.ravel()).reshape(own.shape)
+    return result
+
+
+def _witness(rows: Array, on: Hosts, speeds: Array, at_rank: Array) -> tuple[Flags, Array]:
+    """The densest of the sets "ranks at least so loaded", by layer, and its rows / speed."""
+    num_layers, num_ranks = at_rank.shape
+    order = np.argsort(-at_rank, axis=1, kind="stable")
+    place = np.argsort(order, axis=1)
+    # An expert lies inside the first k ranks once its last host is among them.
+    at_layer, at_expert, rank = on
+    first = np.flatnonzero(np.diff(at_layer * rows.shape[1] + at_expert, prepend=-1))
+    last = np.maximum.reduceat(place[at_layer, rank], first).reshape(rows.shape)
+    layer = np.arange(num_layers)
+    flat = layer[:, None] * num_ranks + last
+    by_last = np.bincount(flat.ravel(), weights=rows.ravel(), minlength=num_layers * num_ranks)
+    density = by_last.reshape(num_layers, num_ranks).cumsum(axis=1)
+    density /= speeds[order].cumsum(axis=1)
+    best = density.argmax(axis=1)
+    inside: Flags = place <= best[:, None]
+    result: Array = density[layer, best]
+    return inside, result

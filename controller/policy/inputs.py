@@ -1,0 +1,90 @@
+"""From a job's state to what a decision on it rests on. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from pacekeeper.controller.detection.peer_groups import peers
+from pacekeeper.controller.mitigation import probes
+from pacekeeper.controller.mitigation.verification import measured_step_s, steps_since_onset
+from pacekeeper.controller.policy.policy_view import RankTime, View
+from pacekeeper.controller.state_machine.state import JobState, NodeState
+from pacekeeper.predictor.cost.forecast import Workload, work_parts
+from pacekeeper.predictor.online.state import microbatches_per_step
+
+LEAST_DENSE = 0.05  # of a rank's time: loads are means, so the experts' part is one, too
+
+
+def view_of(
+    job: JobState,
+    now_s: float,
+    nodes: Mapping[str, NodeState],
+    lemons: Collection[str] = (),
+) -> View:
+    """Of a job that runs a known layout and whose ranks have told of their model and loads."""
+    layout, shape = job.layout, job.shape
+    assert layout is not None and shape is not None, "actionable"
+    evidences = [known.evidence for known in peers(job, layout.working)]
+    view = View(
+        layout=layout,
+        shape=shape,
+        model=job.evidence.model,
+        workload=Workload(
+            num_rows=shape.rows_per_step,
+            tokens=job.tokens_per_step,
+            sum_len_squared=job.squares_per_step,
+            num_documents=job.documents_per_step,
+            head_tokens=job.head_tokens_per_step,
+            loads=job.loads,
+            num_microbatches=max(map(microbatches_per_step, evidences)),
+        ),
+        slow=job.evidence.slow,
+        unread=probes.unread(job),
+        refuted=probes.refuted(job),
+        is_probing=job.probe is not None,
+        refusals={**job.refusals, **job.unkept},
+        asked_s=now_s,
+        home=job.home,
+        step_s=measured_step_s(job) or 0.0,
+        steps_since_plan=job.step - job.layout_step,
+        is_makeshift=job.is_makeshift,
+        by_survivors=job.is_makeshift and layout.generation not in job.offered,
+        num_load_steps=job.num_load_steps,
+        next_generation=job.newest_generation + 1,
+        node_of={rank: job.ranks[rank].node for rank in layout.ranks},
+        rack_of=_racks(job, layout.ranks, nodes),
+        slow_steps=steps_since_onset(job),
+        slow_links=job.links.slow,
+        moves=job.moves,
+        promise=job.promise,
+        approved=None if job.approved is None else job.approved.decision,
+        cordoned=job.cordoned,
+        doubted=frozenset(rank for rank in layout.ranks if job.ranks[rank].node in lemons),
+        losses=job.losses,
+    )
+    return _with_work(view, job) if view.is_partitioned else view
+
+
+def _racks(job: JobState, ranks: Iterable[int], nodes: Mapping[str, NodeState]) -> dict[int, str]:
+    """Of the ranks whose node has told its rack."""
+    of_node = {name: node.rack for name, node in nodes.items() if node.rack}
+    return {rank: of_node[on] for rank in ranks if (on := job.ranks[rank].node) in of_node}
+
+
+def _with_work(view: View, job: JobState) -> View:
+    """Where each rank's role has a model: what its work takes, and what of it is the experts'."""
+    work: dict[int, RankTime] = {}
+    for known in peers(job, view.layout.working):
+        model = known.evidence.model
+        if model is None:
+            return view
+        parts = work_parts(view.layout, model=model, workload=view.workload)
+        for rank in known.ranks:
+            whole_s = job.measured.of(rank).expected_s
+            if whole_s is None:
+                return view
+            fixed_s = min(parts.fixed_s, (1.0 - LEAST_DENSE) * whole_s)
+            expert_s = min(parts.expert_s[rank], (1.0 - LEAST_DENSE) * whole_s - fixed_s)
+            work[rank] = RankTime(
+                dense_s=whole_s - fixed_s - expert_s, expert_s=expert_s, fixed_s=fixed_s
+            )
+    return replace(view, work=work)

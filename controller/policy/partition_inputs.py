@@ -1,0 +1,140 @@
+"""What the planner of partitions is told of a live job: what was measured, and nothing else. Pure.
+
+Work per layer comes from the healthy times of ranks, bytes from what they told of their model, the
+bandwidth from earlier moves. Messages inside a step are not told apart: they stay in what no
+forecast explains, which is the same for all layouts that are compared.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import inf
+
+from pacekeeper.controller.mitigation.migration_costs import MoveCosts
+from pacekeeper.controller.planning.partition.layout_codec import partition_of
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.partition.problem import (
+    SPEEDS,
+    Device,
+    LayerCost,
+    Links,
+    ModelCost,
+    MovePrices,
+    Problem,
+)
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.replica_spread import numbered
+
+BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both together
+
+
+def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness: float) -> Problem:
+    """The present layout, home and the devices. Raises ValueError, saying why, where it can not be
+    put so: times are not measured yet, or a pipeline has fewer rows than micro-batches.
+    """
+    if view.work.keys() < set(view.layout.working):
+        raise ValueError("what its stages take is not measured yet")
+    now = as_partition(view, view.layout)
+    home = view.home
+    speeds = view.speeds
+    node = numbered(view.node_of, view.layout.ranks)
+    bandwidth = 1.0 / costs.busiest_s_per_byte if costs.busiest_s_per_byte > 0.0 else inf
+    return Problem(
+        model=_model_cost(view),
+        devices=tuple(
+            Device(
+                rank=rank,
+                node=node[rank],
+                memory_bytes=float(config.memory_bytes) or inf,
+                speed=max(speeds[rank], SPEEDS[0]),
+                link_speed=max(1.0 / view.slow_links.get(rank, 1.0), SPEEDS[0]),
+                is_doubted=rank in view.doubted,
+            )
+            for rank in view.layout.ranks
+        ),
+        links=Links(
+            inside_bytes_per_s=bandwidth,
+            between_bytes_per_s=bandwidth,
+            inside_latency_s=0.0,
+            between_latency_s=0.0,
+        ),
+        home=now if home is None or home.ranks != view.layout.ranks else as_partition(view, home),
+        present=now,
+        prices=MovePrices(num_steps=config.horizon_steps, pause_s=costs.pause_s),
+        unevenness=unevenness,
+    )
+
+
+def as_partition(view: View, layout: Layout) -> Partition:
+    """Raises ValueError where a pipeline has fewer rows than micro-batches."""
+    return partition_of(
+        layout,
+        num_rows=view.shape.rows_per_step,
+        num_microbatches=view.workload.num_microbatches,
+    )
+
+
+def unevenness_of(
+    layout: Layout, loads: Sequence[Sequence[float]], speeds: Mapping[int, float]
+) -> float:
+    """Of the fullest stage: its experts' time, layer by layer that of the fullest rank, over that
+    of rows spread evenly over its ranks' speeds. 1 without experts.
+    """
+    worst = 1.0
+    for stage in layout.stages:
+        whole = sum(speeds[rank] for rank in stage.ranks)
+        taken = fluid = 0.0
+        for layer in range(stage.first_layer, stage.end_layer):
+            rows: dict[int, float] = {}
+            for hosts, load in zip(layout.experts[layer], loads[layer], strict=True):
+                for host in hosts:
+                    rows[host.rank] = rows.get(host.rank, 0.0) + host.share * load
+            taken += max((count / speeds[rank] for rank, count in rows.items()), default=0.0)
+            fluid += sum(rows.values()) / whole
+        if fluid > 0.0:
+            worst = max(worst, taken / fluid)
+    return worst
+
+
+def _model_cost(view: View) -> ModelCost:
+    """Layers are alike, but for a head: what the last stage takes beyond its layers. Look-ups of an
+    embedding take next to nothing.
+    """
+    layout, shape = view.layout, view.shape
+    per_row = (1.0 + BACKWARD_RATIO) * shape.rows_per_step
+    number = [stage.end_layer - stage.first_layer for stage in layout.stages]
+    dense = [sum(view.work[rank].dense_s for rank in stage.ranks) for stage in layout.stages]
+    layer_s, head_s = dense[-1] / number[-1], 0.0
+    if len(number) > 1:
+        layer_s = sum(dense[:-1]) / sum(number[:-1])
+        head_s = dense[-1] - number[-1] * layer_s
+    if head_s < 0.0:  # the others have what they lack: noise, or an embedding that does take time
+        layer_s, head_s = sum(dense) / sum(number), 0.0
+    with_experts = [layer for layer, experts in enumerate(layout.experts) if experts]
+    expert_s = sum(time.expert_s for time in view.work.values()) / max(1, len(with_experts))
+    fixed_s = sum(time.fixed_s for time in view.work.values()) / len(view.work)
+    replicas = len(layout.replicas) * shape.expert_bytes / max(1, len(with_experts))
+    return ModelCost(
+        layers=tuple(
+            LayerCost(
+                attention_s=layer_s / per_row,
+                mlp_s=0.0,
+                attention_bytes=shape.dense_bytes / layout.num_layers,
+                mlp_bytes=0.0,
+                activation_bytes=0.0,
+                expert_s=expert_s / per_row if experts else 0.0,
+                expert_bytes=replicas if experts else 0.0,
+            )
+            for experts in layout.experts
+        ),
+        num_attention_shards=layout.num_virtual_shards,
+        num_mlp_shards=layout.num_virtual_shards,
+        boundary_bytes=0.0,
+        head_s=head_s / per_row,
+        # Of a rank in a step: each micro-batch starts each layer of its stage anew.
+        launch_s=fixed_s
+        * len(number)
+        / (layout.num_layers * view.workload.num_microbatches * (1.0 + BACKWARD_RATIO)),
+        gradient_share=0.0,
+        backward_ratio=BACKWARD_RATIO,
+    )

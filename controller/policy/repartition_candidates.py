@@ -1,0 +1,185 @@
+"""Layouts with other runs of shards, other layers in stages, or a rank left out. Pure.
+
+The planner of partitions searches in what a layout can say: all pipelines are one expert group, so
+they have one cut and as many micro-batches. What it finds becomes a layout with its experts' hosts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pacekeeper.controller.planning.experts.problem import Floors, Prices
+from pacekeeper.controller.planning.partition.constraints import check_partition
+from pacekeeper.controller.planning.partition.incremental import with_other_shards
+from pacekeeper.controller.planning.partition.joint import (
+    ExpertWishes,
+    JointPlan,
+    plan_with_experts,
+)
+from pacekeeper.controller.planning.partition.layout_codec import layout_of
+from pacekeeper.controller.planning.partition.model import Partition
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.policy.failure_domains import SpreadFloor
+from pacekeeper.controller.policy.failure_rates import likelihood
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.core.config.controller import PolicyConfig
+from pacekeeper.core.incidents.findings import Rung
+from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.layout.layout import ExpertHosts, Layout
+from pacekeeper.core.layout.replica_spread import numbered
+
+SHOWN = 3  # groups named in a reason
+
+Experts = tuple[tuple[ExpertHosts, ...], ...]
+Speeds = tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A layout to be priced, with what is proven of it in words."""
+
+    rung: Rung
+    layout: Layout
+    proof: str = ""
+
+
+def repartitions(
+    view: View,
+    problem: Problem,
+    config: PolicyConfig,
+    hosts: Sequence[Experts],
+    speeds: Speeds,
+    floor: SpreadFloor,
+) -> list[Candidate]:
+    """One candidate for each rung that there is, cheapest first; shards with each of these hosts.
+
+    `speeds`: what the layouts say of slow ranks; `floor`: on what experts are to be spread.
+    """
+    found = []
+    shards = with_other_shards(problem.now, problem)
+    if shards is not None and _is_other(shards, problem):
+        for experts in hosts:
+            layout = _layout(view, shards, experts, speeds)
+            found.append(_named(Rung.TENSOR_SHARDS, layout, view.layout))
+    wishes = _wishes(view, config, problem, floor)
+    whole = _joint(replace(problem, is_whole=True), wishes)
+    if whole is not None and _places(whole.plan.partition) != _places(problem.now):
+        found.append(_of_joint(Rung.MOVE_LAYERS, whole, view, speeds))
+    if config.may_leave_out:
+        fewer = _joint(problem, wishes)
+        if fewer is not None and fewer.plan.standby:
+            found.append(_of_joint(Rung.LEAVE_OUT, fewer, view, speeds))
+    return found
+
+
+def difference(new: Layout, old: Layout) -> str:
+    """In words: which layers and shards are where now; empty: all as before."""
+    words = []
+    counts = [
+        "+".join(str(stage.end_layer - stage.first_layer) for stage in layout.stages)
+        for layout in (old, new)
+    ]
+    if counts[0] != counts[1]:
+        words.append(f"layers of the stages {counts[0]} -> {counts[1]}")
+    before = {run.rank: run for stage in old.stages for group in stage.groups for run in group}
+    changed = []
+    for stage in new.stages:
+        for group in stage.groups:
+            known = [before[run.rank] for run in group if run.rank in before]
+            if known != list(group):
+                sizes = [
+                    "+".join(str(run.end - run.first) for run in runs) for runs in (known, group)
+                ]
+                names = ", ".join(str(run.rank) for run in group)
+                changed.append(f"shards {sizes[0]} -> {sizes[1]} on ranks {names}")
+    words += changed[:SHOWN]
+    if len(changed) > SHOWN:
+        words.append(f"and of {len(changed) - SHOWN} groups more")
+    for what, ranks in (
+        ("stand by", set(new.standing_by) - set(old.standing_by)),
+        ("work again", set(old.standing_by) - set(new.standing_by)),
+    ):
+        if ranks:
+            words.append(f"ranks {rank_text(ranks)} {what}")
+    return "; ".join(words)
+
+
+def _named(rung: Rung, layout: Layout, old: Layout) -> Candidate:
+    words = difference(layout, old)
+    return Candidate(rung=rung, layout=layout, proof=f"; {words}" if words else "")
+
+
+def _of_joint(rung: Rung, joint: JointPlan, view: View, speeds: Speeds) -> Candidate:
+    layout = _layout(view, joint.plan.partition, joint.experts, speeds)
+    found = _named(rung, layout, view.layout)
+    idle = set(layout.standing_by) - set(view.layout.standing_by) - view.slow.keys()
+    if not (rested := idle & view.doubted):
+        return found
+    why = f", {rank_text(rested)} before others as fast: on nodes that were slow again and again"
+    return replace(found, proof=found.proof + why)
+
+
+def _layout(view: View, partition: Partition, experts: Experts, speeds: Speeds) -> Layout:
+    """The next one; who has no part in the partition stands by."""
+    return layout_of(
+        partition,
+        experts,
+        generation=view.next_generation,
+        speeds=speeds,
+        standing_by=tuple(sorted(set(view.layout.ranks) - set(partition.ranks))),
+    )
+
+
+def _joint(problem: Problem, wishes: ExpertWishes) -> JointPlan | None:
+    try:
+        return plan_with_experts(problem, wishes)
+    except ValueError:
+        return None  # no partition that is allowed, or no room for its experts
+
+
+def _wishes(view: View, config: PolicyConfig, problem: Problem, floor: SpreadFloor) -> ExpertWishes:
+    """As for replicas on fixed stages (`replica_candidates.py`)."""
+    expert_s = sum(time.expert_s for time in view.work.values())
+    whole = sum(device.speed for device in problem.devices)
+    rack = numbered(floor.rack_of, view.layout.ranks) if floor.rack_of else {}
+    racks = min(floor.least_racks, max(1, len(set(rack.values()))))
+    return ExpertWishes(
+        loads=tuple(
+            tuple(loads) if experts else ()
+            for loads, experts in zip(view.workload.loads, view.layout.experts, strict=True)
+        ),
+        slots_per_rank=max(1, view.shape.slots_per_rank),
+        floors=Floors(
+            ranks=config.min_hosts, nodes=max(floor.least, racks), racks=racks, is_strict=False
+        ),
+        prices=Prices(
+            step_s=expert_s / whole,
+            num_steps=config.horizon_steps,
+            restart_s=config.restart_s,
+            move_s=view.shape.expert_bytes / problem.links.between_bytes_per_s,
+        ),
+        failure_probability=likelihood(config.failure_probability, view.losses),
+        rack_of={device.node: rack[device.rank] for device in problem.devices} if rack else {},
+        rack_failure_probability=config.rack_failure_probability,
+        present=tuple(
+            tuple(tuple(host.rank for host in on) for on in experts)
+            for experts in view.layout.experts
+        ),
+    )
+
+
+def _is_other(shards: Partition, problem: Problem) -> bool:
+    """Is it allowed, and does it change a shard?"""
+    try:
+        check_partition(shards, problem)
+    except ValueError:
+        return False
+    cells = [[pipeline.cells for pipeline in one.pipelines] for one in (shards, problem.now)]
+    return cells[0] != cells[1]
+
+
+def _places(partition: Partition) -> object:
+    """Which layers and which ranks stand together, whatever their shards and rows."""
+    return {
+        tuple((cell.first_layer, cell.end_layer, cell.ranks) for cell in pipeline.cells)
+        for pipeline in partition.pipelines
+    }

@@ -1,0 +1,249 @@
+"""Hosts of all experts of a layout, by the joint planner, with its proof in words. Pure.
+
+Stages are planned one by one, since an expert stays with the ranks that run its layer; nodes are
+one numbering for all of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.controller.planning.experts.certificate import loss_of
+from pacekeeper.controller.planning.experts.planner import ExpertPlan, NoPlacement, plan_experts
+from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
+from pacekeeper.controller.planning.reliability import kill_sets, survival
+from pacekeeper.controller.planning.token_split.linear_program import Split
+from pacekeeper.controller.policy.failure_domains import SpreadFloor, fatal
+from pacekeeper.core.layout.layout import ExpertHosts, Host, Layout
+from pacekeeper.core.layout.replica_spread import DomainOf, domains, numbered
+
+MAX_LOSSES = 3  # said in words
+
+Flags = npt.NDArray[np.bool_]
+
+
+DOUBTED_TIMES = 10.0  # as likely as others do ranks fail whose node was slow again and again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What a placement is judged by. `min_hosts` ranks for each expert, on as many nodes and racks
+    as `spread` says; one with fewer keeps what it has, where no other placement is better.
+
+    `row_s`: seconds of a step that a row more on a layer's fullest rank costs, `replica_s` those
+    that a replica costs its rank; `move_s` for a copy, `max_copies` of them;
+    `failure_probability` of each rank until the next plan, `rack_failure_probability` of each whole
+    rack, where racks are known. Ranks that are `doubted` fail `DOUBTED_TIMES` as likely.
+    """
+
+    slots_per_rank: int
+    min_hosts: int
+    spread: SpreadFloor
+    row_s: float
+    replica_s: float
+    num_steps: int
+    move_s: float
+    restart_s: float
+    failure_probability: float
+    rack_failure_probability: float = 0.0
+    max_copies: int | None = None
+    doubted: frozenset[int] = frozenset()
+
+    def failure_of(self, rank: int) -> float:
+        """The likelihood that this rank fails until the next plan."""
+        times = DOUBTED_TIMES if rank in self.doubted else 1.0
+        return min(1.0, times * self.failure_probability)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaPlan:
+    """experts[layer][expert], as in a layout. `loss`, `loss_now`: the probability that an expert
+    loses all its nodes until the next plan, after it and without it; `proof` is for people.
+    """
+
+    experts: tuple[tuple[ExpertHosts, ...], ...]
+    loss: float
+    loss_now: float
+    proof: str
+
+
+def plan_replicas(
+    layout: Layout,
+    splits: Sequence[Split],
+    loads: Sequence[Sequence[float]],
+    speeds: Mapping[int, float],
+    wishes: Wishes,
+) -> ReplicaPlan | None:
+    """The cheapest hosts for these loads[layer][expert] in rows, from the present ones on.
+
+    `splits`: the best shares over the present hosts, which layers without other hosts keep. None
+    where every expert stays on the ranks it is on. Raises ValueError for loads or speeds that are
+    none.
+    """
+    experts = [split.hosts for split in splits]
+    node = numbered(wishes.spread.domain_of, layout.ranks)
+    rack_of = wishes.spread.rack_of
+    rack = numbered(rack_of, layout.ranks) if rack_of else node
+    rack_failure = wishes.rack_failure_probability if rack_of else 0.0
+    parts: list[tuple[tuple[int, ...], ExpertPlan]] = []
+    losses, losses_now, num_copied = 0.0, 0.0, 0
+    for ranks, layers in _alike_layers(layout):
+        at = {rank: position for position, rank in enumerate(ranks)}
+        present = [[[at[host.rank] for host in on] for on in layout.experts[i]] for i in layers]
+        cluster = Cluster(
+            speeds=tuple(speeds[rank] for rank in ranks),
+            slots=(max(1, wishes.slots_per_rank),) * len(ranks),
+            failure_probability=tuple(wishes.failure_of(rank) for rank in ranks),
+            nodes=tuple(node[rank] for rank in ranks),
+            racks=tuple(rack[rank] for rank in ranks),
+            rack_failure={rack[rank]: rack_failure for rank in ranks} if rack_failure else {},
+        )
+        loss_now = loss_of(_flags(present, len(ranks)), cluster)
+        losses_now += loss_now
+        plan = _planned([loads[i] for i in layers], cluster, present, wishes, num_copied)
+        if plan is None:
+            losses += loss_now
+            continue
+        losses += plan.proof.loss_probability
+        num_copied += plan.proof.num_copied
+        parts.append((layers, plan))
+        for layer, planned in zip(layers, plan.hosts, strict=True):
+            hosts = tuple(tuple(Host(ranks[h.rank], h.share) for h in on) for on in planned)
+            if _ranks(hosts) != _ranks(layout.experts[layer]):
+                experts[layer] = _with_left(hosts, layout.experts[layer], wishes)
+    if num_copied == 0:
+        return None
+    return ReplicaPlan(
+        experts=tuple(experts),
+        loss=min(1.0, losses),
+        loss_now=min(1.0, losses_now),
+        proof=_in_words(parts, len(set(node.values())), num_copied) + _of_racks(experts, rack_of),
+    )
+
+
+def _with_left(
+    planned: tuple[ExpertHosts, ...],
+    present: tuple[ExpertHosts, ...],
+    wishes: Wishes,
+) -> tuple[ExpertHosts, ...]:
+    """Replicas that are there stay, without a share, where a slot is free: no copies back home.
+
+    Not those of an expert in too few domains: more hosts would ask for more of them.
+    """
+    held: dict[int, int] = {}
+    for on in planned:
+        for host in on:
+            held[host.rank] = held.get(host.rank, 0) + 1
+    result = []
+    for now, then in zip(planned, present, strict=True):
+        kept = {host.rank for host in now}
+        left = [host.rank for host in then if host.rank not in kept]
+        if not left or any(
+            len(domains(domain_of, kept)) < least for least, domain_of in wishes.spread.levels
+        ):
+            result.append(now)
+            continue
+        stays = []
+        for rank in left:
+            if held.get(rank, 0) < wishes.slots_per_rank:
+                stays.append(Host(rank, 0.0))
+                held[rank] = held.get(rank, 0) + 1
+        result.append(tuple(sorted((*now, *stays))))
+    return tuple(result)
+
+
+def _planned(
+    loads: Sequence[Sequence[float]],
+    cluster: Cluster,
+    present: list[list[list[int]]],
+    wishes: Wishes,
+    num_copied: int,
+) -> ExpertPlan | None:
+    racks = min(wishes.spread.least_racks, len(set(cluster.racks)))
+    nodes = max(racks, min(wishes.spread.least, len(set(cluster.nodes))))
+    rows = sum(map(sum, loads)) / sum(cluster.speeds)
+    left = None if wishes.max_copies is None else wishes.max_copies - num_copied
+    try:
+        return plan_experts(
+            loads,
+            cluster,
+            floors=Floors(
+                ranks=min(max(wishes.min_hosts, nodes), cluster.num_ranks),
+                nodes=nodes,
+                racks=racks,
+                is_strict=False,
+            ),
+            prices=Prices(
+                step_s=wishes.row_s * rows,
+                num_steps=wishes.num_steps,
+                restart_s=wishes.restart_s,
+                move_s=wishes.move_s,
+                # Replicas are spread evenly: one more makes each rank a little slower.
+                hold_s=wishes.replica_s * wishes.num_steps / cluster.num_ranks,
+            ),
+            present=present,
+            max_copies=left,
+            max_losses=MAX_LOSSES,
+        )
+    except NoPlacement:
+        return None  # the budget of copies is too small for any change
+
+
+def _alike_layers(layout: Layout) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(ranks, layers) that are planned together: of one stage, with as many experts."""
+    found = []
+    for stage in layout.stages:
+        by_number: dict[int, list[int]] = {}
+        for layer in range(stage.first_layer, stage.end_layer):
+            by_number.setdefault(len(layout.experts[layer]), []).append(layer)
+        found += [(stage.ranks, tuple(layers)) for number, layers in by_number.items() if number]
+    return found
+
+
+def _ranks(experts: Sequence[ExpertHosts]) -> list[list[int]]:
+    return [[host.rank for host in on] for on in experts]
+
+
+def _flags(present: list[list[list[int]]], num_ranks: int) -> Flags:
+    flags = np.zeros((len(present), len(present[0]), num_ranks), dtype=np.bool_)
+    for layer, experts in enumerate(present):
+        for expert, on in enumerate(experts):
+            flags[layer, expert, on] = True
+    return flags
+
+
+def _of_racks(experts: Sequence[Sequence[ExpertHosts]], rack_of: DomainOf) -> str:
+    """What the loss of one whole rack takes, in words."""
+    if not rack_of:
+        return ""
+    lost = len(fatal(experts, rack_of))
+    number = len(set(rack_of.values()))
+    return f"; {lost or 'none'} of {number} racks would take an expert along"
+
+
+def _in_words(
+    parts: Sequence[tuple[tuple[int, ...], ExpertPlan]], num_nodes: int, num_copied: int
+) -> str:
+    """Balance and its bound, survival and its bound, copies."""
+    worst, layer = max(
+        ((proof, layers[i]) for layers, plan in parts for i, proof in enumerate(plan.proof.layers)),
+        key=lambda entry: entry[0].gap,
+    )
+    proofs = [plan.proof for _, plan in parts]
+    lived = proofs[0].survival
+    if len(proofs) > 1:  # stages fail together
+        killers = kill_sets(killer for proof in proofs for killer in proof.kill_sets)
+        lived = survival(killers, num_nodes, max_losses=MAX_LOSSES)
+    bounds = [min(each) for each in zip(*(proof.survival_bound for proof in proofs), strict=False)]
+    survived = ", ".join(
+        f"{part:.1%} of losses of {lost} (at most {bounds[lost]:.1%})"
+        for lost, part in enumerate(lived.by_losses)
+        if 0 < lost < len(bounds)
+    )
+    return (
+        f"proven: layer {layer}, the farthest off, has {worst.value:.0f} rows on its fullest rank,"
+        f" no hosts in these slots less than {worst.slots_bound:.0f} (gap {worst.gap:.2%});"
+        f" survived are {survived} nodes; {num_copied} replicas are copied"
+    )

@@ -1,0 +1,150 @@
+"""What the store keeps beside jobs and incidents: courses, paces, orders; tables of their own.
+
+Courses and paces are for people: the newest of them are kept, and one that can not be read is as
+one that was never kept. Orders are obeyed: one that can not be read is damage.
+"""
+
+import logging
+import sqlite3
+
+from pacekeeper.controller.detection.device_history import KEEP_S, Strike, Strikes, remember
+from pacekeeper.controller.ha.change_log import Journal
+from pacekeeper.controller.observability.timeline import Course, PaceRow
+from pacekeeper.controller.observability.timeline_codec import (
+    decode_course,
+    decode_pace,
+    encode_course,
+    encode_pace,
+)
+from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.core.incidents.operator_orders import Order, OrderKind
+
+MOST_COURSES, MOST_PACES, MOST_STRIKES = 4096, 512, 16384
+_log = logging.getLogger(__name__)
+
+
+class Kept:
+    """These tables of one open store; use from its thread."""
+
+    def __init__(self, connection: Journal) -> None:
+        self._connection = connection
+
+    def save_course(self, course: Course) -> None:
+        """Insert or replace; the oldest beyond `MOST_COURSES` go."""
+        execute = self._connection.execute
+        execute(
+            "REPLACE INTO courses VALUES (?, ?, ?)",
+            (course.incident_id, course.job, encode_course(course)),
+        )
+        execute(
+            "DELETE FROM courses WHERE incident_id <= (SELECT incident_id FROM courses"
+            " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
+            (MOST_COURSES,),
+        )
+
+    def course(self, incident_id: int) -> Course | None:
+        """What was kept of an incident; None: nothing (any more)."""
+        try:
+            row = self._connection.execute(
+                "SELECT course FROM courses WHERE incident_id = ?", (incident_id,)
+            ).fetchone()
+            return None if row is None else decode_course(row[0])
+        except (sqlite3.Error, ValueError) as error:
+            _log.warning("course of incident=%d can not be read: %s", incident_id, error)
+            return None
+
+    def save_pace(self, job: str, rows: list[PaceRow]) -> None:
+        """Insert or replace; the oldest jobs beyond `MOST_PACES` go."""
+        execute = self._connection.execute
+        execute(
+            "REPLACE INTO paces VALUES (?, ?, ?)",
+            (job, encode_pace(rows), rows[-1].unix_s if rows else 0.0),
+        )
+        execute(
+            "DELETE FROM paces WHERE newest_unix_s <= (SELECT newest_unix_s FROM paces"
+            " ORDER BY newest_unix_s DESC LIMIT 1 OFFSET ?)",
+            (MOST_PACES,),
+        )
+
+    def pace(self, job: str) -> list[PaceRow]:
+        """How fast a job went; empty: nothing was kept."""
+        try:
+            found = self._connection.execute("SELECT pace FROM paces WHERE job = ?", (job,))
+            row = found.fetchone()
+            return [] if row is None else decode_pace(row[0])
+        except (sqlite3.Error, ValueError) as error:
+            _log.warning("pace of job=%s can not be read: %s", job, error)
+            return []
+
+    def save_strike(self, strike: Strike) -> None:
+        """Insert or replace; what is too old, and the oldest beyond `MOST_STRIKES`, go."""
+        execute = self._connection.execute
+        execute(
+            "REPLACE INTO strikes VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                strike.incident_id,
+                strike.node,
+                strike.device_uuid,
+                strike.job,
+                strike.kind,
+                strike.slowdown,
+                strike.unix_s,
+            ),
+        )
+        execute("DELETE FROM strikes WHERE unix_s < ?", (strike.unix_s - KEEP_S,))
+        execute(
+            "DELETE FROM strikes WHERE incident_id <= (SELECT incident_id FROM strikes"
+            " ORDER BY incident_id DESC LIMIT 1 OFFSET ?)",
+            (MOST_STRIKES,),
+        )
+
+    def strikes(self) -> Strikes:
+        """All that are remembered. Raises ValueError for what is none."""
+        known: Strikes = {}
+        for row in self._connection.execute("SELECT * FROM strikes ORDER BY incident_id"):
+            strike = Strike(
+                incident_id=row[0],
+                node=row[1],
+                device_uuid=row[2],
+                job=row[3],
+                kind=FindingKind(row[4]),
+                slowdown=row[5],
+                unix_s=row[6],
+            )
+            known = remember(known, strike)
+        return known
+
+    def save_order(self, order: Order) -> None:
+        """Insert or replace an order."""
+        self._connection.execute(
+            "REPLACE INTO orders VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                order.kind,
+                order.subject,
+                order.said_by,
+                order.reason,
+                order.since_unix_s,
+                order.life,
+            ),
+        )
+
+    def drop_order(self, kind: OrderKind, subject: str) -> None:
+        """It was taken back."""
+        self._connection.execute(
+            "DELETE FROM orders WHERE kind = ? AND subject = ?", (kind, subject)
+        )
+
+    def orders(self) -> tuple[Order, ...]:
+        """Those that stand, oldest first. Raises ValueError for what is none."""
+        rows = self._connection.execute("SELECT * FROM orders ORDER BY since_unix_s")
+        return tuple(
+            Order(
+                kind=OrderKind(row[0]),
+                subject=row[1],
+                said_by=row[2],
+                reason=row[3],
+                since_unix_s=row[4],
+                life=row[5],
+            )
+            for row in rows
+        )

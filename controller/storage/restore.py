@@ -1,0 +1,119 @@
+"""From the state to what of it outlives the controller, and back. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from pacekeeper.controller.detection.device_history import Strikes
+from pacekeeper.controller.detection.incidents import newest
+from pacekeeper.controller.state_machine.state import JobRecord, JobState, RankRecord, State
+from pacekeeper.core.incidents.findings import FindingKind, Incident
+from pacekeeper.core.incidents.operator_orders import Order
+from pacekeeper.core.incidents.proposals import Proposal
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.predictor.job_level.online import JobPace
+from pacekeeper.predictor.online.input_stall import restored_inputs
+from pacekeeper.predictor.online.state import restore
+
+
+def restored(
+    jobs: Sequence[JobRecord],
+    incidents: Sequence[Incident],
+    *,
+    next_incident_id: int,
+    unix_offset_s: float,
+    waiting: Sequence[Proposal] = (),
+    next_proposal_id: int = 1,
+    standing: Sequence[Order] = (),
+    strikes: Strikes = MappingProxyType({}),
+) -> State:
+    """The state a stored past gives: open findings are remembered, all else is measured anew.
+
+    `waiting`: the open proposals, one of a job at most; `standing`: the orders of people;
+    `strikes`: what is remembered of devices.
+    """
+    states = {}
+    proposed = {proposal.job: proposal for proposal in waiting}
+    for job in jobs:
+        own = newest([incident for incident in incidents if incident.job == job.name])
+        known = {x.generation: x for x in (job.layout, job.desired) if x is not None}
+        ours = (job.desired,) if job.desired is not None else ()
+        states[job.name] = JobState(
+            name=job.name,
+            life=job.life,
+            layout=job.layout,
+            layout_reason=job.layout_reason,
+            is_makeshift=job.is_makeshift,
+            home=job.home,
+            known_layouts=known,
+            newest_generation=job.newest_generation,
+            evidence=restore(
+                _open_slowdowns(own, FindingKind.DEVICE),
+                everybody=_open_slowdown(own, FindingKind.HOST),
+            ),
+            links=restore(_open_slowdowns(own, FindingKind.LINK)),
+            inputs=restored_inputs(
+                _open_slowdowns(own, FindingKind.INPUT),
+                everybody=_open_slowdown(own, FindingKind.INPUT),
+            ),
+            whole=JobPace(slowdown=_open_slowdown(own, FindingKind.HOST)),
+            incidents=own,
+            proposals=_waiting(proposed.get(job.name), job.layout),
+            step=job.step,
+            remembered={rank.rank: rank for rank in job.ranks},
+            offered={plan.generation: "offered before a restart" for plan in ours},
+        )
+    return State(
+        jobs=states,
+        next_incident_id=next_incident_id,
+        next_proposal_id=next_proposal_id,
+        unix_offset_s=unix_offset_s,
+        orders=tuple(standing),
+        strikes=strikes,
+    )
+
+
+def _waiting(proposal: Proposal | None, layout: Layout | None) -> tuple[Proposal, ...]:
+    """One value for what it is for and what is in force, if equal: they are compared on ticks."""
+    if proposal is None or layout is None or proposal.base != layout:
+        return () if proposal is None else (proposal,)
+    return (replace(proposal, base=layout),)
+
+
+def _open_slowdowns(incidents: Sequence[Incident], kind: FindingKind) -> dict[int, float]:
+    """Open findings of this kind by rank."""
+    return {
+        incident.finding.rank: incident.finding.slowdown
+        for incident in incidents
+        if incident.is_open and incident.finding.kind is kind and incident.finding.rank is not None
+    }
+
+
+def _open_slowdown(incidents: Sequence[Incident], kind: FindingKind) -> float:
+    """The open finding of all ranks together, 1.0 without one."""
+    for incident in incidents:
+        finding = incident.finding
+        if incident.is_open and finding.kind is kind and finding.rank is None:
+            return incident.finding.slowdown
+    return 1.0
+
+
+def job_record(state: State, job: str) -> JobRecord:
+    """What of a job must outlive the controller."""
+    known = state.jobs[job]
+    return JobRecord(
+        name=job,
+        life=known.life,
+        is_makeshift=known.is_makeshift,
+        newest_generation=known.newest_generation,
+        step=known.step,
+        layout=known.layout,
+        layout_reason=known.layout_reason,
+        desired=known.desired,
+        home=known.home,
+        ranks=tuple(
+            RankRecord(rank=rank, pid=r.attachment.pid, life=r.life)
+            for rank, r in sorted(known.ranks.items())
+        )
+        + tuple(known.remembered[rank] for rank in sorted(known.remembered)),
+    )

@@ -1,0 +1,101 @@
+"""Drops what is too old or too much from the store, a little at each tick: nobody waits for it.
+
+Once a minute it begins to look; then one batch of rows a tick goes, in a transaction of some
+milliseconds, until nothing is left to go. What is free in the file then returns to the disk.
+"""
+
+import logging
+import sqlite3
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+
+from pacekeeper.controller.storage import past_rows, sqlite_file
+from pacekeeper.controller.storage.past_rows import Key, Past
+from pacekeeper.controller.storage.store import Store
+from pacekeeper.core.config.retention_config import RetentionConfig
+
+LOOK_EVERY_S = 60.0
+DAY_S = 86_400.0
+LONG_LOG_BYTES = 4 * sqlite_file.LOG_BYTES
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Retention:
+    """Of one store. Use from its thread."""
+
+    store: Store
+    config: RetentionConfig
+    _looked_s: float = -inf
+    _rules: deque[tuple[Past, Callable[[], list[Key]]]] = field(default_factory=deque)  # to follow
+    _said: dict[str, str] = field(default_factory=dict)  # troubles that were told
+
+    def look(self, now_s: float, unix_s: float) -> None:
+        """On a tick: one batch of rows, or one piece of the file."""
+        if not self._rules and now_s - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now_s
+            self._rules.extend(self._due(unix_s))
+            self._watch_log()
+        try:
+            if not self._drop():
+                self.store.give_back()
+        except sqlite3.Error as error:
+            self._rules.clear()  # the next time
+            self._say("past", f"what is too old can not be dropped: {error}")
+        else:
+            self._say("past", "")
+
+    def _due(self, unix_s: float) -> list[tuple[Past, Callable[[], list[Key]]]]:
+        """By age, then by number."""
+        journal, before = self.store.journal, unix_s - self.config.history_days * DAY_S
+        kept = {
+            past_rows.LAYOUTS: self.config.layouts,
+            past_rows.INCIDENTS: self.config.incidents,
+            past_rows.DECISIONS: self.config.decisions,
+            past_rows.PROPOSALS: self.config.proposals,
+        }
+        old = [(past, partial(past.older, journal, before)) for past in past_rows.ALL]
+        return [*old, *((past, partial(past.beyond, journal, kept[past])) for past in kept)]
+
+    def _drop(self) -> bool:
+        """One batch; False: nothing (more) has to go."""
+        while self._rules:
+            past, find = self._rules[0]
+            if keys := find():
+                self._drop_these(past, keys)
+                return True
+            self._rules.popleft()
+        return self._drop_the_oldest()
+
+    def _drop_the_oldest(self) -> bool:
+        """Where the store is too large: of the kind that has the oldest."""
+        if self.store.used_bytes <= self.config.store_bytes:
+            self._say("size", "")
+            return False
+        journal = self.store.journal
+        past = min(past_rows.ALL, key=lambda past: past.oldest(journal))
+        if keys := past.older(journal, inf):
+            self._drop_these(past, keys)
+            return True
+        most = self.config.store_bytes
+        self._say("size", f"what runs or is open is more than store_bytes = {most} allow")
+        return False
+
+    def _drop_these(self, past: Past, keys: list[Key]) -> None:
+        with self.store.transaction():
+            past.drop(self.store.journal, keys)
+
+    def _watch_log(self) -> None:
+        size = self.store.log_bytes
+        trouble = ""
+        if size > LONG_LOG_BYTES:
+            trouble = "its log can not be written back: another process reads it since long"
+        self._say("log", trouble)
+
+    def _say(self, what: str, trouble: str) -> None:
+        if trouble != self._said.get(what, ""):
+            self._said[what] = trouble
+            _log.warning("store: %s", trouble or f"{what} is well again")

@@ -1,0 +1,250 @@
+"""The file of the store: one controller has it open, it is ours, of this version, and stays small.
+
+Write-ahead log, synchronous FULL: what was acknowledged survives a kill at any moment. What is
+damaged is refused, not read as far as it goes. A store of an older version is taken over in one
+transaction, after a copy of it was made beside it.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+from pacekeeper.controller.storage import integrity, wal_check
+from pacekeeper.controller.storage.schema import (
+    APPLICATION_ID,
+    OLDEST_VERSION,
+    SCHEMA_VERSION,
+    TABLES,
+    UPGRADES,
+)
+from pacekeeper.core.errors import HostError, VersionError
+
+BUSY_S = 0.1  # who waits for a lock here stalls the whole service: the caller tries again
+LOG_BYTES = 16 << 20  # that the write-ahead log keeps on disk once it was written back
+SLACK_BYTES = 4 << 20  # free inside the file that are kept for what comes next
+RETURNED_PAGES = 256  # to the file system at once: some milliseconds
+HEADER_BYTES = 100  # of every SQLite database
+_log = logging.getLogger(__name__)
+
+
+class DamagedError(HostError):
+    """What stands there is no whole store."""
+
+
+def lock(path: Path) -> int:
+    """The open file whose lock says that the store is taken; a killed process gives it up.
+
+    Raises HostError.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(held)
+            raise
+    except BlockingIOError:
+        raise HostError(
+            f"store {path} is in use by another controller",
+            remedy="stop that one, or name another file with --store",
+        ) from None
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from None
+    return held
+
+
+@contextlib.contextmanager
+def taken(path: Path) -> Iterator[None]:
+    """Nobody else opens the store meanwhile. Raises HostError."""
+    held = lock(path)
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """A store of this version, made or taken over.
+
+    Raises HostError (DamagedError where it is no whole one) and VersionError.
+    """
+    connection: sqlite3.Connection | None = None
+    is_new = _make(path)
+    check_log(path)
+    try:
+        connection = sqlite3.connect(
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        version = _version(connection, path)
+        if why := integrity.broken_pages(connection):
+            raise damaged(path, why)
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # takes effect before any table
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+        if version is None:
+            if not is_new:
+                _log.warning("store=%s was an empty file: it begins without a past", path)
+            connection.executescript(f"BEGIN; {TABLES} {_STAMP} COMMIT;")
+        elif version < SCHEMA_VERSION:
+            _take_over(connection, path, version)
+        (vacuum,) = connection.execute("PRAGMA auto_vacuum").fetchone()
+        if why := integrity.wrong_rows(connection):
+            raise damaged(path, why)
+        if vacuum != _INCREMENTAL:
+            connection.execute("VACUUM")
+        connection.execute("BEGIN IMMEDIATE")  # a read-only file says so now, not in mid-run
+        connection.execute("ROLLBACK")
+    except BaseException as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, sqlite3.DatabaseError | UnicodeDecodeError):  # or in SQLite's words
+            is_damage = isinstance(error, UnicodeDecodeError) or integrity.is_damage(error)
+            raise _refused(path, str(error), DamagedError if is_damage else HostError) from None
+        raise
+    return connection
+
+
+def _make(path: Path) -> bool:
+    """A new file for its owner only: SQLite would let all others read it, and its log.
+
+    False: there is one.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        os.close(os.open(path, flags, 0o600))
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from None
+    return True
+
+
+def check_log(path: Path) -> None:
+    """Before SQLite sees it: it would drop the log of a store once nobody has that open.
+
+    Raises HostError.
+    """
+    try:
+        log = Path(f"{path}-wal").read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _refused(path, error.strerror or str(error)) from None
+    if wal_check.is_damaged(log):
+        raise DamagedError(
+            f"store {path} is damaged: its log {path}-wal can not be read to its end",
+            remedy=f"go back to a copy of it; or move {path}-wal away, and lose what is in it",
+        )
+
+
+def look(path: Path) -> str:
+    """What a controller would find there, of the file's first bytes: it is not opened as a store.
+
+    Raises HostError and VersionError.
+    """
+    if not path.exists():
+        folder = next(parent for parent in path.absolute().parents if parent.exists())
+        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+            raise _refused(path, f"{folder} is no directory that this user may write")
+        return f"{path}: a new one"
+    if not path.is_file() or not os.access(path, os.R_OK | os.W_OK):
+        raise _refused(path, "no file that this user may read and write")
+    with path.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    if not head:
+        return f"{path}: a new one"
+    version, application = (int.from_bytes(head[at : at + 4], "big") for at in (60, 68))
+    if head.startswith(b"SQLite format 3\0") and application == version == 0:
+        return f"{path}: a new one"  # or all of it is in its log
+    if not head.startswith(b"SQLite format 3\0") or application != APPLICATION_ID:
+        raise _refused(path, "a file of another program")
+    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        raise _other_version(path, version)
+    if version < SCHEMA_VERSION:
+        return f"{path}: schema {version}, taken over at the start, with a copy kept beside it"
+    return f"{path}: {path.stat().st_size / 1e6:.1f} MB"
+
+
+_INCREMENTAL = 2  # of PRAGMA auto_vacuum
+_STAMP = f"PRAGMA user_version = {SCHEMA_VERSION}; PRAGMA application_id = {APPLICATION_ID};"
+
+
+def _version(connection: sqlite3.Connection, path: Path) -> int | None:
+    """That of our tables there; None: the file is empty. Raises HostError and VersionError."""
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if application != APPLICATION_ID:
+        if application or version or tables:
+            raise _refused(path, "a database of another program")
+        return None
+    if not OLDEST_VERSION <= version <= SCHEMA_VERSION:
+        raise _other_version(path, version)
+    return int(version)
+
+
+def _other_version(path: Path, version: int) -> VersionError:
+    return VersionError(
+        f"store {path} has schema {version}, this controller reads {OLDEST_VERSION} to "
+        f"{SCHEMA_VERSION}",
+        remedy="install the pacekeeper that wrote it, or name another --store",
+    )
+
+
+def _take_over(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    kept = path.with_name(f"{path.name}.schema-{version}")
+    kept.unlink(missing_ok=True)  # of a take-over that was cut off
+    before = os.umask(0o077)
+    try:
+        connection.execute("VACUUM INTO ?", (str(kept),))
+    finally:
+        os.umask(before)
+    steps = "".join(UPGRADES[older] for older in range(version, SCHEMA_VERSION))
+    try:
+        connection.executescript(f"BEGIN IMMEDIATE; {steps} {_STAMP} COMMIT;")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    _log.info("store=%s schema=%d was=%d kept=%s", path, SCHEMA_VERSION, version, kept)
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """What lies in the file, without what is free in it and without the log."""
+    pages, free, size = _pages(connection)
+    return (pages - free) * size
+
+
+def give_back(connection: sqlite3.Connection) -> bool:
+    """Return some of what is free in the file, beyond the slack; True: there is more."""
+    _, free, size = _pages(connection)
+    if free * size <= SLACK_BYTES + RETURNED_PAGES * size:
+        return False
+    # A row for each page, without a column: `execute` would take the first and stop.
+    connection.executescript(f"PRAGMA incremental_vacuum({RETURNED_PAGES})")
+    return True
+
+
+def _pages(connection: sqlite3.Connection) -> tuple[int, int, int]:
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    return pages, free, size
+
+
+def damaged(path: Path, why: object) -> DamagedError:
+    """The store at `path` is no whole one."""
+    return DamagedError(
+        f"store {path} is damaged: {why}",
+        remedy="move it away and start again: running jobs are found anew",
+    )
+
+
+def _refused(path: Path, why: str, kind: type[HostError] = HostError) -> HostError:
+    return kind(f"store {path}: {why}", remedy="name a writable file of ours with --store")

@@ -1,0 +1,113 @@
+"""Which commands are written into the store, each job once; what may wait, together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pacekeeper.controller.state_machine.events import (
+    Command,
+    DropOrder,
+    ForgetJob,
+    ForgetLayouts,
+    SaveDecision,
+    SaveIncident,
+    SaveJob,
+    SaveLayout,
+    SaveOrder,
+    SaveProposal,
+    SaveStrike,
+)
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.controller.storage.restore import job_record
+from pacekeeper.controller.storage.store import Store
+
+SAVE_WITHIN_S = 1.0  # what may wait
+_STORED = (
+    SaveIncident
+    | SaveLayout
+    | SaveDecision
+    | SaveProposal
+    | SaveJob
+    | SaveStrike
+    | SaveOrder
+    | DropOrder
+    | ForgetJob
+    | ForgetLayouts
+)
+
+
+def settled(commands: Sequence[Command]) -> list[Command]:
+    """Each incident once, as it is at the end, where it first comes: what grew is one change."""
+    newest: dict[int, SaveIncident] = {}
+    for command in commands:
+        if isinstance(command, SaveIncident):
+            newest[command.incident.incident_id] = command
+    after: list[Command] = []
+    for command in commands:
+        if not isinstance(command, SaveIncident):
+            after.append(command)
+        elif (last := newest.pop(command.incident.incident_id, None)) is not None:
+            after.append(last)
+    return after
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Writes:
+    """Remembers the jobs whose change is not written yet, and since when."""
+
+    _unsaved: dict[str, float] = field(default_factory=dict)
+
+    def of(self, state: State, commands: Sequence[Command], now_s: float) -> list[Command]:
+        """What to write for these commands, in their order, with what has waited long enough.
+
+        A job is written as it is in `state`: once is enough, however often it was asked for.
+        """
+        for command in commands:
+            if isinstance(command, SaveJob) and command.may_wait:
+                self._unsaved.setdefault(command.job, now_s)
+        if min(self._unsaved.values(), default=now_s) <= now_s - SAVE_WITHIN_S:
+            commands = [*commands, *(SaveJob(job=job) for job in self._unsaved)]
+        last = {
+            c.job: i for i, c in enumerate(commands) if isinstance(c, SaveJob) and not c.may_wait
+        }
+        return [
+            command
+            for i, command in enumerate(commands)
+            if isinstance(command, _STORED)
+            and not (
+                isinstance(command, SaveJob)
+                and (last.get(command.job) != i or command.job not in state.jobs)
+            )
+        ]
+
+    def done(self, state: State, writes: Sequence[Command]) -> None:
+        """They are in the store."""
+        for command in writes:
+            if isinstance(command, SaveJob):
+                self._unsaved.pop(command.job, None)
+        for job in self._unsaved.keys() - state.jobs.keys():
+            del self._unsaved[job]
+
+
+def write(store: Store, state: State, command: Command, unix_s: float) -> None:
+    """Store what a command asks for, and that it was asked for then."""
+    match command:
+        case SaveIncident(incident=incident):
+            store.save_incident(incident)
+        case SaveLayout(job=job, layout=layout, reason=reason):
+            store.save_layout(job, layout, reason, unix_s)
+        case SaveDecision(job=job, step=step, decision=decision):
+            store.save_decision(job, step, decision, unix_s)
+        case SaveProposal(proposal=proposal):
+            store.save_proposal(proposal)
+        case SaveOrder(order=order):
+            store.kept.save_order(order)
+        case DropOrder(kind=kind, subject=subject):
+            store.kept.drop_order(kind, subject)
+        case SaveStrike(strike=strike):
+            store.kept.save_strike(strike)
+        case SaveJob(job=job):
+            store.save_job(job_record(state, job))
+        case ForgetJob(job=job):
+            store.forget_job(job)
+        case ForgetLayouts(job=job):
+            store.forget_layouts(job)

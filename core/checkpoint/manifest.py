@@ -1,0 +1,380 @@
+"""What a checkpoint holds: one value that vouches for every piece of every block.
+
+Pure. A checkpoint is one more holder of blocks: it knows no ranks but who wrote which file, so that
+any layout can be filled from it. It exists from the moment its manifest does, never before. Of a
+partial checkpoint some pieces lie in files of older ones: its manifest names each where it is.
+Of a window they are of several steps, which are done again (core/checkpoint/sparse_window.py):
+nothing is lost. JSON form: core/checkpoint/manifest_codec.py.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from pacekeeper.core.checkpoint.interval import SaveCosts
+from pacekeeper.core.checkpoint.lost_tokens import lost
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+
+MANIFEST_FILE = "manifest.json"
+_NAME = re.compile(r"(\d{13,16})-g(\d{4,16})-step(\d{8,16})", re.ASCII)
+MOST = 1 << 53  # in a vote they travel as float64
+_HEX = re.compile("[0-9a-f]{64}")
+Identity = Mapping[str, int | float | str]
+
+
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
+class CheckpointId:
+    """A checkpoint's place in the history of its job: the order of ids is that of their making.
+
+    `life`: of the launch that wrote it; `generation`: of the layout then; `step`: steps committed.
+    After a job went back to an earlier step, generation or life are higher.
+    """
+
+    life: int
+    generation: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        """The name of its directory; names sort as ids do."""
+        return f"{self.life:013d}-g{self.generation:04d}-step{self.step:08d}"
+
+    @classmethod
+    def of_name(cls, name: str) -> "CheckpointId | None":
+        """The id of a directory; None for a name that is none."""
+        found = _NAME.fullmatch(name)
+        if found is None:
+            return None
+        life, generation, step = map(int, found.groups())
+        if max(life, generation, step) > MOST:
+            return None
+        own = cls(life=life, generation=generation, step=step)
+        return own if own.name == name else None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Piece:
+    """What is written as one: a block's weights (no `kind`), or one kind of its moments.
+
+    Of a large one, strip `strip` (0, 1, ..) of `strips`: of each of its tensors some rows.
+    """
+
+    block: Block
+    kind: str = ""
+    strip: int = 0
+    strips: int = 1
+
+    @classmethod
+    def of(cls, block: Block, tensor: str) -> "Piece":
+        """The piece that a block's tensor is part of: `w1` of weights, `w1.exp_avg` of exp_avg."""
+        return cls(block, tensor.partition(".")[2])
+
+    @property
+    def whole(self) -> "Piece":
+        """What it is a strip of, itself where it is not cut."""
+        return self if self.strips == 1 else Piece(self.block, self.kind)
+
+    def cut(self, strips: int) -> "tuple[Piece, ...]":
+        """A whole one in so many strips."""
+        return tuple(Piece(self.block, self.kind, strip, strips) for strip in range(strips))
+
+    def rows(self, num_rows: int) -> range:
+        """Those of a tensor of `num_rows` (its first dimension) that are in it, maybe none."""
+        first, end = (num_rows * strip // self.strips for strip in (self.strip, self.strip + 1))
+        return range(first, end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One file: its path from the root, size, and the SHA-256 of its header, which places the
+    tensors. The first name of the path is that of the checkpoint it was written for.
+    """
+
+    name: str
+    size_bytes: int
+    header_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceEntry:
+    """Where a piece's tensors lie: `size_bytes` from `first_byte` of the file; their SHA-256.
+
+    `tokens`: of an expert, how many had been routed to it in this run when it was saved. `step`: in
+    a window, how many steps had been committed then; None elsewhere.
+    """
+
+    piece: Piece
+    file: str
+    first_byte: int
+    size_bytes: int
+    sha256: str
+    tokens: int = 0
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What became of a run's tokens: `routed` to each expert, [layer][expert]; `lost` by layer in
+    the restores that led to this state, `num_faults` of these. Empty: nobody counted.
+    """
+
+    routed: tuple[tuple[int, ...], ...] = ()
+    lost: tuple[int, ...] = ()
+    num_faults: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one rank has written, durable when the part is visible: files of whole pieces. `frozen`:
+    in a window, weights of blocks whose state is of a later step.
+    """
+
+    files: tuple[FileEntry, ...]
+    pieces: tuple[PieceEntry, ...]
+    account: Account
+    frozen: tuple[PieceEntry, ...] = ()
+    costs: SaveCosts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowStart:
+    """The first step of a window: steps committed then, and updates of the optimizer."""
+
+    step: int
+    num_updates: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """A complete checkpoint. Raises ValueError unless it has all pieces of its layout's blocks.
+
+    `step`: steps committed, so the next one to do; `ticket`: transactions; `num_updates`: of the
+    optimizer, fewer than steps where some were skipped; `last_loss` None: of no step yet.
+    `identity`: what the run depends on (core/checkpoint/run_fingerprint.py). `layout` as it was:
+    for information. `pieces`: of each block in the layout's order, the kinds of all blocks alike,
+    ascending, each whole or in all its strips. `window`: of steps that end with the id's; each
+    block's pieces are as after one of these, and `frozen` has its weights as after all earlier
+    ones, by step, each time whole or in all their strips.
+    `costs`: of saving, for the next.
+    """
+
+    job: str
+    id: CheckpointId
+    ticket: int
+    num_updates: int
+    last_loss: float | None
+    identity: Identity
+    layout: Layout
+    files: tuple[FileEntry, ...]
+    pieces: tuple[PieceEntry, ...]
+    account: Account
+    window: WindowStart | None = None
+    frozen: tuple[PieceEntry, ...] = ()
+    costs: SaveCosts | None = None
+
+    def __post_init__(self) -> None:
+        kinds = sorted({entry.piece.kind for entry in self.pieces})
+        strips = {e.piece.whole: min(e.piece.strips, len(self.pieces)) for e in self.pieces}
+        whole = (Piece(block, kind) for block in self.layout.blocks() for kind in kinds)
+        wanted = tuple(strip for piece in whole for strip in piece.cut(strips.get(piece, 1)))
+        if not kinds or tuple(entry.piece for entry in self.pieces) != wanted:
+            raise ValueError("the pieces are not those of the layout's blocks, each once, in order")
+        if self.id.generation != self.layout.generation or self.num_updates < 0:
+            raise ValueError("generation or number of updates is wrong")
+        if [file.name for file in self.files] != sorted({file.name for file in self.files}):
+            raise ValueError("files must have names of their own, in order")
+        inside: dict[str, list[PieceEntry]] = {file.name: [] for file in self.files}
+        for entry in self.entries:
+            if entry.file not in inside:
+                raise ValueError(f"no such file: {entry.file}")
+            inside[entry.file].append(entry)
+        for file in self.files:
+            _check_file(self.id, file, inside[file.name])
+        _check_window(self)
+        routed = self.account.routed
+        if routed and [len(counts) for counts in routed] != [len(on) for on in self.layout.experts]:
+            raise ValueError("tokens are counted of other experts")
+        if self.account.lost and len(self.account.lost) != self.layout.num_layers:
+            raise ValueError("lost tokens are of other layers")
+
+    @property
+    def entries(self) -> tuple[PieceEntry, ...]:
+        """All that it lives from."""
+        return self.pieces + self.frozen
+
+    @property
+    def steps_again(self) -> int:
+        """Steps up to its own that are done again to go back to it: 0 unless it is a window."""
+        return 0 if self.window is None else self.id.step - self.window.step
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all files together that hold some of it."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def own_bytes(self) -> int:
+        """Of the files that were written for it."""
+        return sum(f.size_bytes for f in self.files if saved_in(f.name) == self.id)
+
+    @property
+    def older(self) -> tuple[PieceEntry, ...]:
+        """The pieces that were saved before it: what it holds of them is of an earlier step."""
+        return tuple(entry for entry in self.pieces if saved_in(entry.file) != self.id)
+
+    @property
+    def lost_tokens(self) -> tuple[int, ...]:
+        """By layer: tokens that its experts lack, routed to them after they were saved. A token is
+        lost where any piece of its expert is older. Empty: nobody counted.
+        """
+        now = self.account.routed
+        saved = [list(counts) for counts in now]
+        for entry in self.older if now else ():
+            block = entry.piece.block
+            if block.kind is BlockKind.EXPERT:
+                least = min(saved[block.layer][block.index], entry.tokens)
+                saved[block.layer][block.index] = least
+        return lost(now, saved)
+
+
+def _check_window(found: Manifest) -> None:
+    """Steps are those of the window, and all weights are there that a replay needs."""
+    steps = {entry.piece.block: entry.step for entry in found.pieces}
+    if any(entry.step != steps[entry.piece.block] for entry in found.pieces):
+        raise ValueError("the pieces of a block are of several steps")
+    frozen = [(entry.piece, entry.step) for entry in found.frozen]
+    if found.window is None:
+        if frozen or set(steps.values()) != {None}:
+            raise ValueError("pieces are of steps of a window, but there is none")
+        return
+    if not 0 <= found.window.num_updates <= found.num_updates:
+        raise ValueError("a window begins with more updates than it ends with")
+    first, wanted = found.window.step, list[tuple[Piece, int]]()
+    strips = {(e.piece.whole, e.step): min(e.piece.strips, len(frozen)) for e in found.frozen}
+    for block in found.layout.blocks():
+        turn = steps[block]
+        if turn is None or not first <= turn <= found.id.step:
+            raise ValueError(f"{block} is of step {turn}, which is not in the window")
+        for step in range(first, turn):
+            cut = Piece(block).cut(strips.get((Piece(block), step), 1))
+            wanted += [(strip, step) for strip in cut]
+    if frozen != wanted:
+        raise ValueError("weights of a step of the window are missing")
+
+
+def saved_in(path: str) -> CheckpointId | None:
+    """The checkpoint that a file was written for, by its path."""
+    return CheckpointId.of_name(path.partition("/")[0])
+
+
+def _check_file(own: CheckpointId, file: FileEntry, pieces: Sequence[PieceEntry]) -> None:
+    """Pieces lie side by side after the header; in a file of its own, up to the end."""
+    of = saved_in(file.name)
+    if of is None or of > own or file.name.count("/") != 1:
+        raise ValueError(f"{file.name}: not the path of a file of this checkpoint or an older one")
+    spans = sorted((p.first_byte, p.first_byte + p.size_bytes) for p in pieces)
+    is_inside = bool(spans) and spans[0][0] > 0 and spans[-1][1] <= file.size_bytes
+    if not is_inside or any(one[1] > other[0] for one, other in pairwise(spans)):
+        raise ValueError(f"{file.name}: its pieces overlap or lie outside")
+    is_full = spans[-1][1] == file.size_bytes and all(a[1] == b[0] for a, b in pairwise(spans))
+    if of == own and not is_full:
+        raise ValueError(f"{file.name}: its pieces do not fill it")
+    digests = [file.header_sha256, *(piece.sha256 for piece in pieces)]
+    if not all(_HEX.fullmatch(digest) for digest in digests):
+        raise ValueError(f"{file.name}: not digests")
+
+
+def block_name(block: Block) -> str:
+    """The beginning of the names of its tensors: identity is read, never assumed."""
+    return f"{block.kind}.{block.layer}.{block.index}"
+
+
+def piece_name(piece: Piece) -> str:
+    """What a piece is called where one is named: its block, the moments' kind, and the strip."""
+    kind = f".{piece.kind}" if piece.kind else ""
+    strip = f" (strip {piece.strip + 1} of {piece.strips})" if piece.strips > 1 else ""
+    return f"{block_name(piece.block)}{kind}{strip}"
+
+
+def tensor_name(piece: Piece, tensor: str) -> str:
+    """What a file calls a tensor of a piece, or the rows of it."""
+    return f"{_place(piece)}{tensor}"
+
+
+def tensor_in(piece: Piece, name: str) -> str | None:
+    """The tensor of a piece that a file calls `name`; None where it is of another piece."""
+    place = _place(piece)
+    tensor = name.removeprefix(place)
+    is_ours = name.startswith(place) and "/" not in tensor
+    return tensor if is_ours and Piece.of(piece.block, tensor) == piece.whole else None
+
+
+def _place(piece: Piece) -> str:
+    strip = f"{piece.strip}of{piece.strips}/" if piece.strips > 1 else ""
+    return f"{block_name(piece.block)}/{strip}"
+
+
+def part_name(rank: int) -> str:
+    """The file that says what `rank` has written."""
+    return f"part-{rank}.json"
+
+
+def gather(
+    parts: Iterable[Part], layout: Layout, base: Manifest | None = None
+) -> tuple[tuple[FileEntry, ...], tuple[PieceEntry, ...], Account]:
+    """Files, pieces and account of a manifest from what the ranks have written, in its order.
+
+    What no rank has written is where `base`, a checkpoint before, says. What one rank counted less
+    of than another, it came too late to see: the most counts. Raises ValueError for a piece that
+    the layout lacks, or that is written twice.
+    """
+    parts = tuple(parts)
+    account = _together([part.account for part in parts])
+    order = {block: i for i, block in enumerate(layout.blocks())}
+    written: dict[Piece, PieceEntry] = {}
+    for entry in (entry for part in parts for entry in part.pieces):
+        if entry.piece.block not in order:
+            raise ValueError("a part has blocks of another model")
+        if entry.piece in written:
+            raise ValueError(f"{piece_name(entry.piece)} is written twice")
+        tokens = _tokens(account, entry.piece.block)
+        is_told = entry.tokens == tokens  # `replace` is most of the time that a manifest costs
+        written[entry.piece] = entry if is_told else replace(entry, tokens=tokens)
+    over = {piece.whole for piece in written}  # however it was cut before
+    before = base.pieces if base else ()
+    pieces = {entry.piece: entry for entry in before if entry.piece.whole not in over} | written
+    files = {file.name: file for file in base.files} if base else {}
+    files |= {file.name: file for part in parts for file in part.files}
+    used = {entry.file for entry in pieces.values()}
+    used |= {entry.file for part in parts for entry in part.frozen}
+    return (
+        tuple(files[name] for name in sorted(files) if name in used),
+        tuple(sorted(pieces.values(), key=lambda e: (order.get(e.piece.block, -1), e.piece))),
+        account,
+    )
+
+
+def gather_frozen(parts: Iterable[Part], layout: Layout) -> tuple[PieceEntry, ...]:
+    """The weights of a window's earlier steps, from what the ranks have written, in its order."""
+    order = {block: i for i, block in enumerate(layout.blocks())}
+    frozen = (entry for part in parts for entry in part.frozen)
+    return tuple(sorted(frozen, key=lambda e: (order.get(e.piece.block, -1), e.step or 0, e.piece)))
+
+
+def _tokens(account: Account, block: Block) -> int:
+    is_counted = bool(account.routed) and block.kind is BlockKind.EXPERT
+    return account.routed[block.layer][block.index] if is_counted else 0
+
+
+def _together(accounts: Sequence[Account]) -> Account:
+    routed = [account.routed for account in accounts if account.routed]
+    lost_by = [account.lost for account in accounts if account.lost]
+    return Account(
+        routed=tuple(
+            tuple(max(counts) for counts in zip(*layers, strict=True))
+            for layers in zip(*routed, strict=True)
+        ),
+        lost=tuple(max(layer) for layer in zip(*lost_by, strict=True)),
+        num_faults=max((account.num_faults for account in accounts), default=0),
+    )

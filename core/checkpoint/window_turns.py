@@ -1,0 +1,90 @@
+"""How long a window is, and whose state is saved after which of its steps, on any stages. Pure.
+
+What holds training is the copy, so that of a stage's ranks is what counts: pieces are spread over
+them (core/checkpoint/write_plan.py). All stages' windows begin together. Experts come first, layer
+by layer, then what is dense: a replay computes least when whole layers wait for their state.
+"""
+
+from collections.abc import Mapping
+from itertools import chain, zip_longest
+from math import inf
+
+from pacekeeper.core.checkpoint.manifest import Piece
+from pacekeeper.core.checkpoint.sparse_window import Cost, Replay, Window, plan_window
+from pacekeeper.core.layout.layout import Block, BlockKind, Layout
+
+# The longest that is chosen: with weights a third of the state, twice as many steps save only a
+# twelfth of it per step, and cost twice as many steps done again.
+MOST_STEPS = 8
+
+
+def costs_of(size_bytes: Mapping[Piece, int]) -> dict[Block, Cost]:
+    """Of saving each block, given the bytes of all pieces."""
+    whole: dict[Block, int] = {}
+    weights: dict[Block, int] = {}
+    for piece, size in size_bytes.items():
+        whole[piece.block] = whole.get(piece.block, 0) + size
+        if not piece.kind:
+            weights[piece.block] = weights.get(piece.block, 0) + size
+    return {
+        block: Cost(
+            state_bytes=size,
+            weight_bytes=weights.get(block, 0),
+            tokens=0.0 if block.kind is BlockKind.EXPERT else inf,
+        )
+        for block, size in whole.items()
+    }
+
+
+def turns_within(layout: Layout, costs: Mapping[Block, Cost], rank_bytes: float) -> Window:
+    """The shortest window of which no stage's ranks copy more than `rank_bytes` each, in the mean.
+
+    Raises ValueError where not even weights and one state fit.
+    """
+    parts = []
+    for stage in layout.stages:
+        ranks = set(stage.ranks)
+        own = {block: cost for block, cost in costs.items() if ranks & {*layout.holders(block)}}
+        parts.append(plan_window(own, rank_bytes * len(ranks)).turns)
+    return Window(turns=tuple(tuple(chain(*turn)) for turn in zip_longest(*parts, fillvalue=())))
+
+
+def turns_in(layout: Layout, costs: Mapping[Block, Cost], num_steps: int) -> Window:
+    """The window of at most `num_steps` steps that copies least after its busiest one."""
+    least, most = 0, max(1, sum(cost.state_bytes for cost in costs.values()))
+    best = turns_within(layout, costs, most)
+    while most - least > 1:  # more bytes never make it longer
+        middle = (least + most) // 2
+        try:
+            found = turns_within(layout, costs, middle)
+        except ValueError:
+            least = middle
+            continue
+        if len(found.turns) > num_steps:
+            least = middle
+        else:
+            most, best = middle, found
+    return best
+
+
+def fewest_steps(layout: Layout, costs: Mapping[Block, Cost], rank_bytes: float) -> int:
+    """Of a window whose copies fit into `rank_bytes` per rank and step; MOST_STEPS where none does,
+    1 while nothing is known (0 bytes).
+    """
+    if rank_bytes <= 0.0:
+        return 1
+    try:
+        found = len(turns_within(layout, costs, rank_bytes).turns)
+    except ValueError:
+        return MOST_STEPS
+    return min(found, MOST_STEPS)
+
+
+def written(at: Replay, pieces: Mapping[Piece, int]) -> dict[Piece, int]:
+    """Those of `pieces` that are written after a step of a window, as its replay needs them."""
+    loads, frozen = set(at.loads), set(at.frozen)
+    return {
+        piece: size
+        for piece, size in pieces.items()
+        if piece.block in loads or (piece.block in frozen and not piece.kind)
+    }

@@ -1,0 +1,24 @@
+"""Settings of commands that ask a controller: where it is, and what to show it."""
+
+from dataclasses import dataclass, field
+
+from pacekeeper.core.addresses import each_address
+from pacekeeper.core.config.controller import GRPC_PORT
+from pacekeeper.core.config.security import TlsConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """What commands that ask a controller need."""
+
+    # host:port of the controller; of several, with commas between: the one that leads is asked.
+    controller: str = f"127.0.0.1:{GRPC_PORT}"
+    # File with the bearer token to show it; empty: the environment's PACEKEEPER_TOKEN, or none.
+    token_file: str = ""
+    tls: TlsConfig = field(default_factory=TlsConfig)
+
+    def __post_init__(self) -> None:
+        try:
+            each_address(self.controller)
+        except ValueError as error:
+            raise ValueError(f"controller: {error}") from None

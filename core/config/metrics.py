@@ -1,0 +1,45 @@
+"""Settings of the controller's own webhook, table `[webhook]`: for fleets without Alertmanager."""
+
+from dataclasses import dataclass
+
+from pacekeeper.core.config.config_checks import at_least, at_most, one_of, positive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookConfig:
+    """Where the controller tells what people should hear of; no URL: nowhere."""
+
+    # URL that is told, or a file with it where it is itself a secret (Slack's), readable by its
+    # owner only and read anew at each delivery. At most one of both.
+    url: str = ""
+    url_file: str = ""
+    # "alertmanager" (the JSON of its webhook, version 4) or "slack" (a message).
+    format: str = "alertmanager"
+    # File with the secret that deliveries are signed with (headers of Standard Webhooks), readable
+    # by its owner only; empty: they are not signed.
+    secret_file: str = ""
+    # PEM file with the authorities that the other side's certificate may come from; empty: the
+    # system's.
+    ca: str = ""
+    # URL of a proxy on the way; empty: none, whatever the environment says.
+    proxy: str = ""
+    # Share of the time that the alert rules wait (`for`) before something is told; 0: at once.
+    hold_ratio: float = 1.0
+    # Seconds for one attempt, and attempts, with pauses of 1, 2, 4, ... 30 s; then it is given up.
+    timeout_s: float = 5.0
+    attempts: int = 6
+
+    def __post_init__(self) -> None:
+        one_of(self, "format", "alertmanager", "slack")
+        positive(self, "timeout_s")
+        at_most(self, 60.0, "timeout_s")
+        at_least(self, 0.0, "hold_ratio")
+        at_least(self, 1, "attempts")
+        at_most(self, 100, "attempts")
+        if self.url and self.url_file:
+            raise ValueError("url, url_file: expected one of them at most")
+
+    @property
+    def is_on(self) -> bool:
+        """Is anybody told?"""
+        return bool(self.url or self.url_file)

@@ -1,0 +1,186 @@
+"""What was found and what was decided; every one of them carries its reason in words."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pacekeeper.core.incidents.rank_failures import Deaths, waiting
+from pacekeeper.core.incidents.rank_ranges import Runs
+from pacekeeper.core.layout.layout import Layout
+
+
+class FindingKind(StrEnum):
+    DEVICE = "device"
+    LINK = "link"
+    HOST = "host"
+    INPUT = "input"  # loading what is trained on
+    DEATH = "death"
+    # Explained by how the work is spread: advice, not a fault, and nobody's in particular.
+    SEQUENCE_IMBALANCE = "sequence_imbalance"
+    EXPERT_IMBALANCE = "expert_imbalance"
+    STAGE_IMBALANCE = "stage_imbalance"
+
+    @property
+    def is_advice(self) -> bool:
+        """Is it about the work, and not about a rank, a link or a host?"""
+        return self.value.endswith("_imbalance")
+
+
+class Tier(StrEnum):
+    SUSPECTED = "suspected"
+    PROBABLE = "probable"
+    CONFIRMED = "confirmed"
+
+
+class Watch(StrEnum):
+    """What the detector can say of a job: silence is never taken for health."""
+
+    BLIND = "blind"  # a rank could become slow and nobody would be told: see Blindness
+    MEASURING = "measuring"  # too few records yet
+    HEALTHY = "healthy"
+    JOB_LEVEL = "job_level"  # no rank tells its compute times: only the job as a whole is watched
+    SUSPICIOUS = "suspicious"
+    DEGRADED = "degraded"  # at least one open incident
+    ENDED = "ended"  # no rank runs any more
+
+
+class Blindness(StrEnum):
+    """Why a watch sees nothing."""
+
+    NO_RECORDS = "no_records"  # of a rank that should run
+    NO_STEPS = "no_steps"  # records arrive, but no step can be judged
+    NO_TIMES = "no_times"  # of a rank: its steps arrive without any compute time
+    NO_PEERS = "no_peers"  # one rank alone can not be told from everybody
+    FROZEN = "frozen"  # steps are seen, but the charts do not advance
+    MISSING_RANK = "missing_rank"  # a rank is in none of the steps that are judged
+    STALE_MODEL = "stale_model"  # the cost model can not be fitted any more
+    NOISE = "noise"  # only what is far too slow would stand out
+    CANARY = "canary"  # a slowdown put in on purpose was not found
+    FAILED = "failed"  # a mistake of our own that this job brings out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Evidence that crossed its threshold.
+
+    `rank`: None where it is nobody's in particular. `slowdown` is observed / expected time (1.0 =
+    healthy, inf for a death; of advice: step time over that with even work); `onset_step` the first
+    step the evidence speaks of, `step` the newest step seen when it was found. `cause` says what
+    was seen around the onset that would explain it, or that nothing was; empty: nobody looked.
+    `probe` says what the fixed probe read of the rank, or why there is none; empty: not asked for.
+    `role`: whose ranks slowed together, where others of the job did not; empty: not of one role.
+    """
+
+    kind: FindingKind
+    tier: Tier
+    rank: int | None
+    slowdown: float
+    onset_step: int
+    step: int
+    reason: str
+    cause: str = ""
+    probe: str = ""
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A finding with a life: opened, perhaps re-measured, closed when the rank recovered.
+
+    `deaths`: all ranks that one of death is about; the finding's is the first that was learnt of
+    (empty: the only one). `nodes`: where they ran, by name.
+    """
+
+    incident_id: int
+    job: str
+    finding: Finding
+    opened_unix_s: float
+    closed_unix_s: float | None = None
+    closed_step: int | None = None
+    actions: tuple[str, ...] = ()
+    deaths: tuple[Deaths, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_unix_s is None
+
+    @property
+    def all_deaths(self) -> tuple[Deaths, ...]:
+        """Who died, why and when, also where only the finding says it."""
+        finding = self.finding
+        if self.deaths or finding.kind is not FindingKind.DEATH or finding.rank is None:
+            return self.deaths
+        only = Deaths(
+            ranks=((finding.rank, finding.rank),),
+            reason=finding.reason.removeprefix(f"rank {finding.rank} is dead: "),
+            step=finding.step,
+            unix_s=self.opened_unix_s,
+            closed_unix_s=self.closed_unix_s,
+            closed_step=self.closed_step,
+        )
+        return (only,)
+
+    @property
+    def waits_for(self) -> Runs:
+        """The dead that the job has not gone on without."""
+        return waiting(self.all_deaths) if self.is_open else ()
+
+
+class Rung(StrEnum):
+    """The ladder of actions, cheapest first; then the two ways back."""
+
+    NOTHING = "nothing"
+    TOKEN_SHARES = "token_shares"
+    BATCH_SHARES = "batch_shares"
+    MOVE_REPLICAS = "move_replicas"
+    TENSOR_SHARDS = "tensor_shards"  # other runs of shards in the same groups
+    MOVE_LAYERS = "move_layers"  # other layers, or other ranks, in stages and groups
+    LEAVE_OUT = "leave_out"  # a living rank gets no work
+    RETURN_HOME = "return_home"
+    ROLL_BACK = "roll_back"  # to the layout before a plan that did not bring what was forecast
+
+
+COSTLY = (Rung.MOVE_REPLICAS, Rung.TENSOR_SHARDS, Rung.MOVE_LAYERS, Rung.LEAVE_OUT)
+"""Rungs that move state: a probe comes before them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Considered:
+    """A layout that was priced before a decision. `why_not`: what spoke against it; empty: it is
+    the one that was decided on.
+    """
+
+    rung: Rung
+    planned_step_s: float
+    cost_s: float
+    moved_bytes: int
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A new layout or none, always with the reason and the prices it rests on (seconds).
+
+    `unconfirmed`: ranks whose slowness a probe must be asked about before this may be done.
+    `considered`: the layouts that were priced; empty where none was, or where nobody kept them.
+    `exposed`: what a node's or a rack's death would still take, to be added to the reason where it
+    is news; None: nobody looked.
+    """
+
+    rung: Rung
+    layout: Layout | None
+    reason: str
+    current_step_s: float = 0.0
+    planned_step_s: float = 0.0
+    fluid_step_s: float = 0.0
+    cost_s: float = 0.0
+    moved_bytes: int = 0
+    unconfirmed: tuple[int, ...] = ()
+    considered: tuple[Considered, ...] = ()
+    exposed: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The reason with all that stands, whether or not it is news."""
+        more = self.exposed or ""
+        return self.reason if self.reason.endswith(more) else self.reason + more

@@ -1,0 +1,123 @@
+"""Who died, why and when, of the ranks that one incident is about: kept for each of them. Pure.
+
+Ranks that died of the same thing at the same moment are one value, with their numbers as runs: a
+job of 8,192 ranks that is killed is a few of them.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pacekeeper.core.incidents.rank_ranges import Runs, divided, joined, num_ranks, runs_of
+from pacekeeper.core.incidents.rank_text import run_text
+
+SAME_MOMENT_S = 1.0  # agents report as often: nobody knows it better
+TOLD_REASONS = 3  # in one sentence
+# A reason is said of one rank; of several it reads otherwise.
+_OF_SEVERAL = (("its process", "their processes"), ("without it", "without them"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deaths:
+    """Ranks whose deaths have one reason and were learnt of from `unix_s` on, within a second.
+
+    `step`: the job's newest then. `closed_unix_s`, `closed_step`: since when the job goes on
+    without them, or needs not any more; None: it does not.
+    """
+
+    ranks: Runs
+    reason: str
+    step: int
+    unix_s: float
+    closed_unix_s: float | None = None
+    closed_step: int | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.closed_unix_s is None
+
+
+def with_more(
+    known: tuple[Deaths, ...], dead: Mapping[int, str], step: int, unix_s: float
+) -> tuple[Deaths, ...]:
+    """Who is known to be dead, and these with their reasons; in the order they were learnt of."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, reason in dead.items():
+        by_reason.setdefault(reason, []).append(rank)
+    after = list(known)
+    for reason, ranks in by_reason.items():
+        runs = runs_of(ranks)
+        for i, old in enumerate(after):
+            if _is_same(old, reason, step, unix_s):
+                after[i] = replace(old, ranks=joined((*old.ranks, *runs)))
+                break
+        else:
+            after.append(Deaths(ranks=runs, reason=reason, step=step, unix_s=unix_s))
+    return tuple(after)
+
+
+def _is_same(old: Deaths, reason: str, step: int, unix_s: float) -> bool:
+    is_now = abs(unix_s - old.unix_s) < SAME_MOMENT_S
+    return old.is_open and is_now and (old.reason, old.step) == (reason, step)
+
+
+def closed(
+    known: tuple[Deaths, ...], ranks: Collection[int], unix_s: float, step: int
+) -> tuple[Deaths, ...]:
+    """These ranks are waited for no more; others of the same moment still are."""
+    after: list[Deaths] = []
+    for old in known:
+        over, left = divided(old.ranks, ranks) if old.is_open else ((), old.ranks)
+        if over:
+            after.append(replace(old, ranks=over, closed_unix_s=unix_s, closed_step=step))
+        if left:
+            after.append(replace(old, ranks=left))
+    return tuple(after)
+
+
+def ranks_in(deaths: Iterable[Deaths]) -> Runs:
+    """All of them together."""
+    return joined(run for one in deaths for run in one.ranks)
+
+
+def waiting(deaths: Iterable[Deaths]) -> Runs:
+    """Those that the job has not gone on without."""
+    return ranks_in(one for one in deaths if one.is_open)
+
+
+def sentence(deaths: Iterable[Deaths]) -> str:
+    """Who is dead and why, the first reason first; beyond a few, how many ranks of others."""
+    by_reason: dict[str, Runs] = {}
+    for one in deaths:
+        by_reason[one.reason] = joined((*by_reason.get(one.reason, ()), *one.ranks))
+    told = [dead_text(runs, reason) for reason, runs in list(by_reason.items())[:TOLD_REASONS]]
+    others = list(by_reason.values())[TOLD_REASONS:]
+    if count := sum(map(num_ranks, others)):
+        told.append(f"{count:,} more of {len(others)} other reasons")
+    return "; ".join(told)
+
+
+def dead_text(runs: Runs, reason: str) -> str:
+    """`rank 3 is dead: its process ended by signal 9`, or the same of several."""
+    if num_ranks(runs) == 1:
+        return f"rank {run_text(runs)} is dead: {reason}"
+    return f"ranks {run_text(runs)} are dead: {reason_of_several(reason)}"
+
+
+def reason_of_several(reason: str) -> str:
+    """A reason that was said of one rank, as it is said of several."""
+    for one, several in _OF_SEVERAL:
+        reason = reason.replace(one, several)
+    return reason
+
+
+def who(runs: Runs) -> str:
+    """`rank 3`, or `ranks 0-7 and 23`."""
+    return f"rank{'s' if num_ranks(runs) > 1 else ''} {run_text(runs)}"
+
+
+def node_text(names: Sequence[str], count: int) -> str:
+    """`gpu-0 and gpu-1`, or the first of `count` nodes by name and how many more; may be empty."""
+    if count <= len(names):
+        *others, newest = names or ("",)
+        return f"{', '.join(others)} and {newest}" if others else newest
+    return f"{', '.join(names)} and {count - len(names):,} more nodes"

@@ -1,0 +1,61 @@
+"""The difference of two layouts: which rank copies which block to which. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pacekeeper.core.layout.layout import Block, Layout
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Transfer:
+    """Copy one block. `source` is None where no holder lives: it comes from a checkpoint."""
+
+    block: Block
+    source: int | None
+    destination: int
+
+
+def transfers(
+    old: Layout, new: Layout, *, living: Iterable[int] | None = None
+) -> tuple[Transfer, ...]:
+    """The copies that turn `old` into `new`, in the order of `blocks()`.
+
+    Sources are living old holders (`living`: default all), the one with the fewest copies to send
+    so far, lowest rank first; None where no holder lives. Applying them gives every new holder
+    its block. Raises ValueError where the two layouts are of different models.
+    """
+    old_blocks, new_blocks = tuple(old.blocks()), tuple(new.blocks())
+    if old_blocks != new_blocks:
+        raise ValueError("the layouts are of two different models")
+    alive = set(old.ranks if living is None else living)
+    sends: dict[int, int] = {}
+    result: list[Transfer] = []
+    for block in new_blocks:
+        holders = set(old.holders(block))
+        sources = holders & alive
+        for destination in new.holders(block):
+            if destination in holders:
+                continue
+            source = min(sources, key=lambda r: (sends.get(r, 0), r)) if sources else None
+            if source is not None:
+                sends[source] = sends.get(source, 0) + 1
+            result.append(Transfer(block, source, destination))
+    return tuple(result)
+
+
+def moves_layers(old: Layout, new: Layout) -> bool:
+    """Does some rank run a layer in `new` that it does not run in `old`? A newcomer always does."""
+    return any(
+        not set(new.stage_of(layer).ranks) <= set(old.stage_of(layer).ranks)
+        for layer in range(new.num_layers)
+    )
+
+
+def fresh_replicas(old: Layout, new: Layout) -> tuple[int, ...]:
+    """The rank of every replica of `new` that `old` lacks, of the same model: what is copied."""
+    fresh: list[int] = []
+    for then, now in zip(old.experts, new.experts, strict=True):
+        for had, has in zip(then, now, strict=True):
+            held = {host.rank for host in had}
+            fresh += [host.rank for host in has if host.rank not in held]
+    return tuple(fresh)

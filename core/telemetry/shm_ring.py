@@ -1,0 +1,263 @@
+"""The bytes of one rank's ring file: header, command slot, record slots. Pure: bytes in, bytes out.
+
+    0     header          magic, version, slot size and count, pid, JSON attachment
+    4096  command slot    plan generation + checksum, probe, term, suspect ranks, bitmap of dead
+                          ranks, agent heartbeat
+    8192  record slots    SLOT_COUNT slots of SLOT_BYTES, oldest overwritten first
+
+Record slot: sequence (u64, index + 1, written last; 0 while being written), Adler-32 over sequence
+and payload, then the payload. A reader takes a slot only if the sequence is the one it waits for
+before and after the copy and the sum fits: a torn or corrupt slot is counted, never believed.
+"""
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+from pacekeeper.core.errors import VersionError
+from pacekeeper.core.telemetry.record_codec import unpack
+from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES
+from pacekeeper.core.telemetry.records import Record
+from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
+
+MAGIC = b"PACERING"
+VERSION = 10
+SLOT_BYTES = 128
+SLOT_COUNT = 1024
+COMMAND_OFFSET = 4096
+SLOTS_OFFSET = 8192
+FILE_BYTES = SLOTS_OFFSET + SLOT_BYTES * SLOT_COUNT
+MAX_RANKS = 16384  # ranks of one job the death bitmap has room for
+MAX_SUSPECTS = 64  # where more are, all are: there is no order in that
+
+T = TypeVar("T")
+_HEADER = struct.Struct("<8sHHIII")  # magic, version, slot bytes, slot count, pid, JSON length
+_SLOT = struct.Struct(f"<QI{PAYLOAD_BYTES}s")  # sequence, checksum, payload
+SLOT_REST = struct.Struct(f"<I{PAYLOAD_BYTES}s")  # all but the sequence
+_COMMAND = struct.Struct(f"<QI4xQQQQQ32s{2 * MAX_SUSPECTS}s{MAX_RANKS // 8}s")
+_SUSPECTS = struct.Struct(f"<{MAX_SUSPECTS}H")
+_NOBODY = 0xFFFF
+HEARTBEAT = struct.Struct("<d")
+HEARTBEAT_OFFSET = COMMAND_OFFSET + _COMMAND.size
+COMMAND_BYTES = _COMMAND.size
+SEQUENCE = struct.Struct("<Q")
+_JOB_FILE = re.compile(r"\.?(?:.+\.ring|(?:plan|layout)-.+\.json)(?:\..+)?")
+_PLAN_NAME = re.compile(r"plan-([0-9]{6,9})\.json")
+_LAYOUT_NAME = re.compile(r"layout-([0-9]{1,15})-([0-9]{1,9})\.json")
+
+assert _SLOT.size == SLOT_BYTES
+assert HEARTBEAT_OFFSET + HEARTBEAT.size <= SLOTS_OFFSET
+
+
+class TornError(ValueError):
+    """A slot was being written while it was read: read it again later."""
+
+
+class CorruptError(ValueError):
+    """A slot's bytes do not fit its checksum or make no record: count it and go on."""
+
+
+def encode_header(attachment: Attachment) -> bytes:
+    """The header of a new ring. Raises ValueError where the attachment does not fit."""
+    text = json.dumps(asdict(attachment), sort_keys=True).encode()
+    if _HEADER.size + len(text) > COMMAND_OFFSET:
+        raise ValueError("the attachment does not fit the ring's header")
+    head = _HEADER.pack(MAGIC, VERSION, SLOT_BYTES, SLOT_COUNT, attachment.pid, len(text))
+    return head + text
+
+
+def decode_header(header: bytes) -> Attachment:
+    """The attachment in a ring's header.
+
+    Raises VersionError for a ring of another version, ValueError for what is no ring at all.
+    """
+    if len(header) < _HEADER.size:
+        raise ValueError("too short for a ring")
+    magic, version, slot_bytes, slot_count, _, length = _HEADER.unpack_from(header)
+    if magic != MAGIC:
+        raise ValueError("not a pacekeeper ring: wrong magic")
+    if (version, slot_bytes, slot_count) != (VERSION, SLOT_BYTES, SLOT_COUNT):
+        raise VersionError(
+            f"ring version {version} ({slot_count} slots of {slot_bytes} bytes), this side reads "
+            f"version {VERSION} ({SLOT_COUNT} of {SLOT_BYTES})",
+            remedy="install the same pacekeeper in the trainer's and the agent's environment",
+        )
+    try:
+        values = json.loads(header[_HEADER.size : _HEADER.size + length])
+        model = values.pop("model")
+        shape = None if model is None else _checked(ModelShape, model)
+        return _checked(Attachment, {**values, "clock": Clock(values["clock"]), "model": shape})
+    except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:
+        raise ValueError(f"the ring's header is corrupt: {error}") from None
+
+
+def _checked(kind: type[T], values: dict[str, Any]) -> T:
+    """`kind` made of JSON values, each of the type its field declares."""
+    for field in fields(kind):  # type: ignore[arg-type]
+        value = values.get(field.name)
+        is_told = field.type in (int, str, bool) and field.name in values
+        if is_told and type(value) is not field.type:
+            raise TypeError(f"{field.name} is {value!r}")
+    return kind(**values)
+
+
+def slot_offset(index: int) -> int:
+    """Where record number `index` (from 0, never wrapping) lies in the file."""
+    return SLOTS_OFFSET + (index % SLOT_COUNT) * SLOT_BYTES
+
+
+def slot_sum(sequence: bytes, payload: bytes) -> int:
+    """The checksum of a slot whose eight first bytes are `sequence`.
+
+    No CRC: the tables of one are cold in every micro-batch, and half of a record's price at p99.
+    """
+    return zlib.adler32(payload, zlib.adler32(sequence))
+
+
+def decode_slot(index: int, before: int, slot: bytes, after: int) -> Record | None:
+    """Record number `index` from a copied slot and the sequence read before and after the copy.
+
+    None while it is not written yet. Raises TornError where the writer was at work, CorruptError
+    where the content can not be trusted, LookupError where the writer has lapped the reader (that
+    too must fit the checksum: a damaged sequence may not send the reader into the far future).
+    """
+    expected = index + 1
+    if before != after:
+        raise TornError(f"slot of record {index} is being written")
+    if before < expected:
+        return None
+    if len(slot) < _SLOT.size:
+        raise CorruptError(f"record {index} is cut off")
+    sequence, told, payload = _SLOT.unpack_from(slot)
+    if sequence != before or told != slot_sum(slot[: SEQUENCE.size], payload):
+        raise CorruptError(f"record {index} does not fit its checksum")
+    if before > expected:
+        raise LookupError(f"record {index} is overwritten by record {before - 1}")
+    try:
+        return unpack(payload)
+    except ValueError as error:
+        raise CorruptError(f"record {index}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSlot:
+    """What the node's agent wants this rank to know: the newest plan and who is dead.
+
+    `plan_generation` 0 means: no plan. The plan itself is the file `plan_file_name(generation)`
+    beside the ring; `plan_sha256` is the digest of its bytes. `probe` is the number of the newest
+    probe that is asked for (0: none); numbers ascend. `suspect_ranks`: those on nodes with an open
+    finding, the lowest MAX_SUSPECTS at most. All of it is meant for one `life` of the job; 0 is
+    any. `term` is that of the controller that said it: nothing of an earlier one is obeyed.
+    """
+
+    plan_generation: int = 0
+    base_generation: int = 0
+    plan_sha256: bytes = bytes(32)
+    dead_ranks: frozenset[int] = frozenset()
+    life: int = 0
+    probe: int = 0
+    suspect_ranks: frozenset[int] = frozenset()
+    term: int = 0
+
+
+def encode_command(sequence: int, command: CommandSlot) -> bytes:
+    """The command slot's bytes; `sequence` grows with every write and is stored last."""
+    bitmap = _to_bitmap(command.dead_ranks)
+    plan = (command.plan_generation, command.base_generation)
+    numbers = (*plan, command.life, command.probe, command.term)
+    parts = (command.plan_sha256, _to_list(command.suspect_ranks), bitmap)
+    return _COMMAND.pack(sequence, _command_crc(sequence, numbers, *parts), *numbers, *parts)
+
+
+def decode_command(area: bytes) -> tuple[int, CommandSlot]:
+    """(sequence, command) from the slot's bytes; (0, empty) before the agent's first write.
+
+    Raises TornError where the bytes do not fit their checksum (read again at the next step),
+    ValueError where they are too few.
+    """
+    if len(area) < _COMMAND.size:
+        raise ValueError(f"a command slot has {_COMMAND.size} bytes, got {len(area)}")
+    sequence, crc, *numbers, digest, suspects, bitmap = _COMMAND.unpack_from(area)
+    plan, base, life, probe, term = numbers
+    if sequence == 0:
+        return 0, CommandSlot()
+    if crc != _command_crc(sequence, numbers, digest, suspects, bitmap):
+        raise TornError("the command slot is being written")
+    command = CommandSlot(
+        plan_generation=plan,
+        base_generation=base,
+        plan_sha256=digest,
+        dead_ranks=frozenset(_from_bitmap(bitmap)),
+        life=life,
+        probe=probe,
+        suspect_ranks=frozenset(_SUSPECTS.unpack(suspects)) - {_NOBODY},
+        term=term,
+    )
+    return sequence, command
+
+
+def _command_crc(sequence: int, numbers: Iterable[int], *parts: bytes) -> int:
+    return zlib.crc32(struct.pack("<QQQQQQ", sequence, *numbers) + b"".join(parts))
+
+
+def _to_list(ranks: Iterable[int]) -> bytes:
+    lowest = sorted(ranks)[:MAX_SUSPECTS]
+    if not all(0 <= rank < MAX_RANKS for rank in lowest):
+        raise ValueError(f"suspects {lowest} are beyond the {MAX_RANKS} ranks of a job")
+    return _SUSPECTS.pack(*lowest, *[_NOBODY] * (MAX_SUSPECTS - len(lowest)))
+
+
+def _to_bitmap(ranks: Iterable[int]) -> bytes:
+    bits = bytearray(MAX_RANKS // 8)
+    for rank in ranks:
+        if not 0 <= rank < MAX_RANKS:
+            raise ValueError(f"rank {rank} is beyond the {MAX_RANKS} ranks of a job")
+        bits[rank // 8] |= 1 << (rank % 8)
+    return bytes(bits)
+
+
+def _from_bitmap(bitmap: bytes) -> Iterable[int]:
+    for byte_index, byte in enumerate(bitmap):
+        if byte:
+            for bit in range(8):
+                if byte >> bit & 1:
+                    yield byte_index * 8 + bit
+
+
+def ring_file_name(rank: int) -> str:
+    """A rank's ring, in the job's directory below the node's ring directory."""
+    return f"rank-{rank:05d}.ring"
+
+
+SUPERVISOR_RING = "supervisor.ring"
+
+
+def plan_file_name(generation: int) -> str:
+    """A plan the agent offers: written whole under another name, then renamed to this one."""
+    return f"plan-{generation:06d}.json"
+
+
+def parse_plan_file_name(name: str) -> int | None:
+    """The generation of a plan's file; None for any other name."""
+    found = _PLAN_NAME.fullmatch(name)
+    return None if found is None else int(found[1])
+
+
+def layout_file_name(generation: int, life: int = 0) -> str:
+    """A layout that this life of the job runs: the first one and those that survivors agreed on."""
+    return f"layout-{life}-{generation:06d}.json"
+
+
+def parse_layout_file_name(name: str) -> tuple[int, int] | None:
+    """(generation, life) of a layout's file; None for any other name."""
+    found = _LAYOUT_NAME.fullmatch(name)
+    return None if found is None else (int(found[2]), int(found[1]))
+
+
+def is_job_file_name(name: str) -> bool:
+    """True for rings, plans, layouts and their unfinished copies: all of one life of a job."""
+    return _JOB_FILE.fullmatch(name) is not None

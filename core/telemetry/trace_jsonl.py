@@ -1,0 +1,250 @@
+"""A recorded run as JSON lines: the format that agents write and `pacekeeper replay` reads. Pure.
+
+The first line is the header, each other line one fact, `kind` first (here broken for print):
+
+    {"kind": "header", "format": "pacekeeper-trace", "version": 1, "job": "j", "life": 7,
+     "node": "n"}
+    {"kind": "attached", "rank": 0, "world_size": 4, "role": "train", "clock": "cuda", ...}
+    {"kind": "micro_batch", "rank": 0, "step": 7, "compute_s": 0.25, "tokens": 1280, ...}
+    {"kind": "device", "device_uuid": "GPU-1", "sampled_s": 81.5, "sm_clock_mhz": 1980.0, ...}
+    {"kind": "host", "sampled_s": 81.5, "load_1min": 3.2, ...}
+
+Fields are those of `core.telemetry.records`, of Attachment, DeviceSample and HostSample in
+`core.telemetry.samples` and of a device's `health`, an object, in `core.telemetry.device_health`;
+one that was not measured is left out, as is one that has its default. One file holds one life of
+one job on one node; its moments are of that node's monotonic clock.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
+from functools import cache
+from typing import Any
+
+from pacekeeper.core.telemetry.device_health import DeviceHealth
+from pacekeeper.core.telemetry.records import (
+    CheckpointRecord,
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    PlanRefusedRecord,
+    ProbeRecord,
+    RankExitRecord,
+    Record,
+    SnapshotRecord,
+    StepRecord,
+)
+from pacekeeper.core.telemetry.samples import (
+    Attachment,
+    Clock,
+    DeviceSample,
+    HostSample,
+    ModelShape,
+)
+
+FORMAT, VERSION = "pacekeeper-trace", 1
+SUFFIX = ".trace.jsonl"
+KINDS: dict[str, type[Any]] = {
+    "micro_batch": MicroBatchRecord,
+    "step": StepRecord,
+    "expert_load": ExpertLoadRecord,
+    "plan_applied": PlanAppliedRecord,
+    "plan_refused": PlanRefusedRecord,
+    "rank_exit": RankExitRecord,
+    "probe": ProbeRecord,
+    "checkpoint": CheckpointRecord,
+    "snapshot": SnapshotRecord,
+    "device": DeviceSample,
+    "host": HostSample,
+}
+Sample = DeviceSample | HostSample
+Fact = Attachment | Record | Sample
+MAX_INT = (1 << 64) - 1  # of a record's fields
+UNTOLD = -1.0  # in a column of times: no time is
+_values_of = dict[str, Any].values
+_decoded = json.JSONDecoder().raw_decode  # a third of the time of json.loads is around it
+_KIND_OF = {made: kind for kind, made in KINDS.items()}
+_JOB_FIELDS = ("job", "life")  # told once, in the header
+_LISTS = ("counts", "processes", "xids")  # of whole numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHeader:
+    """Whose file it is."""
+
+    job: str
+    life: int = 0
+    node: str = ""
+
+
+def header_line(header: TraceHeader) -> str:
+    """The first line of a file, without its newline."""
+    return _line({"kind": "header", "format": FORMAT, "version": VERSION, **asdict(header)})
+
+
+def attached_line(attachment: Attachment) -> str:
+    """What a rank said of itself, without what the header says."""
+    values = _told(attachment)
+    for name in _JOB_FIELDS:
+        values.pop(name, None)
+    return _line({"kind": "attached", **values})
+
+
+def record_line(record: Record | Sample) -> str:
+    """One record, or one sample of the node."""
+    return _line({"kind": _KIND_OF[type(record)], **_told(record)})
+
+
+def parse_header(text: str) -> TraceHeader:
+    """The header in a file's first line. Raises ValueError, saying what is wrong with it."""
+    values = object_of(text)
+    if values.get("kind") != "header" or values.get("format") != FORMAT:
+        raise ValueError(f"not a {FORMAT} file: its first line is no header")
+    if values.get("version") != VERSION:
+        raise ValueError(f"{FORMAT} version {values.get('version')}, this side reads {VERSION}")
+    wanted = {
+        field.name: values[field.name] for field in fields(TraceHeader) if field.name in values
+    }
+    return _made(TraceHeader, wanted)  # type: ignore[no-any-return]
+
+
+def object_of(text: str) -> dict[str, Any]:
+    """A line's values by name, as they stand there. Raises ValueError where it is no object."""
+    try:
+        value, end = _decoded(text)
+    except (json.JSONDecodeError, RecursionError):
+        end = -1
+    if end != len(text):  # no JSON, or blanks around it
+        value = _loaded(text)
+    return _object_value(value, "a line")
+
+
+def _loaded(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"no JSON: {error}") from None
+
+
+def fact_of(values: Mapping[str, Any], header: TraceHeader) -> Fact:
+    """What the values of a line say. Raises ValueError, saying what is wrong with them."""
+    told = dict(values)
+    kind = told.pop("kind", None)
+    if kind == "attached":
+        told |= {"job": header.job, "life": header.life}
+        model = told.get("model")
+        if model is not None:
+            told["model"] = _made(ModelShape, _object_value(model, "model"))
+        told["clock"] = Clock(told.get("clock", Clock.WALL))
+        return _made(Attachment, told)  # type: ignore[no-any-return]
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"unknown kind {kind!r:.40}")
+    told = _with_tuples(told)
+    if told.get("health") is not None:
+        health = _with_tuples(_object_value(told["health"], "health"))
+        told["health"] = _made(DeviceHealth, health)
+    return _made(KINDS[kind], told)  # type: ignore[no-any-return]
+
+
+def _with_tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: tuple(value) if name in _LISTS and isinstance(value, list) else value
+        for name, value in values.items()
+    }
+
+
+def columns_of(kind: str, lines: Sequence[dict[str, Any]]) -> dict[str, Sequence[Any]] | None:
+    """The values of many lines of one kind, by field, what is not told -1.0 or its default.
+
+    None where `fact_of` would refuse one of them, or might: it takes one at a time, and says why.
+    """
+    expected, names = _expected(kind), tuple(lines[0])
+    if not expected.keys() | {"kind"} >= set(names):
+        return None
+    if all(tuple(values) == names for values in lines):
+        told = dict(zip(names, zip(*map(_values_of, lines), strict=True), strict=True))
+    elif all(values.keys() <= expected.keys() | {"kind"} for values in lines):
+        told = {
+            name: tuple(values.get(name, default) for values in lines)
+            for name, (_, default) in expected.items()
+        }
+    else:
+        return None
+    columns: dict[str, Sequence[Any]] = {}
+    for name, (types, default) in expected.items():
+        columns[name] = told.get(name, (default,) * len(lines))
+        if not types.issuperset(map(type, columns[name])):
+            return None
+    return columns
+
+
+@cache
+def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
+    """Of each field its types and what counts where it is not told; nothing does of some."""
+    of_type: dict[Any, tuple[type, ...]] = {
+        int: (int,), bool: (bool,), float: (int, float), float | None: (int, float),
+    }  # fmt: skip
+    return {
+        field.name: (
+            frozenset(of_type.get(field.type, (list,))),
+            UNTOLD
+            if field.default is None
+            else None
+            if field.default is MISSING
+            else field.default,
+        )
+        for field in fields(KINDS[kind])
+    }
+
+
+def _told(value: Any) -> dict[str, Any]:
+    """Fields that differ from their defaults, by name; of a device's health likewise."""
+    told = asdict(value)
+    if isinstance(value, DeviceSample) and value.health is not None:
+        told["health"] = _told(value.health)
+    return {
+        field.name: told[field.name]
+        for field in fields(value)
+        if field.default is MISSING or getattr(value, field.name) != field.default
+    }
+
+
+def _line(values: dict[str, Any]) -> str:
+    return json.dumps(values, separators=(",", ":"))
+
+
+def _object_value(value: object, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{what}: expected an object, got {type(value).__name__}")
+    return value
+
+
+def _made(kind: type[Any], values: dict[str, Any]) -> Any:
+    """`kind` of these values, each checked against its field's type; unknown ones are refused."""
+    types = {field.name: field.type for field in fields(kind)}
+    for name, value in values.items():
+        if name not in types:
+            raise ValueError(f"{name}: no such field")
+        wanted = types[name]
+        if wanted in (int, str, bool) and type(value) is not wanted:
+            raise ValueError(f"{name}: expected {wanted.__name__}, got {value!r:.40}")
+        if wanted == bool | None and type(value) is not bool:
+            raise ValueError(f"{name}: expected true or false, got {value!r:.40}")
+        if wanted == int | None and type(value) is not int:
+            raise ValueError(f"{name}: expected a whole number, got {value!r:.40}")
+        if wanted in (float, float | None) and (
+            isinstance(value, bool) or not isinstance(value, int | float)
+        ):
+            raise ValueError(f"{name}: expected a number, got {value!r:.40}")
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            raise ValueError(f"{name}: a number beyond 64 bits")
+        if name in _LISTS and not (isinstance(value, tuple) and _are_whole(value)):
+            raise ValueError(f"{name}: expected whole numbers")
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise ValueError(str(error).partition(" ")[2]) from None
+
+
+def _are_whole(values: tuple[Any, ...]) -> bool:
+    return all(type(value) is int and abs(value) <= MAX_INT for value in values)

@@ -1,0 +1,201 @@
+"""Why a device's clocks are low: what its driver counted, what it says now, the clocks. Pure.
+
+A counter of time has no gaps, where the mask of clock events is one moment of each second: it is
+asked first, and what it says is not said again from the mask unless that is surer.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from statistics import median
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.causes.evidence import (
+    Beside,
+    Cause,
+    CauseKind,
+    DeviceWindow,
+    Look,
+    Symptoms,
+    beside,
+    is_surer,
+    looked_at,
+    told,
+)
+
+CLOCK_APART = 1.10  # clocks this factor apart: the smallest slowdown worth a finding
+THROTTLED = 1.05  # a clock this factor below its maximum is held down
+HELD_RATIO = 0.10  # of the time: at half the clock, the smallest slowdown worth a finding
+
+# NVML's clock-event reasons (nvml.h, nvmlClocksEventReasons), with the field that counts the time
+# of each, if any. What the hardware says of itself is proof once the clock is low too; the others
+# are common in health and suspicious only beside peers.
+_Reason = tuple[int, str, CauseKind, str]
+_HARD: tuple[_Reason, ...] = (
+    (0x40, "hw_thermal_held_s", CauseKind.THERMAL, "hardware thermal slowdown"),
+    (0x20, "sw_thermal_held_s", CauseKind.THERMAL, "software thermal slowdown"),
+    (0x80, "power_brake_held_s", CauseKind.POWER, "power brake (asserted from outside)"),
+    (0x08, "", CauseKind.CLOCKS, "hardware slowdown"),
+)
+_SOFT: tuple[_Reason, ...] = (
+    (0x04, "power_cap_held_s", CauseKind.POWER, "software power cap"),
+    (0x200, "board_limit_held_s", CauseKind.POWER, "board limit"),
+    (
+        0x10,
+        "sync_boost_held_s",
+        CauseKind.CLOCKS,
+        "sync boost (the clock of the slowest in its group)",
+    ),
+    (0x100, "", CauseKind.CLOCKS, "display clock setting"),
+    (0x02, "", CauseKind.CLOCKS, "application clock setting"),
+    (0x400, "reliability_held_s", CauseKind.CLOCKS, "voltage reliability limit"),
+)
+
+
+def held_time(symptoms: Symptoms) -> Look:
+    """The shares of the time since the onset in which clocks were held down, by reason."""
+    subject = "time clocks were held down"
+    own = symptoms.device
+    if own is None or all(_share(own, field) is None for _, field, _, _ in (*_HARD, *_SOFT)):
+        return Look(subject=subject, is_told=False)
+    return Look(subject=subject, causes=tuple(_held(symptoms).values()))
+
+
+def clock_events(symptoms: Symptoms) -> Look:
+    """The reasons that the device itself gives for a low clock."""
+    subject = "clock events"
+    own = symptoms.device
+    if own is None or not told([s.clock_event_reasons for s in own.busy]):
+        return Look(subject=subject, is_told=False)
+    counted, causes = _held(symptoms), []
+    for reason in (*_HARD, *_SOFT):
+        bit, _, _, name = reason
+        among = _asked(symptoms, partial(_has_event, bit=bit))
+        if not _has_event(own, bit) or among.is_refuted:
+            continue
+        count = sum(bool((s.clock_event_reasons or 0) & bit) for s in own.busy)
+        words = f"the device reports {name} in {count} of {len(own.busy)} samples ({among.words})"
+        cause = _cause(symptoms, reason, among, words)
+        if name not in counted or is_surer(cause.sure, counted[name].sure):
+            causes.append(cause)
+    return Look(subject=subject, causes=tuple(causes))
+
+
+def sm_clock(symptoms: Symptoms) -> Look:
+    """The compute clock against its peers', or its own maximum where there are none."""
+    subject = "SM clock"
+    own = symptoms.device
+    mine = None if own is None else _lowest_clock(own)
+    if own is None or mine is None:
+        return Look(subject=subject, is_told=False)
+    among = _asked(symptoms, lambda peer: _shares_clock(peer, mine))
+    theirs = told([_lowest_clock(peer) for peer in symptoms.alike])
+    top = max(told([s.sm_clock_max_mhz for s in own.busy]), default=None)
+    healthy = median(theirs) if theirs else top
+    if healthy is None:
+        return Look(subject=subject, is_told=False)
+    if healthy < mine * CLOCK_APART or among.is_refuted:
+        return Look(subject=subject)
+    whose = "its peers ran" if theirs else "its maximum is"
+    cause = Cause(
+        kind=CauseKind.CLOCKS,
+        sure=among.sure(Tier.PROBABLE),
+        words=f"SM clock {mine:.0f} MHz where {whose} {healthy:.0f} MHz, which would make it "
+        f"x{healthy / max(mine, 1.0):.2f} slow ({among.words} as low)",
+    )
+    return Look(subject=subject, causes=(cause,))
+
+
+def clock_setting(symptoms: Symptoms) -> Look:
+    """An application clock that is set lower than the peers' is a setting, and lasts."""
+
+    def causes(mine: float, theirs: Sequence[float], _: Beside) -> Sequence[Cause]:
+        if not theirs:
+            return ()
+        words = f"its application clock is set to {mine:.0f} MHz, "
+        words += f"its peers' to {median(theirs):.0f}"
+        return (Cause(kind=CauseKind.CLOCKS, sure=Tier.PROBABLE, words=words),)
+
+    return looked_at(
+        symptoms,
+        "application clock",
+        _set_clock,
+        is_alike=lambda peers, mine: peers < mine * CLOCK_APART,
+        causes=causes,
+    )
+
+
+def _held(symptoms: Symptoms) -> dict[str, Cause]:
+    """By its name: each reason that held the clocks down for long since the onset."""
+    own = symptoms.device
+    found: dict[str, Cause] = {}
+    for reason in (*_HARD, *_SOFT):
+        _, field, _, name = reason
+        mine = None if own is None else _share(own, field)
+        if mine is None or mine < HELD_RATIO:
+            continue
+        theirs = told([_share(peer, field) for peer in symptoms.alike])
+        among = beside(theirs, lambda share: share >= HELD_RATIO)
+        if not among.is_refuted:
+            words = f"{name} held its clocks down {mine:.0%} of the time ({among.words})"
+            found[name] = _cause(symptoms, reason, among, words)
+    return found
+
+
+def _cause(symptoms: Symptoms, reason: _Reason, among: Beside, words: str) -> Cause:
+    assert symptoms.device is not None
+    _, _, kind, _ = reason
+    is_low = _is_held_down(symptoms.device)
+    if reason in _HARD:
+        most = Tier.CONFIRMED if is_low else Tier.PROBABLE
+    else:
+        is_power = kind is CauseKind.POWER
+        most = Tier.PROBABLE if is_power and _is_below_peers(symptoms) else Tier.SUSPECTED
+    not_seen = ("SM clock",) if is_low is None else ()
+    return Cause(kind=kind, sure=among.sure(most), words=words, not_seen=not_seen)
+
+
+def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> Beside:
+    return beside(symptoms.alike, shares)
+
+
+def _has_event(window: DeviceWindow, bit: int) -> bool | None:
+    reasons = told([s.clock_event_reasons for s in window.busy])
+    return any(reason & bit for reason in reasons) if reasons else None
+
+
+def _lowest_clock(window: DeviceWindow) -> float | None:
+    return min(told([s.sm_clock_mhz for s in window.busy]), default=None)
+
+
+def _set_clock(window: DeviceWindow) -> float | None:
+    clocks = told([getattr(s.health, "sm_clock_set_mhz", None) for s in window.during])
+    return min(clocks, default=None)
+
+
+def _shares_clock(peer: DeviceWindow, mine: float) -> bool | None:
+    clock = _lowest_clock(peer)
+    return None if clock is None else clock < mine * CLOCK_APART
+
+
+def _is_below_peers(symptoms: Symptoms) -> bool:
+    return any(cause.sure is not Tier.SUSPECTED for cause in sm_clock(symptoms).causes)
+
+
+def _is_held_down(window: DeviceWindow) -> bool | None:
+    """Was the clock below its own maximum? None: not told."""
+    clock = _lowest_clock(window)
+    top = max(told([s.sm_clock_max_mhz for s in window.busy]), default=None)
+    return None if clock is None or top is None else clock * THROTTLED <= top
+
+
+def _share(window: DeviceWindow, field: str) -> float | None:
+    """The largest share of the time between two readings, 0 to 1; None: not told twice."""
+    shares = []
+    for before, after in pairwise(window.since_before):
+        counted, later = getattr(before, field, None), getattr(after, field, None)
+        passed_s = after.sampled_s - before.sampled_s
+        if counted is not None and later is not None and passed_s > 0.0:
+            # A counter that began anew has counted nothing that can be told.
+            shares.append(min(1.0, max(0.0, later - counted) / passed_s))
+    return max(shares, default=None)

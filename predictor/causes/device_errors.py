@@ -1,0 +1,256 @@
+"""What a device's links, memory and driver report of errors: one rule per kind. Pure.
+
+Like `devices.py`: the worst since the onset, and only where healthy peers do not show it too.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.causes.evidence import (
+    Beside,
+    Cause,
+    CauseKind,
+    DeviceWindow,
+    Look,
+    Symptoms,
+    beside,
+    counted,
+    grown,
+    looked_at,
+    told,
+)
+from pacekeeper.predictor.causes.xids import meaning
+
+SLOW_ANSWER_S = 0.5  # NVML takes milliseconds
+SLOWER = 1.05
+HARMLESS_RECOVERY = 0  # NVML_GPU_RECOVERY_ACTION_NONE
+_RECOVERIES: Mapping[int, str] = {
+    1: "a reset of the device",
+    2: "a reboot of the node",
+    3: "that peers leave it",
+    4: "that it is drained and reset",
+    5: "a recovery of the IMEX domain",
+    6: "a reset of its bus",
+    7: "a reboot of the system",
+}
+_Question = Callable[[DeviceWindow], bool | None]
+
+
+def lost(symptoms: Symptoms) -> Look:
+    """The device fell off its bus, or must be reset."""
+    words = "the device is lost: it answers its driver no more"
+    return _flagged(symptoms, "loss", _is_lost, CauseKind.LOST, Tier.CONFIRMED, lambda _: words)
+
+
+def xids(symptoms: Symptoms) -> Look:
+    """Errors that the driver reported since the onset, each told once."""
+
+    def causes(
+        codes: tuple[int, ...], _: Sequence[tuple[int, ...]], among: Beside
+    ) -> Sequence[Cause]:
+        known = {code: meaning(code) for code in codes}
+        return [
+            _cause(
+                xid.kind,
+                among.sure(xid.most),
+                f"the driver reported Xid {code}, {xid.words} ({among.words})",
+            )
+            for code, xid in known.items()
+        ]
+
+    return looked_at(
+        symptoms, "Xids", _new_xids, is_alike=lambda peers, _: bool(peers), causes=causes
+    )
+
+
+def nvlink(symptoms: Symptoms) -> Look:
+    """Links that are down or slower than the peers'; a device is its own witness of the former."""
+    subject = "NVLinks"
+    own = symptoms.device
+    down = None if own is None else _links_down(own)
+    speed = None if own is None else _link_speed(own)
+    causes = []
+    if down:
+        among = beside(symptoms.alike, _has_links_down)
+        if not among.is_refuted:
+            words = f"{down} of its NVLinks are down ({among.words})"
+            causes.append(_cause(CauseKind.NVLINK, among.sure(Tier.PROBABLE), words))
+    theirs = told([_link_speed(peer) for peer in symptoms.alike])
+    if speed is not None and theirs:
+        among = Beside(told=len(theirs), shared=sum(t < max(speed, 1.0) * SLOWER for t in theirs))
+        if not among.is_refuted:
+            words = f"its NVLinks add up to {speed / 1e9:.0f} GB/s, those of its peers to "
+            words += f"{max(theirs) / 1e9:.0f}"
+            causes.append(_cause(CauseKind.NVLINK, Tier.PROBABLE, words))
+    return Look(
+        subject=subject, is_told=down is not None or speed is not None, causes=tuple(causes)
+    )
+
+
+def nvlink_errors(symptoms: Symptoms) -> Look:
+    """Packets damaged or sent again, links trained anew; a few are common in health."""
+    fields = {
+        "nvlink_errors": "damaged NVLink packets",
+        "nvlink_replays": "NVLink replays",
+        "nvlink_recoveries": "NVLink recoveries",
+    }
+    return _counted(symptoms, "NVLink errors", fields, CauseKind.NVLINK, Tier.SUSPECTED)
+
+
+def pcie_errors(symptoms: Symptoms) -> Look:
+    """Errors that the link corrected slow it; those it did not are worse."""
+    corrected = {"pcie_errors": "corrected PCIe errors", "pcie_recoveries": "PCIe recoveries"}
+    soft = _counted(symptoms, "PCIe errors", corrected, CauseKind.PCIE, Tier.SUSPECTED)
+    fatal = {"pcie_fatal_errors": "uncorrected PCIe errors"}
+    hard = _counted(symptoms, "PCIe errors", fatal, CauseKind.PCIE, Tier.PROBABLE)
+    return Look(
+        subject="PCIe errors",
+        is_told=soft.is_told or hard.is_told,
+        causes=(*hard.causes, *soft.causes),
+    )
+
+
+def ecc_corrected(symptoms: Symptoms) -> Look:
+    """Memory that is corrected all the time is about to fail."""
+    fields = {"ecc_corrected": "corrected ECC errors"}
+    return _counted(symptoms, "corrected ECC", fields, CauseKind.MEMORY_ERRORS, Tier.SUSPECTED)
+
+
+def rows(symptoms: Symptoms) -> Look:
+    """Damaged rows of memory that wait for a reset, or for which there is no spare."""
+    subject = "row remapping"
+    failed = _flagged(
+        symptoms,
+        subject,
+        lambda window: _any(window, "has_remap_failed"),
+        CauseKind.MEMORY_ERRORS,
+        Tier.PROBABLE,
+        lambda others: f"a damaged row of its memory could not be replaced ({others})",
+    )
+    pending = _flagged(
+        symptoms,
+        subject,
+        lambda window: _any(window, "is_remap_pending"),
+        CauseKind.MEMORY_ERRORS,
+        Tier.SUSPECTED,
+        lambda others: f"damaged rows of its memory wait for a reset ({others})",
+    )
+    is_told = failed.is_told or pending.is_told
+    return Look(subject=subject, is_told=is_told, causes=(*failed.causes, *pending.causes))
+
+
+def recovery(symptoms: Symptoms) -> Look:
+    """What the driver itself asks for (NVML_GPU_RECOVERY_ACTION)."""
+
+    def words(others: str) -> str:
+        assert symptoms.device is not None
+        action = max(_told_health(symptoms.device, "recovery_action"))
+        return f"the driver asks for {_RECOVERIES.get(action, f'action {action}')} ({others})"
+
+    def is_asked(window: DeviceWindow) -> bool | None:
+        actions = _told_health(window, "recovery_action")
+        return any(action != HARMLESS_RECOVERY for action in actions) if actions else None
+
+    return _flagged(symptoms, "recovery action", is_asked, CauseKind.DRIVER, Tier.PROBABLE, words)
+
+
+def slow_driver(symptoms: Symptoms) -> Look:
+    """A driver that takes long to answer holds its lock: who launches kernels waits for it, too."""
+
+    def is_slow(window: DeviceWindow) -> bool | None:
+        answers = told([s.answer_s for s in window.during])
+        return max(answers) >= SLOW_ANSWER_S if answers else None
+
+    def words(others: str) -> str:
+        assert symptoms.device is not None
+        longest_s = max(told([s.answer_s for s in symptoms.device.during]))
+        return f"its driver took {longest_s:.1f} s to answer ({others})"
+
+    return _flagged(symptoms, "driver's answers", is_slow, CauseKind.DRIVER, Tier.SUSPECTED, words)
+
+
+def _flagged(
+    symptoms: Symptoms,
+    subject: str,
+    question: _Question,
+    kind: CauseKind,
+    most: Tier,
+    words: Callable[[str], str],
+) -> Look:
+    """A cause where the device shows it and most of its peers do not."""
+
+    def causes(mine: bool, _: Sequence[bool], among: Beside) -> Sequence[Cause]:
+        return (_cause(kind, among.sure(most), words(among.words)),) if mine else ()
+
+    return looked_at(symptoms, subject, question, is_alike=lambda peers, _: peers, causes=causes)
+
+
+def _counted(
+    symptoms: Symptoms, subject: str, fields: Mapping[str, str], kind: CauseKind, most: Tier
+) -> Look:
+    """A cause for each counter that grew since the onset."""
+    looks = [
+        counted(symptoms, subject, what, partial(_growth, field=field), kind, most)
+        for field, what in fields.items()
+    ]
+    return Look(
+        subject=subject,
+        is_told=any(look.is_told for look in looks),
+        causes=tuple(cause for look in looks for cause in look.causes),
+    )
+
+
+def _cause(kind: CauseKind, sure: Tier, words: str) -> Cause:
+    return Cause(kind=kind, sure=sure, words=words)
+
+
+def _growth(window: DeviceWindow, field: str) -> int | None:
+    """Since the last sample before the onset."""
+    return grown([getattr(s.health, field, None) for s in window.since_before])
+
+
+def _told_health(window: DeviceWindow, field: str) -> list[int]:
+    return told([getattr(s.health, field, None) for s in window.during])
+
+
+def _any(window: DeviceWindow, field: str) -> bool | None:
+    values = _told_health(window, field)
+    return any(values) if values else None
+
+
+def _is_lost(window: DeviceWindow) -> bool | None:
+    return any(s.is_lost for s in window.during) if window.during else None
+
+
+def _new_xids(window: DeviceWindow) -> tuple[int, ...] | None:
+    """Codes since the onset, oldest first; of very many the newest. None: nobody listens."""
+    told_by = [(s.health.num_xids, s.health.xids) for s in window.since_before if s.health]
+    heard = [(count, xids) for count, xids in told_by if count is not None and xids is not None]
+    if len(heard) < 2:
+        return None
+    found: list[int] = []
+    for (before, _), (after, xids) in pairwise(heard):
+        if after > before:
+            found += xids[before - after :]
+    return tuple(found)
+
+
+def _links_down(window: DeviceWindow) -> int | None:
+    counts = [
+        s.health.nvlinks - s.health.nvlinks_up
+        for s in window.during
+        if s.health and s.health.nvlinks is not None and s.health.nvlinks_up is not None
+    ]
+    return max(counts, default=None)
+
+
+def _has_links_down(window: DeviceWindow) -> bool | None:
+    down = _links_down(window)
+    return None if down is None else down > 0
+
+
+def _link_speed(window: DeviceWindow) -> float | None:
+    speeds = told([getattr(s.health, "nvlink_bytes_per_s", None) for s in window.during])
+    return min(speeds, default=None)

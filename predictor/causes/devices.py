@@ -1,0 +1,275 @@
+"""What a device's samples say of why its rank is slow: one rule per reading of NVML. Pure.
+
+A reading accuses only under load and only where peers of the same model, which are not slow, do
+not show it too. Every rule takes the worst sample since the onset, of the device and of its peers
+alike: one more sample of a device never makes its rule less sure.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.causes.evidence import (
+    IDLE,
+    Beside,
+    Cause,
+    CauseKind,
+    DeviceWindow,
+    Look,
+    Symptoms,
+    beside,
+    counted,
+    grown,
+    looked_at,
+    told,
+)
+
+HOTTER_CELSIUS = 10.0
+HOT_CELSIUS = 85.0  # near the slowdown limit of present data-centre devices
+AT_LIMIT_RATIO = 0.97
+LESS_POWER = 1.05
+HOT_MEMORY_CELSIUS = 95.0  # near the limit of present HBM
+NEAR_CELSIUS = 3.0  # to the temperature at which clocks go down
+LESS_ACTIVE = 1.25  # times: who works on kernels and waits for nobody is busier than its peers
+
+
+def temperature(symptoms: Symptoms) -> Look:
+    """Heat alone slows nothing: never more than suspected."""
+    return _heat(symptoms, "temperature", _hottest, hot=HOT_CELSIUS, own="", theirs="its peers had")
+
+
+def memory_temperature(symptoms: Symptoms) -> Look:
+    """Hot memory slows its clock; like heat, never more than suspected."""
+    return _heat(
+        symptoms,
+        "memory temperature",
+        _hottest_memory,
+        hot=HOT_MEMORY_CELSIUS,
+        own="its memory has ",
+        theirs="its peers'",
+    )
+
+
+def margin(symptoms: Symptoms) -> Look:
+    """The device's own measure of heat: degrees until its clocks go down."""
+
+    def causes(mine: float, _: Sequence[float], among: Beside) -> Sequence[Cause]:
+        if mine > NEAR_CELSIUS:
+            return ()
+        words = f"{mine:.0f} degrees below the temperature at which it slows down ({among.words})"
+        return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(
+        symptoms,
+        "temperature margin",
+        _margin,
+        is_alike=lambda peers, _: peers <= NEAR_CELSIUS,
+        causes=causes,
+    )
+
+
+def power(symptoms: Symptoms) -> Look:
+    """A lower limit than the peers' is a setting; running at it is common in health."""
+    subject = "power"
+    own = symptoms.device
+    limit = None if own is None else _limit(own)
+    if own is None or limit is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([_limit(peer) for peer in symptoms.alike])
+    among = Beside(told=len(theirs), shared=sum(t < limit * LESS_POWER for t in theirs))
+    causes = []
+    if theirs and not among.is_refuted:
+        words = f"its power limit is {limit:.0f} W, its peers' {median(theirs):.0f} W"
+        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.PROBABLE, words=words))
+    at_limit = _asked(symptoms, _is_at_limit)
+    default = None if theirs else _default_limit(own)
+    if default is not None and limit * LESS_POWER <= default:
+        words = f"its power limit is set to {limit:.0f} W, by default it is {default:.0f} W"
+        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
+    if _is_at_limit(own) and at_limit.told and not at_limit.is_refuted:
+        words = f"it draws all of its power limit of {limit:.0f} W ({at_limit.words})"
+        causes.append(Cause(kind=CauseKind.POWER, sure=Tier.SUSPECTED, words=words))
+    return Look(subject=subject, causes=tuple(causes))
+
+
+def pcie_link(symptoms: Symptoms) -> Look:
+    """A link that trained down: below its peers' or, without any, below its own best."""
+    subject = "PCIe link"
+    own = symptoms.device
+    if own is None:
+        return Look(subject=subject, is_told=False)
+    causes = []
+    is_told = False
+    for field, name in (("pcie_width", "width x"), ("pcie_generation", "generation ")):
+        mine = _least(own, field)
+        if mine is None:
+            continue
+        is_told = True
+        theirs = told([_least(peer, field) for peer in symptoms.alike])
+        among = Beside(told=len(theirs), shared=sum(t <= mine for t in theirs))
+        if theirs and not among.is_refuted:
+            words = f"PCIe {name}{mine:.0f}, its peers {name}{median(theirs):.0f}"
+            causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.PROBABLE, words=words))
+        best = max(_healths(own, f"{field}_max"), default=None)
+        if not theirs and best is not None and mine < best:
+            words = f"PCIe {name}{mine:.0f}, it can {best:.0f}"
+            causes.append(Cause(kind=CauseKind.PCIE, sure=Tier.SUSPECTED, words=words))
+    return Look(subject=subject, is_told=is_told, causes=tuple(causes))
+
+
+def pcie_replays(symptoms: Symptoms) -> Look:
+    """Packets sent again since the onset; a few are common in health."""
+    return _counted(symptoms, "pcie_replays", "PCIe replays", CauseKind.PCIE, Tier.SUSPECTED)
+
+
+def ecc(symptoms: Symptoms) -> Look:
+    """Uncorrected memory errors since the onset."""
+    kind = CauseKind.MEMORY_ERRORS
+    return _counted(symptoms, "ecc_uncorrected", "uncorrected ECC errors", kind, Tier.PROBABLE)
+
+
+def foreign_processes(symptoms: Symptoms) -> Look:
+    """Processes on the device that are no ranks of the job.
+
+    NVML gives numbers of the host's namespace: where no rank of the job is among them, the numbers
+    can not be compared and say nothing.
+    """
+
+    def causes(mine: frozenset[int], _: Sequence[frozenset[int]], among: Beside) -> Sequence[Cause]:
+        if not mine:
+            return ()
+        pids = ", ".join(map(str, sorted(mine)))
+        words = f"processes that are no ranks of the job use the device: {pids} ({among.words})"
+        sure = among.sure(Tier.PROBABLE)
+        return (Cause(kind=CauseKind.FOREIGN_PROCESS, sure=sure, words=words),)
+
+    return looked_at(
+        symptoms,
+        "processes on the device",
+        _strangers,
+        is_alike=lambda peers, _: bool(peers),
+        causes=causes,
+    )
+
+
+def idleness(symptoms: Symptoms) -> Look:
+    """A device that idles while its peers work waits for its node: a hint, not a proof."""
+
+    def causes(mine: bool, _: Sequence[bool], among: Beside) -> Sequence[Cause]:
+        if not mine or not among.told:
+            return ()
+        words = f"the device idles in between: its node feeds it too slowly ({among.words})"
+        return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(symptoms, "idling", _is_idle, is_alike=lambda peers, _: peers, causes=causes)
+
+
+def activity(symptoms: Symptoms) -> Look:
+    """Multiprocessors that work less than the peers' wait for their node: a hint, as idling is."""
+
+    def causes(mine: float, theirs: Sequence[float], _: Beside) -> Sequence[Cause]:
+        if not theirs:
+            return ()
+        words = f"its multiprocessors worked {mine:.0%} of the time, "
+        words += f"its peers' {median(theirs):.0%}"
+        return (Cause(kind=CauseKind.STARVED, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(
+        symptoms,
+        "activity",
+        _activity,
+        is_alike=lambda peers, mine: peers < mine * LESS_ACTIVE,
+        causes=causes,
+    )
+
+
+def _heat(
+    symptoms: Symptoms,
+    subject: str,
+    degrees_of: Callable[[DeviceWindow], float | None],
+    *,
+    hot: float,
+    own: str,
+    theirs: str,
+) -> Look:
+    """Hotter than the peers or, without any, `hot`; `own` and `theirs`: how the reason begins."""
+
+    def causes(mine: float, peers: Sequence[float], _: Beside) -> Sequence[Cause]:
+        if not peers and mine < hot:
+            return ()
+        against = f"{theirs} {median(peers):.0f}" if peers else "no peer to compare with"
+        words = f"{own}{mine:.0f} degrees Celsius, {against}"
+        return (Cause(kind=CauseKind.THERMAL, sure=Tier.SUSPECTED, words=words),)
+
+    return looked_at(
+        symptoms,
+        subject,
+        degrees_of,
+        is_alike=lambda peers, mine: peers > mine - HOTTER_CELSIUS,
+        causes=causes,
+    )
+
+
+def _counted(symptoms: Symptoms, field: str, what: str, kind: CauseKind, most: Tier) -> Look:
+    return counted(symptoms, what, what, lambda window: _growth(window, field), kind, most)
+
+
+def _asked(symptoms: Symptoms, shares: Callable[[DeviceWindow], bool | None]) -> Beside:
+    return beside(symptoms.alike, shares)
+
+
+def _hottest(window: DeviceWindow) -> float | None:
+    return max(told([s.temperature_celsius for s in window.during]), default=None)
+
+
+def _hottest_memory(window: DeviceWindow) -> float | None:
+    return max(told([s.memory_temperature_celsius for s in window.during]), default=None)
+
+
+def _margin(window: DeviceWindow) -> float | None:
+    return min(told([s.margin_celsius for s in window.during]), default=None)
+
+
+def _activity(window: DeviceWindow) -> float | None:
+    return min(told([s.sm_active_ratio for s in window.during]), default=None)
+
+
+def _healths(window: DeviceWindow, field: str) -> list[float]:
+    return told([getattr(s.health, field, None) for s in window.during])
+
+
+def _default_limit(window: DeviceWindow) -> float | None:
+    return max(_healths(window, "power_limit_default_watts"), default=None)
+
+
+def _limit(window: DeviceWindow) -> float | None:
+    return min(told([s.power_limit_watts for s in window.during]), default=None)
+
+
+def _is_at_limit(window: DeviceWindow) -> bool | None:
+    ratios = [
+        s.power_watts / s.power_limit_watts
+        for s in window.busy
+        if s.power_watts is not None and s.power_limit_watts
+    ]
+    return max(ratios) >= AT_LIMIT_RATIO if ratios else None
+
+
+def _least(window: DeviceWindow, field: str) -> float | None:
+    return min(told([getattr(s, field) for s in window.busy]), default=None)
+
+
+def _growth(window: DeviceWindow, field: str) -> int | None:
+    """Since the last sample before the onset."""
+    return grown([getattr(s, field) for s in window.since_before])
+
+
+def _strangers(window: DeviceWindow) -> frozenset[int] | None:
+    lists = told([s.processes for s in window.during])
+    pids = frozenset(pid for each in lists for pid in each)
+    return pids - window.pids if pids & window.pids else None
+
+
+def _is_idle(window: DeviceWindow) -> bool | None:
+    reasons = told([s.clock_event_reasons for s in window.during])
+    return any(reason & IDLE for reason in reasons) if reasons else None

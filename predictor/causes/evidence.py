@@ -1,0 +1,243 @@
+"""What a rank's device, host and thread showed around an onset, and what may follow from it. Pure.
+
+Times are of each sample's own node and compared with the onset on that node only.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import TypeVar
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+
+SLACK_S = 2.0  # a sample this much before the onset still shows it: sampled each second, rounded
+BUSY_RATIO = 0.5  # below it a device saves power: its clocks and its link say nothing
+IDLE = 0x1  # NVML clock event: nothing runs on the device
+
+T = TypeVar("T")
+
+
+class CauseKind(StrEnum):
+    THERMAL = "thermal"
+    POWER = "power"
+    CLOCKS = "clocks"
+    PCIE = "pcie"
+    MEMORY_ERRORS = "memory_errors"
+    FOREIGN_PROCESS = "foreign_process"
+    NVLINK = "nvlink"
+    DRIVER = "driver"
+    LOST = "lost"  # the device answers no more
+    NETWORK = "network"
+    STARVED = "starved"  # the device waits for its host
+    FROZEN = "frozen"  # the thread neither ran nor wanted to
+    CORE_TAKEN = "core_taken"  # the thread wanted to run, its core was someone else's
+    HOST = "host"
+    UNKNOWN = "unknown"  # nothing was seen; the words say where was looked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Something that was seen and would explain a slow rank; `not_seen`: proof nobody gave."""
+
+    kind: CauseKind
+    sure: Tier
+    words: str
+    not_seen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one rule says of its `subject`: its causes, or that nobody told (`is_told` False)."""
+
+    subject: str
+    is_told: bool = True
+    causes: tuple[Cause, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceWindow:
+    """Samples of one device, oldest first, and the onset on its node's clock.
+
+    `pids` are the processes of the job on that node.
+    """
+
+    onset_s: float
+    samples: tuple[DeviceSample, ...] = ()
+    pids: frozenset[int] = frozenset()
+
+    @property
+    def during(self) -> tuple[DeviceSample, ...]:
+        """Those since the onset."""
+        return tuple(s for s in self.samples if s.sampled_s >= self.onset_s - SLACK_S)
+
+    @property
+    def busy(self) -> tuple[DeviceSample, ...]:
+        """Those since the onset, under load (or where the device does not tell)."""
+        return tuple(
+            s
+            for s in self.during
+            if not (s.clock_event_reasons or 0) & IDLE
+            and (s.utilisation_ratio is None or s.utilisation_ratio >= BUSY_RATIO)
+        )
+
+    @property
+    def since_before(self) -> tuple[DeviceSample, ...]:
+        """Those since the onset and the last one before it: between them counters grow."""
+        during = self.during
+        return self.samples[-len(during) - 1 :] if during else ()
+
+    @property
+    def model(self) -> str:
+        """What kind of device it is; empty: not known."""
+        return self.samples[-1].name if self.samples else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostWindow:
+    """Samples of one node's kernel, oldest first, and the onset on its clock."""
+
+    onset_s: float
+    samples: tuple[HostSample, ...] = ()
+
+    @property
+    def during(self) -> tuple[HostSample, ...]:
+        """Those since the onset."""
+        return tuple(s for s in self.samples if s.sampled_s >= self.onset_s - SLACK_S)
+
+    @property
+    def since_before(self) -> tuple[HostSample, ...]:
+        """Those since the onset and the last one before it: between them counters grow."""
+        during = self.during
+        return self.samples[-len(during) - 1 :] if during else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreadTime:
+    """Where one rank's own thread spent the newest step. None: its clock does not tell."""
+
+    compute_s: float
+    run_queue_s: float | None = None
+    stall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptoms:
+    """All that is known of a slow rank and of ranks of the same role that are not slow.
+
+    `slowdown` is what is to be explained, observed / expected time (None: not known);
+    `neighbours` counts those on its own node; `peer_hosts` are the nodes of the others.
+    """
+
+    slowdown: float | None = None
+    device: DeviceWindow | None = None
+    peers: tuple[DeviceWindow, ...] = ()
+    host: HostWindow | None = None
+    neighbours: int = 0
+    peer_hosts: tuple[HostWindow, ...] = ()
+    thread: ThreadTime | None = None
+    peer_threads: tuple[ThreadTime, ...] = ()
+
+    @property
+    def alike(self) -> tuple[DeviceWindow, ...]:
+        """Peers with a device of the same model: others have other clocks, limits and links."""
+        own = "" if self.device is None else self.device.model
+        return tuple(peer for peer in self.peers if peer.model == own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """How many peers told the same reading, and how many of them show what the slow one shows."""
+
+    told: int
+    shared: int
+
+    @property
+    def is_refuted(self) -> bool:
+        """They are not slow: what half of them show as well slows nobody."""
+        return self.shared > 0 and 2 * self.shared >= self.told
+
+    @property
+    def words(self) -> str:
+        if not self.told:
+            return "no peer to compare with"
+        return f"{self.shared or 'none'} of {self.told} peers"
+
+    def sure(self, most: Tier) -> Tier:
+        """`most` beside a peer that told and does not share it; one tier less without any."""
+        return most if self.told else lower(most)
+
+
+def beside(peers: Sequence[T], shares: Callable[[T], bool | None]) -> Beside:
+    """Ask the peers. `shares` says None of a peer that did not tell."""
+    answers = [answer for peer in peers if (answer := shares(peer)) is not None]
+    return Beside(told=len(answers), shared=sum(answers))
+
+
+def looked_at(
+    symptoms: Symptoms,
+    subject: str,
+    reading: Callable[[DeviceWindow], T | None],
+    *,
+    is_alike: Callable[[T, T], bool],
+    causes: Callable[[T, Sequence[T], Beside], Sequence[Cause]],
+) -> Look:
+    """What one reading of the device says beside its peers'; `reading` says None where not told.
+
+    is_alike(a peer's, its own): the peer, which is not slow, shows it too. `causes` is asked, with
+    its own, the peers' and how many of them share it, unless they refute it.
+    """
+    own = None if symptoms.device is None else reading(symptoms.device)
+    if own is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([reading(peer) for peer in symptoms.alike])
+    among = beside(theirs, lambda one: is_alike(one, own))
+    found = () if among.is_refuted else tuple(causes(own, theirs, among))
+    return Look(subject=subject, causes=found)
+
+
+def counted(
+    symptoms: Symptoms,
+    subject: str,
+    what: str,
+    growth: Callable[[DeviceWindow], int | None],
+    kind: CauseKind,
+    most: Tier,
+) -> Look:
+    """What a counter of the device grew by since the onset, of which peers show none."""
+
+    def causes(mine: int, _: Sequence[int], among: Beside) -> Sequence[Cause]:
+        if mine <= 0:
+            return ()
+        words = f"{mine} new {what} ({among.words})"
+        return (Cause(kind=kind, sure=among.sure(most), words=words),)
+
+    return looked_at(symptoms, subject, growth, is_alike=lambda peers, _: peers > 0, causes=causes)
+
+
+def lower(tier: Tier) -> Tier:
+    """The next tier below; the lowest stays."""
+    return Tier.PROBABLE if tier is Tier.CONFIRMED else Tier.SUSPECTED
+
+
+def is_surer(tier: Tier, other: Tier) -> bool:
+    """Strictly."""
+    order = (Tier.SUSPECTED, Tier.PROBABLE, Tier.CONFIRMED)
+    return order.index(tier) > order.index(other)
+
+
+def grown(counts: Sequence[int | None]) -> int | None:
+    """By how much a counter grew, oldest first; None: not told twice.
+
+    One that began anew, as after a restart of a driver, has grown since then only.
+    """
+    known = told(counts)
+    if len(known) < 2:
+        return None
+    return sum(max(0, after - before) for before, after in pairwise(known))
+
+
+def told(values: Sequence[T | None]) -> list[T]:
+    """Those that were measured."""
+    return [value for value in values if value is not None]

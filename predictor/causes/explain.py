@@ -1,0 +1,101 @@
+"""Why is a rank slow: all rules asked, what was seen ordered by how sure it is. Pure.
+
+Rules: `clocks.py`, `device_errors.py`, `devices.py`, `hosts.py`. Nothing is
+invented: where no rule fires, the answer says which readings were as the peers' and which nobody
+gave.
+"""
+
+from collections.abc import Callable, Sequence
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.causes import clocks, device_errors, devices, hosts
+from pacekeeper.predictor.causes.evidence import Cause, CauseKind, Look, Symptoms
+
+Rule = Callable[[Symptoms], Look]
+
+RULES: tuple[Rule, ...] = (
+    device_errors.lost,
+    device_errors.xids,
+    devices.foreign_processes,
+    clocks.held_time,
+    clocks.clock_events,
+    devices.ecc,
+    clocks.sm_clock,
+    clocks.clock_setting,
+    devices.pcie_link,
+    devices.power,
+    device_errors.nvlink,
+    device_errors.rows,
+    device_errors.recovery,
+    hosts.stall,
+    hosts.run_queue,
+    hosts.memory_pressure,
+    hosts.swapping,
+    hosts.io_pressure,
+    hosts.cpu_pressure,
+    hosts.memory_left,
+    hosts.host_load,
+    hosts.network,
+    hosts.fabric,
+    devices.pcie_replays,
+    device_errors.pcie_errors,
+    device_errors.nvlink_errors,
+    device_errors.ecc_corrected,
+    device_errors.slow_driver,
+    devices.temperature,
+    devices.memory_temperature,
+    devices.margin,
+    devices.activity,
+    devices.idleness,
+)
+_ORDER = {Tier.CONFIRMED: 0, Tier.PROBABLE: 1, Tier.SUSPECTED: 2}
+MOST_TOLD = 3  # causes in one line
+
+
+def explain(symptoms: Symptoms) -> tuple[Cause, ...]:
+    """What was seen, the surest first, within one tier in the order of `RULES`.
+
+    Never empty: where nothing was seen, the one cause of kind UNKNOWN says where was looked.
+    """
+    looks = [rule(symptoms) for rule in RULES]
+    causes = [cause for look in looks for cause in look.causes]
+    if not causes:
+        return (_nothing(symptoms, looks),)
+    return tuple(sorted(causes, key=lambda cause: _ORDER[cause.sure]))
+
+
+def is_explained(causes: Sequence[Cause]) -> bool:
+    """Was anything seen at all?"""
+    return any(cause.kind is not CauseKind.UNKNOWN for cause in causes)
+
+
+def in_words(causes: Sequence[Cause]) -> str:
+    """One line for people: the surest causes, each with its tier and with what nobody told."""
+    parts = []
+    for cause in causes[:MOST_TOLD]:
+        if cause.kind is CauseKind.UNKNOWN:
+            parts.append(cause.words)
+            continue
+        missing = f", not told: {', '.join(cause.not_seen)}" if cause.not_seen else ""
+        parts.append(f"{cause.sure} {cause.kind}: {cause.words}{missing}")
+    if len(causes) > MOST_TOLD:
+        parts.append(f"and {len(causes) - MOST_TOLD} weaker signs")
+    return "; ".join(parts)
+
+
+def _nothing(symptoms: Symptoms, looks: Sequence[Look]) -> Cause:
+    missing = []
+    if symptoms.device is None or not symptoms.device.during:
+        missing.append("no device samples")
+    if symptoms.host is None or not symptoms.host.during:
+        missing.append("no host samples")
+    thread = symptoms.thread
+    if thread is None or (thread.run_queue_s is None and thread.stall_s is None):
+        missing.append("no thread times")
+    clear = [look.subject for look in looks if look.is_told]
+    blind = [look.subject for look in looks if not look.is_told]
+    words = f"nothing seen: {', '.join(missing)}" if missing else "nothing seen"
+    if clear:
+        words += f"; not unusual: {', '.join(clear)}"
+        words += f"; not told: {', '.join(blind)}" if blind else ""
+    return Cause(kind=CauseKind.UNKNOWN, sure=Tier.SUSPECTED, words=words, not_seen=tuple(blind))

@@ -1,0 +1,269 @@
+"""What a node's kernel and a rank's own thread say of why the rank is slow. Pure.
+
+What a node shows should slow all its ranks alike: healthy neighbours make it doubtful and refute
+it where no other node was without it. What the kernel counted for the very thread is proof.
+"""
+
+from collections.abc import Callable
+from statistics import median
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.core.telemetry.samples import HostSample
+from pacekeeper.predictor.causes.evidence import (
+    Cause,
+    CauseKind,
+    HostWindow,
+    Look,
+    Symptoms,
+    ThreadTime,
+    beside,
+    grown,
+    lower,
+    told,
+)
+
+PRESSED_RATIO = 0.10  # of the time: what the smallest slowdown worth a finding would cost
+LOST_RATIO = 0.10
+LOADED = 1.0  # runnable tasks per core
+LEFT_RATIO = 0.05  # of memory: below it the kernel takes pages back all the time
+SWAPPING_BYTES_PER_S = 1 << 20
+RESENT_RATIO = 0.01  # of TCP segments: beyond it a connection's window collapses again and again
+
+_Reading = Callable[[HostSample], float | None]
+_Worst = Callable[[HostWindow], float | None]
+
+
+def host_load(symptoms: Symptoms) -> Look:
+    """More tasks that want to run than cores (mean of a minute, tasks that wait for disk too)."""
+
+    def per_core(sample: HostSample) -> float | None:
+        if sample.load_1min is None or not sample.num_cores:
+            return None
+        return sample.load_1min / sample.num_cores
+
+    def words(worst: float) -> str:
+        return f"load average {worst:.1f} per core of its node"
+
+    return _judged(symptoms, "host load", per_core, LOADED, words, Tier.SUSPECTED)
+
+
+def cpu_pressure(symptoms: Symptoms) -> Look:
+    """Tasks of the node wait for a core."""
+    what = "some task of its node waited for a core"
+    return _pressure(symptoms, "CPU pressure", lambda s: s.cpu_some_ratio, what, Tier.SUSPECTED)
+
+
+def io_pressure(symptoms: Symptoms) -> Look:
+    """All tasks of the node wait for storage."""
+    what = "all tasks of its node waited for storage"
+    return _pressure(symptoms, "I/O pressure", lambda s: s.io_full_ratio, what, Tier.SUSPECTED)
+
+
+def memory_pressure(symptoms: Symptoms) -> Look:
+    """All tasks of the node wait for memory."""
+    what = "all tasks of its node waited for memory"
+    return _pressure(
+        symptoms, "memory pressure", lambda s: s.memory_full_ratio, what, Tier.PROBABLE
+    )
+
+
+def memory_left(symptoms: Symptoms) -> Look:
+    """The node's memory is nearly full."""
+
+    def used(sample: HostSample) -> float | None:
+        if sample.memory_available_bytes is None or not sample.memory_bytes:
+            return None
+        return 1.0 - sample.memory_available_bytes / sample.memory_bytes
+
+    def words(worst: float) -> str:
+        return f"{1.0 - worst:.1%} of its node's memory is left"
+
+    limit = 1.0 - LEFT_RATIO
+    return _judged(symptoms, "memory left", used, limit, words, Tier.SUSPECTED)
+
+
+def swapping(symptoms: Symptoms) -> Look:
+    """Pages come back from swap: whoever needs one stands still."""
+
+    def words(worst: float) -> str:
+        return f"its node reads {worst / 2**20:.1f} MiB/s back from swap"
+
+    return _judged(
+        symptoms,
+        "swapping",
+        lambda s: s.swap_in_bytes_per_s,
+        SWAPPING_BYTES_PER_S,
+        words,
+        Tier.PROBABLE,
+    )
+
+
+def network(symptoms: Symptoms) -> Look:
+    """Segments sent again, packets damaged or dropped: who waits for messages is late by it."""
+
+    def words(worst: float) -> str:
+        return f"its node sent {worst:.1%} of its TCP segments again"
+
+    kind = CauseKind.NETWORK
+    resent = _judged(
+        symptoms,
+        "network",
+        lambda s: s.tcp_resent_ratio,
+        RESENT_RATIO,
+        words,
+        Tier.SUSPECTED,
+        kind,
+    )
+    errors = _counted(symptoms, "network", "network_errors", "errors on its node's interfaces")
+    is_told = resent.is_told or errors.is_told
+    return Look(subject="network", is_told=is_told, causes=(*resent.causes, *errors.causes))
+
+
+def fabric(symptoms: Symptoms) -> Look:
+    """Ports of the fabric that are down, and errors on their links."""
+
+    def down(sample: HostSample) -> float | None:
+        if sample.fabric_ports is None or sample.fabric_ports_up is None:
+            return None
+        return sample.fabric_ports - sample.fabric_ports_up
+
+    def words(worst: float) -> str:
+        return f"{worst:.0f} fabric ports of its node are down"
+
+    kind = CauseKind.NETWORK
+    ports = _judged(symptoms, "fabric", down, 0.0, words, Tier.PROBABLE, kind)
+    errors = _counted(symptoms, "fabric", "fabric_errors", "errors on its node's fabric links")
+    is_told = ports.is_told or errors.is_told
+    return Look(subject="fabric", is_told=is_told, causes=(*ports.causes, *errors.causes))
+
+
+def run_queue(symptoms: Symptoms) -> Look:
+    """The rank's thread wanted to run and waited: somebody else had its core."""
+
+    def share(thread: ThreadTime) -> float | None:
+        if thread.run_queue_s is None:
+            return None
+        whole_s = thread.compute_s + thread.run_queue_s
+        return thread.run_queue_s / whole_s if whole_s > 0.0 else 0.0
+
+    return _lost(
+        symptoms, "run-queue wait", share, CauseKind.CORE_TAKEN, "waited for a core", Tier.PROBABLE
+    )
+
+
+def stall(symptoms: Symptoms) -> Look:
+    """The rank's thread neither ran nor wanted to: stopped, swapped out, waiting for storage.
+
+    It is part of the compute time, so that it can be compared: only what explains at least half of
+    the slowdown (of its logarithm) is proof.
+    """
+
+    def share(thread: ThreadTime) -> float | None:
+        if thread.stall_s is None:
+            return None
+        # A foreign clock may count otherwise than ours: never more than all of the time.
+        return min(1.0, thread.stall_s / thread.compute_s) if thread.compute_s > 0.0 else 0.0
+
+    mine, slowdown = symptoms.thread and share(symptoms.thread), symptoms.slowdown
+    made = 1.0 / max(1.0 - (mine or 0.0), 1e-3)
+    is_enough = slowdown is not None and made**2 >= slowdown
+    return _lost(
+        symptoms,
+        "stall",
+        share,
+        CauseKind.FROZEN,
+        "stood still (stopped, swapped out or waiting for storage)",
+        Tier.CONFIRMED if is_enough else Tier.PROBABLE,
+    )
+
+
+def _pressure(symptoms: Symptoms, subject: str, reading: _Reading, what: str, most: Tier) -> Look:
+    def words(worst: float) -> str:
+        return f"{what} {worst:.0%} of the time"
+
+    return _judged(symptoms, subject, reading, PRESSED_RATIO, words, most)
+
+
+def _judged(
+    symptoms: Symptoms,
+    subject: str,
+    reading: _Reading,
+    limit: float,
+    words: Callable[[float], str],
+    most: Tier,
+    kind: CauseKind = CauseKind.HOST,
+) -> Look:
+    """A cause where the worst sample is above the limit and other nodes stay below it."""
+
+    def worst_of(window: HostWindow) -> float | None:
+        return max(told([reading(sample) for sample in window.during]), default=None)
+
+    return _above(symptoms, subject, worst_of, limit, words, most, kind)
+
+
+def _counted(symptoms: Symptoms, subject: str, field: str, what: str) -> Look:
+    """A cause where a counter of the node grew since the onset and those of other nodes did not."""
+
+    def growth_of(window: HostWindow) -> float | None:
+        return grown([getattr(sample, field) for sample in window.since_before])
+
+    def words(worst: float) -> str:
+        return f"{worst:.0f} new {what}"
+
+    kind = CauseKind.NETWORK
+    return _above(symptoms, subject, growth_of, 0.0, words, Tier.SUSPECTED, kind)
+
+
+def _above(
+    symptoms: Symptoms,
+    subject: str,
+    worst_of: _Worst,
+    limit: float,
+    words: Callable[[float], str],
+    most: Tier,
+    kind: CauseKind,
+) -> Look:
+    mine = None if symptoms.host is None else worst_of(symptoms.host)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    among = beside(
+        symptoms.peer_hosts, lambda host: None if (w := worst_of(host)) is None else w > limit
+    )
+    neighbours = symptoms.neighbours
+    is_everybodys = neighbours > 0 and not among.told  # all who share the reading are healthy
+    if mine <= limit or among.is_refuted or is_everybodys:
+        return Look(subject=subject)
+    if among.told:
+        others = f"{among.shared or 'none'} of {among.told} other nodes"
+    else:
+        others = "no other node to compare with"
+    are = "rank is" if neighbours == 1 else "ranks are"
+    healthy = f", though {neighbours} healthy {are} on it too" if neighbours else ""
+    cause = Cause(
+        kind=kind,
+        sure=lower(among.sure(most)) if neighbours else among.sure(most),
+        words=f"{words(mine)} ({others}{healthy})",
+    )
+    return Look(subject=subject, causes=(cause,))
+
+
+def _lost(
+    symptoms: Symptoms,
+    subject: str,
+    share: Callable[[ThreadTime], float | None],
+    kind: CauseKind,
+    what: str,
+    most: Tier,
+) -> Look:
+    """A cause where the thread lost clearly more of its time than its peers did."""
+    mine = None if symptoms.thread is None else share(symptoms.thread)
+    if mine is None:
+        return Look(subject=subject, is_told=False)
+    theirs = told([share(thread) for thread in symptoms.peer_threads])
+    among = beside(theirs, lambda lost: lost > mine - LOST_RATIO)
+    if mine <= LOST_RATIO or among.is_refuted:
+        return Look(subject=subject)
+    against = f"{median(theirs):.0%} of its peers' time" if theirs else "no peer to compare with"
+    words = f"its thread {what} {mine:.0%} of its time, {against}"
+    cause = Cause(kind=kind, sure=among.sure(most), words=words)
+    return Look(subject=subject, causes=(cause,))

@@ -1,0 +1,195 @@
+"""What a step would take under a layout: the price the planner compares. Pure.
+
+Iteration = slowest dense part + per layer the slowest expert part: the all-to-alls around the
+experts are barriers. Seconds at a rank are the model's seconds divided by the rank's speed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.telemetry.expert_row_features import KNOTS
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, Positions
+from pacekeeper.predictor.cost.model import PRIOR_SHARES, CostModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Seconds per step. `fluid_step_s`: if all work could be split at will over the speeds."""
+
+    step_s: float
+    fluid_step_s: float
+    dense_s: Mapping[int, float]
+    layer_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a step has to do, whoever does it. All but the loads are of the global batch.
+
+    Every rank runs `num_microbatches` of them: each starts its kernels and reads its experts anew.
+    """
+
+    num_rows: int
+    tokens: float
+    sum_len_squared: float
+    loads: tuple[tuple[float, ...], ...]
+    num_microbatches: int = 1
+    num_documents: float = 0.0
+    head_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_microbatches < 1:
+            raise ValueError(f"num_microbatches: expected at least 1, got {self.num_microbatches}")
+
+
+def forecast(
+    layout: Layout,
+    *,
+    model: CostModel | None,
+    workload: Workload,
+    speeds: Mapping[int, float],
+) -> Forecast:
+    """Price a layout: speeds are 1 / slowdown, 1.0 for a rank that is not named.
+
+    Without a model: unit costs in the proportions of the prior, so that layouts can be compared.
+    Raises ValueError where the loads do not fit the layout's experts, or a speed is not above 0.
+    """
+    costs = unit_costs(model, workload, layout)
+    fixed, per_token, per_square, _, per_expert, per_document, per_head = costs[: -len(BENDS)]
+    often = workload.num_microbatches
+    ranks = layout.working
+    speed = np.array([speeds.get(rank, 1.0) for rank in ranks])
+    if not (speed > 0.0).all():
+        raise ValueError(f"speeds must be above 0, got {dict(speeds)}")
+    at_rank_s, active = _expert_work(layout, workload, costs)
+    layer_s = (at_rank_s / speed).max(axis=1, initial=0.0).tolist()
+    expert_work_s = 0.0
+    for loads in workload.loads:
+        # A convex price is least where an expert's rows are spread evenly over all ranks.
+        thin = np.array(loads, dtype=np.float64) / len(ranks)
+        expert_work_s += len(ranks) * float(_expert_s(costs, thin, often).sum())
+    dense_work = (
+        per_token * workload.tokens
+        + per_square * workload.sum_len_squared
+        + per_document * workload.num_documents
+        + per_head * workload.head_tokens
+    )
+    # As the detector adds up the records: these two are paid in every micro-batch.
+    standing = often * (fixed + per_expert * active)
+    dense = (standing + dense_work * _dense_parts(layout, workload.num_rows)) / speed
+    standing_s = float(standing.mean())  # paid by each rank, not shared
+    fluid_s = standing_s + (dense_work + expert_work_s) / float(speed.sum())
+    return Forecast(
+        step_s=float(dense.max()) + sum(layer_s),
+        fluid_step_s=fluid_s,
+        dense_s=dict(zip(ranks, dense.tolist(), strict=True)),
+        layer_s=tuple(layer_s),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkParts:
+    """Of a step at speed 1: what a rank spends whatever its share, and by rank on its experts."""
+
+    fixed_s: float
+    expert_s: Mapping[int, float]
+
+
+def work_parts(layout: Layout, *, model: CostModel, workload: Workload) -> WorkParts:
+    """The parts of ranks' work that need no knowledge of who computes which tokens."""
+    costs = unit_costs(model, workload, layout)
+    at_rank_s, active = _expert_work(layout, workload, costs)
+    often = workload.num_microbatches
+    standing_s = often * costs[FEATURES.index("num_active_experts")] * active
+    return WorkParts(
+        fixed_s=float(often * costs[FEATURES.index("one")]),
+        expert_s=dict(
+            zip(layout.working, (at_rank_s.sum(axis=0) + standing_s).tolist(), strict=True)
+        ),
+    )
+
+
+def _expert_work(layout: Layout, workload: Workload, costs: Array) -> tuple[Array, Array]:
+    """Seconds [layers, ranks] that experts' rows take at speed 1, and [ranks] how many are active,
+    all layers together.
+    """
+    ranks = layout.working
+    position = {rank: i for i, rank in enumerate(ranks)}
+    seconds = np.zeros((len(workload.loads), len(ranks)))
+    active = np.zeros(len(ranks))
+    for layer, loads in enumerate(workload.loads):
+        at, load = _hosted(layout, layer, loads, position)
+        spent_s = _expert_s(costs, load, workload.num_microbatches)
+        seconds[layer] = np.bincount(at, weights=spent_s, minlength=len(ranks))
+        active += np.bincount(at[load > 0.0], minlength=len(ranks))
+    return seconds, active
+
+
+def _expert_s(costs: Array, rows: Array, num_microbatches: int) -> Array:
+    """Seconds of experts that compute so many rows a step, an equal part in each micro-batch."""
+    per_row, bends = costs[FEATURES.index("expert_rows")], costs[-len(BENDS) :]
+    beyond = np.maximum(rows[:, None] - num_microbatches * np.array(KNOTS, dtype=np.float64), 0.0)
+    spent_s: Array = per_row * rows + beyond @ bends
+    return spent_s
+
+
+def row_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
+    """Seconds that one row more or less at an expert makes, in the mean over all rows."""
+    costs, spent_s, rows = unit_costs(model, workload, layout), 0.0, 0.0
+    position = {rank: i for i, rank in enumerate(layout.working)}
+    for layer, loads in enumerate(workload.loads):
+        _, load = _hosted(layout, layer, loads, position)
+        more, less = (_expert_s(costs, load * by, workload.num_microbatches) for by in (1.01, 0.99))
+        spent_s, rows = spent_s + float((more - less).sum()), rows + 0.02 * float(load.sum())
+    return spent_s / rows if rows > 0.0 else float(costs[FEATURES.index("expert_rows")])
+
+
+def replica_s(model: CostModel | None, workload: Workload, layout: Layout) -> float:
+    """Seconds of a step that one expert more costs its rank, beside its rows."""
+    costs = unit_costs(model, workload, layout)
+    return float(workload.num_microbatches * costs[FEATURES.index("num_active_experts")])
+
+
+def _dense_parts(layout: Layout, num_rows: int) -> Array:
+    """The part of the batch's dense work that each rank of the layout does [ranks]: that of its
+    group's rows which lies in the virtual shards it holds."""
+    rows, parts = layout.rows_of(num_rows), dict.fromkeys(layout.working, 0.0)
+    for stage in layout.stages:
+        for (leader, _), group in zip(layout.batch_shares, stage.groups, strict=True):
+            for run in group:
+                held = (run.end - run.first) / layout.num_virtual_shards
+                parts[run.rank] += held * rows[leader] / num_rows
+    return np.array([parts[rank] for rank in layout.working])
+
+
+def _hosted(
+    layout: Layout, layer: int, loads: Sequence[float], position: Mapping[int, int]
+) -> tuple[Positions, Array]:
+    """Every replica of one layer: the position of its rank, and the token rows it computes."""
+    experts = layout.experts[layer]
+    if len(experts) != len(loads):
+        raise ValueError(f"layer {layer} has {len(experts)} experts, got {len(loads)} loads")
+    at = [position[host.rank] for hosts in experts for host in hosts]
+    load = [load * host.share for hosts, load in zip(experts, loads, strict=True) for host in hosts]
+    return np.array(at, dtype=np.intp), np.array(load, dtype=np.float64)
+
+
+def unit_costs(model: CostModel | None, workload: Workload, layout: Layout) -> Array:
+    """Seconds per unit of each feature, in the order of FEATURES."""
+    if model is not None:
+        return model.coefficients
+    num_ranks = len(layout.working)
+    often = workload.num_microbatches
+    totals = np.ones(len(FEATURES))
+    totals[:5] = (
+        often,
+        workload.tokens / num_ranks,
+        workload.sum_len_squared / num_ranks,
+        sum(map(sum, workload.loads)) / num_ranks,
+        often * max(1.0, sum(len(layer) for layer in layout.experts) / num_ranks),
+    )
+    units: Array = PRIOR_SHARES / np.maximum(totals, 1.0)
+    return units

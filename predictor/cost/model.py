@@ -1,0 +1,289 @@
+"""What a step's work should take: one linear model for all ranks of a role. Pure.
+
+Linear in the features, not in the work: an expert's price is convex and piecewise linear in its
+rows (`features.BENDS`), flat until the device is full.
+
+Common coefficients, so that a slow rank can not teach the model its slowness; what is a rank's own
+is one multiplier, its health. Robust (Huber weights, relative error), never negative, and pulled
+towards a prior where the data can not tell: in warm-up all ranks have the same share, so "fixed"
+and "per token" look alike, and only a prior keeps the model sane when a plan changes the shares.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import BENDS, FEATURES, Array, Flags, Positions, StepSample
+from pacekeeper.predictor.stats.peers import relative_to_peers
+from pacekeeper.predictor.stats.robust import HUBER_K, MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
+
+# Shares of the mean time, in the order of FEATURES: mostly work, some fixed cost of kernels, and
+# experts that cost in proportion to their rows until the data say otherwise.
+PRIOR_SHARES = np.array([0.12, 0.38, 0.05, 0.40, 0.05, 0.0, 0.0, *[0.0] * len(BENDS)])
+# How far off a share of the prior may well be (one sigma): attention is next to nothing with short
+# documents, and half of the time with long ones; a bend may double what a row costs.
+PRIOR_SPREAD = np.array([0.12, 0.12, 0.30, 0.12, 0.12, 0.03, 0.12, *[0.12] * len(BENDS)])
+ROUNDS, ITERATIONS = 3, 8  # of setting ranks and steps right; of weights in each, at most
+LEVEL_STEPS = 64  # newest steps that say how long work takes now, whatever it took before
+SETTLED = 1e-3  # shares that moved less are found
+LEAST_EXPECTED = 0.05  # of the typical time: smaller rows must not weigh more and more
+MAX_ROWS = 4096  # rows beyond this are thinned evenly: the fit costs the same at any cluster size
+INTERVAL_SIGMAS = 1.96  # 95 % of a normal law
+LEAST_SPREAD = 0.005  # of residuals: a perfect clock still meets a model that is not
+RANK_SPREAD = (
+    0.02  # one sigma of the healthy paces of ranks: how much a rank's steps have in common
+)
+OWN_PACE = 0.07  # log of a multiplier that is a rank's own and must not bend the common fit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CostModel:
+    """coefficients [FEATURES] in seconds per unit; sigma: robust scale of one step's log residuals
+    beside the peers; spread: the same with what all ranks share.
+
+    `covariance` [FEATURES, FEATURES] says how well the coefficients are known. `multipliers`: a
+    rank's observed / expected beside its peers', 1.0 where it can not be told from theirs;
+    `expected_s` leaves them out: it says what a healthy rank takes.
+    """
+
+    coefficients: Array
+    covariance: Array
+    sigma: float
+    spread: float = LEAST_SPREAD
+    multipliers: Mapping[int, float] = field(default_factory=dict)
+
+    def expected_s(self, features: Array) -> Array:
+        """Expected compute seconds: features [..., FEATURES] -> [...]."""
+        expected: Array = np.maximum(features @ self.coefficients, 1e-9)
+        return expected
+
+    def doubt(self, features: Array) -> Array:
+        """One sigma of log expected_s beside the peers [ranks], from not knowing the coefficients.
+
+        Nothing where all ranks do the same; large where a plan gave one a mixture never seen.
+        """
+        work = features / self.expected_s(features)[:, None]
+        if len(work) >= 3:
+            work = work - np.median(work, axis=0)
+        doubt: Array = np.sqrt(np.maximum(((work @ self.covariance) * work).sum(axis=1), 0.0))
+        return doubt
+
+    def interval_s(self, features: Array) -> tuple[Array, Array]:
+        """What 95 % of healthy steps of this work take: [..., FEATURES] -> least, most [...].
+
+        Wider where the work is unlike what the model was fitted to: the prior alone says little.
+        """
+        expected_s = self.expected_s(features)
+        log_error = np.sqrt(self.spread**2 + self._coefficient_variance(features))
+        factor = np.exp(INTERVAL_SIGMAS * log_error)
+        return expected_s / factor, expected_s * factor
+
+    def _coefficient_variance(self, features: Array) -> Array:
+        work = features / self.expected_s(features)[..., None]
+        variance: Array = np.maximum(((work @ self.covariance) * work).sum(axis=-1), 0.0)
+        return variance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """All usable observations, one row each: [rows, FEATURES], [rows] and where they are from."""
+
+    features: Array
+    observed_s: Array
+    step: Positions  # position in the samples
+    rank: Positions
+
+
+def fit(samples: Sequence[StepSample]) -> CostModel:
+    """Fit the common model to quiet steps. Raises ValueError where no step took any time.
+
+    In turns: non-negative least squares of observed / expected around 1, re-weighted (Huber 1964),
+    with a ridge to the prior; then the steps' common part and the ranks that have their own pace
+    are taken out, so that neither a noisy host nor a slow rank bends the coefficients.
+    """
+    rows = _rows_of(samples)
+    scale, typical_s = _unit_scale(rows.features), float(np.median(rows.observed_s))
+    common = np.zeros(len(samples))  # log of what a step's ranks share
+    own_pace: Collection[int] = ()
+    for _ in range(ROUNDS):
+        usable = ~np.isin(rows.rank, list(own_pace))
+        observed_s = rows.observed_s[usable] * np.exp(-common[rows.step[usable]])
+        coefficients, covariance = _regress(
+            rows.features[usable], observed_s, rows.rank[usable], scale, typical_s
+        )
+        log_ratio = np.log(rows.observed_s / np.maximum(rows.features @ coefficients, 1e-9))
+        common = _common_parts(rows, log_ratio, usable, len(samples))
+        model = CostModel(coefficients=coefficients, covariance=covariance, sigma=0.0)
+        residuals, ranks = residual_table(model, samples)
+        sigma = _sigma(residuals)
+        offsets = _offsets(residuals, sigma)
+        own_pace = _outlying(ranks, offsets)
+    return replace(
+        model,
+        sigma=sigma,
+        spread=_scale_of(np.abs(log_ratio[usable])),
+        multipliers=dict(zip(ranks, np.exp(offsets).tolist(), strict=True)),
+    )
+
+
+def log_ratios(model: CostModel, sample: StepSample, slow: Collection[int] = ()) -> Array:
+    """log(observed / expected) of each rank beside its peers; `slow` ranks are no witnesses."""
+    ratio = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
+    return relative_to_peers(ratio, ~np.isin(sample.ranks, list(slow)) if slow else None)
+
+
+def residual_table(
+    model: CostModel, samples: Sequence[StepSample]
+) -> tuple[Array, tuple[int, ...]]:
+    """Log ratios of all steps and ranks [steps, ranks], NaN where a rank is missing; the ranks."""
+    ranks = np.unique(np.concatenate([np.array(s.ranks, dtype=np.intp) for s in samples]))
+    table = np.full((len(samples), len(ranks)), np.nan)
+    whole = [i for i, sample in enumerate(samples) if len(sample.ranks) == len(ranks)]
+    if whole:  # nearly all: worth doing at once
+        features = np.stack([samples[i].features for i in whole])
+        observed_s = np.stack([samples[i].observed_s for i in whole])
+        ratios = np.log(np.maximum(observed_s, 1e-9) / model.expected_s(features))
+        table[whole] = relative_to_peers(ratios)
+    for i in set(range(len(samples))) - set(whole):
+        table[i, np.searchsorted(ranks, samples[i].ranks)] = log_ratios(model, samples[i])
+    return table, tuple(ranks.tolist())
+
+
+def _rows_of(samples: Sequence[StepSample]) -> _Rows:
+    if not samples:
+        raise ValueError("a fit needs at least one sample")
+    features = np.concatenate([sample.features for sample in samples])
+    observed_s = np.concatenate([sample.observed_s for sample in samples])
+    step = np.repeat(np.arange(len(samples)), [len(sample.ranks) for sample in samples])
+    rank = np.concatenate([np.array(sample.ranks, dtype=np.intp) for sample in samples])
+    at = np.flatnonzero(observed_s > 0.0)
+    if len(at) == 0:
+        raise ValueError("no step took any time")
+    if len(at) > MAX_ROWS:
+        at = at[np.linspace(0, len(at) - 1, MAX_ROWS).astype(np.intp)]
+    return _Rows(features=features[at], observed_s=observed_s[at], step=step[at], rank=rank[at])
+
+
+def _unit_scale(features: Array) -> Array:
+    """The mean of each feature; of the bends that of all rows: how steep g is at a knot compares
+    with what a row costs, however few rows lie beyond it as yet."""
+    scale: Array = features.mean(axis=0)
+    scale[[FEATURES.index(name) for name in BENDS]] = scale[FEATURES.index("expert_rows")]
+    return scale
+
+
+def _scale_of(deviations: Array) -> float:
+    """One sigma of these absolute deviations, by their middle or their tail, whichever is more."""
+    middle = MAD_TO_SIGMA * float(np.median(deviations))
+    return max(LEAST_SPREAD, middle, float(np.quantile(deviations, 0.95)) / INTERVAL_SIGMAS)
+
+
+def _regress(
+    features: Array, observed_s: Array, rank: Positions, scale: Array, typical_s: float
+) -> tuple[Array, Array]:
+    """Coefficients for which observed / expected is as near 1 as can be; their covariance.
+
+    Generalised least squares with a random effect per rank: what persists between ranks is their
+    own pace in part, so many steps of few ranks tell less of the work than they seem to. Rows are
+    weighted by what was expected, not by what was observed: noise among the regressors would pull
+    all coefficients down, the more the longer the history.
+    """
+    from scipy.optimize import nnls  # slow to import: not at start-up
+
+    known = scale > 0.0
+    scale = np.where(known, scale, 1.0)
+    # Unit columns: a coefficient is the share of the typical time its feature explains.
+    columns = features / scale * typical_s
+    prior = np.where(known, PRIOR_SHARES, 0.0)
+    prior = prior / prior.sum() if known.any() else prior
+    shares = prior
+    for _ in range(ITERATIONS):
+        expected_s = np.maximum(columns @ shares, LEAST_EXPECTED * typical_s)
+        units, target = columns / expected_s[:, None], observed_s / expected_s
+        residual = target - units @ shares
+        spread = max(LEAST_SPREAD, MAD_TO_SIGMA * float(np.median(np.abs(residual))))
+        weights = np.minimum(1.0, HUBER_K * spread / np.maximum(np.abs(residual), 1e-12))
+        kept, wanted = _partly_demeaned(units, target, rank, spread)
+        ridge = spread / PRIOR_SPREAD * np.eye(len(FEATURES))
+        root = np.sqrt(weights)
+        # What of it the columns span says as much as all the rows (QR).
+        rows = np.column_stack([kept, wanted]) * root[:, None]
+        believed = np.column_stack([ridge, ridge @ prior])
+        least: Array = np.asarray(np.linalg.qr(np.concatenate([rows, believed]), mode="r"))
+        last, (shares, _) = shares, nnls(least[:, :-1], least[:, -1])
+        if np.abs(shares - last).max() < SETTLED:
+            break
+    per_unit = typical_s / scale
+    precision = (kept * weights[:, None]).T @ kept / spread**2
+    precision += np.eye(len(FEATURES)) / PRIOR_SPREAD**2
+    covariance = np.linalg.inv(precision) * np.outer(per_unit, per_unit)
+    return np.where(known, shares, 0.0) * per_unit, covariance
+
+
+def _partly_demeaned(
+    units: Array, target: Array, rank: Positions, spread: float
+) -> tuple[Array, Array]:
+    """Rows [rows, FEATURES] and targets [rows] whitened for the random effect of a rank."""
+    _, group, count = np.unique(rank, return_inverse=True, return_counts=True)
+    pace = RANK_SPREAD if len(count) > 1 else 0.0  # one rank alone differs from nobody
+    part = 1.0 - spread / np.sqrt(spread**2 + count * pace**2)
+    both = np.column_stack([units, target])
+    means = np.zeros((len(count), both.shape[1]))
+    np.add.at(means, group, both)
+    means *= (part / count)[:, None]
+    both -= means[group]
+    return both[:, :-1], both[:, -1]
+
+
+def _common_parts(rows: _Rows, log_ratio: Array, usable: Flags, num_steps: int) -> Array:
+    """Median log ratio of each step with three ranks or more, else 0.
+
+    Centred over the newest steps: where everything drifts, the coefficients are of today.
+    """
+    step, ratio = rows.step[usable], log_ratio[usable]
+    order = np.lexsort((ratio, step))
+    count = np.bincount(step, minlength=num_steps)
+    first = np.cumsum(count) - count
+    known = count >= 3
+    low, high = first + (count - 1) // 2, first + count // 2
+    parts = np.zeros(num_steps)
+    parts[known] = 0.5 * (ratio[order[low[known]]] + ratio[order[high[known]]])
+    if known.any():
+        parts[known] -= np.median(parts[known][-LEVEL_STEPS:])
+    return parts
+
+
+def _sigma(residuals: Array) -> float:
+    """Scale of one step's residual: the widest of three views, each blind to a single bad rank.
+
+    By step-to-step changes (a fault that begins in the window is one change): their middle, and
+    their tail, since clocks of shared hosts have heavy ones; by the spread around each rank's own
+    level, which sees slow wander that changes do not.
+    """
+    scales = [0.0]
+    changes = np.abs(np.diff(residuals, axis=0))
+    changes = changes[np.isfinite(changes)] / np.sqrt(2.0)
+    if len(changes):
+        scales += [
+            MAD_TO_SIGMA * float(np.median(changes)),
+            float(np.quantile(changes, 0.9)) / 1.645,
+        ]
+    deviations = np.abs(residuals - column_medians(residuals))
+    scales.append(MAD_TO_SIGMA * float(np.median(column_medians(deviations))))
+    return max(scales)
+
+
+def _offsets(residuals: Array, sigma: float) -> Array:
+    """Each rank's median log residual, less the part that chance alone may well have made."""
+    count = np.isfinite(residuals).sum(axis=0)
+    chance = 2.0 * MEDIAN_ERROR * max(sigma, LEAST_SPREAD) / np.sqrt(count)
+    middle = column_medians(residuals)
+    offsets: Array = np.sign(middle) * np.maximum(np.abs(middle) - chance, 0.0)
+    return offsets
+
+
+def _outlying(ranks: Sequence[int], offsets: Array) -> tuple[int, ...]:
+    """Ranks with a pace of their own, the furthest first, and never half of all ranks or more."""
+    furthest = np.argsort(-np.abs(offsets), kind="stable")[: max(0, (len(ranks) - 1) // 2)]
+    return tuple(ranks[i] for i in furthest if abs(offsets[i]) > OWN_PACE)

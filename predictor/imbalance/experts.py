@@ -1,0 +1,130 @@
+"""How unevenly the experts are loaded, told from the times of the expert layers or from loads.
+
+Groups of ranks that hold the same experts are different devices with the same routing: what their
+times of one layer have in common, beside the other layers of the same step, is the routing's doing;
+a slow device, host or network does not pick the same layer elsewhere. Pure.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import norm
+
+from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.offline.trace import ComputeTable, ExpertLoadTable, Worker
+
+EVENEST = 0.05  # the quickest twentieth of a layer's times stands for evenly loaded experts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertSpread:
+    """Correlation of two groups' times of a layer, the chance that nothing is behind it, and the
+    factors [rows] that would make all expert layers as quick as the evenest.
+    """
+
+    correlation: float
+    p_value: float
+    num_groups: int
+    factors: Array
+
+
+def expert_spread(
+    table: ComputeTable, workers: tuple[Worker, ...], groups: tuple[tuple[int, ...], ...]
+) -> ExpertSpread | None:
+    """What different groups agree on; `table.model_chunk` counts layers within a stage.
+
+    `groups`: the ranks of each expert-parallel group. None where no two groups hold the same
+    experts (have the same stage), or with less than two layers or three steps: then a slow device
+    can not be told from loaded experts.
+    """
+    stage_of = {worker.rank: worker.stage for worker in workers}
+    group_of = {rank: at for at, ranks in enumerate(groups) for rank in ranks if rank in stage_of}
+    good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
+    kept = np.flatnonzero(good & np.isin(table.rank, list(group_of)))
+    if not len(kept):
+        return None
+    group = np.array([group_of[rank] for rank in table.rank[kept].tolist()], dtype=np.intp)
+    stage = np.array([stage_of[rank] for rank in table.rank[kept].tolist()], dtype=np.intp)
+    role = np.stack([stage, table.chunk[kept]], axis=1)
+    layer, step = table.model_chunk[kept], table.step[kept]
+    log_s = np.log(table.compute_s[kept])
+    changes, levels, most = _Agreement(), _Agreement(), 0
+    for name in np.unique(role, axis=0):
+        mine = np.flatnonzero((role == name).all(axis=1))
+        cube = _cube(step[mine], layer[mine], group[mine], log_s[mine])
+        cube = cube[:, :, np.isfinite(cube).all(axis=(0, 1))]
+        num_groups, num_layers, num_steps = cube.shape
+        if num_groups < 2 or num_layers < 2 or num_steps < 3:
+            continue
+        beside = (cube - cube.mean(axis=1, keepdims=True))[:, : num_layers - 1]
+        # A drift has few free turns, however many steps it takes: its changes are the evidence.
+        changes.add(np.diff(beside, axis=2))
+        levels.add(beside)
+        most = max(most, num_groups)
+    if not most or changes.correlation is None or levels.correlation is None:
+        return None
+    keys = np.stack([stage, table.chunk[kept], layer, step], axis=1)
+    cells, cell = np.unique(keys, axis=0, return_inverse=True)
+    common = np.bincount(cell, log_s) / np.bincount(cell)
+    excess = np.zeros(len(cells))
+    for chunk in np.unique(cells[:, 1]):
+        of_chunk = cells[:, 1] == chunk
+        even = np.quantile(common[of_chunk], EVENEST)
+        excess[of_chunk] = np.maximum(common[of_chunk] - even, 0.0)
+    shared = max(levels.correlation, 0.0)
+    trust = most * shared / (1.0 + (most - 1) * shared)  # of the mean of so many groups
+    factors = np.ones(len(table.step))
+    factors[kept] = np.exp(-trust * excess)[cell]
+    return ExpertSpread(
+        correlation=levels.correlation,
+        p_value=float(norm.sf(changes.correlation * np.sqrt(changes.num_pairs))),
+        num_groups=most,
+        factors=factors,
+    )
+
+
+@dataclass(slots=True)
+class _Agreement:
+    """Sums of what groups have in common."""
+
+    covariance: float = 0.0
+    variance: float = 0.0
+    num_pairs: int = 0
+
+    def add(self, values: Array) -> None:
+        """Values [groups, layers, steps] about the means over their steps."""
+        num_groups = len(values)
+        flat = (values - values.mean(axis=2, keepdims=True)).reshape(num_groups, -1)
+        gram = flat @ flat.T
+        self.covariance += float(gram.sum() - np.trace(gram)) / 2.0
+        self.variance += float(np.trace(gram)) * (num_groups - 1) / 2.0
+        self.num_pairs += flat.shape[1] * num_groups * (num_groups - 1) // 2
+
+    @property
+    def correlation(self) -> float | None:
+        return self.covariance / self.variance if self.variance > 0.0 else None
+
+
+def load_excess(loads: ExpertLoadTable) -> Array:
+    """Rows of a layer's busiest expert over the layer's mean, averaged over its layers [steps]."""
+    keys = np.stack([loads.step, loads.layer], axis=1)
+    cells, cell = np.unique(keys, axis=0, return_inverse=True)
+    most = np.zeros(len(cells))
+    np.maximum.at(most, cell, loads.rows)
+    mean = np.bincount(cell, loads.rows) / np.bincount(cell)
+    good = mean > 0.0
+    _, step = np.unique(cells[good, 0], return_inverse=True)
+    excess: Array = np.bincount(step, most[good] / mean[good]) / np.bincount(step)
+    return excess
+
+
+def _cube(step: Positions, layer: Positions, group: Positions, log_s: Array) -> Array:
+    """Mean of the ranks of each group [groups, layers, steps]; NaN where nothing was recorded."""
+    axes = [np.unique(column, return_inverse=True) for column in (group, layer, step)]
+    shape = tuple(len(names) for names, _ in axes)
+    at = np.ravel_multi_index(tuple(index for _, index in axes), shape)
+    size = int(np.prod(shape))
+    count = np.bincount(at, minlength=size)
+    total = np.bincount(at, log_s, minlength=size)
+    cube: Array = np.where(count > 0, total / np.maximum(count, 1), np.nan).reshape(shape)
+    return cube

@@ -1,0 +1,313 @@
+"""How the work of a run is spread: by stage, and by micro-batch, told apart from slow devices.
+
+A device is slow for whatever it is given; work goes with the micro-batch through all the stages of
+its dp rank, at different times and on different devices. So only what *other* devices confirm about
+a micro-batch counts as its work, and only what all dp ranks of a stage show as the stage's. Pure.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+from scipy.stats import norm
+from scipy.stats import t as student
+
+from pacekeeper.predictor.cost.features import Array, Flags, Positions
+from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Worker
+from pacekeeper.predictor.stats.group_ids import grouped
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA, MEDIAN_ERROR, column_medians
+
+PARTS_OF_RUN = 4  # the best of them shows what a rank can do
+PACE_STEPS = 21  # a rank's own pace is the running median over so many steps at most
+PACE_CHANCE = 1e-3  # that a rank's work, by chance, passes for a pace of its own
+MOST_WINDOWS = 64  # ranks whose medians are taken at once: bounds the memory
+SMALLEST_SHARE = 0.01  # of the mean of the stages: none takes no time at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ComputeRows:
+    """The rows of a ComputeTable that took any time, with the place of their rank; all [rows].
+
+    `view` numbers what is comparable within a rank: (chunk, model chunk).
+    """
+
+    kept: Positions  # of the table
+    step: Positions
+    rank: Positions
+    stage: Positions
+    dp: Positions
+    view: Positions
+    micro_batch: Positions
+    forward: Array  # 1.0 for forward, 0.0 for the rest
+    compute_s: Array
+
+    @property
+    def num_stages(self) -> int:
+        return len(np.unique(self.stage))
+
+    @property
+    def num_dps(self) -> int:
+        return len(np.unique(self.dp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SharedWork:
+    """What other views confirm of the micro-batches' work: log of each row beside its step's mean.
+
+    `correlation` of two views of a micro-batch, `p_value` that it is chance, `num_views` of each.
+    """
+
+    log_work: Array  # [rows]
+    correlation: float
+    p_value: float
+    num_views: int
+
+
+def compute_rows(table: ComputeTable, workers: tuple[Worker, ...]) -> ComputeRows:
+    """Rows that are finite and above 0, of ranks that have a place."""
+    place = {worker.rank: worker for worker in workers}
+    good = np.isfinite(table.compute_s) & (table.compute_s > 0.0)
+    kept = np.flatnonzero(good & np.isin(table.rank, list(place)))
+    rank = table.rank[kept]
+    at, first = grouped(rank)
+    told = [place[number] for number in rank[first].tolist()]
+    stages = np.array([worker.stage for worker in told], dtype=np.intp)
+    dps = np.array([worker.dp for worker in told], dtype=np.intp)
+    return ComputeRows(
+        kept=kept,
+        step=table.step[kept],
+        rank=rank,
+        stage=stages[at],
+        dp=dps[at],
+        view=table.chunk[kept] + len(Chunk) * table.model_chunk[kept],
+        micro_batch=table.micro_batch[kept],
+        forward=(table.chunk[kept] == Chunk.FORWARD).astype(np.float64),
+        compute_s=table.compute_s[kept],
+    )
+
+
+def even_stages(rows: ComputeRows) -> tuple[Array, dict[int, float]]:
+    """Factors [rows] that give each stage the mean, over the stages, of what a micro-batch takes;
+    and each stage's work over that mean.
+
+    What makes a rank slower than a healthy one of its stage is left out of the mean and stays on
+    the rank. Healthy is, of each rank, the best quarter of the run, of each stage the lower median
+    of its ranks: neither a device that is slow throughout nor one that becomes slow makes a stage
+    heavy, where others of the stage are not slow.
+    """
+    log_s = np.log(rows.compute_s)
+    pace = _pace(rows, log_s)
+    excess = np.exp(pace - _healthy_levels(rows, pace))
+    work_s = rows.compute_s / excess
+    cell, _ = grouped(rows.step, rows.dp, rows.micro_batch, rows.view)
+    sizes = np.bincount(cell)
+    whole = sizes[cell] == rows.num_stages
+    mean_s = (np.bincount(cell, work_s) / sizes)[cell]
+    usual_s = _on_mean(grouped(rows.stage, rows.view)[0], mean_s, work_s, whole)
+    factors = np.where(whole, mean_s / usual_s, 1.0)
+    heaviness = {
+        int(stage): float(work_s[mine].sum() / mean_s[mine].sum())
+        for stage in np.unique(rows.stage)
+        if (mine := whole & (rows.stage == stage)).any()
+    }
+    return factors, heaviness
+
+
+def shared_work(rows: ComputeRows) -> SharedWork | None:
+    """The part of the times that belongs to micro-batches; None where nothing can confirm it.
+
+    Views of a micro-batch are its stages, or forward and backward where there is one stage.
+    Variance components: what two views share is work, the rest is noise; a micro-batch's work is
+    its views' middle, shrunk by the share of noise in it. Correlation is taken among micro-batches
+    of one dp rank in one step, so that ranks and steps that are slow as a whole do not count.
+    """
+    residual = np.log(rows.compute_s)
+    residual = residual - _pace(rows, residual)
+    view = rows.stage if rows.num_stages > 1 else rows.forward.astype(np.intp)
+    _, view = np.unique(view, return_inverse=True)
+    num_views = int(view.max()) + 1
+    cell, first = grouped(rows.step, rows.dp, rows.micro_batch)
+    seen = np.bincount(cell * num_views + view, minlength=len(first) * num_views)
+    sums = np.bincount(cell * num_views + view, residual, minlength=len(first) * num_views)
+    whole = (seen.reshape(-1, num_views) > 0).all(axis=1)
+    if num_views < 2 or whole.sum() < 2:
+        return None
+    table = (sums / np.maximum(seen, 1)).reshape(-1, num_views)
+    work_variance, noise_variance, num_free = _components(
+        rows.step[first][whole], rows.dp[first][whole], table[whole]
+    )
+    if num_free < 1:
+        return None
+    total = work_variance + noise_variance
+    correlation = work_variance / total if total > 0.0 else 0.0
+    num_pairs = num_views * (num_views - 1) / 2
+    noise_left = noise_variance / num_views
+    trust = max(work_variance, 0.0) / max(work_variance + noise_left, 1e-300)
+    log_work = np.where(whole, trust * table.mean(axis=1), 0.0)[cell]
+    return SharedWork(
+        log_work=log_work,
+        correlation=float(correlation),
+        p_value=float(norm.sf(correlation * np.sqrt(num_free * num_pairs))),
+        num_views=num_views,
+    )
+
+
+def even_work(rows: ComputeRows, log_work: Array) -> Array:
+    """Factors [rows] that give each micro-batch of a step the mean work of them all."""
+    amount = np.exp(log_work)
+    group, _ = grouped(rows.step, rows.stage, rows.view)
+    mean = np.bincount(group, amount) / np.bincount(group)
+    factors: Array = mean[group] / amount
+    return factors
+
+
+def even_known(rows: ComputeRows, work: Array, evened: list[int]) -> Array | None:
+    """Factors [rows] that give each row the step's mean of the columns `evened` of `work`.
+
+    `work` [rows, features] must be known; its cost is fitted for each (stage, view), never negative
+    (least squares of relative errors). None where nothing can be fitted.
+    """
+    if not np.isfinite(work).all() or not np.ptp(work[:, evened], axis=0).any():
+        return None
+    role, _ = grouped(rows.stage, rows.view)
+    factors = np.ones(len(rows.step))
+    for number in range(int(role.max()) + 1):
+        mine = np.flatnonzero(role == number)
+        observed_s = rows.compute_s[mine]
+        features = np.column_stack([np.ones(len(mine)), work[mine]])
+        scale = np.maximum(np.abs(features).max(axis=0), 1e-300)
+        cost, _ = nnls(features / scale / observed_s[:, None], np.ones(len(mine)))
+        even = features.copy()
+        for column in evened:
+            even[:, column + 1] = _group_means(rows.step[mine], work[mine, column])
+        expected_s = (features / scale) @ cost
+        if (expected_s > 0.0).all():
+            factors[mine] = ((even / scale) @ cost) / expected_s
+    return factors
+
+
+def _components(step: Positions, dp: Positions, table: Array) -> tuple[float, float, float]:
+    """Variance that two views of a cell share, variance they do not, and how many cells are free.
+
+    Cells [n] with their step and dp rank; means are taken out per (step, dp), or per step where
+    each dp rank has one cell in it.
+    """
+    for key in ((step, dp), (step,)):
+        group, _ = grouped(*key)
+        sizes = np.bincount(group)
+        num_free = float(len(step) - len(sizes))
+        if num_free >= len(sizes):
+            break
+    if num_free < 1:
+        return 0.0, 0.0, 0.0
+    means = np.stack([np.bincount(group, column) / sizes for column in table.T], axis=1)
+    centred = table - means[group]
+    num_views = table.shape[1]
+    own = float((centred**2).sum() / num_free / num_views)
+    both = float(((centred.sum(axis=1) ** 2) - (centred**2).sum(axis=1)).sum())
+    shared = both / num_free / (num_views * (num_views - 1))
+    return shared, max(own - shared, 0.0), num_free
+
+
+def _pace(rows: ComputeRows, log_s: Array) -> Array:
+    """Log of what each row's rank usually takes in its view [rows].
+
+    That is what its stage takes, and the levels of the rank beside the other stages of the same
+    micro-batches, and of its whole dp rank (a node may hold all of it): each a running median of
+    the steps, where it is so far off that what differs from step to step can not be the reason.
+    Of two stages the quicker one shows the micro-batch: devices get slow, not fast.
+    """
+    role, _ = grouped(rows.stage, rows.view)
+    usual = _group_medians(role, log_s)[role]
+    cell, _ = grouped(rows.step, rows.dp, rows.micro_batch, rows.view)
+    common = _group_medians(cell, log_s - usual, lower=True)[cell]
+    # Beside the other stages work cancels out, and a short window is enough.
+    of_dp = _level(grouped(rows.dp, rows.view)[0], rows.step, common, windows=2)
+    beside = log_s - usual - common
+    own = _level(grouped(rows.rank, rows.view)[0], rows.step, beside, windows=4)
+    pace: Array = usual + of_dp + own
+    return pace
+
+
+def _level(owner: Positions, step: Positions, values: Array, *, windows: int) -> Array:
+    """Running median over steps of each owner's values [rows], 0 where it may be chance. Owners are
+    numbered from 0.
+
+    `windows`: so many of the running median's make the run, or more.
+    """
+    step, first = grouped(step)
+    cell, at = grouped(owner, step)
+    medians = np.full((int(owner.max()) + 1, len(first)), np.nan)
+    medians[owner[at], step[at]] = _group_medians(cell, values)
+    width = min(max(len(first) // windows, 3), PACE_STEPS) | 1
+    level = _running_median(medians, width)
+    spread = MAD_TO_SIGMA * column_medians(np.abs(medians - level), axis=1)
+    seen = np.maximum(np.isfinite(medians).sum(axis=1), 2)
+    error = MEDIAN_ERROR * spread / np.sqrt(np.minimum(seen, width))
+    reach = student.isf(PACE_CHANCE / 2.0, seen - 1) * error
+    kept: Array = np.where(np.abs(level) > reach[:, None], level, 0.0)[owner, step]
+    return kept
+
+
+def _running_median(values: Array, width: int) -> Array:
+    """Medians over the `width` columns around each, fewer at the ends [rows, columns]."""
+    half = width // 2
+    padded = np.pad(values, ((0, 0), (half, half)), constant_values=np.nan)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width, axis=1)
+    blocks = [windows[at : at + MOST_WINDOWS] for at in range(0, len(values), MOST_WINDOWS)]
+    medians = np.concatenate([column_medians(block, axis=2) for block in blocks])
+    running: Array = np.nan_to_num(medians)  # 0 where a window is empty: after an owner's end
+    return running
+
+
+def _group_medians(group: Positions, values: Array, *, lower: bool = False) -> Array:
+    """The median of each group, numbered from 0 without gaps; the lower one of two if so asked."""
+    order = np.argsort(values)
+    place = np.empty(len(values), dtype=np.intp)
+    place[order] = np.arange(len(values))
+    # One key of (group, place) sorts many times faster than the two of them.
+    ordered = values[order[np.sort(group * len(values) + place) % len(values)]]
+    size = np.bincount(group)
+    begin = np.cumsum(size) - size
+    medians: Array = ordered[begin + (size - 1) // 2]
+    return medians if lower else (medians + ordered[begin + size // 2]) / 2.0
+
+
+def _on_mean(group: Positions, mean_s: Array, work_s: Array, used: Flags) -> Array:
+    """What each group takes by the mean of all stages [rows]: a line, as a head adds a fixed cost.
+
+    The lines of all stages add up to their sum, so that evening by them keeps the work's amount.
+    """
+    usual_s = work_s.copy()
+    for number in range(int(group.max()) + 1):
+        mine = np.flatnonzero((group == number) & used)
+        if not len(mine):
+            continue
+        x, y = mean_s[mine] - mean_s[mine].mean(), work_s[mine]
+        power = float(x @ x)
+        slope = float(x @ y) / power if power > 0.0 else 0.0
+        line_s = y.mean() + slope * x
+        usual_s[mine] = np.maximum(line_s, SMALLEST_SHARE * mean_s[mine])
+    return usual_s
+
+
+def _healthy_levels(rows: ComputeRows, pace: Array) -> Array:
+    """The pace of a healthy rank of the row's stage, in the row's view [rows]."""
+    step, steps = grouped(rows.step)
+    part = step * PARTS_OF_RUN // len(steps)
+    rank, first_of_rank = grouped(rows.stage, rows.view, rows.rank)
+    cell, first_of_cell = grouped(rank, part)
+    medians = _group_medians(cell, pace)
+    best = np.full(len(first_of_rank), np.inf)
+    np.minimum.at(best, rank[first_of_cell], medians)
+    role, _ = grouped(rows.stage, rows.view)
+    healthy = _group_medians(role[first_of_rank], best, lower=True)
+    levels: Array = healthy[role]
+    return levels
+
+
+def _group_means(group: Positions, values: Array) -> Array:
+    """The mean of each value's group [as values]; groups may have any numbers."""
+    at, _ = grouped(group)
+    means: Array = (np.bincount(at, values) / np.bincount(at))[at]
+    return means

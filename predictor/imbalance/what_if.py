@@ -1,0 +1,228 @@
+"""How long steps would have taken if no part of the job had been slower than the usual.
+
+The dependency graph of each step is replayed with ideal times: for each type of operation the mean
+of compute, the median of the own time (without waiting) of communication. Definitions as in Lin et
+al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025: S is
+their eq. 1, the parts eqs. 2 and 4, M_W eq. 5, M_S section 5.2. Pure.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.imbalance.step_graph import (
+    CLOSING,
+    COMPUTE,
+    TRANSFERS,
+    CutOff,
+    Lane,
+    StepGraph,
+    step_graph,
+)
+from pacekeeper.predictor.offline.trace import OpTable, OpType, Trace
+from pacekeeper.predictor.offline.verdict import WhatIf
+
+WORST_SHARE = 0.03  # of the ranks, for M_W
+COUNTED_AS_COMPUTE = (*COMPUTE, OpType.OPTIMIZER, OpType.GARBAGE_COLLECTION)
+MOST_CELLS = 1 << 24  # operations x questions replayed at once: bounds the memory
+
+# Which operations keep their real times in a replay: [n] flags for a step's graph.
+Keep = Callable[[StepGraph], Flags]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Replay:
+    """The steps of a trace that can be replayed; `notes` say what was left out and why."""
+
+    ops: OpTable
+    lanes: tuple[Lane, ...]
+    graphs: tuple[StepGraph, ...]
+    ideal_s: Array  # [op types]
+    notes: tuple[str, ...]
+
+    def mean_s(self, questions: list[Keep]) -> Array:
+        """Mean step time for each question: all operations it does not keep take ideal times."""
+        total_s = np.zeros(len(questions))
+        for graph in self.graphs:
+            ideal_s = self.ideal_s[self.ops.op[graph.rows]]
+            at_once = max(1, MOST_CELLS // len(graph.rows))
+            for first in range(0, len(questions), at_once):
+                kept = np.stack([ask(graph) for ask in questions[first : first + at_once]], axis=1)
+                own_s = np.where(kept, graph.own_s[:, None], ideal_s[:, None])
+                total_s[first : first + at_once] += graph.duration_s(own_s)
+        mean_s: Array = total_s / len(self.graphs)
+        return mean_s
+
+
+def replay_of(trace: Trace) -> Replay | None:
+    """What can be replayed of a trace: None without a timeline or without one whole step."""
+    return replayed(trace)[0]
+
+
+def replayed(trace: Trace) -> tuple[Replay | None, tuple[str, ...]]:
+    """The same, with notes on what of its timeline can not be replayed, and why."""
+    if trace.ops is None:
+        return None, ()
+    first_at: dict[tuple[int, int], Lane] = {}
+    for worker in sorted(trace.workers, key=lambda worker: worker.rank):
+        lane = Lane(rank=worker.rank, stage=worker.stage, dp=worker.dp)
+        first_at.setdefault((worker.stage, worker.dp), lane)
+    lanes = tuple(first_at.values())
+    graphs, left_out = _graphs(trace.ops, lanes)
+    why = f"({'; '.join(left_out[:3])})"
+    if not graphs:
+        return None, (f"no step can be replayed: no what-if {why}",)
+    notes = left_out and [f"{len(left_out)} steps not replayed {why}"]
+    if len(lanes) < len(trace.workers):
+        notes.append(f"{len(trace.workers) - len(lanes)} ranks share a place and are not replayed")
+    replay = Replay(
+        ops=trace.ops,
+        lanes=lanes,
+        graphs=tuple(graphs),
+        ideal_s=_ideal_times(trace.ops, graphs),
+        notes=tuple(notes),
+    )
+    return replay, replay.notes
+
+
+def _graphs(ops: OpTable, lanes: tuple[Lane, ...]) -> tuple[list[StepGraph], list[str]]:
+    """Of the steps that are whole, and why the others are not."""
+    num_stages = 1 + max(lane.stage for lane in lanes)
+    order = np.argsort(ops.step, kind="stable")
+    bounds = np.flatnonzero(np.diff(ops.step[order], prepend=-1, append=-1))
+    usual = _usual_counts(ops)
+    graphs, left_out = [], []
+    for first, end in pairwise(bounds):
+        rows = order[first:end]
+        try:
+            graph = step_graph(ops, rows, lanes, num_stages)
+            _check_whole(ops, graph, lanes, usual)
+        except CutOff as reason:
+            left_out.append(f"step {int(ops.step[rows[0]])}: {reason}")
+        else:
+            graphs.append(graph)
+    return graphs, left_out
+
+
+def what_if(trace: Trace) -> WhatIf | None:
+    """S and its parts: None for a trace without a timeline or without one whole step."""
+    replay = replay_of(trace)
+    return None if replay is None else what_if_of(replay)
+
+
+def what_if_of(replay: Replay) -> WhatIf:
+    """S and its parts. A part's slowdown: only its operations keep their real times.
+
+    A rank's score is the lesser of its dp rank's and its stage's; M_W and M_S are the shares of the
+    loss that go when the worst 3 % of ranks, the last stage, get ideal times.
+    """
+    dps = sorted({lane.dp for lane in replay.lanes})
+    stages = sorted({lane.stage for lane in replay.lanes})
+    kinds = sorted({_part_name(op) for op in np.unique(replay.ops.op).tolist()})
+    questions = [_everything, _nothing, _all_but(_at_stage(replay, stages[-1]))]
+    questions += [_in_dp(replay, dp) for dp in dps]
+    questions += [_at_stage(replay, stage) for stage in stages]
+    questions += [_of_kind(replay, kind) for kind in kinds]
+    real_s, ideal_s, without_last_s, *parts_s = replay.mean_s(questions).tolist()
+    parts = [part_s / ideal_s for part_s in parts_s]
+    by_dp = dict(zip(dps, parts, strict=False))
+    by_stage = dict(zip(stages, parts[len(dps) :], strict=False))
+    by_rank = {lane.rank: min(by_dp[lane.dp], by_stage[lane.stage]) for lane in replay.lanes}
+    worst = sorted(by_rank, key=lambda rank: (-by_rank[rank], rank))
+    worst = worst[: -int(-len(worst) * WORST_SHARE // 1)]
+    without_worst_s = float(replay.mean_s([_all_but(_of_ranks(replay, worst))])[0])
+
+    def share_of_loss(without_s: float) -> float:
+        return (real_s - without_s) / (real_s - ideal_s) if real_s != ideal_s else 0.0
+
+    return WhatIf(
+        slowdown=real_s / ideal_s,
+        by_dp=by_dp,
+        by_stage=by_stage,
+        by_op=dict(zip(kinds, parts[len(dps) + len(stages) :], strict=True)),
+        by_rank=by_rank,
+        worst_workers_share=share_of_loss(without_worst_s),
+        last_stage_share=share_of_loss(without_last_s),
+        notes=replay.notes,
+    )
+
+
+def _usual_counts(ops: OpTable) -> dict[tuple[int, int], int]:
+    """How often a rank closes a step with each type of operation: the commonest count."""
+    closing = np.isin(ops.op, CLOSING)
+    keys = np.stack([ops.rank[closing], ops.op[closing], ops.step[closing]], axis=1)
+    triples, counts = np.unique(keys, axis=0, return_counts=True)
+    seen: dict[tuple[int, int], list[int]] = {}
+    for (rank, op, _), count in zip(triples.tolist(), counts.tolist(), strict=True):
+        seen.setdefault((rank, op), []).append(count)
+    return {key: int(np.bincount(values).argmax()) for key, values in seen.items()}
+
+
+def _check_whole(
+    ops: OpTable, graph: StepGraph, lanes: tuple[Lane, ...], usual: dict[tuple[int, int], int]
+) -> None:
+    """All stages of a dp rank ran the same micro-batches, and each rank ended the step as usual."""
+    rank, op = ops.rank[graph.rows], ops.op[graph.rows]
+    place = {lane.rank: lane for lane in lanes}
+    for (worker, kind), count in usual.items():
+        if worker in place and int(((rank == worker) & (op == kind)).sum()) != count:
+            raise CutOff("the step's end is missing")
+    ran: dict[int, set[frozenset[int]]] = {}
+    for lane in lanes:
+        for kind in COMPUTE:
+            mine = graph.rows[(rank == lane.rank) & (op == kind)]
+            for chunk in np.unique(ops.model_chunk[mine]):
+                batches = ops.micro_batch[mine[ops.model_chunk[mine] == chunk]].tolist()
+                ran.setdefault(lane.dp, set()).add(frozenset(batches))
+    if any(len(sets) != 1 for sets in ran.values()):
+        raise CutOff("micro-batches are missing")
+
+
+def _ideal_times(ops: OpTable, graphs: list[StepGraph]) -> Array:
+    """Per type of operation, over all replayed steps and ranks; NaN where there is none."""
+    op = np.concatenate([ops.op[graph.rows] for graph in graphs])
+    own_s = np.concatenate([graph.own_s for graph in graphs])
+    ideal_s = np.full(max(OpType) + 1, np.nan)
+    for kind in np.unique(op):
+        middle = np.mean if kind in COUNTED_AS_COMPUTE else np.median
+        ideal_s[kind] = middle(own_s[op == kind])
+    return ideal_s
+
+
+def _part_name(op: int) -> str:
+    """The two ends of a transfer are one part."""
+    if op in TRANSFERS:
+        return "forward_transfer" if op < OpType.BACKWARD_SEND else "backward_transfer"
+    return OpType(op).name.lower()
+
+
+def _everything(graph: StepGraph) -> Flags:
+    return np.ones(len(graph.rows), dtype=np.bool_)
+
+
+def _nothing(graph: StepGraph) -> Flags:
+    return np.zeros(len(graph.rows), dtype=np.bool_)
+
+
+def _of_ranks(replay: Replay, ranks: list[int]) -> Keep:
+    return lambda graph: np.isin(replay.ops.rank[graph.rows], ranks)
+
+
+def _in_dp(replay: Replay, dp: int) -> Keep:
+    return _of_ranks(replay, [lane.rank for lane in replay.lanes if lane.dp == dp])
+
+
+def _at_stage(replay: Replay, stage: int) -> Keep:
+    return _of_ranks(replay, [lane.rank for lane in replay.lanes if lane.stage == stage])
+
+
+def _of_kind(replay: Replay, name: str) -> Keep:
+    ops = [int(op) for op in OpType if _part_name(op) == name]
+    return lambda graph: np.isin(replay.ops.op[graph.rows], ops)
+
+
+def _all_but(keep: Keep) -> Keep:
+    return lambda graph: ~keep(graph)

@@ -1,0 +1,264 @@
+"""Persistent slowdowns of a whole job from its step times alone. Pure; names no rank.
+
+What is called a fault depends on what is known of the work. By replicates, work or schedule: time
+above what the steps should take. By nothing: only a rise that goes away again, and as a suspicion;
+a jump that stays may be the schedule's and is told as a note.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.cost.features import Positions
+from pacekeeper.predictor.job_level import step_time_model
+from pacekeeper.predictor.job_level.blocks import (
+    Blocks,
+    Knowledge,
+    block_size,
+    blocks_of,
+    edge,
+    paced_over,
+)
+from pacekeeper.predictor.job_level.step_time_model import Clocked, Pace
+from pacekeeper.predictor.job_level.transient_rises import STEADY_BLOCKS, Rise, passing_rises
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind, Verdict
+from pacekeeper.predictor.stats.change_points import Level, block_means, levels
+
+MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups
+MIN_SLOWDOWN = 1.03  # replicates of one recipe differ by as much between allotments of devices
+MIN_SIGMAS = 6.0  # as the live detector: the interval is chosen after the fact
+SHIFT_REACH = 0.1  # of the recipe's steps: how far a run's schedule may be shifted
+Z_95 = 1.96
+FLOOR = log(MIN_SLOWDOWN)
+
+
+def job_faults(
+    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
+) -> tuple[Trouble, ...]:
+    """The troubles of `judge_job`."""
+    return judge_job(trace, replicates=replicates, schedule=schedule).troubles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Basis:
+    """What a job is judged on: its pace in blocks of `block_steps`, and how its work is known."""
+
+    known_by: Knowledge
+    pace: Pace
+    block_steps: int
+    blocks: Blocks
+    notes: tuple[str, ...]
+
+
+def measured(
+    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
+) -> Basis | None:
+    """The pace of the job beside what its work should take, as `judge_job`; None: too few steps."""
+    table = trace.steps
+    if table is not None and schedule is not None and len(schedule) != table.step.size:
+        raise ValueError(f"schedule: {len(schedule)} classes for {table.step.size} steps")
+    run = step_time_model.clocked(trace)
+    if run is None or table is None or run.step.size < 2 * MIN_STEPS:
+        return None
+    size = block_size(run, trace.resolution_s)
+    others = _comparable(run, replicates)
+    notes = []
+    if len(others) < len(replicates):
+        notes.append(f"{len(replicates) - len(others)} replicates share too few steps")
+    if others:
+        known_by = Knowledge.REPLICATES
+        pace = step_time_model.from_replicates(run, others, trace.resolution_s, size)
+        notes.extend(_from_the_start(run, others, size))
+    elif (told := step_time_model.with_tokens(run)) is not None:
+        known_by = Knowledge.WORK
+        pace = step_time_model.from_work(told, trace.resolution_s)
+        if told.step.size < run.step.size:
+            notes.append(f"{run.step.size - told.step.size} steps tell no tokens: left out")
+    elif schedule is not None:
+        known_by = Knowledge.SCHEDULE
+        classes = np.asarray(schedule)[run.rows]
+        pace = step_time_model.from_schedule(run, classes, trace.resolution_s)
+    else:
+        known_by = Knowledge.NOTHING
+        pace = step_time_model.unknown(run, trace.resolution_s)
+    return Basis(
+        known_by=known_by,
+        pace=pace,
+        block_steps=size,
+        blocks=blocks_of(pace, size, known_by),
+        notes=tuple(notes),
+    )
+
+
+def judge_job(
+    trace: Trace, *, replicates: Sequence[Trace] = (), schedule: Positions | None = None
+) -> Verdict:
+    """Slowdowns of the whole job (kind HOST, no rank), with notes on what could not be judged.
+
+    `replicates`: other runs of the same recipe, aligned by step number. `schedule`: the work class
+    of each row of trace.steps. Used is what says most: replicates, then known tokens, then the
+    schedule. PROBABLE where one of them is there, else SUSPECTED. The pace of the fastest fifth of
+    the run (of each class) counts as healthy: a job slow for longer is a note at most, as is one
+    slow from its first step that nothing but itself tells the health of. Raises ValueError if
+    `schedule` is not as long as the steps.
+    """
+    basis = measured(trace, replicates=replicates, schedule=schedule)
+    if basis is None:
+        return Verdict(troubles=(), what_if=None, notes=("too few step times to judge the job",))
+    return judged(basis)
+
+
+def judged(basis: Basis) -> Verdict:
+    """What `judge_job` says on this basis."""
+    pace, blocks, known_by = basis.pace, basis.blocks, basis.known_by
+    notes = [*basis.notes]
+    found = levels(blocks.excess, sigma=blocks.sigma, penalty=MIN_SIGMAS**2 / 2.0)
+    if known_by is Knowledge.NOTHING:
+        rises, jumps = passing_rises(found, floor=FLOOR)
+        notes.extend(_jump_note(pace, blocks, found, at) for at in jumps)
+    else:
+        rises = _above(found)
+    if known_by is Knowledge.REPLICATES:
+        shifted = [rise for rise in rises if _is_shift(blocks, found, rise)]
+        rises = [rise for rise in rises if rise not in shifted]
+        notes.extend(_shift_note(pace, blocks, found, rise) for rise in shifted)
+    elif rises and rises[0].begin == 0:
+        # Caches fill, compilers run, routing finds its balance: no health was seen before it.
+        settled = int(pace.step[_steps(pace, blocks, found, rises[0])[1] - 1])
+        notes.append(f"slower from the start to step {settled}: it settled or was mended")
+        rises = rises[1:]
+    troubles = (_trouble(pace, blocks, found, rise, known_by) for rise in rises)
+    return Verdict(
+        troubles=tuple(t for t in troubles if t is not None), what_if=None, notes=tuple(notes)
+    )
+
+
+def _comparable(run: Clocked, replicates: Sequence[Trace]) -> list[Clocked]:
+    """The replicates that share most of the run's steps."""
+    kept = []
+    for other in map(step_time_model.clocked, replicates):
+        if other is None:
+            continue
+        inside = (run.step >= other.step[0]) & (run.step <= other.step[-1])
+        if inside.mean() >= 0.5:
+            kept.append(other)
+    return kept
+
+
+def _from_the_start(run: Clocked, others: Sequence[Clocked], size: int) -> tuple[str, ...]:
+    """A note where the run is slower than its replicates throughout, by more than they differ."""
+    paces = [
+        block_means(np.interp(run.step, of.step, of.duration_s, left=np.nan, right=np.nan), size)
+        for of in (run, *others)
+    ]
+    own, *rest = (log(step_time_model.factor(pace, paces[1])) for pace in paces)
+    typical = float(np.median(rest))
+    widest = max(FLOOR, max(rest) - typical)
+    if own - typical <= widest:
+        return ()
+    return (
+        f"slow from the start: x{exp(own - typical):.2f} beside its replicates, which differ by "
+        f"x{exp(widest):.2f} at most; other devices or another number of them look the same",
+    )
+
+
+def _mean(found: Sequence[Level]) -> float:
+    return sum(one.mean * one.num_blocks for one in found) / sum(one.num_blocks for one in found)
+
+
+def _above(found: Sequence[Level]) -> list[Rise]:
+    """Runs of neighbouring levels that are each too slow."""
+    rises: list[Rise] = []
+    for i, level in enumerate(found):
+        if level.mean < FLOOR:
+            continue
+        begin = rises.pop().begin if rises and rises[-1].end == i else i
+        rises.append(Rise(begin=begin, end=i + 1))
+    return rises
+
+
+def _is_shift(blocks: Blocks, found: Sequence[Level], rise: Rise) -> bool:
+    """Whether the run is only early or late in its schedule.
+
+    It is where its replicates have the pace it has here nearby: in two blocks in a row, since one
+    block across a jump has a pace that nobody keeps.
+    """
+    first, last = found[rise.begin].begin, found[rise.end - 1].end - 1
+    begin, end = int(blocks.number[first]), int(blocks.number[last]) + 1
+    inside = slice(first, last + 1)
+    expected = np.log(blocks.expected_s[blocks.number[inside]])
+    excess = float(np.median(blocks.excess[inside]))
+    here = float(np.median(expected + blocks.excess[inside]))
+    reach = ceil(SHIFT_REACH * blocks.expected_s.size)
+    for near in (slice(end, end + reach), slice(max(begin - reach, 0), begin)):
+        alike = np.abs(np.log(blocks.expected_s[near]) - here) <= max(FLOOR / 2.0, excess / 10.0)
+        if (alike[1:] & alike[:-1]).any():
+            return True
+    return False
+
+
+def _trouble(
+    pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise, known_by: Knowledge
+) -> Trouble | None:
+    """The finding, None where it is too short or too little beside the noise."""
+    first, last = found[rise.begin].begin, found[rise.end - 1].end
+    begin, end = _steps(pace, blocks, found, rise)
+    if end - begin < MIN_STEPS:
+        return None
+    excess = rise.size or paced_over(pace, blocks, begin, end) - rise.base
+    error = blocks.sigma / sqrt(last - first)
+    if excess < max(FLOOR, MIN_SIGMAS * error):
+        return None
+    first_step, last_step = int(pace.step[begin]), int(pace.step[end - 1])
+    is_over = rise.end < len(found)
+    until = f"to {last_step}" if is_over else "on"
+    if known_by is Knowledge.NOTHING:
+        why = "went away again, as a schedule seldom does; but the workload is unknown"
+    else:
+        why = f"expected from {known_by}"
+    return Trouble(
+        kind=TroubleKind.HOST,
+        rank=None,
+        stage=None,
+        slowdown=exp(excess),
+        low=exp(excess - Z_95 * error),
+        high=exp(excess + Z_95 * error),
+        first_step=first_step,
+        last_step=last_step if is_over else None,
+        tier=Tier.SUSPECTED if known_by is Knowledge.NOTHING else Tier.PROBABLE,
+        reason=(
+            f"the whole job took x{exp(excess):.2f} of its time from step {first_step} {until} "
+            f"({end - begin} steps; {why}); step times alone name no rank"
+        ),
+    )
+
+
+def _steps(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> tuple[int, int]:
+    """Indices [begin, end) of the steps of a rise."""
+    inside = found[rise.begin : rise.end]
+    heights = [one.mean for one in inside if one.num_blocks >= STEADY_BLOCKS] or [_mean(inside)]
+    begin, end = 0, int(blocks.end[-1])
+    if rise.begin:
+        begin = edge(pace, blocks, inside[0].begin, before=rise.before, after=heights[0])
+    if rise.end < len(found):
+        end = edge(pace, blocks, inside[-1].end, before=heights[-1], after=rise.after)
+    return begin, max(end, begin + 1)
+
+
+def _jump_note(pace: Pace, blocks: Blocks, found: Sequence[Level], at: int) -> str:
+    before = [level for level in found[:at] if level.num_blocks >= STEADY_BLOCKS]
+    size = exp(found[at].mean - before[-1].mean)
+    step = int(pace.step[blocks.begin[found[at].begin]])
+    return f"workload unknown: the pace changed by x{size:.2f} near step {step}; not judged"
+
+
+def _shift_note(pace: Pace, blocks: Blocks, found: Sequence[Level], rise: Rise) -> str:
+    begin, end = _steps(pace, blocks, found, rise)
+    return (
+        f"steps {int(pace.step[begin])} to {int(pace.step[end - 1])} have a pace that the "
+        "replicates have nearby: a shifted schedule, not judged"
+    )

@@ -1,0 +1,195 @@
+"""The pace of a running job whose ranks tell no compute times, by the rules of recorded ones. Pure.
+
+The newest steps are judged again every LOOK_STEPS steps, as `pacekeeper replay` would judge them
+(detect.py): nobody is named. What lasts is found only where work is told; without, what went
+away again, afterwards. While a finding is open the steps from before it stay its measure.
+"""
+
+from dataclasses import dataclass, field, replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.incidents.findings import Finding, FindingKind
+from pacekeeper.predictor.assurance.sensitivity import MARGIN, Sight
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
+from pacekeeper.predictor.job_level.detect import FLOOR, MIN_SIGMAS, MIN_STEPS, judged, measured
+from pacekeeper.predictor.job_level.transient_rises import ALIKE
+from pacekeeper.predictor.offline.trace import StepTable, Trace
+from pacekeeper.predictor.offline.verdict import Trouble
+from pacekeeper.predictor.online.global_slowdown import NO_NEWS, PaceNews
+
+LOOK_STEPS = BLOCK_STEPS
+LEAST_STEPS = 2 * MIN_STEPS  # before anything is judged
+WINDOW_STEPS = 1024
+MEASURE_STEPS = 512  # of them at most, from before an open finding
+PER_MEASURE = 3  # steps since then, for each of those: the fastest fifth must be of health
+QUIET_LOOKS = 3  # without it, until a finding is over
+SIGHT_STEPS = 100  # for which the smallest visible slowdown is stated
+_STEP, _DURATION, _TOKENS, _SQUARES = range(4)
+
+
+def _no_steps() -> Array:
+    return np.zeros((0, 4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStep:
+    """A step of the whole job; tokens and sum_len_squared of the global batch, 0: not told."""
+
+    step: int
+    generation: int
+    duration_s: float
+    tokens: int
+    sum_len_squared: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobPace:
+    """What is remembered of a job's steps: rows of (step, seconds, tokens, tokens^2), ascending.
+
+    `measure`: from before the open finding, `recent`: since. `slowdown` of the finding, 1.0 if
+    there is none. `told_step`: up to there all has been told. `knowledge` that the newest look
+    rested on, with its `note` and its `sight`; None before the first.
+    """
+
+    generation: int = 0
+    measure: Array = field(default_factory=_no_steps)
+    recent: Array = field(default_factory=_no_steps)
+    slowdown: float = 1.0
+    quiet_looks: int = 0
+    told_step: int = -1
+    steps_since_look: int = 0
+    knowledge: Knowledge | None = None
+    note: str = ""
+    sight: Sight | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.slowdown > 1.0
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.measure) + len(self.recent)
+
+
+def fold_job(pace: JobPace, told: JobStep) -> tuple[JobPace, PaceNews]:
+    """Take in one step that all ranks have ended. Another layout is measured anew."""
+    if told.generation != pace.generation:
+        pace = JobPace(generation=told.generation, slowdown=pace.slowdown, told_step=pace.told_step)
+    row = np.array([[told.step, told.duration_s, told.tokens, told.sum_len_squared]])
+    before = pace.recent[pace.recent[:, _STEP] < told.step]  # a step done again counts once
+    measure = pace.measure[pace.measure[:, _STEP] < told.step]
+    pace = replace(
+        pace,
+        measure=measure,
+        recent=np.concatenate([before, row])[-_room(pace, measure) :],
+        steps_since_look=pace.steps_since_look + 1,
+        told_step=min(pace.told_step, told.step - 1),
+    )
+    if pace.is_open and not len(pace.measure):
+        # A restart, or another layout: what is healthy is not known any more.
+        pace = replace(pace, slowdown=1.0)
+        return pace, PaceNews(is_over=True, why="its pace is measured anew")
+    if pace.num_steps < LEAST_STEPS or pace.steps_since_look < LOOK_STEPS:
+        return pace, NO_NEWS
+    return _looked(replace(pace, steps_since_look=0))
+
+
+def _room(pace: JobPace, measure: Array) -> int:
+    if not pace.is_open:
+        return WINDOW_STEPS
+    return max(LEAST_STEPS, min(WINDOW_STEPS - len(measure), PER_MEASURE * len(measure)))
+
+
+def _looked(pace: JobPace) -> tuple[JobPace, PaceNews]:
+    """Judge what is remembered, and say what is new."""
+    basis = measured(_trace_of(np.concatenate([pace.measure, pace.recent])))
+    if basis is None:
+        return pace, NO_NEWS  # some took no time at all
+    verdict = judged(basis)
+    knows = basis.known_by is not Knowledge.NOTHING
+    pace = replace(
+        pace,
+        knowledge=basis.known_by,
+        note="; ".join(verdict.notes),
+        sight=_sight(basis.blocks.sigma, basis.block_steps) if knows else None,
+    )
+    newest = int(pace.recent[-1, _STEP])
+    lasting = next((t for t in verdict.troubles if t.last_step is None), None)
+    if pace.is_open:
+        return _looked_again(pace, lasting, newest)
+    if lasting is not None:
+        return _opened(pace, lasting, newest)
+    fresh = [t for t in verdict.troubles if t.first_step > pace.told_step]
+    if not fresh:
+        return pace, NO_NEWS
+    worst = max(fresh, key=lambda t: t.slowdown)
+    told_step = max(t.last_step or newest for t in fresh)
+    pace = replace(pace, told_step=told_step)
+    return pace, PaceNews(found=_finding(worst, newest), is_over=True)
+
+
+def _opened(pace: JobPace, trouble: Trouble, newest: int) -> tuple[JobPace, PaceNews]:
+    is_before = pace.recent[:, _STEP] < trouble.first_step
+    if is_before.sum() < MIN_STEPS:
+        return pace, NO_NEWS  # hardly any health was seen before it
+    pace = replace(
+        pace,
+        measure=pace.recent[is_before][-MEASURE_STEPS:],
+        recent=pace.recent[~is_before],
+        slowdown=trouble.slowdown,
+        quiet_looks=0,
+    )
+    return pace, PaceNews(found=_finding(trouble, newest))
+
+
+def _looked_again(pace: JobPace, trouble: Trouble | None, newest: int) -> tuple[JobPace, PaceNews]:
+    """The open finding: is it over, is it another one now?"""
+    if trouble is None:
+        if pace.quiet_looks + 1 < QUIET_LOOKS:
+            return replace(pace, quiet_looks=pace.quiet_looks + 1), NO_NEWS
+        rows = np.concatenate([pace.measure, pace.recent])[-WINDOW_STEPS:]
+        pace = replace(
+            pace, measure=_no_steps(), recent=rows, slowdown=1.0, quiet_looks=0, told_step=newest
+        )
+        return pace, PaceNews(is_over=True)
+    pace = replace(pace, quiet_looks=0)
+    before, now = log(pace.slowdown), log(trouble.slowdown)
+    is_surely_other = not trouble.low <= pace.slowdown <= trouble.high
+    if not is_surely_other or abs(now - before) <= ALIKE * max(before, FLOOR):
+        return pace, NO_NEWS
+    return replace(pace, slowdown=trouble.slowdown), PaceNews(changed=trouble.slowdown)
+
+
+def _sight(sigma: float, block_steps: int) -> Sight:
+    """A promise made of the rule a finding must pass, with a margin for chance."""
+    blocks = max(1, SIGHT_STEPS // block_steps)
+    least = max(FLOOR, (MIN_SIGMAS + MARGIN) * sigma / sqrt(blocks))
+    return Sight(slowdown=exp(least), steps=SIGHT_STEPS + LOOK_STEPS)
+
+
+def _finding(trouble: Trouble, newest: int) -> Finding:
+    return Finding(
+        kind=FindingKind.HOST,
+        tier=trouble.tier,
+        rank=None,
+        slowdown=trouble.slowdown,
+        onset_step=trouble.first_step,
+        step=newest,
+        reason=trouble.reason,
+    )
+
+
+def _trace_of(rows: Array) -> Trace:
+    def told(column: int) -> Array:
+        return np.where(rows[:, column] > 0.0, rows[:, column], np.nan)
+
+    steps = StepTable(
+        step=rows[:, _STEP].astype(np.intp),
+        duration_s=rows[:, _DURATION],
+        tokens=told(_TOKENS),
+        sum_len_squared=told(_SQUARES),
+    )
+    return Trace(name="", source="live", workers=(), steps=steps)

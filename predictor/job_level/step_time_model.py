@@ -1,0 +1,186 @@
+"""What each step of a whole job should have taken, by what is known of its work. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.stats.change_points import block_means, without_spikes
+
+WORK_PASSES = 20  # of the reweighted fit
+KNOWN_SHARE = 0.5  # of the steps: fewer that tell their tokens do not stand for the run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pace:
+    """Observed and expected time of each step, ascending; observed is NaN after the record's end.
+
+    Expected is right up to one common factor. `work_class`: steps of one class do equal work and
+    have a level of their own.
+    """
+
+    step: Positions
+    observed_s: Array
+    expected_s: Array
+    work_class: Positions
+    resolution_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Clocked:
+    """The steps of a run that can be judged, ascending; `duration_s` is without spikes."""
+
+    step: Positions
+    raw_s: Array
+    duration_s: Array
+    tokens: Array
+    sum_len_squared: Array
+    rows: Positions  # where they stood in the table
+
+
+def clocked(trace: Trace) -> Clocked | None:
+    """The usable steps of the trace, None where it has none: positive, finite, once each."""
+    table = trace.steps
+    if table is None:
+        return None
+    is_good = np.isfinite(table.duration_s) & (table.duration_s > 0.0)
+    _, first = np.unique(table.step[is_good], return_index=True)
+    rows = np.flatnonzero(is_good)[first]
+    if rows.size == 0:
+        return None
+    return Clocked(
+        step=table.step[rows],
+        raw_s=table.duration_s[rows],
+        duration_s=without_spikes(table.duration_s[rows], resolution=trace.resolution_s),
+        tokens=table.tokens[rows],
+        sum_len_squared=table.sum_len_squared[rows],
+        rows=rows,
+    )
+
+
+def with_tokens(run: Clocked) -> Clocked | None:
+    """The steps that tell their tokens; None where they are fewer than half of them."""
+    told = np.isfinite(run.tokens)
+    if told.mean() < KNOWN_SHARE:
+        return None
+    return Clocked(**{name: getattr(run, name)[told] for name in Clocked.__slots__})
+
+
+def unknown(run: Clocked, resolution_s: float) -> Pace:
+    """Nothing known: all steps are expected to take one second, which judges levels only."""
+    return Pace(
+        step=run.step,
+        observed_s=run.duration_s,
+        expected_s=np.ones(run.step.size),
+        work_class=np.zeros(run.step.size, dtype=np.intp),
+        resolution_s=resolution_s,
+    )
+
+
+def from_schedule(run: Clocked, schedule: Positions, resolution_s: float) -> Pace:
+    """By work class: `schedule` [steps of the run] names each step's class.
+
+    A class's level is measured in the run itself. Equal durations of interleaved classes come out
+    as one pace, which a plain mean over a block would not give.
+    """
+    expected = np.ones(run.step.size)
+    for work_class in np.unique(schedule):
+        among = schedule == work_class
+        own = run.raw_s[among]
+        expected[among] = without_spikes(own, resolution=resolution_s).mean()
+    return Pace(
+        step=run.step,
+        observed_s=_beside(run, expected, resolution_s),
+        expected_s=expected,
+        work_class=schedule.astype(np.intp),
+        resolution_s=resolution_s,
+    )
+
+
+def from_work(run: Clocked, resolution_s: float) -> Pace:
+    """By the tokens and squared lengths of each step: c0 + a tokens + b sum(len^2).
+
+    All steps tell their tokens (`with_tokens`); lengths count where all steps tell them, too.
+    Least absolute relative error by reweighting: a fault that holds for less than half of the steps
+    is not learnt.
+    """
+    columns = [np.ones(run.step.size), run.tokens, run.sum_len_squared]
+    features = np.stack([one for one in columns if np.isfinite(one).all()], axis=1)
+    features = features / np.maximum(np.abs(features).max(axis=0), 1e-300)
+    relative = features / run.raw_s[:, None]
+    weight = np.ones(run.step.size)
+    for _ in range(WORK_PASSES):
+        coefficients = np.linalg.lstsq(relative * weight[:, None], weight, rcond=1e-9)[0]
+        weight = 1.0 / np.sqrt(np.maximum(np.abs(relative @ coefficients - 1.0), 1e-4))
+    fitted = features @ coefficients
+    expected: Array = np.maximum(fitted, 0.1 * run.raw_s)
+    return Pace(
+        step=run.step,
+        observed_s=_beside(run, expected, resolution_s),
+        expected_s=expected,
+        work_class=np.zeros(run.step.size, dtype=np.intp),
+        resolution_s=resolution_s,
+    )
+
+
+def _beside(run: Clocked, expected_s: Array, resolution_s: float) -> Array:
+    """Observed times without spikes, where a spike is told from work that differs by the step."""
+    return expected_s * without_spikes(run.raw_s / expected_s, resolution=resolution_s / expected_s)
+
+
+def from_replicates(
+    run: Clocked, replicates: Sequence[Clocked], resolution_s: float, size: int
+) -> Pace:
+    """By the median of runs of the same recipe at the same step, `size` steps to a block.
+
+    Each replicate is first brought to the run's pace by one factor: it may have had other devices
+    or another number of them. Means of blocks are compared, not steps: on a coarse clock the median
+    of single steps sticks to the clock's units. Goes on after the run's end where replicates do.
+    """
+    longest = max(replicates, key=lambda other: int(other.step[-1]))
+    later = longest.step[longest.step > run.step[-1]]
+    step = np.concatenate([run.step, later])
+    observed = np.concatenate([run.duration_s, np.full(later.size, np.nan)])
+    others = np.stack(
+        [
+            np.interp(step, other.step, other.duration_s, left=np.nan, right=np.nan)
+            for other in replicates
+        ]
+    )
+    means = np.stack([block_means(row, size) for row in others])
+    own = block_means(observed, size)
+    factors = np.array([factor(own, row) for row in means])
+    usable = np.isfinite(factors)
+    by_block = _median(means[usable] * factors[usable, None])
+    by_step = _median(others[usable] * factors[usable, None])
+    # One value per block keeps the mean right, one per step keeps an edge of the schedule sharp.
+    block = np.minimum(np.arange(step.size) // size, by_block.size - 1)
+    expected = by_step * (by_block / block_means(by_step, size))[block]
+    return Pace(
+        step=step,
+        observed_s=np.where(np.isfinite(expected), observed, np.nan),
+        expected_s=expected,
+        work_class=np.zeros(step.size, dtype=np.intp),
+        resolution_s=resolution_s,
+    )
+
+
+def factor(own: Array, other: Array) -> float:
+    """The common factor own / other of two series of blocks, NaN where they share none."""
+    both = np.isfinite(own) & np.isfinite(other)
+    if not both.any():
+        return float("nan")
+    return float(np.exp(np.median(np.log(own[both] / other[both]))))
+
+
+def _median(rows: Array) -> Array:
+    """The median of each column over the rows that know it; NaN where none does."""
+    known = np.isfinite(rows)
+    ordered = np.sort(np.where(known, rows, np.inf), axis=0)
+    count = known.sum(axis=0)
+    low = np.take_along_axis(ordered, np.maximum((count - 1) // 2, 0)[None], axis=0)[0]
+    high = np.take_along_axis(ordered, np.minimum(count // 2, len(rows) - 1)[None], axis=0)[0]
+    middle: Array = np.where(count > 0, 0.5 * (low + high), np.nan)
+    return middle

@@ -1,0 +1,58 @@
+"""All that can be said of a recorded run: every judge, each on the tables that it can use. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pacekeeper.predictor.imbalance.analyze import imbalances
+from pacekeeper.predictor.imbalance.what_if import replayed, what_if_of
+from pacekeeper.predictor.job_level.detect import judge_job
+from pacekeeper.predictor.job_level.global_slowdown import pace_faults
+from pacekeeper.predictor.offline.collective_stragglers import link_faults
+from pacekeeper.predictor.offline.late_ranks import late_ranks
+from pacekeeper.predictor.offline.online_rules import with_causes
+from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
+from pacekeeper.predictor.offline.residuals import usable_rows
+from pacekeeper.predictor.offline.trace import Trace
+from pacekeeper.predictor.offline.trace_inputs import slow_inputs
+from pacekeeper.predictor.offline.trace_links import slow_links
+from pacekeeper.predictor.offline.verdict import Trouble, Verdict
+
+
+def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:
+    """Findings, the worst first, and what they cost.
+
+    Where ranks tell their compute times, they are judged; only where none does, the job as a whole
+    by its step times, beside `replicates` (other runs of the same recipe).
+    """
+    trace = _without_useless_times(trace)
+    troubles: list[Trouble] = [*link_faults(trace), *slow_links(trace)]
+    inputs = slow_inputs(trace)
+    troubles += inputs
+    replay, left_out = replayed(trace)
+    costs = None if replay is None else what_if_of(replay)
+    notes = [*trace.notes, *left_out]
+    if trace.compute is not None:
+        slow = rank_faults(trace)
+        named = {(trouble.kind, trouble.rank) for trouble in (*slow, *inputs)}
+        late = (one for one in late_ranks(trace) if (one.kind, one.rank) not in named)
+        ranks = {trouble.rank for trouble in slow if trouble.rank is not None}
+        together = pace_faults(trace, slow=ranks)
+        troubles += [*with_causes(trace, [*slow, *late]), *together.troubles]
+        notes += together.notes
+    elif trace.steps is not None:
+        job = judge_job(trace, replicates=replicates, schedule=trace.steps.work_class)
+        troubles += job.troubles
+        notes += job.notes
+    troubles += imbalances(trace, costs, replay=replay)
+    troubles.sort(key=lambda t: (-t.slowdown, -1 if t.rank is None else t.rank))
+    return Verdict(troubles=tuple(troubles), what_if=costs, notes=tuple(notes))
+
+
+def _without_useless_times(trace: Trace) -> Trace:
+    """Compute times of which not one can be used are as good as none; that is said."""
+    if trace.compute is None:
+        return trace
+    if usable_rows(trace.compute, {worker.rank for worker in trace.workers}).any():
+        return trace
+    said = "no compute time of a known rank that can be used"
+    return replace(trace, compute=None, notes=(*trace.notes, said))

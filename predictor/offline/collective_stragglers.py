@@ -1,0 +1,156 @@
+"""Which link is slow: transfer times of groups beside their peers, and what the slow share. Pure.
+
+A transfer's time counts from the latest start in its group, so that nobody's waiting is in it. One
+group tells only that one of its links is slow; several that are slow together, and those that are
+not, say which rank or node (group tomography; a healthy group clears its members).
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.cost.features import Array, Positions
+from pacekeeper.predictor.offline.trace import Trace, TransferTable
+from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
+from pacekeeper.predictor.stats import change_points
+
+MIN_STEPS = 4
+MIN_PEER_GROUPS = 3  # of one size, to tell a slow group from a busy fabric
+MIN_SLOWDOWN = 1.2
+LEAST_SIGMA = 0.01
+OUTLYING = 6.0  # standard errors: groups are many, their noise is not normal
+PENALTY = 12.0  # of a change of level, in squared sigmas
+HEALTHY_SHARE = 0.25  # of a lone group's steps, or of a step's groups, is surely healthy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGroup:
+    """A group's slow stretch, in positions of the steps; log of how slow, and one sigma of it."""
+
+    group: int
+    begin: int
+    end: int
+    log_slowdown: float
+    error: float
+
+
+def link_faults(trace: Trace) -> tuple[Trouble, ...]:
+    """Slow links, the worst first; nothing where no transfer times are told."""
+    table = trace.transfers
+    if table is None or len(table.step) == 0:
+        return ()
+    steps, residual = _by_step(table, [len(group) for group in trace.groups])
+    if len(steps) < MIN_STEPS:
+        return ()
+    slow = [s for group in range(residual.shape[1]) for s in _stretches(residual[:, group], group)]
+    troubles = []
+    while slow:
+        first = max(slow, key=lambda s: s.log_slowdown)
+        together = [s for s in slow if s.begin < first.end and first.begin < s.end]
+        slow = [s for s in slow if s not in together]
+        seen = {g for g in range(residual.shape[1]) if np.isfinite(residual[:, g]).any()}
+        healthy = seen - {s.group for s in together}
+        troubles.append(_trouble(trace, steps, together, healthy))
+    return tuple(sorted(troubles, key=lambda t: -t.slowdown))
+
+
+def _by_step(table: TransferTable, sizes: Sequence[int]) -> tuple[Positions, Array]:
+    """(steps, log(observed / usual) [steps, groups]), NaN where a group moved nothing.
+
+    Usual: the median of transfers of as many bytes in groups of as many ranks; where there are
+    enough such groups, what all of them share in a step is taken out, too.
+    """
+    steps, row = np.unique(table.step, return_inverse=True)
+    size = np.array(sizes, dtype=np.intp)[table.group]
+    bucket = np.stack([size.astype(np.float64), np.nan_to_num(table.num_bytes, nan=-1.0)])
+    _, kind = np.unique(bucket, axis=1, return_inverse=True)
+    log_s = np.log(np.maximum(table.transfer_s, 1e-9))
+    usual = np.array([np.median(log_s[kind.reshape(-1) == k]) for k in range(int(kind.max()) + 1)])
+    over = log_s - usual[kind.reshape(-1)]
+    residual = np.full((len(steps), len(sizes)), np.nan)
+    for group in np.unique(table.group):
+        own = table.group == group
+        for step in np.unique(row[own]):
+            residual[step, group] = np.median(over[own & (row == step)])
+    for width in np.unique(np.array(sizes)):
+        alike = np.flatnonzero(np.array(sizes) == width)
+        told = alike[np.isfinite(residual[:, alike]).any(axis=0)]
+        if len(told) >= MIN_PEER_GROUPS:
+            known = np.isfinite(residual[:, told]).any(axis=1)
+            # Not the median: one node of three is crossed by more than half of all pairs.
+            residual[np.ix_(known, told)] -= np.nanquantile(
+                residual[np.ix_(known, told)], HEALTHY_SHARE, axis=1, keepdims=True
+            )
+    return steps, residual
+
+
+def _stretches(series: Array, group: int) -> list[SlowGroup]:
+    """Where this group stays clearly above its healthy pace."""
+    told = np.flatnonzero(np.isfinite(series))
+    if len(told) < MIN_STEPS:
+        return []
+    values = series[told]
+    sigma = max(LEAST_SIGMA, change_points.noise(values))
+    found = change_points.levels(values, sigma=sigma, penalty=PENALTY)
+    # Its peers' level where it has any (0 by construction); never above its own fastest quarter.
+    healthy = min(0.0, float(np.quantile(values, HEALTHY_SHARE)))
+    slow = []
+    for level in found:
+        error = sigma / sqrt(level.num_blocks)
+        above = level.mean - healthy
+        if above > max(log(MIN_SLOWDOWN), OUTLYING * error) and level.num_blocks > 1:
+            begin, end = int(told[level.begin]), int(told[level.end - 1]) + 1
+            slow.append(
+                SlowGroup(group=group, begin=begin, end=end, log_slowdown=above, error=error)
+            )
+    return slow
+
+
+def _trouble(
+    trace: Trace, steps: Positions, together: Sequence[SlowGroup], healthy: Collection[int]
+) -> Trouble:
+    worst = max(together, key=lambda s: s.log_slowdown)
+    begin, end = min(s.begin for s in together), max(s.end for s in together)
+    rank, words = _place(trace, {s.group for s in together}, healthy)
+    margin = 1.96 * worst.error
+    slowdown = exp(worst.log_slowdown)
+    return Trouble(
+        kind=TroubleKind.LINK,
+        rank=rank,
+        stage=next((w.stage for w in trace.workers if w.rank == rank), None),
+        slowdown=slowdown,
+        low=exp(worst.log_slowdown - margin),
+        high=exp(worst.log_slowdown + margin),
+        first_step=int(steps[begin]),
+        last_step=None if end >= len(steps) else int(steps[end - 1]),
+        tier=Tier.PROBABLE if len(together) > 1 or rank is not None else Tier.SUSPECTED,
+        reason=f"transfers of {len(together)} groups take x{slowdown:.2f} of their usual time: "
+        + words,
+    )
+
+
+def _place(trace: Trace, slow: Collection[int], healthy: Collection[int]) -> tuple[int | None, str]:
+    """The rank that all slow groups share and no healthy one has, else the node, else words."""
+    members = [set(trace.groups[group]) for group in slow]
+    cleared = set().union(*(trace.groups[group] for group in healthy)) if healthy else set()
+    shared = set.intersection(*members)
+    suspects = sorted(shared - cleared)
+    if len(suspects) == 1 and (len(members) > 1 or len(members[0]) > 1):
+        return suspects[0], f"all share rank {suspects[0]}, and no healthy group has it"
+    node_of: Mapping[int, str] = {worker.rank: worker.node for worker in trace.workers}
+    nodes = [{node_of.get(rank, "") for rank in group} - {""} for group in members]
+    common = set.intersection(*nodes) if nodes else set()
+    inside = {
+        node
+        for group in healthy
+        for node in {node_of.get(rank, "") for rank in trace.groups[group]}
+        if len({node_of.get(rank, "") for rank in trace.groups[group]}) > 1
+    }
+    left = sorted(common - inside)
+    if len(left) == 1:
+        return None, f"all of them cross node {left[0]}, and no healthy group leaves it"
+    names = ", ".join(str(list(trace.groups[group])) for group in sorted(slow)[:4])
+    return None, f"groups {names} alone do not tell which link it is"

@@ -1,0 +1,135 @@
+"""Which ranks are slow by the charts, and which open findings have ended or changed. Pure."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from math import exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.predictor.cost.features import StepSample
+from pacekeeper.predictor.online import cusum
+from pacekeeper.predictor.online.cusum import Charts
+from pacekeeper.predictor.online.microbatch_residuals import PartRatios
+from pacekeeper.predictor.online.slowdown import Slowdown, changed, is_over, measured, patience
+from pacekeeper.predictor.online.state import (
+    Evidence,
+    among,
+    limits_of,
+    median_of_steps,
+    model_of,
+    series_of,
+    sigma_of,
+)
+from pacekeeper.predictor.stats.peers import MIN_PEERS
+
+LEAST_PARTS = 4  # fewer micro-batches are no jury
+
+
+def find(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, parts: PartRatios | None
+) -> tuple[Evidence, tuple[Finding, ...]]:
+    """Name the ranks whose chart crossed, if it is worth it and not everybody's.
+
+    Several steps must agree, or the micro-batches (`parts`) of the newest one.
+    """
+    charts = evidence.charts
+    crossed = cusum.suspicion(limits_of(evidence), charts) >= 1.0
+    if not crossed.any() or crossed.sum() * 2 > len(charts.ranks):
+        return evidence, ()
+    sigma = sigma_of(config, evidence)
+    found: dict[int, Slowdown] = {}
+    for i in np.flatnonzero(crossed & among(charts.ranks, sample.ranks)):
+        doubts = charts.recent_doubt[np.isfinite(charts.recent[:, i]), i]
+        slowdown = measured(config, series_of(charts, int(i)), sigma=sigma, doubt=doubts)
+        if slowdown is None and parts is not None:
+            slowdown = _within_step(config, charts, parts, int(i), sigma)
+        if slowdown is not None:
+            found[int(i)] = slowdown
+    findings = tuple(_finding(config, evidence, sample, i, found[i], found) for i in found)
+    slow = {charts.ranks[i]: found[i].value for i in found}
+    return replace(evidence, slow={**evidence.slow, **slow}), findings
+
+
+def _within_step(
+    config: DetectorConfig, charts: Charts, parts: PartRatios, i: int, sigma: float
+) -> Slowdown | None:
+    """What the newest step's micro-batches agree on, as certain as several steps would be.
+
+    Not with a noisy clock: a shared host disturbs a step as a whole.
+    """
+    num_parts = len(parts.log_ratio)
+    if num_parts < LEAST_PARTS or patience(config, sigma) > 1:
+        return None
+    own, of_one = parts.log_ratio[:, i] - charts.baseline[i], sqrt(num_parts) * sigma
+    # All of them, where the model knows the sum better than its parts; else those since an onset.
+    whole, last = replace(config, min_steps=num_parts), replace(config, min_steps=LEAST_PARTS)
+    found = measured(whole, own, sigma=of_one, doubt=float(charts.doubt[i]))
+    if found is None:
+        found = measured(last, own, sigma=of_one, doubt=parts.doubt[:, i])
+    return found and Slowdown(value=found.value, num_steps=1, num_parts=found.num_steps)
+
+
+def _finding(
+    config: DetectorConfig,
+    evidence: Evidence,
+    sample: StepSample,
+    i: int,
+    slowdown: Slowdown,
+    accused: Collection[int],
+) -> Finding:
+    """Confirmed where two healthy peers contradict it for a step more than had to be."""
+    charts, rank = evidence.charts, evidence.charts.ranks[i]
+    at = sample.ranks.index(rank)
+    observed_ms = float(sample.observed_s[at]) * 1e3
+    expected_ms = float(model_of(evidence).expected_s(sample.features[at : at + 1])[0]) * 1e3
+    peers = median_of_steps(charts.recent[-slowdown.num_steps :])
+    is_peer = ~among(charts.ranks, evidence.slow)
+    is_peer[list(accused)] = False
+    witnesses = int((is_peer & (peers < 0.5 * log(slowdown.value))).sum())
+    needed = config.min_steps * patience(config, sigma_of(config, evidence))
+    is_confirmed = slowdown.num_steps > needed and witnesses >= MIN_PEERS
+    own_steps = np.array(charts.recent_steps)[np.isfinite(charts.recent[:, i])]
+    onset = int(own_steps[-slowdown.num_steps])
+    agreed = f"{slowdown.num_steps} steps since step {onset}"
+    if slowdown.num_parts:
+        agreed = f"{slowdown.num_parts} micro-batches of step {onset}"
+    if witnesses:
+        worst = exp(float(peers[is_peer].max()))
+        beside = f"its {witnesses} healthy peers stayed within x{max(1.0, worst):.2f}"
+    else:
+        beside = "it has no healthy peer to compare with"
+    return Finding(
+        kind=FindingKind.DEVICE,
+        tier=Tier.CONFIRMED if is_confirmed else Tier.PROBABLE,
+        rank=rank,
+        slowdown=slowdown.value,
+        onset_step=onset,
+        step=sample.step,
+        reason=(
+            f"rank {rank} computed {observed_ms:.0f} ms where its work should take "
+            f"{expected_ms:.0f} ms; x{slowdown.value:.2f} in the median of {agreed}; {beside}"
+        ),
+    )
+
+
+def review(
+    config: DetectorConfig, evidence: Evidence
+) -> tuple[Evidence, tuple[int, ...], Mapping[int, float]]:
+    """Look again at every open finding: is it over, is it another one now?"""
+    charts, sigma = evidence.charts, sigma_of(config, evidence)
+    recovered, moved = [], {}
+    for rank in sorted(evidence.slow):
+        if rank not in charts.ranks:
+            continue
+        i = charts.ranks.index(rank)
+        series, doubt, told = series_of(charts, i), float(charts.doubt[i]), evidence.slow[rank]
+        if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
+            recovered.append(rank)
+            continue
+        now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
+        if now is not None:
+            moved[rank] = now
+    slow = {r: moved.get(r, told) for r, told in evidence.slow.items() if r not in recovered}
+    return replace(evidence, slow=slow), tuple(recovered), moved

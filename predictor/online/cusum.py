@@ -1,0 +1,178 @@
+"""One-sided CUSUM charts per rank (Page 1954): how much evidence there is. Pure.
+
+A fast chart for large slowdowns, slower ones for small ones. Arrays are replaced, never written to;
+a rank that lacks a step keeps its charts as they were.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from math import sqrt
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array, Flags
+from pacekeeper.predictor.online.microbatch_residuals import PartRatios
+from pacekeeper.predictor.online.thresholds import Thresholds
+from pacekeeper.predictor.stats.cusum_design import REFERENCES
+
+WINDOW_STEPS = 32  # of recent log ratios kept
+WINDOW_PARTS = 32  # micro-batches kept, at the least those of the newest step
+CEILING = 2.0  # of the threshold: evidence of long ago must drain within a few steps
+QUIET_SUSPICION = 0.5  # of a threshold: above it nothing is learnt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Charts:
+    """Columns follow `ranks`, ascending; NaN where a rank had no record.
+
+    `levels` [charts, ranks] in sigma, `peaks` their highest in the newest step. `baseline`: log
+    of the rank's own healthy pace.
+    `recent` [steps, ranks]: log ratios less the baseline, newest last; `recent_steps`: their steps;
+    `recent_doubt`: what the model of the time may have been wrong by (log, at most).
+    `doubt`: the same on the rank's newest work; `sample_doubt`: the mean of what was taken off the
+    newest step's samples, its micro-batches where these are told. `recent_parts` [micro-batches,
+    ranks]: their log ratios less the baseline, newest last; `num_parts` of them are a step's, 1
+    where none are told.
+    """
+
+    ranks: tuple[int, ...]
+    levels: Array
+    peaks: Array
+    baseline: Array
+    doubt: Array
+    sample_doubt: Array
+    recent: Array
+    recent_doubt: Array
+    recent_steps: tuple[int, ...]
+    recent_parts: Array
+    num_parts: int = 1
+
+
+def no_charts() -> Charts:
+    none = np.zeros(0)
+    return Charts(
+        ranks=(), levels=np.zeros((len(REFERENCES), 0)), peaks=np.zeros((len(REFERENCES), 0)),
+        baseline=none, doubt=none, sample_doubt=none,
+        recent=np.zeros((0, 0)), recent_doubt=np.zeros((0, 0)), recent_steps=(),
+        recent_parts=np.zeros((0, 0)),
+    )  # fmt: skip
+
+
+def advance(
+    limits: Thresholds,
+    charts: Charts,
+    *,
+    step: int,
+    log_ratio: Array,
+    doubt: Array,
+    sigma: float,
+    is_open: Flags,
+    parts: PartRatios | None = None,
+) -> Charts:
+    """Fold one step into the charts: log_ratio, doubt, is_open [ranks]; NaN: no record.
+
+    With `parts` micro-batch by micro-batch: each counts in sqrt(parts) of the step's sigma, so that
+    what all of them share is no more evidence than one step is.
+    Only what exceeds the doubt is evidence, standardised and clipped. Ranks with an open finding
+    rest at zero: what is known need not be found again.
+    """
+    own = log_ratio - charts.baseline
+    doubt = np.where(np.isfinite(log_ratio), doubt, charts.doubt)
+    recent_parts = charts.recent_parts
+    if parts is None:
+        rows, doubts, num_parts = own[None], doubt[None], 1
+    else:
+        rows, doubts, num_parts = parts.log_ratio - charts.baseline, parts.doubt, len(parts.doubt)
+        kept = max(WINDOW_PARTS, num_parts)
+        recent_parts = np.concatenate([charts.recent_parts, rows])[-kept:]
+    beyond = np.sign(rows) * np.maximum(np.abs(rows) - doubts, 0.0)
+    z = limits.weight * beyond / (sqrt(num_parts) * sigma)
+    levels, peaks = _folded(limits, charts.levels, z)
+    return replace(
+        charts,
+        levels=np.where(is_open, 0.0, levels),
+        peaks=np.where(is_open, 0.0, peaks),
+        doubt=doubt,
+        sample_doubt=_mean_of(doubts, charts.sample_doubt),
+        recent=np.concatenate([charts.recent, own[None]])[-WINDOW_STEPS:],
+        recent_doubt=np.concatenate([charts.recent_doubt, doubt[None]])[-WINDOW_STEPS:],
+        recent_steps=(*charts.recent_steps, step)[-WINDOW_STEPS:],
+        recent_parts=recent_parts,
+        num_parts=num_parts,
+    )
+
+
+def _folded(limits: Thresholds, levels: Array, z: Array) -> tuple[Array, Array]:
+    """All charts after the samples z [samples, ranks], and their highest on the way; a rank
+    without a sample (NaN) stays."""
+    has_record = np.isfinite(z)
+    is_whole = bool(has_record.all())
+    after, peaks = levels.copy(), np.zeros_like(levels)
+    for level, peak, rule in zip(after, peaks, limits.rules, strict=True):
+        ceiling = CEILING * rule.h
+        steps = np.clip(z, -rule.clip, rule.clip) - rule.k
+        for row, is_there in zip(steps, has_record, strict=True):
+            folded = np.clip(level + row, 0.0, ceiling)
+            level[:] = folded if is_whole else np.where(is_there, folded, level)
+            np.maximum(peak, level, out=peak)
+    return after, peaks
+
+
+def _mean_of(samples: Array, before: Array) -> Array:
+    """Mean over samples [samples, ranks] -> [ranks]; as it was for a rank that lacks one."""
+    mean: Array = np.mean(samples, axis=0)
+    return np.where(np.isfinite(mean), mean, before)
+
+
+def suspicion(limits: Thresholds, charts: Charts) -> Array:
+    """The highest of a rank's charts in the newest step, in units of its threshold."""
+    heights = np.array([rule.h for rule in limits.rules])
+    highest: Array = (charts.peaks / heights[:, None]).max(axis=0)
+    return highest
+
+
+def rebased(charts: Charts, baseline: Array) -> Charts:
+    """The charts with another baseline; what is recent is told beside the new one."""
+    shift = charts.baseline - baseline
+    return replace(
+        charts,
+        baseline=baseline,
+        recent=charts.recent + shift,
+        recent_parts=charts.recent_parts + shift,
+    )
+
+
+def with_ranks(charts: Charts, ranks: Collection[int]) -> Charts:
+    """The charts with these ranks added at zero; itself where it has them all."""
+    if charts.ranks == ranks or (charts.ranks and set(ranks) <= set(charts.ranks)):
+        return charts
+    return _columns(charts, tuple(sorted({*charts.ranks, *ranks})))
+
+
+def without_ranks(charts: Charts, ranks: Collection[int]) -> Charts:
+    return _columns(charts, tuple(rank for rank in charts.ranks if rank not in ranks))
+
+
+def _columns(charts: Charts, ranks: tuple[int, ...]) -> Charts:
+    """The charts of exactly `ranks`: known ones keep theirs, new ones start at zero."""
+    known = {rank: i for i, rank in enumerate(charts.ranks)}
+    source = np.array([known.get(rank, -1) for rank in ranks], dtype=np.intp)
+    is_known = source >= 0
+
+    def pick(values: Array, missing: float) -> Array:
+        picked = np.full((*values.shape[:-1], len(ranks)), missing)
+        picked[..., is_known] = values[..., source[is_known]]
+        return picked
+
+    return replace(
+        charts,
+        ranks=ranks,
+        levels=pick(charts.levels, 0.0),
+        peaks=pick(charts.peaks, 0.0),
+        baseline=pick(charts.baseline, 0.0),
+        doubt=pick(charts.doubt, 0.0),
+        sample_doubt=pick(charts.sample_doubt, 0.0),
+        recent=pick(charts.recent, np.nan),
+        recent_doubt=pick(charts.recent_doubt, 0.0),
+        recent_parts=pick(charts.recent_parts, np.nan),
+    )

@@ -1,0 +1,208 @@
+"""Did all ranks of a role become slower at once, and does their work not explain it? Pure.
+
+What ranks share accuses none of them: their middle has a chart of its own, beside what the steps of
+the present layout showed in health. While it rises nothing is learnt, for as long as a finding may
+take; what is found is taken out of what the cost model learns from, until it is over. A slow drift
+below that is learnt, as the coefficients are.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from math import sqrt
+
+import numpy as np
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
+from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
+from pacekeeper.predictor.cost.model import LEVEL_STEPS, CostModel
+from pacekeeper.predictor.online import cusum
+from pacekeeper.predictor.online.cusum import Charts
+from pacekeeper.predictor.online.slowdown import Slowdown, changed, is_over, measured
+from pacekeeper.predictor.online.thresholds import Thresholds
+from pacekeeper.predictor.stats.cusum_design import WHITEN_ABOVE, autocorrelation, whitened_shift
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+
+LEAST_RANKS = 2  # of which both must be slow; one alone is judged as itself
+MIN_STEPS = 4  # that must agree: everybody waits for the host now and then
+HELD_STEPS = 32  # for which a rise is not learnt: what is worth naming is named by then
+DOUBTS = 3.0  # sigmas of the model's own doubt that count as explained
+NOBODY = (0,)  # the one column of the chart is no rank's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CommonPace:
+    """Of one role. `limits` None: too few steps of the present layout yet, nothing is judged.
+
+    `reference`: log of observed / expected in health, with one `sigma` of a step, and the `work`
+    [FEATURES] it was seen at, as shares of the expected time. `slowdown` of the open finding, 1.0
+    if there is none. `held_steps`: newest steps from which nothing was learnt.
+    """
+
+    charts: Charts = field(default_factory=cusum.no_charts)
+    limits: Thresholds | None = None
+    reference: float = 0.0
+    sigma: float = 0.0
+    work: Array = field(default_factory=lambda: np.zeros(len(FEATURES)))
+    slowdown: float = 1.0
+    held_steps: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.slowdown > 1.0
+
+    @property
+    def is_held(self) -> bool:
+        """Is it too early to learn from the newest step, lest a fault be learnt?"""
+        return not self.is_open and 0 < self.held_steps <= HELD_STEPS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaceNews:
+    """What a step changed: a new finding, the open one is over, or its new slowdown.
+
+    `why` it is over; empty: everybody is back at the expected time.
+    """
+
+    found: Finding | None = None
+    is_over: bool = False
+    changed: float | None = None
+    why: str = ""
+
+
+NO_NEWS = PaceNews()
+
+
+def fold_pace(
+    config: DetectorConfig,
+    pace: CommonPace,
+    model: CostModel,
+    sample: StepSample,
+    slow: Collection[int],
+) -> tuple[CommonPace, PaceNews]:
+    """Take in one complete step; ranks in `slow` have findings of their own and say nothing."""
+    ratio = _common_ratio(model, sample, slow)
+    if pace.limits is None or ratio is None:
+        return pace, NO_NEWS
+    limits = pace.limits
+    config = replace(config, min_steps=max(MIN_STEPS, config.min_steps))
+    other = _work_of(model, sample) - pace.work
+    doubt = DOUBTS * sqrt(max(0.0, float(other @ model.covariance @ other)))
+    charts = cusum.advance(
+        limits,
+        cusum.with_ranks(pace.charts, NOBODY),
+        step=sample.step,
+        log_ratio=np.array([ratio - pace.reference]),
+        doubt=np.array([doubt]),
+        sigma=pace.sigma,
+        is_open=np.array([pace.is_open]),
+    )
+    suspicion = float(cusum.suspicion(limits, charts)[0])
+    is_rising = suspicion > cusum.QUIET_SUSPICION
+    pace = replace(pace, charts=charts, held_steps=pace.held_steps + 1 if is_rising else 0)
+    sigma = pace.sigma / limits.weight  # what repeats itself tells less
+    series = charts.recent[:, 0]
+    if pace.is_open:
+        return _looked_again(config, pace, series, sigma, doubt)
+    if suspicion < 1.0:
+        return pace, NO_NEWS
+    slowdown = measured(config, series, sigma=sigma, doubt=charts.recent_doubt[:, 0])
+    if slowdown is None:
+        return pace, NO_NEWS
+    found = _finding(charts, sample, slowdown, len({*sample.ranks} - {*slow}))
+    return replace(pace, slowdown=slowdown.value, held_steps=0), PaceNews(found=found)
+
+
+def _looked_again(
+    config: DetectorConfig, pace: CommonPace, series: Array, sigma: float, doubt: float
+) -> tuple[CommonPace, PaceNews]:
+    """The open finding: is it over, is it another one now?"""
+    told = pace.slowdown
+    if is_over(config, series, slowdown=told, sigma=sigma, doubt=doubt):
+        return replace(pace, slowdown=1.0), PaceNews(is_over=True)
+    now = changed(config, series, slowdown=told, sigma=sigma, doubt=doubt)
+    if now is None:
+        return pace, NO_NEWS
+    return replace(pace, slowdown=now), PaceNews(changed=now)
+
+
+def settled(
+    config: DetectorConfig,
+    pace: CommonPace,
+    model: CostModel,
+    history: Sequence[StepSample],
+    limits: Thresholds,
+    generation: int,
+) -> CommonPace:
+    """The health of the present layout, by the newest steps that were learnt from; as it is where
+    they are too few. `limits`: of the charts of ranks, whose false alarms it shares.
+    """
+    own = [sample for sample in history if sample.generation == generation][-LEVEL_STEPS:]
+    told = [_common_ratio(model, sample, ()) for sample in own]
+    ratios = np.array([ratio for ratio in told if ratio is not None])
+    if len(ratios) < config.warmup_steps:
+        return pace
+    repeated = autocorrelation(ratios[:, None])
+    weight = whitened_shift(1.0, repeated) if repeated > WHITEN_ABOVE else 1.0
+    return replace(
+        pace,
+        limits=replace(limits, weight=weight),
+        reference=float(np.median(ratios)),
+        sigma=max(config.sigma_floor, _scale_of(ratios)),
+        work=np.mean([_work_of(model, sample) for sample in own], axis=0),
+    )
+
+
+def on_new_layout(pace: CommonPace) -> CommonPace:
+    """Another layout is another mixture of work: its health is measured anew.
+
+    An open finding stays as it is, beside the health that it was found with.
+    """
+    return pace if pace.is_open else CommonPace()
+
+
+def healthy(pace: CommonPace, sample: StepSample) -> StepSample:
+    """The step as it would have been without the open finding: what may be learnt from."""
+    if not pace.is_open:
+        return sample
+    return replace(sample, observed_s=sample.observed_s / pace.slowdown)
+
+
+def _common_ratio(model: CostModel, sample: StepSample, slow: Collection[int]) -> float | None:
+    """Log observed / expected of the middle rank, the lower one of two; None without peers."""
+    ratio = np.log(np.maximum(sample.observed_s, 1e-9) / model.expected_s(sample.features))
+    if slow:
+        ratio = ratio[~np.isin(sample.ranks, list(slow))]
+    if len(ratio) < LEAST_RANKS:
+        return None
+    middle = (len(ratio) - 1) // 2
+    return float(np.partition(ratio, middle)[middle])
+
+
+def _work_of(model: CostModel, sample: StepSample) -> Array:
+    """What each feature is of the expected time, mean over ranks [FEATURES]."""
+    work: Array = (sample.features / model.expected_s(sample.features)[:, None]).mean(axis=0)
+    return work
+
+
+def _scale_of(ratios: Array) -> float:
+    """One sigma around their median, by their middle and by their tail, whichever is more."""
+    apart = np.abs(ratios - np.median(ratios))
+    return max(MAD_TO_SIGMA * float(np.median(apart)), float(np.quantile(apart, 0.9)) / 1.645)
+
+
+def _finding(charts: Charts, sample: StepSample, slowdown: Slowdown, num_ranks: int) -> Finding:
+    onset = charts.recent_steps[-slowdown.num_steps]
+    return Finding(
+        kind=FindingKind.HOST,
+        tier=Tier.PROBABLE,
+        rank=None,
+        slowdown=slowdown.value,
+        onset_step=onset,
+        step=sample.step,
+        reason=(
+            f"the job became slower: {num_ranks} ranks together computed x{slowdown.value:.2f} of "
+            f"what their work should take, in the median of {slowdown.num_steps} steps since step "
+            f"{onset}; the work that is told does not explain it: host, power, fabric or code"
+        ),
+    )

@@ -1,0 +1,100 @@
+"""Slow links of a running job, from what each rank's transfers took for their bytes. Pure.
+
+The same rule as for computing, of another clock: transfers that all ranks entered together have no
+waiting in them, bytes price them, peers tell a slow fabric from a slow link. Several ranks that are
+slow alike say where it is: two of them the link between them, all of a node the node's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.core.incidents.findings import Finding, FindingKind
+from pacekeeper.predictor.cost.features import FEATURES, Array, StepSample
+from pacekeeper.predictor.offline.collective_stragglers import MIN_SLOWDOWN, MIN_STEPS
+from pacekeeper.predictor.online.localise import ALIKE, localise
+from pacekeeper.predictor.online.state import Evidence, Judgement
+from pacekeeper.predictor.online.update import fold
+
+RECOVERED = 1.10  # of a transfer's usual time
+
+
+def transfer_sample(
+    step: int, generation: int, ranks: Sequence[int], transfer_s: Array, num_bytes: Array
+) -> StepSample | None:
+    """A step's transfers, bytes in the place of tokens; None unless all ranks told of some.
+
+    ranks: that ended the step, ascending; transfer_s, num_bytes [ranks]: NaN or 0: not told.
+    """
+    with np.errstate(invalid="ignore"):
+        is_told = (transfer_s > 0.0) & (num_bytes > 0.0)
+    if not len(ranks) or not is_told.all():
+        return None
+    features = np.zeros((len(ranks), len(FEATURES)))
+    features[:, FEATURES.index("one")] = 1.0
+    features[:, FEATURES.index("tokens")] = num_bytes
+    return StepSample(
+        step=step,
+        generation=generation,
+        ranks=tuple(ranks),
+        features=features,
+        observed_s=transfer_s,
+    )
+
+
+def fold_links(
+    config: DetectorConfig, evidence: Evidence, sample: StepSample, node_of: Mapping[int, str]
+) -> tuple[Evidence, Judgement]:
+    """Take in one step's transfers; findings are of kind LINK, each with the place it points to.
+
+    node_of: the node of each of the sample's ranks.
+    """
+    config = replace(
+        config,
+        min_slowdown=max(MIN_SLOWDOWN, config.min_slowdown),
+        recover_slowdown=max(RECOVERED, config.recover_slowdown),
+        min_steps=max(MIN_STEPS, config.min_steps),
+    )
+    # What slows everybody is the fabric: ADR 23.
+    evidence = evidence if evidence.common is None else replace(evidence, common=None)
+    evidence, judgement = fold(config, evidence, sample)
+    ratios = {rank: evidence.slow.get(rank, 1.0) for rank in sample.ranks}
+    findings = tuple(
+        _of_link(finding, sample, ratios, node_of)
+        for finding in judgement.findings
+        if finding.rank is not None
+    )
+    return evidence, replace(judgement, findings=findings)
+
+
+def _of_link(
+    finding: Finding, sample: StepSample, ratios: Mapping[int, float], node_of: Mapping[int, str]
+) -> Finding:
+    rank = finding.rank
+    assert rank is not None, "the charts are of ranks"
+    at = sample.ranks.index(rank)
+    moved_mb = sample.features[at, FEATURES.index("tokens")] * 1e-6
+    alike = [
+        other
+        for other, ratio in ratios.items()
+        if ratio > 1.0 and max(ratio, ratios[rank]) <= ALIKE * min(ratio, ratios[rank])
+    ]
+    (place,) = (
+        place
+        for place in localise(ratios, {r: node_of[r] for r in ratios}, min_slowdown=MIN_SLOWDOWN)
+        if rank in place.ranks
+    )
+    where = "its link" if not place.node else f"the link of node {place.node}"
+    if len(alike) == 2 and not place.node:
+        where = f"the link between ranks {alike[0]} and {alike[1]}, or one of each"
+    return replace(
+        finding,
+        kind=FindingKind.LINK,
+        reason=(
+            f"transfers of rank {rank} took x{finding.slowdown:.2f} of what {moved_mb:.2f} MB "
+            f"should since step {finding.onset_step}, {sample.observed_s[at] * 1e3:.1f} ms in step "
+            f"{finding.step}: {where}; {place.reason}"
+        ),
+    )

@@ -1,0 +1,48 @@
+"""How late each micro-batch of a step was, on the scale of its rank's mean micro-batch. Pure.
+
+A micro-batch counts by its size: a tiny one, whose time is mostly what a model knows least, must
+not weigh as much as a whole one. Of micro-batches of one size it is the log of observed / expected.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from pacekeeper.predictor.cost.features import Array, Positions, StepSample
+from pacekeeper.predictor.cost.model import CostModel
+from pacekeeper.predictor.stats.peers import relative_to_peers
+
+LEAST_RATIO = 0.05  # a micro-batch can be so much quicker than expected, no more
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PartRatios:
+    """Of each micro-batch [parts, ranks]: log ratio beside the peers, one sigma of model doubt."""
+
+    log_ratio: Array
+    doubt: Array
+
+    def at(self, positions: Positions, num_ranks: int) -> "PartRatios":
+        """The same among `num_ranks` columns, at `positions` [ranks]; NaN in all others."""
+        full = np.full((2, len(self.log_ratio), num_ranks), np.nan)
+        full[:, :, positions] = self.log_ratio, self.doubt
+        return PartRatios(log_ratio=full[0], doubt=full[1])
+
+
+def part_ratios(
+    model: CostModel, sample: StepSample, slow: Collection[int] = ()
+) -> PartRatios | None:
+    """log(1 + (observed - expected) / the rank's mean expected) beside the peers; None: no parts.
+
+    `slow` ranks are no witnesses.
+    """
+    parts = sample.parts
+    if parts is None:
+        return None
+    expected_s = model.expected_s(parts.features)
+    mean_s = expected_s.mean(axis=0)
+    ratio = np.maximum(1.0 + (parts.observed_s - expected_s) / mean_s, LEAST_RATIO)
+    is_witness = ~np.isin(sample.ranks, list(slow)) if slow else None
+    doubt = np.stack([model.doubt(work) for work in parts.features]) * expected_s / mean_s
+    return PartRatios(log_ratio=relative_to_peers(np.log(ratio), is_witness), doubt=doubt)

@@ -1,0 +1,128 @@
+"""How slow is one rank, is it still, is it otherwise: rules on its recent log ratios. Pure.
+
+All work on medians over several steps, so that neither a wild sample nor the mixed step in which
+a fault begins or ends decides anything; the noisier the clock, the more steps they ask for.
+"""
+
+from dataclasses import dataclass
+from math import ceil, exp, log, sqrt
+
+import numpy as np
+
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.stats.robust import MEDIAN_ERROR
+
+DISSENT = 5  # one step in so many may contradict
+PARTIAL_SIGMAS = 4.0  # a first step this far below the next ones saw only part of the fault
+APART_SIGMAS = 3.0  # two levels are two if they differ by this many standard errors
+CHANGE_WORTH_TELLING = 1.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slowdown:
+    """What `num_steps` steps agree on; they are the last ones of the series.
+
+    `num_parts`: it is one step, and so many of its micro-batches; 0: whole steps were looked at.
+    """
+
+    value: float
+    num_steps: int
+    num_parts: int = 0
+
+
+def patience(config: DetectorConfig, sigma: float) -> int:
+    """How many times as many steps a clock of this noise must show."""
+    return 2 if sigma > config.noisy_sigma else 1
+
+
+def measured(
+    config: DetectorConfig, log_ratios: Array, *, sigma: float, doubt: float | Array
+) -> Slowdown | None:
+    """The slowdown that the last steps agree on, if it is worth naming and beyond chance and doubt.
+
+    `doubt`: of each step, as of the model that judged it; one fitted since knows better, but the
+    log ratios are still beside the old one. Takes the run of last steps that says so most strongly:
+    so long as the fault, no longer. None while there is none, or where the first of too few steps
+    may have seen the fault in part only.
+    """
+    needed = config.min_steps * patience(config, sigma)
+    doubts = np.broadcast_to(doubt, log_ratios.shape)
+    best, most = None, config.min_sigmas * sigma
+    for count in range(needed, len(log_ratios) + 1):
+        strength = _strength(config, log_ratios[-count:], float(doubts[-count:].max()))
+        if strength >= most:
+            best, most = log_ratios[-count:], strength
+    if best is None:
+        return None
+    if len(best) > 1 and best[0] < float(np.median(best[1:])) - PARTIAL_SIGMAS * sigma:
+        best = best[1:]
+    if len(best) < needed:
+        return None
+    return Slowdown(value=exp(float(np.median(best))), num_steps=len(best))
+
+
+def is_over(
+    config: DetectorConfig, log_ratios: Array, *, slowdown: float, sigma: float, doubt: float
+) -> bool:
+    """Has a rank with an open finding of `slowdown` come back to its expected time?
+
+    Asks for as many steps as tell the two levels apart under this noise, `recover_steps` at least.
+    What the model's doubt explains accuses nobody here either: on a layout that it has not seen, a
+    healthy rank may look slow for ever, and only the layout from before could clear it.
+    """
+    back, ill = log(config.recover_slowdown), log(max(slowdown, config.min_slowdown))
+    gap = ill - back
+    needed = config.recover_steps * patience(config, sigma)
+    count = max(needed, min(len(log_ratios), ceil((4.0 * sigma / gap) ** 2))) if gap > 0 else needed
+    if len(log_ratios) < count:
+        return False
+    last = log_ratios[-count:]
+    if int((last > 0.5 * (ill + back)).sum()) > count // DISSENT:
+        return False
+    middle = float(np.median(last))
+    error = sqrt(doubt**2 + (APART_SIGMAS * MEDIAN_ERROR * sigma) ** 2 / count)
+    return middle < back + doubt and ill - middle > error
+
+
+def changed(
+    config: DetectorConfig, log_ratios: Array, *, slowdown: float, sigma: float, doubt: float
+) -> float | None:
+    """The new slowdown of an open finding, if it has settled on a clearly different one.
+
+    Near health it takes four times the steps, and `min_slowdown` is the least: a rank on its way
+    back must not be told as hardly slow, from where its recovery could not be told any more.
+    """
+    for patient in (1, 4):
+        count = patient * config.measure_steps * patience(config, sigma)
+        if len(log_ratios) < count:
+            return None
+        last = log_ratios[-count:]
+        now, error = float(np.median(last)), MEDIAN_ERROR * sigma / sqrt(count)
+        is_clearly_slow = now >= log(config.min_slowdown) + 2.0 * error
+        if is_clearly_slow or patient > 1:
+            break
+    if now < log(config.recover_slowdown) + doubt:
+        return None
+    now = max(now, log(config.min_slowdown))
+    if abs(now - log(slowdown)) < log(CHANGE_WORTH_TELLING) + max(doubt, 2.0 * error):
+        return None
+    # Both halves on one level: in the middle of a change a median would tell something between.
+    first, second = float(np.median(last[: count // 2])), float(np.median(last[count // 2 :]))
+    if abs(first - second) > APART_SIGMAS * 2.0 * error:
+        return None
+    return exp(now)
+
+
+def _strength(config: DetectorConfig, run: Array, doubt: float) -> float:
+    """What a run of steps says beyond the doubt: its lower median times sqrt(steps).
+
+    0 unless all steps but one in five are above half of a median that is worth naming.
+    """
+    middle = float(np.median(run))
+    if middle - doubt < log(config.min_slowdown) or run[0] < 0.5 * middle:
+        return 0.0
+    if int((run < 0.5 * middle).sum()) > len(run) // DISSENT:
+        return 0.0
+    lower = float(np.sort(run)[(len(run) - 1) // 2])
+    return (lower - doubt) * sqrt(len(run))

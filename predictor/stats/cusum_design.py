@@ -1,0 +1,248 @@
+"""Thresholds of CUSUM charts from a wanted rate of false alarms, for residuals of any law. Pure.
+
+A chart adds up `min(x, clip) - k`, never below zero, and alarms above `h`. Its mean run length is
+solved as a Markov chain on cells of [0, h] (Brook and Evans 1972): under the healthy law that is
+the mean number of samples between false alarms, under the shifted law it is the delay. Several
+charts share one budget: each gets its part of the rate, and the sum bounds what all of them raise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import inf, log, sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
+
+DAY_S = 86_400.0
+CELLS = 160  # of [0, h]: run lengths within 1 % of the integral equation's
+MOST_SAMPLES = 1e12  # between false alarms: the linear system says no more in double precision
+# Half of the shifts to be found soon, in sigma: within 12 % of the best delay from 1 to 5 sigma.
+REFERENCES = (0.5, 1.25, 2.25)
+CLIPS = (1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # a law chooses among them
+SEEN_BEYOND = 20  # healthy samples that must lie beyond a clip: no tail is made up
+HEAVIER = 1.1  # than the normal law's furthest sample: three standard errors of that quantile
+LEAST_HISTORY = 2_000  # healthy samples below which a law of one's own says too little
+LAW_POINTS = 2_001  # of an empirical law's table, and as many again in its upper tail
+AUTOCORRELATION_CLIP = 3.0  # sigma: one wild pair must not make an autocorrelation
+WHITEN_ABOVE = 0.1  # autocorrelation that moves a rate by more than a factor of two
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Law:
+    """How healthy residuals lie, in sigma: `below[i]` of them are at most `at[i]`, ascending.
+
+    `num_seen`: samples it was made from; 0: it is a formula.
+    """
+
+    at: Array
+    below: Array
+    num_seen: int = 0
+
+    def share_below(self, x: npt.NDArray[np.floating]) -> Array:
+        """Of residuals that are at most x; linear between the points."""
+        share: Array = np.interp(x, self.at, self.below, left=0.0, right=1.0)
+        return share
+
+    def shifted(self, sigmas: float) -> "Law":
+        """The law of a rank that is slow by so many sigma."""
+        return Law(at=self.at + sigmas, below=self.below, num_seen=self.num_seen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartRule:
+    """One chart: its allowance `k`, its `clip` and its threshold `h`, in sigma."""
+
+    k: float
+    clip: float
+    h: float
+
+
+@cache
+def gaussian() -> Law:
+    """The standard normal law."""
+    at = np.linspace(-9.0, 9.0, 7201)
+    from scipy.special import ndtr  # a quarter second to import: not at start-up
+
+    below = ndtr(at)
+    at.flags.writeable = below.flags.writeable = False
+    return Law(at=at, below=below)
+
+
+def empirical(residuals: Array) -> Law:
+    """The law of healthy standardised residuals [samples]; a table of few thousand points.
+
+    Raises ValueError for less than LEAST_HISTORY finite values.
+    """
+    values = np.sort(residuals[np.isfinite(residuals)])
+    count = len(values)
+    if count < LEAST_HISTORY:
+        raise ValueError(f"a law needs {LEAST_HISTORY} residuals or more, got {count}")
+    bulk = np.linspace(0, count - 1, min(count, LAW_POINTS))
+    tail = np.linspace(count - count // 50, count - 1, min(count // 50, LAW_POINTS))
+    kept = np.unique(np.concatenate([bulk, tail]).astype(np.intp))
+    return Law(at=values[kept], below=(kept + 0.5) / count, num_seen=count)
+
+
+def samples_between_alarms(
+    false_alarms_per_job_day: float, *, num_ranks: int, samples_per_rank_s: float
+) -> float:
+    """Mean samples of one rank between two of its false alarms, so that the job has so many a day.
+
+    A job of twice the ranks, or twice the samples a second, may raise half as many on each sample.
+    Raises ValueError where a value is not above 0.
+    """
+    if not (false_alarms_per_job_day > 0 and num_ranks > 0 and samples_per_rank_s > 0):
+        raise ValueError("rate of false alarms, ranks and samples per second: expected above 0")
+    return num_ranks * samples_per_rank_s * DAY_S / false_alarms_per_job_day
+
+
+def mean_run_length(law: Law, *, k: float, clip: float, h: float) -> float:
+    """Mean samples until a chart that starts at zero alarms; inf where it practically never does.
+
+    Under a shifted law this is Lorden's worst-case delay: a chart is never lower than zero.
+    """
+    from scipy.linalg import solve_toeplitz
+
+    width = h / CELLS
+    # A step from the middle of cell i to the upper edge of cell j depends on j - i only.
+    offsets = (np.arange(-CELLS, CELLS + 1) + 0.5) * width + k
+    between = np.where(offsets >= clip, 1.0, law.share_below(offsets))
+    from_zero_at = np.arange(CELLS + 1) * width + k
+    from_zero = np.where(from_zero_at >= clip, 1.0, law.share_below(from_zero_at))
+    to_zero = between[CELLS - 1 :: -1]
+    steps = np.diff(between)  # probability of going up by so many cells, -CELLS + 1 to CELLS
+    up, down = steps[CELLS - 1 : -1], steps[CELLS - 1 :: -1][:CELLS]
+    here = np.zeros(CELLS)
+    here[0] = 1.0
+    # Cells above zero are a Toeplitz system; the state at zero is what couples it.
+    solved = solve_toeplitz((here - down, here - up), np.stack([np.ones(CELLS), to_zero], axis=1))
+    length_above, back_to_zero = solved.T
+    rise = np.diff(from_zero)
+    leaves = 1.0 - float(from_zero[0]) - float(rise @ back_to_zero)
+    if leaves <= 0.0:
+        return inf
+    length = (1.0 + float(rise @ length_above)) / leaves
+    return length if 0.0 < length < MOST_SAMPLES**1.2 else inf
+
+
+def threshold(law: Law, *, k: float, clip: float, samples: float) -> float:
+    """The h at which a chart has `samples` between two false alarms in the mean.
+
+    Raises ValueError for a clip that is not above k (such a chart stays at zero), and for samples
+    outside 2 to MOST_SAMPLES.
+    """
+    if not clip > k:
+        raise ValueError(f"clip: expected above k = {k}, got {clip}")
+    if not 2.0 <= samples <= MOST_SAMPLES:
+        raise ValueError(f"samples: expected 2 to {MOST_SAMPLES:g}, got {samples:g}")
+    low, high = 0.0, 1.0
+    while mean_run_length(law, k=k, clip=clip, h=high) < samples:
+        low, high = high, 2.0 * high
+    while high - low > 1e-4 * max(1.0, high):
+        middle = 0.5 * (low + high)
+        if mean_run_length(law, k=k, clip=clip, h=middle) < samples:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def chart_rules(
+    law: Law,
+    *,
+    samples: float,
+    references: Sequence[float] = REFERENCES,
+    clips: Sequence[float] = CLIPS,
+) -> tuple[ChartRule, ...]:
+    """Charts that together have `samples` between two false alarms, each with the soonest clip.
+
+    Each gets the same part of the rate. Of the clips that the law has seen samples beyond, a chart
+    takes the one with which it finds its own shift (2 k) soonest; a formula's tail is known, so it
+    has no other clip than the highest. Raises ValueError as `threshold` does.
+    """
+    own = samples * len(references)
+    return tuple(_soonest(law, k, samples=own, clips=clips) for k in references)
+
+
+def _soonest(law: Law, k: float, *, samples: float, clips: Sequence[float]) -> ChartRule:
+    usable = _usable(law, k, clips)
+    if not usable:  # narrower than the chart looks: the normal law bounds it from above
+        law, usable = gaussian(), [min(clip for clip in clips if clip > k)]
+    candidates = [
+        ChartRule(k=k, clip=clip, h=threshold(law, k=k, clip=clip, samples=samples))
+        for clip in usable
+    ]
+    slow = law.shifted(2.0 * k)
+    return min(candidates, key=lambda r: mean_run_length(slow, k=r.k, clip=r.clip, h=r.h))
+
+
+def _usable(law: Law, k: float, clips: Sequence[float]) -> list[float]:
+    """Clips above k that the law has seen samples beyond; of a formula the highest."""
+    if not law.num_seen:
+        return [max(clips)]
+    return [clip for clip in clips if k < clip <= _furthest_seen(law)]
+
+
+def _furthest_seen(law: Law) -> float:
+    """The residual that SEEN_BEYOND samples of an empirical law lie beyond."""
+    return float(np.interp(1.0 - SEEN_BEYOND / law.num_seen, law.below, law.at))
+
+
+def has_heavy_tail(law: Law) -> bool:
+    """Does an empirical law reach clearly further up than the normal one, as far as was seen?"""
+    from scipy.special import ndtri
+
+    return _furthest_seen(law) > HEAVIER * float(ndtri(1.0 - SEEN_BEYOND / law.num_seen))
+
+
+def autocorrelation(residuals: Array) -> float:
+    """Of one sample with the next of the same rank: [samples, ranks], NaN where there is none.
+
+    Of clipped residuals about their median; within -0.9 and 0.9; 0.0 of less than ten pairs.
+    """
+    centred = residuals - np.nanmedian(residuals)
+    scale = float(np.nanmedian(np.abs(centred))) * MAD_TO_SIGMA
+    if not scale > 0.0:
+        return 0.0
+    limit = AUTOCORRELATION_CLIP * scale
+    clipped = np.clip(centred, -limit, limit)
+    first, second = clipped[:-1], clipped[1:]
+    both = np.isfinite(first) & np.isfinite(second)
+    if both.sum() < 10:
+        return 0.0
+    spread = sqrt(float((first[both] ** 2).mean() * (second[both] ** 2).mean()))
+    return max(-0.9, min(0.9, float((first[both] * second[both]).mean()) / spread))
+
+
+def whitened_shift(shift: float, correlation: float) -> float:
+    """What is left of a shift, in sigma, once an AR(1) correlation was taken out of the residuals.
+
+    Of the second slow sample and all later ones: sqrt((1 - r) / (1 + r)) of it.
+    """
+    return shift * sqrt((1.0 - correlation) / (1.0 + correlation))
+
+
+def optimal_delay(shift: float, samples: float) -> float:
+    """Least worst-case delay of any rule for a Gaussian shift, at so many samples between alarms.
+
+    CUSUM with the likelihood ratio has it (Moustakides 1986): k = shift / 2. Never below 1.
+    """
+    law = gaussian()
+    h = threshold(law, k=0.5 * shift, clip=inf, samples=samples)
+    return max(1.0, mean_run_length(law.shifted(shift), k=0.5 * shift, clip=inf, h=h))
+
+
+def brownian_delay(shift: float, samples: float) -> float:
+    """The closed form of `optimal_delay` for Brownian motion: a little low at large shifts.
+
+    Solves e^v - v - 1 = samples shift^2 / 2; the delay is 2 / shift^2 (e^-v + v - 1).
+    """
+    wanted = 0.5 * samples * shift**2
+    v = log(wanted + 1.0)
+    for _ in range(60):
+        v -= (np.exp(v) - v - 1.0 - wanted) / (np.exp(v) - 1.0)
+    return float(2.0 / shift**2 * (np.exp(-v) + v - 1.0))

@@ -1,0 +1,129 @@
+"""Records as columns of the wire, and back: one group of columns for each kind. NaN there is None.
+
+Columns of a message are equally long; what is not is the sender's fault and a ValueError naming it.
+A column of defaults is left out: it costs nothing, and who does not know it is still understood.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, fields
+from itertools import repeat
+from typing import Any, TypeVar
+
+from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
+from pacekeeper.core.telemetry.node_report import MAX_RECORDS_PER_REPORT
+from pacekeeper.core.telemetry.records import (
+    MOST_S,
+    TIME_BOUNDS,
+    CheckpointRecord,
+    MicroBatchRecord,
+    PlanAppliedRecord,
+    PlanRefusedRecord,
+    ProbeRecord,
+    RankExitRecord,
+    SnapshotRecord,
+    StepRecord,
+)
+from pacekeeper.core.text import one_line
+
+MAX_RECORDS = 4 * MAX_RECORDS_PER_REPORT  # in a report that is taken in
+KINDS: tuple[tuple[str, type[Any]], ...] = (
+    ("micro_batches", MicroBatchRecord),
+    ("steps", StepRecord),
+    ("plans_applied", PlanAppliedRecord),
+    ("plans_refused", PlanRefusedRecord),
+    ("rank_exits", RankExitRecord),
+    ("probes", ProbeRecord),
+    ("checkpoints", CheckpointRecord),
+    ("snapshots", SnapshotRecord),
+)
+
+T = TypeVar("T")
+_BOUNDS = {**TIME_BOUNDS, "tensor_share": (0.0, MOST_S)}
+# Asked of the classes once: at each report it would cost more than the report itself.
+_NAMES = {kind: {field.name: field.type for field in fields(kind)} for _, kind in KINDS}
+_DEFAULTS: dict[type[Any], dict[str, Any]] = {
+    kind: {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    for _, kind in KINDS
+}
+_REQUIRED = {kind: _NAMES[kind].keys() - _DEFAULTS[kind].keys() for _, kind in KINDS}
+# Those without a rule of their own that a record would have to be asked for.
+_SLOTS: dict[type[Any], dict[str, Callable[[Any, Any], None]]] = {
+    kind: {name: getattr(kind, name).__set__ for name in names}
+    for kind, names in _NAMES.items()
+    if not hasattr(kind, "__post_init__")
+}
+
+
+def fill_columns(columns: Any, records: Sequence[Any]) -> None:
+    """Put records of one kind into their columns."""
+    for field in fields(records[0]):
+        values = [getattr(record, field.name) for record in records]
+        if all(value == field.default for value in values):
+            continue
+        getattr(columns, field.name).extend(math.nan if v is None else v for v in values)
+
+
+def records_in(columns: Any, kind: type[T], where: str) -> list[T]:
+    """The records in these columns. Raises ValueError, which names the column or value at fault."""
+    told = _told(columns, kind, where)
+    if kind not in _SLOTS:
+        rows = zip(*told.values(), strict=True)
+        return [kind(**dict(zip(told, row, strict=True))) for row in rows]
+    defaults = _DEFAULTS[kind]
+    records = [object.__new__(kind) for _ in told["rank"]]
+    # Column by column into the slots: a frozen record's own way takes three times as long.
+    for name, put in _SLOTS[kind].items():
+        values = told[name] if name in told else repeat(defaults[name])
+        deque(map(put, records, values), maxlen=0)
+    return records
+
+
+def micro_batches_in(columns: Any, where: str) -> MicroBatchTable | None:
+    """The table in these columns; None: they are empty. Raises ValueError as `records_in` does."""
+    told = _told(columns, MicroBatchRecord, where)
+    return MicroBatchTable(columns=told) if told["rank"] else None
+
+
+def num_rows(columns: Any, where: str) -> int:
+    """How many records these columns hold. Few bytes can tell of more than the memory holds."""
+    length = len(columns.rank)
+    if length > MAX_RECORDS:
+        raise ValueError(f"{where}: {length} records, at most {MAX_RECORDS} may come at once")
+    return length
+
+
+def _told(columns: Any, kind: type[Any], where: str) -> dict[str, list[Any]]:
+    """By name what was told; what was not is what a record has by default."""
+    types, length = _NAMES[kind], num_rows(columns, where)
+    told: dict[str, list[Any]] = {}
+    for field, values in columns.ListFields():
+        name, column = field.name, list(values)
+        if len(column) != length:
+            raise ValueError(f"{where}: column {name} has {len(column)} entries, not {length}")
+        if types[name] == (float | None):
+            column = [None if value != value else value for value in column]
+            if name in _BOUNDS:
+                _refuse_impossible([one for one in column if one is not None], name, where)
+        elif types[name] is float:
+            _refuse_impossible(column, name, where)
+        elif types[name] is str:
+            column = [one_line(value) for value in column]
+        told[name] = column
+    for name in _REQUIRED[kind] - told.keys():
+        if length:
+            raise ValueError(f"{where}: column {name} has 0 entries, not {length}")
+        told[name] = []
+    return told
+
+
+def _refuse_impossible(column: list[float], name: str, where: str) -> None:
+    if not column:
+        return
+    floor, most = _BOUNDS.get(name, (-math.inf, math.inf))
+    if math.isfinite(sum(column)) and min(column) >= floor and max(column) <= most:
+        return
+    for value in column:
+        if not (math.isfinite(value) and floor <= value <= most):
+            raise ValueError(f"{where}: impossible {name} {value}")

@@ -1,0 +1,249 @@
+"""Channels and credentials out of files: read when a connection is made, so that they may rotate.
+
+The only place that hands certificates and tokens to gRPC.
+"""
+
+import logging
+import os
+import ssl
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from pacekeeper.core.config.security import TlsConfig
+from pacekeeper.core.errors import ConfigError, HostError, PacekeeperError
+from pacekeeper.protos.convert import reports
+
+MAX_PEM_BYTES = 1 << 20
+MAX_TOKEN_BYTES = 4096
+_log = logging.getLogger(__name__)
+Metadata = tuple[tuple[str, str], ...]
+
+
+def client_channel(address: str, tls: TlsConfig) -> grpc.Channel:
+    """A channel to a controller. Raises as `check_client`."""
+    if not tls.is_on:
+        return grpc.insecure_channel(address, options=reports.GRPC_OPTIONS_CLIENT)
+    credentials = _client_credentials(tls)
+    return grpc.secure_channel(address, credentials, options=reports.GRPC_OPTIONS_CLIENT)
+
+
+def agent_channel(address: str, tls: TlsConfig) -> grpc.aio.Channel:
+    """The same on asyncio."""
+    if not tls.is_on:
+        return grpc.aio.insecure_channel(address, options=reports.GRPC_OPTIONS_CLIENT)
+    credentials = _client_credentials(tls)
+    return grpc.aio.secure_channel(address, credentials, options=reports.GRPC_OPTIONS_CLIENT)
+
+
+def check_client(tls: TlsConfig, token_file: str) -> None:
+    """Raises ConfigError or HostError: certificates or a token of no use, or not there."""
+    _client_credentials(tls)
+    read_token(token_file)
+
+
+def bearer(token: str) -> Metadata:
+    """What shows a token to the controller; nothing where there is none."""
+    return (("authorization", f"Bearer {token}"),) if token else ()
+
+
+def read_token(path: str) -> str:
+    """The token in a file that only its owner may read; "" for no path. Raises likewise."""
+    if not path:
+        return ""
+    text = _read(path, MAX_TOKEN_BYTES, forbidden=0o077).decode("ascii", errors="replace").strip()
+    if not text or not text.isprintable() or " " in text:
+        raise ConfigError(f"{path}: expected one token, as `pacekeeper tokens add` printed it")
+    return text
+
+
+def server_credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+    """What a standby shows and asks for, of the files as they are at each new connection.
+
+    With a `ca` every caller must have a certificate from it. Raises as `check_client`; later files
+    that are no good are said, and those before them stay.
+    """
+    files = _ServerFiles(tls)
+    return grpc.dynamic_ssl_server_credentials(
+        files.first, files.news, require_client_authentication=bool(tls.ca)
+    )
+
+
+class _ServerFiles:
+    """A server's certificate files, read again when they change."""
+
+    def __init__(self, tls: TlsConfig) -> None:
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._stamp = _stamps(self._tls)
+        self.first = self._configuration()
+
+    def news(self) -> Any:
+        """The configuration of files that changed; None where none did, or where they are bad."""
+        with self._lock:
+            stamp = _stamps(self._tls)
+            if stamp == self._stamp:
+                return None
+            self._stamp = stamp
+            try:
+                found = self._configuration()
+            except PacekeeperError as error:
+                _log.error("certificates stay as they were: %s", error)
+                return None
+            _log.info("certificate=%s read again", self._tls.cert)
+            return found
+
+    def _configuration(self) -> Any:
+        cert, key = _pair(self._tls)
+        root = _read(self._tls.ca, MAX_PEM_BYTES) if self._tls.ca else None
+        return grpc.ssl_server_certificate_configuration([(key, cert)], root_certificates=root)
+
+
+class ServerContexts:
+    """What a server for agents shows and asks for, of the files as they are at each connection.
+
+    With a `ca` every caller must have a certificate from it. Later files that are no good are said,
+    and those before them stay.
+    """
+
+    def __init__(self, tls: TlsConfig) -> None:
+        """Raises as `check_client`."""
+        self._tls = tls
+        self._stamp = _stamps(tls)
+        self._context = self._made()
+
+    def now(self) -> ssl.SSLContext:
+        """For a connection that begins."""
+        stamp = _stamps(self._tls)
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._context = self._made()
+                _log.info("certificate=%s read again", self._tls.cert)
+            except PacekeeperError as error:
+                _log.error("certificates stay as they were: %s", error)
+        return self._context
+
+    def _made(self) -> ssl.SSLContext:
+        context = server_context(self._tls)
+        context.set_alpn_protocols(["h2"])
+        # Nobody comes back by an old session: what it showed then may not hold any more.
+        context.options |= ssl.OP_NO_TICKET
+        context.num_tickets = 0
+        return context
+
+
+def _stamps(tls: TlsConfig) -> tuple[tuple[int, int, int] | None, ...]:
+    return tuple(file_stamp(path) for path in (tls.cert, tls.key, tls.ca))
+
+
+def _client_credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
+    root = _read(tls.ca, MAX_PEM_BYTES) if tls.ca else None
+    cert, key = _pair(tls) if tls.cert else (None, None)
+    return grpc.ssl_channel_credentials(root, key, cert)
+
+
+def server_context(tls: TlsConfig) -> ssl.SSLContext:
+    """A server's side of TLS: with a `ca` all callers need a certificate of it.
+
+    Raises as `check_client`.
+    """
+    _pair(tls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password="")
+        if tls.ca:
+            context.load_verify_locations(cadata=_read(tls.ca, MAX_PEM_BYTES).decode("ascii"))
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{tls.ca or tls.cert}: {error}", remedy="it must be PEM") from None
+    return context
+
+
+def _pair(tls: TlsConfig) -> tuple[bytes, bytes]:
+    """Certificate and key. Raises ConfigError where they do not fit: gRPC would not say so."""
+    cert = _read(tls.cert, MAX_PEM_BYTES)
+    key = _read(tls.key, MAX_PEM_BYTES, forbidden=0o027)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.cert, tls.key, password="")
+    except (OSError, ValueError) as error:
+        why = getattr(error, "reason", None) or str(error)
+        raise ConfigError(
+            f"{tls.cert}, {tls.key}: no certificate with its key: {why}",
+            remedy="both must be PEM, without a password, and of one another",
+        ) from None
+    return cert, key
+
+
+def _read(path: str, max_bytes: int, forbidden: int = 0) -> bytes:
+    """A file's bytes. Raises HostError, and ConfigError where its mode has a forbidden bit."""
+    try:
+        with Path(path).open("rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or not 0 < status.st_size <= max_bytes:
+                raise ConfigError(f"{path}: expected a file of 1 to {max_bytes} bytes")
+            if status.st_mode & forbidden:
+                raise ConfigError(f"{path}: others may use it", remedy=f"chmod 600 {path}")
+            return file.read(max_bytes)
+    except OSError as error:  # it may come: whoever waits for it is started again
+        raise HostError(f"{path}: {error.strerror}") from None
+
+
+def file_stamp(path: str) -> tuple[int, int, int] | None:
+    """What changes when a file does; None where it is not there."""
+    if not path:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def showing(channel: grpc.Channel, token: str) -> grpc.Channel:
+    """A channel whose every call shows the token; the channel itself where there is none."""
+    return grpc.intercept_channel(channel, _Shows(bearer(token))) if token else channel
+
+
+class _Shows(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Puts the token into the metadata of calls with one request."""
+
+    def __init__(self, shown: Metadata) -> None:
+        self._shown = shown
+
+    def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        """One answer."""
+        return continuation(self._with(details), request)
+
+    def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        """Many answers."""
+        return continuation(self._with(details), request)
+
+    def _with(self, details: Any) -> Any:
+        return _Details(
+            method=details.method,
+            timeout=details.timeout,
+            metadata=(*(details.metadata or ()), *self._shown),
+            credentials=details.credentials,
+            wait_for_ready=details.wait_for_ready,
+            compression=details.compression,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Details(grpc.ClientCallDetails):
+    """What gRPC asks of a call's details."""
+
+    method: str
+    timeout: float | None
+    metadata: tuple[tuple[str, str | bytes], ...] | None
+    credentials: Any
+    wait_for_ready: bool | None
+    compression: Any

@@ -1,0 +1,113 @@
+"""Cells and pipelines as published planners know them: even shards, whole micro-batches. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pacekeeper.controller.planning.partition.layer_split import Cuts, best_cuts
+from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition.shard_split import runs
+from pacekeeper.controller.planning.partition_cost.compute import (
+    GroupCost,
+    LayerSums,
+    constant_s,
+    fits,
+    group_cost,
+    row_s,
+    spans,
+)
+from pacekeeper.controller.planning.partition_cost.memory import in_flight
+from pacekeeper.core.layout.apportion import apportion
+
+Ranks = tuple[int, ...]
+
+
+def even_cell(ranks: Sequence[int], first_layer: int, end_layer: int, problem: Problem) -> Cell:
+    """Every rank as many shards, give or take one."""
+    shares = [1.0] * len(ranks)
+    return Cell(
+        first_layer=first_layer,
+        end_layer=end_layer,
+        attention=runs(ranks, apportion(problem.model.num_attention_shards, shares)),
+        mlp=runs(ranks, apportion(problem.model.num_mlp_shards, shares)),
+    )
+
+
+def even_cost(ranks: Sequence[int], problem: Problem) -> GroupCost:
+    """Of a group with even shards: its slowest rank's."""
+    cell = even_cell(ranks, 0, 1, problem)
+    return group_cost(cell.attention, cell.mlp, problem.model, problem.links, problem.device_of)
+
+
+def home_groups(problem: Problem) -> list[list[Ranks]]:
+    """Per pipeline and stage the ranks of home, dead ones too."""
+    return [[cell.ranks for cell in pipeline.cells] for pipeline in problem.home.pipelines]
+
+
+def batch_rows(problem: Problem) -> int:
+    """Rows of one micro-batch at home."""
+    return max(max(pipeline.micro_batches) for pipeline in problem.home.pipelines)
+
+
+def num_batches(problem: Problem) -> int:
+    """Micro-batches of all pipelines together."""
+    return sum(len(pipeline.micro_batches) for pipeline in problem.home.pipelines)
+
+
+def cuts_for(
+    groups: Sequence[GroupCost], sums: LayerSums, rows: int, num_microbatches: int
+) -> Cuts | None:
+    """The best cuts of one pipeline for micro-batches of `rows`; None where it does not fit."""
+    costs = [
+        spans(rows * row_s(sums, group) + constant_s(sums, group))
+        + fits(
+            sums,
+            group,
+            rows_in_flight=rows * in_flight(len(groups), stage, num_microbatches),
+            sharers=1,
+        )
+        for stage, group in enumerate(groups)
+    ]
+    return best_cuts(costs, num_microbatches)
+
+
+def stage_s(
+    group: GroupCost, first_layer: int, end_layer: int, rows: int, sums: LayerSums
+) -> float:
+    """Forward and backward of one micro-batch."""
+    of_row, fixed = row_s(sums, group), constant_s(sums, group)
+    return float(
+        rows * (of_row[end_layer] - of_row[first_layer]) + fixed[end_layer] - fixed[first_layer]
+    )
+
+
+def assembled(
+    groups: Sequence[Sequence[Ranks]],
+    ends: Sequence[Sequence[int]],
+    counts: Sequence[int],
+    problem: Problem,
+) -> Partition:
+    """Pipelines of even cells with whole micro-batches, so many each."""
+    sizes = [size for p in problem.home.pipelines for size in p.micro_batches]
+    assert sum(counts) == len(sizes), "micro-batches are handed on whole"
+    pipelines = []
+    for of_pipeline, cuts, count in zip(groups, ends, counts, strict=True):
+        mine, sizes = sizes[:count], sizes[count:]
+        cells = tuple(
+            even_cell(ranks, first, end, problem)
+            for ranks, first, end in zip(of_pipeline, (0, *cuts[:-1]), cuts, strict=True)
+        )
+        pipelines.append(Pipeline(cells=cells, micro_batches=tuple(mine)))
+    return Partition(pipelines=tuple(pipelines))
+
+
+def even_counts(total: int, each_s: Sequence[float], least: Sequence[int]) -> tuple[int, ...]:
+    """Whole micro-batches for pipelines that take each_s for one: the least maximum."""
+    counts = np.array(least)
+    if counts.sum() > total:
+        raise ValueError(f"{total} micro-batches, at least {counts.sum()} are needed")
+    paces = np.array(each_s)
+    while counts.sum() < total:
+        counts[int(np.argmin((counts + 1) * paces))] += 1
+    return tuple(counts.tolist())

@@ -1,0 +1,64 @@
+"""What a pipelined job can run on: a partition, or even groups that hand micro-batches over.
+
+A policy for such jobs answers with one of these; `pipeline.py` says how long its step takes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pacekeeper.controller.planning.partition.model import Cell, Partition
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.simulator.baselines.even_pipelines import Ranks, even_cell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """Each pipeline runs its own micro-batches by a step program: the job's, if none is given."""
+
+    partition: Partition
+    schedule: Schedule | None = None
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return self.partition.ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handed:
+    """groups[pipeline][stage] with even shards (none: a dead stage); ends: of all stages.
+
+    counts: micro-batches each pipeline begins with. delta: the gap of progress beyond which a stage
+    takes over another pipeline's next forward; `step_simulation.NEVER`: dead stages' ones only.
+    `is_eager`: stages run forwards as they come, whatever 1F1B would hold back; `is_split`: weight
+    gradients wait for idle time.
+    """
+
+    groups: tuple[tuple[Ranks, ...], ...]
+    ends: tuple[int, ...]
+    counts: tuple[int, ...]
+    delta: int
+    is_eager: bool = False
+    is_split: bool = False
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for of in self.groups for ranks in of for rank in ranks))
+
+
+Work = Planned | Handed
+
+
+def cells_of(work: Work, problem: Problem) -> Mapping[int, Cell]:
+    """By rank: the cell whose state it holds."""
+    match work:
+        case Planned():
+            return {rank: cell for _, _, cell in work.partition.places() for rank in cell.ranks}
+        case Handed():
+            firsts = (0, *work.ends[:-1])
+            return {
+                rank: even_cell(ranks, first, end, problem)
+                for of_pipeline in work.groups
+                for ranks, first, end in zip(of_pipeline, firsts, work.ends, strict=True)
+                for rank in ranks
+            }

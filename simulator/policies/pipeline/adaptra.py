@@ -1,0 +1,44 @@
+"""Adaptra (PipeMorph, arXiv 2504.19232): the order of chunks changes, nothing else does.
+
+Its schedules absorb what waits for others: stages run ahead of 1F1B as inputs come, or fill their
+bubbles with weight gradients; the best of the three is taken, as its analytical model would. That
+it takes messages off the devices is nothing here: no link is slow. Its changes cost no time; slow
+ranks are told to it as Greyhound finds them (research 5.3).
+"""
+
+from dataclasses import dataclass, replace
+
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.simulator.baselines.even_pipelines import home_groups
+from pacekeeper.simulator.baselines.step_simulation import NEVER, walked
+from pacekeeper.simulator.jobs.pipeline_assignment import Handed, Planned, Work
+from pacekeeper.simulator.policies.pipeline.base import PipelinePolicy, all_at_home
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adaptra(PipelinePolicy):
+    name: str = "adaptra"
+    validate_s: float = 3.0
+
+    def work_for(self, problem: Problem) -> Work | None:
+        home = all_at_home(problem)
+        if home is None:
+            return None
+        eager = Handed(
+            groups=tuple(tuple(of_pipeline) for of_pipeline in home_groups(problem)),
+            ends=problem.home.pipelines[0].cuts,
+            counts=tuple(len(pipeline.micro_batches) for pipeline in problem.home.pipelines),
+            delta=NEVER,
+            is_eager=True,
+        )
+        filled = Planned(partition=problem.home, schedule=Schedule.ZERO_BUBBLE)
+        filled_s = price(problem.home, replace(problem, schedule=Schedule.ZERO_BUBBLE)).step_s
+        eager_s = walked(eager.groups, eager.ends, problem, delta=NEVER, is_eager=True).step_s
+        choices = [
+            (price(problem.home, problem).step_s, home),
+            (filled_s, filled),
+            (eager_s, eager),
+        ]
+        return min(choices, key=lambda choice: choice[0])[1]

@@ -1,0 +1,90 @@
+"""Reads the console log of a Megatron-LM run: iteration times and, where told, timers of all ranks.
+
+Iterations: `iteration 12/ 100 | ... | elapsed time per iteration (ms): 512.3 | ... | global batch
+size: 64 |`. Timers: `times across ranks (ms):`, then `  forward-compute:` and `     rank  3: 12.34`
+for each rank (`--timing-log-option all`).
+"""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from pacekeeper.core.errors import DataError
+from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, StepTable, Trace, Worker
+from pacekeeper.simulator.io.tables import MAX_S
+from pacekeeper.simulator.io.text import lines_of
+
+_NUMBER = r"(\d{1,15}(?:\.\d{0,15})?(?:[eE][+-]?\d{1,2})?)"
+_ITERATION = re.compile(r"iteration\s+(\d{1,15})\s*/\s*\d+")
+_ELAPSED = re.compile(rf"elapsed time per iteration \(ms\):\s*{_NUMBER}")
+_BATCH = re.compile(r"global batch size:\s*(\d{1,15})\b")
+_LENGTH = re.compile(r"seq_length\s*\.+\s*(\d{1,15})\b")
+_ALL_RANKS = "times across ranks (ms):"
+_TIMER = re.compile(r"^\s{1,4}([a-z0-9-]+):\s*$")
+_RANK = re.compile(rf"^\s+rank\s+(\d{{1,9}}):\s*{_NUMBER}\s*$")
+_CHUNKS = {"forward-compute": Chunk.FORWARD, "backward-compute": Chunk.BACKWARD}
+_MS = 1e-3
+
+
+def read_megatron_log(path: Path) -> Trace:
+    """The run in a log. Raises DataError where it holds no iteration time."""
+    notes: list[str] = []
+    steps: dict[int, tuple[float, float]] = {}  # iteration -> (seconds, tokens)
+    timers: dict[tuple[int, int, int], float] = {}  # (iteration, rank, chunk) -> seconds
+    length, iteration, chunk, is_timers = float("nan"), -1, None, False
+    for line in lines_of(path, notes):
+        if (found := _LENGTH.search(line)) is not None:
+            length = float(found[1])
+        number, elapsed = _ITERATION.search(line), _ELAPSED.search(line)
+        if number is not None and elapsed is not None:
+            batch = _BATCH.search(line)
+            tokens = length * float(batch[1]) if batch is not None else float("nan")
+            iteration, is_timers, chunk = int(number[1]), False, None
+            if 0.0 < float(elapsed[1]) * _MS < MAX_S:
+                steps[iteration] = (float(elapsed[1]) * _MS, tokens)
+        elif _ALL_RANKS in line:
+            is_timers, chunk = "(min, max)" not in line, None
+        elif is_timers and (name := _TIMER.match(line)) is not None:
+            chunk = _CHUNKS.get(name[1])
+        elif is_timers and chunk is not None and (row := _RANK.match(line)) is not None:
+            timers[iteration, int(row[1]), int(chunk)] = float(row[2]) * _MS
+    if not steps:
+        raise DataError(f"{path}: no line tells an elapsed time per iteration")
+    timers = {key: taken_s for key, taken_s in timers.items() if 0.0 < taken_s < MAX_S}
+    if not timers:
+        notes.append("no timers of all ranks (--timing-log-option all): no rank known")
+    return Trace(
+        name=path.name.partition(".")[0],
+        source="megatron-log",
+        workers=tuple(Worker(rank=rank) for rank in sorted({key[1] for key in timers})),
+        steps=_steps(steps),
+        compute=_compute(timers) if timers else None,
+        notes=tuple(notes),
+    )
+
+
+def _steps(steps: dict[int, tuple[float, float]]) -> StepTable:
+    numbers = sorted(steps)
+    return StepTable(
+        step=np.array(numbers, dtype=np.intp),
+        duration_s=np.array([steps[number][0] for number in numbers]),
+        tokens=np.array([steps[number][1] for number in numbers]),
+        sum_len_squared=np.full(len(numbers), np.nan),
+    )
+
+
+def _compute(timers: dict[tuple[int, int, int], float]) -> ComputeTable:
+    keys = np.array(sorted(timers), dtype=np.intp)
+    whole, unknown = np.zeros(len(keys), dtype=np.intp), np.full(len(keys), np.nan)
+    return ComputeTable(
+        step=keys[:, 0],
+        rank=keys[:, 1],
+        micro_batch=whole,
+        chunk=keys[:, 2],
+        model_chunk=whole,
+        compute_s=np.array([timers[key] for key in sorted(timers)]),
+        tokens=unknown,
+        sum_len_squared=unknown,
+        expert_rows=unknown,
+    )

@@ -1,0 +1,68 @@
+"""The work of a batch of token sequences, from what its tensors' shapes tell without a device.
+
+Padding is computed like other tokens and so is counted. What only the device knows - where
+documents begin in a packed batch that lies there - is untold: to read it would wait for the device.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
+from pacekeeper.trainer.adapters.reporter import UNTOLD
+from pacekeeper.trainer.hooks.contexts import Work
+
+SEQUENCES = ("input_ids", "decoder_input_ids")  # [sequences, tokens]
+EMBEDDED = ("inputs_embeds", "decoder_inputs_embeds")  # [sequences, tokens, hidden]
+BEGINS = ("cu_seq_lens_q", "cu_seqlens", "position_ids")  # where documents begin
+
+
+def work_of_batch(batch: Mapping[str, Any], *, skips_padding: bool = False) -> Work:
+    """Tokens, sum of squared lengths and documents of `batch`, as far as they are told.
+
+    `skips_padding`: attention is computed over real tokens only (flash attention with a mask), the
+    lengths of which are read where the mask lies in host memory.
+    """
+    shapes = [
+        tuple(batch[name].shape[:2])
+        for name in (*SEQUENCES, *EMBEDDED)
+        if isinstance(batch.get(name), Tensor) and batch[name].dim() >= 2
+    ]
+    if not shapes:
+        return UNTOLD
+    tokens = sum(rows * length for rows, length in shapes)
+    lengths = _document_lengths(batch, skips_padding)
+    if lengths is None:
+        return (tokens, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
+    if not lengths:
+        squared = sum(rows * length * length for rows, length in shapes)
+        return (tokens, squared, 0, 0, NO_ROWS_OVER, shapes[0][0], 0, 1.0)
+    squared = sum(length * length for length in lengths)
+    return (tokens, squared, 0, 0, NO_ROWS_OVER, len(lengths), 0, 1.0)
+
+
+def _document_lengths(batch: Mapping[str, Any], skips_padding: bool) -> Sequence[int] | None:
+    """Of a packed or unpadded batch; empty where each row is one document; None: not known."""
+    names = [name for name in BEGINS if isinstance(batch.get(name), Tensor)]
+    if names:
+        told: Tensor = batch[names[0]]
+        if told.device.type != "cpu":
+            return None
+        if names[0] != "position_ids":
+            return _between(told.flatten())
+        begins = (told.flatten() == 0).nonzero().flatten()
+        return _between(torch.cat([begins, torch.tensor([told.numel()])]))
+    mask = batch.get("attention_mask")
+    if not skips_padding or not isinstance(mask, Tensor):
+        return ()
+    if mask.device.type != "cpu" or mask.dim() != 2:
+        return None
+    lengths: list[int] = mask.sum(dim=1).tolist()
+    return lengths
+
+
+def _between(bounds: Tensor) -> list[int]:
+    lengths: list[int] = bounds.diff().tolist()
+    return lengths

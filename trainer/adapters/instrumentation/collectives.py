@@ -1,0 +1,224 @@
+"""Waiting in torch.distributed is not compute, whoever calls it: its waits are overheard.
+
+A foreign trainer's collectives are called in its own code and in torch's. All of them pass one of
+four places: a method of a process group (where NCCL runs what is not asynchronous), `Work.wait`,
+the operator that waits for a functional collective, in backward passes called from C++, and the
+end of a backward pass, where DistributedDataParallel waits in C++ for the gradients of all. While
+a `CollectiveWaits` is attached these pause its clock. Nothing else about them is changed.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from pacekeeper.trainer.adapters.instrumentation.module_passes import (
+    at_end_of_backward,
+    is_in_backward,
+)
+from pacekeeper.trainer.hooks.compute_timers import SegmentClock
+
+# Of torch 2.6 to 2.13; those that a version does not have are passed over.
+_METHODS = (
+    *("allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base"),
+    *("all_gather_single", "all_gather_single_coalesced", "allreduce", "allreduce_coalesced"),
+    *("all_to_all_single", "alltoall", "alltoall_base", "barrier", "monitored_barrier"),
+    *("broadcast", "gather", "recv", "recv_anysource", "reduce", "reduce_scatter", "scatter"),
+    *("reduce_scatter_single", "reduce_scatter_single_coalesced", "_reduce_scatter_base"),
+    *("reduce_scatter_tensor_coalesced", "send"),
+)
+_FUNCTIONAL = "_c10d_functional"
+_RUNS = "_engine_run_backward"  # of torch.autograd: what its `backward` and `grad` call
+Call = Callable[..., Any]
+_listening: "list[CollectiveWaits]" = []  # of this process: mostly one
+_INHERITED = object()
+# Owner, name, what stood there: not what `getattr` makes of it, which of a C++ class is unbound.
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+class CollectiveWaits:
+    """Pauses `timer` in waits for other ranks, while a pass of a micro-batch is open.
+
+    Waits of other threads, and on other streams of a device than the one the pass began on, are
+    nobody's waiting: they run beside the computing. What autograd's threads do is the pass's own.
+    """
+
+    def __init__(self, timer: SegmentClock, count_error: Callable[[Exception], None]) -> None:
+        self._timer = timer
+        self._count_error = count_error
+        self._thread = 0  # that opened the pass; 0: none is open
+        self._stream: Any = None
+        self._is_paused = False
+
+    def attach(self, *more: tuple[Any, str]) -> None:
+        """Begin to listen. `more`: (class, method) pairs that wait for other ranks, too."""
+        try:
+            if not _listening:
+                _replace_all()
+            for owner, name in more:
+                if not any(known[:2] == (owner, name) for known in _replaced):
+                    _replace(owner, name)
+            _listening.append(self)
+        except Exception as error:
+            self._count_error(error)
+
+    def detach(self) -> None:
+        """Stop listening; who was the last puts everything back."""
+        with contextlib.suppress(ValueError):
+            _listening.remove(self)
+        if not _listening:
+            while _replaced:
+                owner, name, before = _replaced.pop()
+                if before is _INHERITED:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, before)
+
+    @property
+    def is_open(self) -> bool:
+        """Is a pass open, of whatever thread?"""
+        return self._thread != 0
+
+    def opened(self) -> None:
+        """A pass began in this thread, on its present stream."""
+        self._thread, self._is_paused = threading.get_ident(), False
+        self._stream = _current_stream()
+
+    def closed(self) -> None:
+        """It is over, or another has its turn; perhaps in the middle of a wait, at the end of a
+        backward pass.
+        """
+        self.ends()
+        self._thread = 0
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """A wait, if it is the pass's: one inside another counts once."""
+        is_ours = self.begins()
+        try:
+            yield
+        finally:
+            if is_ours:
+                self.ends()
+
+    def computed_all(self) -> None:
+        """All gradients of a backward pass are there; what was queued for its end runs next."""
+        if self.begins():
+            at_end_of_backward(self.ends)  # after that: DistributedDataParallel's wait
+
+    def begins(self) -> bool:
+        """A wait begins; False where it is no wait of the pass, or lies within another."""
+        is_ours = False
+        try:
+            if self._thread and not self._is_paused and self._is_of_pass():
+                is_ours = self._is_paused = True
+                self._timer.pause()
+        except Exception as error:
+            self._count_error(error)
+        return is_ours
+
+    def ends(self) -> None:
+        """The wait is over; without one: nothing."""
+        if not self._is_paused:
+            return
+        self._is_paused = False
+        try:
+            self._timer.resume()
+        except Exception as error:
+            self._count_error(error)
+
+    def _is_of_pass(self) -> bool:
+        if threading.get_ident() != self._thread and not is_in_backward():
+            return False
+        return bool(_current_stream() == self._stream)
+
+
+def waits_of_fsdp() -> list[tuple[Any, str]]:
+    """Where torch's sharded data parallelism waits by streams: for parameters, and at the end."""
+    try:
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    except ImportError:
+        return []
+    return [(FSDPParamGroup, "wait_for_unshard"), (FSDPParamGroup, "finalize_backward")]
+
+
+def _current_stream() -> Any:
+    return torch.cuda.current_stream() if torch.cuda.is_initialized() else None
+
+
+def _replace_all() -> None:
+    for name in _METHODS:
+        if hasattr(c10d.ProcessGroup, name):
+            _replace(c10d.ProcessGroup, name)
+    _replace(c10d.Work, "wait")
+    if hasattr(torch.autograd, _RUNS):
+        _replace(torch.autograd, _RUNS, _ended_by_waits)
+    _functional_kernels()
+
+
+def _replace(owner: Any, name: str, by: "Callable[[Call], Call] | None" = None) -> None:
+    before = vars(owner).get(name, _INHERITED)
+    setattr(owner, name, (by or _overheard)(getattr(owner, name)))
+    _replaced.append((owner, name, before))
+
+
+def _overheard(original: Call) -> Call:
+    @functools.wraps(original)
+    def waiting(*args: Any, **kwargs: Any) -> Any:
+        if not _listening or (args and getattr(args[-1], "asyncOp", False) is True):
+            return original(*args, **kwargs)  # begun beside the computing: waited for later
+        begun = [one for one in _listening if one.begins()]
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for one in begun:
+                one.ends()
+
+    return waiting
+
+
+def _ended_by_waits(run: Call) -> Call:
+    """The engine's run of a backward pass, `run(outputs, ...)`; not one inside another, which does
+    a part of the forward again.
+    """
+
+    @functools.wraps(run)
+    def running(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if not any(one.is_open for one in _listening) or is_in_backward():
+            return run(outputs, *args, **kwargs)
+        first = [True]
+
+        def begun(gradient: Any) -> None:
+            if first:  # queued before anybody else's callback, and so run before
+                first.clear()
+                at_end_of_backward(_computed_all)
+
+        with contextlib.ExitStack() as hooks:
+            for output in outputs:
+                if isinstance(output, torch.Tensor) and output.requires_grad:
+                    hooks.callback(output.register_hook(begun).remove)
+            return run(outputs, *args, **kwargs)
+
+    return running
+
+
+def _computed_all() -> None:
+    for one in _listening:
+        one.computed_all()
+
+
+@functools.cache
+def _functional_kernels() -> tuple[Any, ...]:
+    """Once a process: operators can not be given back. Without a listener they only pass on."""
+    if not hasattr(torch.library, "get_kernel"):
+        return ()  # before torch 2.10: waits of functional collectives count as compute
+    library = torch.library.Library(_FUNCTIONAL, "IMPL")
+    for device in ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",):
+        kernel = torch.library.get_kernel(f"{_FUNCTIONAL}::wait_tensor", device)
+        call = _overheard(kernel.call_boxed)
+        library.impl("wait_tensor", call, device, with_keyset=True)
+    return (library,)

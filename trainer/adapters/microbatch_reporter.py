@@ -1,0 +1,196 @@
+"""Micro-batches that take turns: passes of a pipeline, or of a trainer that has them in pieces.
+
+A pass is a forward or a backward of one micro-batch. Its micro-batch is told when it is over; while
+one is between its passes, its clock stands aside. What waits for other ranks within a pass is left
+out by `CollectiveWaits`.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+from pacekeeper.core.telemetry.expert_row_features import KNOTS, rows_over
+from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits
+from pacekeeper.trainer.adapters.instrumentation.expert_counts import ExpertCounts
+from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward
+from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller, counted
+from pacekeeper.trainer.hooks.compute_timers import PipelineClock
+from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.hooks.hooks import Hooks
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(slots=True)
+class _Open:
+    """A micro-batch that is not over: its work so far, and its clock where others have a turn."""
+
+    work: Work = UNTOLD
+    expert_rows: int = 0
+    num_active: int = 0
+    rows_over: list[int] = field(default_factory=lambda: [0] * len(KNOTS))
+    aside: Any = None
+
+
+class PassTeller(Teller):
+    """The moments of one rank whose micro-batches have keys. Use from the training thread."""
+
+    def __init__(self, pace: Hooks, *, tensor_share: float = 1.0) -> None:
+        """`tensor_share`: of all layers, what this rank has."""
+        super().__init__(pace)
+        self.in_pass: Hashable = None  # the micro-batch that computes now
+        self.waits_of_others = CollectiveWaits(pace.timer, pace.ring.count_error)
+        self.expert_counts = ExpertCounts(pace)
+        self._clock = cast(PipelineClock, pace.timer)
+        self._tensor_share = tensor_share
+        self._open: dict[Hashable, _Open] = {}
+
+    @counted
+    def enters(self, key: Hashable) -> None:
+        """A pass of micro-batch `key` begins, its first one or a later one. Not in another pass."""
+        if self.step is None or self.in_pass is not None or self._away_s is not None:
+            return
+        known = self._open.get(key)
+        if known is None:
+            self._open[key] = _Open()
+            self._clock.begin()
+        else:
+            self._clock.take_up(known.aside)
+        self.in_pass = key
+        self.waits_of_others.opened()
+
+    @counted
+    def pauses(self) -> None:
+        """The pass is over, its micro-batch is not."""
+        self.waits_of_others.closed()
+        key, self.in_pass = self.in_pass, None
+        if key is not None:
+            self._open[key].aside = self._clock.set_aside()
+
+    @counted
+    def completes(self) -> None:
+        """The pass is over and its micro-batch with it, which is told."""
+        self.waits_of_others.closed()
+        key, self.in_pass = self.in_pass, None
+        if key is None:
+            return
+        known, compute = self._open.pop(key), self._clock.end()
+        tokens, squared, _, _, _, documents, head, _ = known.work
+        rows = known.expert_rows, known.num_active, tuple(known.rows_over)
+        self.pace.told(compute, (tokens, squared, *rows, documents, head, self._tensor_share))
+
+    @counted
+    def adds_work(self, work: Work) -> None:
+        """The micro-batch that computes now is this; from a second forward of it, also this."""
+        known = self._open.get(self.in_pass)
+        if known is not None:
+            known.work = work if known.work is UNTOLD else sum_of_work(known.work, work)
+
+    @counted
+    def adds_rows(self, counts: Sequence[int]) -> None:
+        """A layer of it computes so many rows at each expert of this rank."""
+        known = self._open.get(self.in_pass)
+        if known is not None and not is_in_backward():  # there it does them again
+            known.expert_rows += sum(counts)
+            known.num_active += sum(n > 0 for n in counts)
+            for i, over in enumerate(rows_over(counts)):
+                known.rows_over[i] += over
+
+    @counted
+    def adds_total(self, rows: int) -> None:
+        """The same where only the device knows which expert has how many."""
+        known = self._open.get(self.in_pass)
+        if known is not None and not is_in_backward():
+            known.expert_rows += rows
+
+    @counted
+    def adds_loads(self, layer: int, counts: Tensor) -> None:
+        """In it, the router of `layer` sent so many of this rank's tokens to each expert."""
+        if self.in_pass is not None and not is_in_backward():
+            self.expert_counts.add(layer, counts)
+
+    def step_begins(self, step: int) -> None:
+        """An optimizer step; what an earlier one left open is forgotten."""
+        if self.step != step:
+            self._forget()
+        super().step_begins(step)
+
+    def step_ends(
+        self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
+    ) -> None:
+        """The optimizer has stepped."""
+        step = self.step
+        if step is not None:
+            self._tell_counts(step)
+        self._forget()
+        super().step_ends(tokens=tokens, loss=loss, sum_len_squared=sum_len_squared)
+
+    def abandon(self) -> None:
+        """The open step will not come to its end, or nobody will say so."""
+        self._forget()
+        super().abandon()
+
+    def detach(self) -> None:
+        """The rank is done."""
+        self.waits_of_others.detach()
+        self._tell_late()
+        super().detach()
+
+    def loading(self, items: Iterator[_Item]) -> Iterator[_Item]:
+        """`items`, whose waits are told as waits for input."""
+        while True:
+            self.loading_begins()
+            try:
+                item = next(items)
+            except StopIteration:
+                self._loading_s = None
+                return
+            self.loading_ends()
+            yield item
+
+    def quietly(self, call: Callable[..., Any], *args: Any) -> Any:
+        """What `call` gives; None where it raises, which is counted: no matter of the training."""
+        try:
+            return call(*args)
+        except Exception as error:
+            self.pace.ring.count_error(error)
+            return None
+
+    @counted
+    def _tell_counts(self, step: int) -> None:
+        self.expert_counts.step_ended(step)
+
+    @counted
+    def _tell_late(self) -> None:
+        self.expert_counts.tell()
+
+    def _forget(self) -> None:
+        """Passes that nobody ended: their forward was thrown away."""
+        self.waits_of_others.closed()
+        self.expert_counts.forget()
+        self.in_pass = None
+        self._open.clear()
+
+
+def sum_of_work(one: Work, more: Work) -> Work:
+    """Tokens, squares and documents of both; untold where either is: half of a sum is none."""
+
+    def both(a: int, b: int) -> int:
+        return a + b if a and b else 0
+
+    tokens, squared, documents = both(one[0], more[0]), both(one[1], more[1]), both(one[5], more[5])
+    return (tokens, squared, one[2], one[3], one[4], documents, one[6] + more[6], one[7])
+
+
+def work_of_call(arguments: Sequence[Any], named: Mapping[str, Any]) -> Work:
+    """Of what a model is called with: a batch by its names, or its first tensor [rows, tokens]."""
+    for batch in (named, *arguments):
+        if isinstance(batch, Mapping) and (work := work_of_batch(batch)) != UNTOLD:
+            return work
+    for tensor in (*arguments, *named.values()):
+        if isinstance(tensor, Tensor) and tensor.dim() >= 2:
+            return work_of_batch({"input_ids": tensor})
+    return UNTOLD

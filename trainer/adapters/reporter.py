@@ -1,0 +1,243 @@
+"""What the adapters of other trainers share: a clock that fits the device, and a forgiving teller.
+
+A foreign trainer's hooks come in its own order, and some do not come at all: an evaluation in the
+middle of a step, a forward pass without a backward, a step that raised. What has no beginning or no
+end is left untold; nothing is guessed and nothing is told twice. No call raises.
+"""
+
+import functools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec
+
+import torch
+
+from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
+from pacekeeper.core.telemetry.samples import Clock, ModelShape
+from pacekeeper.trainer.distributed.device import device_uuid, new_event
+from pacekeeper.trainer.hooks import hooks
+from pacekeeper.trainer.hooks.attaching import life_of_environment
+from pacekeeper.trainer.hooks.compute_timers import (
+    CpuClock,
+    DeviceEventClock,
+    SegmentClock,
+    WallClock,
+)
+from pacekeeper.trainer.hooks.contexts import Work
+
+UNTOLD: Work = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
+_runs: Counter[str] = Counter()  # of this process, by job
+_P = ParamSpec("_P")
+
+
+def place_of_rank(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
+    """(rank, world size): as given, of the default process group, or of the environment."""
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    dist = torch.distributed
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def clock_of(device: torch.device) -> tuple[Clock, SegmentClock]:
+    """Events where the device is CUDA's; else the host's thread, and marked as such."""
+    if device.type == "cuda":
+        return Clock.CUDA, DeviceEventClock(new_event)
+    if device.type == "cpu":
+        return Clock.CPU, CpuClock()
+    return Clock.WALL, WallClock()
+
+
+def can_time(device: torch.device) -> bool:
+    """Of another accelerator the host's clock would only see how fast work is handed to it."""
+    return device.type in ("cpu", "cuda")
+
+
+def attach(
+    *,
+    job: str,
+    device: torch.device,
+    rank: int | None = None,
+    world_size: int | None = None,
+    role: str = "train",
+    ring_dir: str | None = None,
+    model: ModelShape | None = None,
+) -> hooks.Hooks:
+    """`hooks.attach` of a torch trainer's rank, with the clock of the device that it computes on.
+
+    A process may train the same job more than once: each run is a life of its own. Raises
+    ValueError for a wrong job name, rank or life only, as that does.
+    """
+    rank, world_size = place_of_rank(rank, world_size)
+    clock, timer = clock_of(device)
+    life = life_of_environment() + _runs[job]
+    _runs[job] += 1
+    return hooks.attach(
+        job=job,
+        rank=rank,
+        world_size=world_size,
+        ring_dir=ring_dir,
+        role=role,
+        life=life,
+        model=model,
+        clock=clock,
+        timer=timer,
+        device_uuid=device_uuid(device) if device.type == "cuda" else "",
+    )
+
+
+def counted(
+    call: Callable[Concatenate[Any, _P], None],
+) -> Callable[Concatenate[Any, _P], None]:
+    """What goes wrong in `call` is counted by the ring, and no matter of the training's."""
+
+    @functools.wraps(call)
+    def guarded(self: Any, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        try:
+            call(self, *args, **kwargs)
+        except Exception as error:
+            self.pace.ring.count_error(error)
+
+    return guarded
+
+
+class Teller:
+    """The moments of one rank, from hooks in any order."""
+
+    def __init__(self, pace: hooks.Hooks) -> None:
+        self.pace = pace
+        self.step: int | None = None  # the open one
+        self._work: Work | None = None  # of the open micro-batch
+        self._is_paused = False
+        self._loading_s: float | None = None  # since when input is waited for
+        self._away_s: float | None = None  # since when something else than training goes on
+        self._outside_s = 0.0  # of the open step, what was no training
+
+    @property
+    def is_computing(self) -> bool:
+        """Is a micro-batch open, computing or not?"""
+        return self._work is not None
+
+    @counted
+    def step_begins(self, step: int) -> None:
+        """An optimizer step; again for each of its micro-batches does no harm."""
+        if self.step == step:
+            return
+        self.step, self._work, self._outside_s = step, None, 0.0
+        self.pace.step_began(step)
+
+    @counted
+    def batch_begins(self, work: Work = UNTOLD) -> None:
+        """Computing begins. In a micro-batch that computes already: more work of the same one."""
+        if self.step is None or self._away_s is not None:
+            return
+        if self._work is None:
+            self._work, self._is_paused = work, False
+            self.pace.timer.begin()
+            return
+        self._work = _sum(self._work, work)
+        self._resume()
+
+    @counted
+    def waits(self) -> None:
+        """The open micro-batch's computing pauses: what comes next waits for other ranks."""
+        if self._work is not None and not self._is_paused:
+            self._is_paused = True
+            self.pace.timer.pause()
+
+    @counted
+    def goes_on(self) -> None:
+        """The open micro-batch computes again."""
+        self._resume()
+
+    @counted
+    def batch_ends(self) -> None:
+        """The open micro-batch is computed and told. Without one: nothing."""
+        if self._work is None:
+            return
+        self._resume()
+        work, self._work = self._work, None
+        self.pace.told(self.pace.timer.end(), work)
+
+    @counted
+    def batch_fails(self) -> None:
+        """The open micro-batch came to nothing: it is forgotten."""
+        self._work = None
+
+    @counted
+    def step_ends(
+        self, *, tokens: int = 0, loss: float | None = None, sum_len_squared: int = 0
+    ) -> None:
+        """The optimizer has stepped; tokens and loss of the global batch, where they are known."""
+        if self.step is None:
+            return
+        self._work = self.step = None
+        self.pace.step_ended(
+            tokens=tokens,
+            loss=loss,
+            sum_len_squared=sum_len_squared,
+            outside_s=self._outside_s,
+        )
+
+    @counted
+    def abandon(self) -> None:
+        """The open step will not come to its end, or nobody will say so."""
+        self._work = self.step = self._loading_s = self._away_s = None
+
+    @counted
+    def leaves(self) -> None:
+        """Something else than training begins: an evaluation, a checkpoint."""
+        if self._away_s is None:
+            self._away_s, self._work = time.monotonic(), None
+
+    @counted
+    def returns(self) -> None:
+        """Training goes on; what it took meanwhile is none of the step's."""
+        if self._away_s is not None:
+            self._outside_s += time.monotonic() - self._away_s
+            self._away_s = None
+
+    @counted
+    def loading_begins(self) -> None:
+        """The wait for the next input. An earlier one that never ended is forgotten."""
+        self._loading_s = None if self._away_s is not None else time.monotonic()
+
+    @counted
+    def loading_ends(self) -> None:
+        """The input is here."""
+        if self._loading_s is not None:
+            waited_s = time.monotonic() - self._loading_s
+            self._loading_s = None
+            self.pace.input_s = (self.pace.input_s or 0.0) + waited_s
+
+    def detach(self) -> None:
+        """The rank is done."""
+        self.abandon()
+        self.pace.detach()
+
+    def _resume(self) -> None:
+        if self._work is not None and self._is_paused:
+            self._is_paused = False
+            self.pace.timer.resume()
+
+
+def _sum(one: Work, more: Work) -> Work:
+    """Of two passes in one micro-batch; untold where either is: half of a sum is none."""
+
+    def both(a: int, b: int) -> int:
+        return a + b if a and b else 0
+
+    over = tuple(a + b for a, b in zip(one[4], more[4], strict=True))
+    return (
+        both(one[0], more[0]),
+        both(one[1], more[1]),
+        one[2] + more[2],
+        one[3] + more[3],
+        over,
+        both(one[5], more[5]),
+        one[6] + more[6],
+        one[7],
+    )

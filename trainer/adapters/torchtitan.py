@@ -1,0 +1,236 @@
+"""torchtitan, watched: a trainer's steps, passes, rows and loads of experts, by wrapping it.
+
+    watch = adapter_torchtitan.watch(trainer, job="my-run")  # before trainer.train()
+
+Only this trainer's own attributes and hooks are used; nothing of torchtitan is imported.
+docs/trainer-torchtitan.md says what was tested and what can not be seen.
+"""
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
+from pacekeeper.trainer.adapters import reporter
+from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
+from pacekeeper.trainer.adapters.instrumentation.collectives import waits_of_fsdp
+from pacekeeper.trainer.adapters.instrumentation.expert_hooks import ExpertsBegin, Routed, hooked
+from pacekeeper.trainer.adapters.instrumentation.patching import Wrapping
+from pacekeeper.trainer.adapters.microbatch_reporter import PassTeller
+from pacekeeper.trainer.hooks.contexts import Work
+
+_LAYER = re.compile(r"layers\.(\d+)\.")
+_BY_DOCUMENT = ("Flex", "Varlen")  # attention that keeps to documents, by the name of its settings
+_log = logging.getLogger(__name__)
+
+
+def watch(trainer: Any, *, job: str, ring_dir: str | None = None) -> "TrainerWatch":
+    """Tell pacekeeper of every training step of `trainer`, a torchtitan Trainer.
+
+    Raises ValueError for a wrong job name only.
+    """
+    dims = trainer.parallel_dims
+    stage = dims.get_mesh("pp").get_local_rank() if dims.pp > 1 else 0
+    pace = reporter.attach(
+        job=job,
+        device=torch.device(trainer.device),
+        ring_dir=ring_dir,
+        role=f"stage{stage}" if dims.pp > 1 else "train",
+    )
+    teller = PassTeller(pace, tensor_share=1.0 / (dims.pp * dims.tp))
+    return TrainerWatch(teller, trainer)
+
+
+def why_untimed(trainer: Any) -> str:
+    """What keeps a rank's own computing from being told apart from waiting; empty: nothing."""
+    config = trainer.config
+    if not reporter.can_time(torch.device(trainer.device)):
+        return f"no clock for {trainer.device}"
+    if not getattr(config.training, "disable_cuda_graphs", True):
+        return "CUDA graphs hide the waits in them"
+    if _is_compiled(config) and getattr(trainer.parallel_dims, "ep", 1) > 1:
+        return "compiled layers hide how many rows their experts get"
+    return ""
+
+
+class TrainerWatch:
+    """What was put around one trainer."""
+
+    def __init__(self, teller: PassTeller, trainer: Any) -> None:
+        self.teller = teller
+        self.trainer = trainer
+        self.untimed = ""  # why passes are not told, where they are not
+        self._wrapping = Wrapping()
+        self._work: deque[Work] = deque()  # of the batches that were fetched and not computed yet
+        self._num_passes = 0
+        self._tokens = 0  # of the step
+        self._loss: float | None = None
+        teller.quietly(self._attach)
+
+    def close(self) -> None:
+        """The trainer is as it was; the rank is done."""
+        self._wrapping.undo()
+        self.teller.detach()
+
+    def _attach(self) -> None:
+        trainer = self.trainer
+        self.untimed = why_untimed(trainer)
+        self._wrapping.wrap(trainer, "train_step", self._train_step)
+        self._wrapping.wrap(trainer.metrics_processor, "log", self._logged)
+        if self.untimed:
+            _log.info("steps are told, passes are not: %s", self.untimed)
+            return
+        self._wrapping.wrap(trainer, "forward_backward_step", self._pass)
+        if not _is_compiled(trainer.config):  # a hook would have to be compiled, too
+            for part in trainer.model_parts:
+                self._hook_experts(part)
+        self.teller.waits_of_others.attach(*waits_of_fsdp())
+
+    def _hook_experts(self, model: Any) -> None:
+        for number, (name, part) in enumerate(_moe_layers(model)):
+            found = _LAYER.search(name)
+            layer = int(found[1]) if found else number
+            if hasattr(part, "routed_experts"):  # since 0.3
+                routed = _Counted(Routed(self.teller, layer, _counts))
+                self._wrapping.hold(
+                    part.routed_experts.register_forward_pre_hook(routed, with_kwargs=True),
+                    part.routed_experts.inner_experts.register_forward_pre_hook(
+                        ExpertsBegin(self.teller)
+                    ),
+                )
+            else:
+                self._wrapping.hold(
+                    *hooked(
+                        self.teller,
+                        layer,
+                        part.router,
+                        part.experts,
+                        lambda output: _local(output[2]),
+                    )
+                )
+
+    def _train_step(self, original: Callable[..., Any], data_iterator: Iterator[Any]) -> Any:
+        self._work.clear()
+        self._num_passes, self._tokens, self._loss = 0, 0, None
+        self.teller.step_begins(self.trainer.step)
+        try:
+            result = original(_Fed(data_iterator, self))
+        except BaseException:
+            self.teller.abandon()
+            raise
+        tokens = self._tokens if self.untimed else 0  # of all ranks: their batches are of one shape
+        self.teller.step_ends(tokens=tokens * _num_batches(self.trainer), loss=self._loss)
+        return result
+
+    def _pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.teller.enters(self._num_passes)
+        self._num_passes += 1
+        self.teller.quietly(self._tell_work, kwargs.get("labels"))
+        result = original(*args, **kwargs)
+        self.teller.completes()
+        return result
+
+    def _tell_work(self, labels: Any) -> None:
+        for _ in range(len(labels) if isinstance(labels, list) else 1):  # a pipeline's are several
+            self.teller.adds_work(self._work.popleft())
+
+    def _logged(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        loss = args[1] if len(args) > 1 else kwargs.get("global_avg_loss")
+        self._loss = loss if isinstance(loss, float) else None
+        return original(*args, **kwargs)
+
+    def fetched(self, batch: Any) -> None:
+        """The next batch of the open step is here."""
+        inputs = batch[0]["input"]
+        self._tokens += inputs.numel()
+        self._work.append(
+            _work_of(batch[0], by_document=_keeps_to_documents(self.trainer), parts=self._parts())
+        )
+
+    def _parts(self) -> int:
+        return int(getattr(self.trainer.parallel_dims, "cp", 1))
+
+
+class _Fed:
+    """The trainer's batches; the wait for each is told as the wait for input."""
+
+    def __init__(self, batches: Iterator[Any], watch: TrainerWatch) -> None:
+        self._batches, self._watch = batches, watch
+
+    def __iter__(self) -> "_Fed":
+        return self
+
+    def __next__(self) -> Any:
+        teller = self._watch.teller
+        teller.loading_begins()
+        batch = next(self._batches)
+        teller.loading_ends()
+        teller.quietly(self._watch.fetched, batch)
+        return batch
+
+
+class _Counted:
+    """A hook before a layer's routed experts, whose last argument is what a router would say."""
+
+    def __init__(self, routed: Routed) -> None:
+        self._routed = routed
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self._routed(module, args, (*args, *kwargs.values()))
+
+
+def _counts(arguments: tuple[Any, ...]) -> Tensor:
+    return _local(arguments[-1])
+
+
+def _local(counts: Any) -> Tensor:
+    """This rank's own part of what may be spread over a tensor group."""
+    own: Tensor = counts.to_local() if hasattr(counts, "to_local") else counts
+    return own
+
+
+def _work_of(batch: Mapping[str, Any], *, by_document: bool, parts: int) -> Work:
+    """Of one batch in host memory; of its sequences this rank computes one of `parts`."""
+    tokens = batch["input"]
+    work = work_of_batch({"input_ids": tokens})
+    squared, documents = work[1], work[5]
+    positions = batch.get("positions")
+    if by_document and isinstance(positions, Tensor):
+        if positions.device.type != "cpu":
+            squared = documents = 0
+        else:
+            starts = positions.reshape(tokens.shape) == 0
+            starts[:, 0] = True  # no document reaches over the end of a row
+            begins = starts.flatten().nonzero().flatten()
+            lengths = torch.cat([begins, begins.new_tensor([tokens.numel()])]).diff()
+            squared, documents = int((lengths * lengths).sum()), len(lengths)
+    return (work[0] // parts, squared // parts, 0, 0, NO_ROWS_OVER, documents, 0, 1.0)
+
+
+def _keeps_to_documents(trainer: Any) -> bool:
+    attention = getattr(getattr(trainer, "model_config", None), "first_attention", None)
+    settings = type(getattr(attention, "inner_attention", None)).__qualname__
+    return settings.startswith(_BY_DOCUMENT)
+
+
+def _num_batches(trainer: Any) -> int:
+    """Ranks, or groups of them, that train on different batches."""
+    dims = trainer.parallel_dims
+    return int(getattr(dims, "dp_replicate", 1) * getattr(dims, "dp_shard", 1))
+
+
+def _is_compiled(config: Any) -> bool:
+    return bool(config.compile.enable) and "model" in config.compile.components
+
+
+def _moe_layers(model: Any) -> list[tuple[str, Any]]:
+    return [
+        (f"{name}.", part)
+        for name, part in model.named_modules()
+        if hasattr(part, "router") and (hasattr(part, "routed_experts") or hasattr(part, "experts"))
+    ]

@@ -1,0 +1,213 @@
+"""Snapshots in host memory: a rank's own part of the state, and the copy it keeps for another rank.
+
+The level above storage. Three are there at most: one being filled, the newest complete one, and
+the one before it, which all have while the newest may be complete on some ranks only. What a rank
+has of one is copied at a step boundary; a thread sends it to its keeper, in another failure domain,
+over a group of its own, while training goes on. A group that breaks takes with it what is being
+filled, no more.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pacekeeper.core.checkpoint.copy_keepers import keepers
+from pacekeeper.core.checkpoint.manifest import Account, CheckpointId, Piece
+from pacekeeper.core.checkpoint.write_plan import writers
+from pacekeeper.core.errors import PacekeeperError
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.replica_spread import DomainOf
+from pacekeeper.trainer.checkpoint.async_writer import News, Outcome
+from pacekeeper.trainer.checkpoint.beside import Beside
+from pacekeeper.trainer.checkpoint.staging import Arrival, HostCopies
+from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_shapes
+from pacekeeper.trainer.distributed.checked_payload import CRC_BYTES, seal, travel, unseal
+from pacekeeper.trainer.distributed.collectives import Collectives, PeerLost
+from pacekeeper.trainer.model.block_state_dict import num_updates
+from pacekeeper.trainer.model.transformer import MoETransformer
+
+NUM_COMPLETE = 2
+GROUP = "snapshots"
+STILL_BUSY = "the one before is still on its way"
+_log = logging.getLogger(__name__)
+Pieces = Mapping[Piece, Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What one rank has of a snapshot: of the state after `id.step` steps, and of its account."""
+
+    id: CheckpointId
+    num_updates: int
+    last_loss: float  # NaN: of no step yet
+    account: Account
+    pieces: Pieces
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ways:
+    """Of one layout: what this rank is to hold in its snapshots, and for whom."""
+
+    own: tuple[Piece, ...]
+    keeper: int | None = None
+    client: int | None = None
+    clients: tuple[Piece, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Snapshots:
+    """One rank's; use from the training thread. `note` is told what became of each."""
+
+    rank: int
+    life: int
+    model: MoETransformer
+    optimizer: torch.optim.Optimizer
+    copies: HostCopies
+    note: Callable[[News], None] = lambda _: None
+    kept: tuple[Kept, ...] = ()  # complete ones, newest first
+    _pieces: PieceCopies = field(init=False)
+    _beside: Beside = field(default_factory=lambda: Beside("snapshot"))
+    _is_filling: bool = False
+    _news: list[tuple[Kept | None, News]] = field(default_factory=list)  # the thread's
+    _is_broken: bool = False  # this generation's group
+    _ways: tuple[int, _Ways] | None = None  # by generation
+
+    def __post_init__(self) -> None:
+        self._pieces = PieceCopies(self.model, self.optimizer)
+
+    @property
+    def is_copying(self) -> bool:
+        """Is one being filled, or can none be before the next generation?"""
+        self._take_in()
+        return self._is_broken or self._is_filling
+
+    def begin(
+        self,
+        layout: Layout,
+        step: int,
+        *,
+        last_loss: float,
+        account: Account,
+        fabric: Collectives,
+        domain_of: DomainOf,
+    ) -> None:
+        """Copy what this rank has to, and send it on its way. All ranks begin alike, and none while
+        any is copying. Raises PeerLost where the group for it can not be formed.
+        """
+        assert not self._is_filling, "one at a time"
+        ways = self._ways_of(layout, domain_of)
+        pieces, arrival = self.copies.make(partial(self._pieces.of, ways.own))
+        new = Kept(
+            id=CheckpointId(life=self.life, generation=layout.generation, step=step),
+            num_updates=num_updates(self.optimizer),
+            last_loss=last_loss,
+            account=account,
+            pieces=pieces,
+        )
+        if ways.keeper is None:
+            arrival.wait()
+            self._keep(new)
+            return
+        group = fabric.group(fabric.ranks, GROUP)
+        self._is_filling = True
+        self._beside.begin(partial(self._fill, new, arrival, ways, group))
+
+    def wait(self) -> None:
+        """Until nothing is being filled."""
+        self._beside.wait()
+        self._take_in()
+
+    def leave(self) -> None:
+        """The group is gone, and its connections are cut: what was on its way is lost."""
+        self.wait()
+        self._is_broken, self._ways = False, None
+
+    def forget(self, *, all_but: CheckpointId | None = None) -> None:
+        """The run went back: what is of its course since then is no state of it any more."""
+        self.kept = tuple(one for one in self.kept if one.id == all_but)
+
+    def _take_in(self) -> None:
+        if not self._is_filling or self._beside.is_busy:
+            return
+        self._is_filling = False
+        for one, told in self._news:
+            self.note(told)
+            if one is not None:
+                self._keep(one)
+            self._is_broken = self._is_broken or one is None
+        self._news.clear()
+
+    def _keep(self, one: Kept) -> None:
+        self.kept = (one, *self.kept)[:NUM_COMPLETE]
+
+    def _fill(self, new: Kept, arrival: Arrival, ways: _Ways, group: Collectives) -> None:
+        began_s, whole, size, why = time.monotonic(), None, 0, "a bug"
+        try:
+            arrival.wait()
+            theirs = self._swap(new.pieces, ways, group)
+            size = sum(t.nbytes for part in theirs.values() for t in part.values())
+            whole = replace(new, pieces={**new.pieces, **theirs})
+            why = ""
+        except (PeerLost, PacekeeperError) as error:
+            why = str(error)
+            _log.warning("snapshot of step=%d is given up: %s", new.id.step, why)
+        finally:
+            told = News(
+                step=new.id.step,
+                outcome=Outcome.FAILED if whole is None else Outcome.COMPLETE,
+                took_s=time.monotonic() - began_s,
+                size_bytes=size,
+                why=why,
+                in_memory=True,
+            )
+            self._news.append((whole, told))
+
+    def _swap(self, own: Pieces, ways: _Ways, group: Collectives) -> Pieces:
+        """Give the keeper what is this rank's, take what the client has."""
+        shapes = [(piece, piece_shapes(self.model, piece)) for piece in ways.clients]
+        dtype = self.model.dtype
+        counts = [torch.Size(shape).numel() for _, named in shapes for shape in named.values()]
+        rows = [t.flatten() for piece in ways.own for t in own[piece].values()]
+        parcel = seal(torch.cat([torch.empty(0, dtype=dtype), *rows]))
+        length = sum(counts) * dtype.itemsize + CRC_BYTES
+        came = travel(
+            [[parcel] if rank == ways.keeper else [] for rank in group.ranks],
+            [[length] if rank == ways.client else [] for rank in group.ranks],
+            group,
+        )
+        (sealed,) = (one for parts in came for one in parts)
+        values = iter(unseal(sealed, dtype, f"the snapshot of rank {ways.client}").split(counts))
+        return {
+            piece: {name: next(values).view(shape) for name, shape in named.items()}
+            for piece, named in shapes
+        }
+
+    def _ways_of(self, layout: Layout, domain_of: DomainOf) -> _Ways:
+        if self._ways is None or self._ways[0] != layout.generation:
+            self._ways = layout.generation, self._looked_up(layout, domain_of)
+        return self._ways[1]
+
+    def _looked_up(self, layout: Layout, domain_of: DomainOf) -> _Ways:
+        writer_of = writers(layout, piece_bytes(self.model, layout))
+        keeper_of = keepers(layout.ranks, domain_of)
+        client = next((rank for rank, keeper in keeper_of.items() if keeper == self.rank), None)
+
+        def of(rank: int | None) -> tuple[Piece, ...]:
+            return tuple(sorted(piece for piece, writer in writer_of.items() if writer == rank))
+
+        return _Ways(
+            own=of(self.rank),
+            keeper=keeper_of.get(self.rank),
+            client=client,
+            clients=() if client is None else of(client),
+        )
+
+
+def newest_of(kept: Sequence[Kept]) -> CheckpointId | None:
+    """The newest complete one that this rank has."""
+    return kept[0].id if kept else None

@@ -1,0 +1,355 @@
+"""Checkpoints and snapshots of one rank: when one is made, and what is gone back to put in force.
+
+All ranks save and skip alike: what they could see differently travels in a vote first.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import isnan
+
+import torch
+
+from pacekeeper.core.checkpoint.interval import SaveCosts
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity, Manifest, Piece
+from pacekeeper.core.checkpoint.write_plan import cut, writers
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Block, Layout
+from pacekeeper.core.layout.replica_spread import DomainOf
+from pacekeeper.trainer.checkpoint.async_writer import News, Outcome, Saver, Snapshot
+from pacekeeper.trainer.checkpoint.checkpoint_reading import Restored
+from pacekeeper.trainer.checkpoint.policies.interval import Period, SavePace
+from pacekeeper.trainer.checkpoint.policies.lossy_restore import say_lost
+from pacekeeper.trainer.checkpoint.policies.partial_experts import Choice
+from pacekeeper.trainer.checkpoint.policies.refill import Refill, Remembered, steps_of
+from pacekeeper.trainer.checkpoint.policies.replaying import Replay
+from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
+from pacekeeper.trainer.checkpoint.restore import GoingBack
+from pacekeeper.trainer.checkpoint.storage_waits import SAY_AFTER_S
+from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
+from pacekeeper.trainer.distributed.collectives import Collectives
+from pacekeeper.trainer.model.block_state_dict import blocks_on, num_updates, put_in
+from pacekeeper.trainer.model.transformer import MoETransformer
+
+LAST_SAVE_S = 600.0  # at the end nobody waits for this rank; storage that hangs must not hold it
+STILL_BUSY = "the one before is still being written"
+STILL_AWAY = "the one before is still on its way, or broke and this group sends no more"
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a rank stands between two steps."""
+
+    layout: Layout
+    step: int
+    ticket: int
+    last_loss: float
+
+
+class Checkpoints(GoingBack):
+    """One rank's; `note` is told what became of each checkpoint and snapshot."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        rank: int,
+        life: int,
+        first_life: int,
+        identity: Identity,
+        model: MoETransformer,
+        optimizer: torch.optim.Optimizer,
+        note: Callable[[dict[str, object]], None] = lambda _: None,
+    ) -> None:
+        super().__init__(
+            config,
+            rank=rank,
+            life=life,
+            first_life=first_life,
+            identity=identity,
+            model=model,
+            optimizer=optimizer,
+        )
+        self.note = note
+        self.snapshots.note = self._hear_of_snapshot
+        self._untold = list[News]()  # of snapshots, what was not told yet
+        self.counts = dict.fromkeys(Outcome, 0)
+        self.windows = WindowSaves(config, rank=rank, life=life)
+        self.pace = SavePace(time.monotonic())
+        self.period = Period(config.checkpoint_period_steps)
+        self.replay: Replay | None = None  # steps of a window that are being done again
+        self._num_skipped, self._skipped_step = 0, -1  # in a row, and the last of them
+        self._last: tuple[int, int] | None = None  # generation and step of the last one begun
+        self._copied_bytes = 0  # by the last checkpoint, or step of a window
+        self._pieces = PieceCopies(model, optimizer)
+        self._sizes: dict[Piece, int] = {}  # of all pieces, whatever the layout
+        self._rows: dict[Piece, int] = {}
+        self._full_of: dict[int, tuple[tuple[Piece, ...], frozenset[int]]] = {}  # by generation
+
+    @property
+    def is_storing(self) -> bool:
+        """Is a checkpoint of this rank still being written?"""
+        return self._saver is not None and self._saver.is_storing
+
+    def steps_again(self) -> int:
+        """As its windows are now."""
+        return self.windows.steps_again
+
+    def word(
+        self, step: int, layout: Layout, suspects: Collection[int] = frozenset()
+    ) -> list[float]:
+        """What this rank adds to its vote on the step that makes `step` of them; see `hear`.
+
+        `suspects`: ranks on nodes with a finding, as far as it was told.
+        """
+        if self._saver is None:
+            return []
+        failed = self._saver.has_failed
+        if self.windows.is_on:
+            budget_bytes = self.pace.budget_bytes
+            return self.windows.word(layout, step, has_failed=failed, budget_bytes=budget_bytes)
+        if self.period.is_chosen:
+            return self.period.word(self.pace.costs(time.monotonic()))
+        if not self.period.is_due(step):
+            return []
+        return self.partial.word(layout, has_failed=failed, suspects=suspects)
+
+    def hear(self, words: Sequence[Sequence[float]]) -> None:
+        """The words of all, the lowest rank's first; empty where nothing is due."""
+        chosen = self.period if self.period.is_chosen else self.partial
+        if any(words):
+            (self.windows if self.windows.is_on else chosen).hear(words)
+
+    def save_if_due(self, at: Position, *, is_storing: bool, is_last: bool = False) -> list[News]:
+        """Begin to save where it is time to; what became of earlier ones.
+
+        `is_storing`: some rank said in the last vote that it still writes; then all skip this one.
+        The last one of a run waits for the one before instead.
+        """
+        if self._saver is None:
+            return []
+        if self.replay is not None:  # some blocks are frozen; the window itself is still there
+            return self._counted(self._saver.take_news())
+        news, own = list[News](), (at.layout.generation, at.step)
+        self.pace.step_is_over(at.step, time.monotonic())
+        if self.windows.is_on and not is_last:
+            save = self.windows.next(
+                at.layout,
+                at.step,
+                self._all_sizes(at.layout),
+                self._rows,
+                num_updates(self.optimizer),
+                is_storing=is_storing,
+            )
+            if save is not None:
+                self._saver.save(self._copied(at, save, is_last=False))
+            elif self.windows.is_waiting and self._is_late(self._saver):
+                news.append(self._skipped(at.step, self._saver))
+        elif (self.period.is_due(at.step) or is_last) and self._last != own:
+            if is_storing and not is_last:
+                news.append(self._skipped(at.step, self._saver))
+                self.period.begun(at.step)
+            elif self._is_free(LAST_SAVE_S if is_last else 0.0):
+                self._last = own
+                if is_last:  # what a run ends with is whole
+                    self.partial.hear(())
+                self._saver.save(self._snapshot(at, is_last))
+            elif is_last:
+                _log.warning("step=%d the last checkpoint is not begun: %s", at.step, STILL_BUSY)
+                news.append(self._skipped(at.step, self._saver))
+        return self._counted(self._saver.take_news() + news)
+
+    def snapshot_if_due(
+        self, at: Position, fabric: Collectives, domain_of: DomainOf, *, is_copying: bool
+    ) -> list[News]:
+        """Begin a snapshot where it is time to; what became of earlier ones. `is_copying`: some
+        rank said in the last vote that it has none to spare; then all skip this one. Raises
+        PeerLost.
+        """
+        period = self.config.snapshot_period_steps
+        is_due = bool(period) and at.step % period == 0
+        if is_due and self.replay is None:  # in a replay some blocks are frozen
+            if is_copying:
+                _log.warning("step=%d snapshot skipped: %s", at.step, STILL_AWAY)
+                self._hear_of_snapshot(
+                    News(step=at.step, outcome=Outcome.SKIPPED, why=STILL_AWAY, in_memory=True)
+                )
+            else:
+                self.snapshots.begin(
+                    at.layout,
+                    at.step,
+                    last_loss=at.last_loss,
+                    account=self.partial.account,
+                    fabric=fabric,
+                    domain_of=domain_of,
+                )
+        return self._of_snapshots()
+
+    def _hear_of_snapshot(self, one: News) -> None:
+        told = {"event": "snapshot", **asdict(one)}
+        self.note(told | {"kept_bytes": told.pop("size_bytes")})
+        self._untold.append(one)
+
+    def _of_snapshots(self) -> list[News]:
+        told, self._untold = self._untold, []
+        return told
+
+    def settle(self) -> None:
+        """Before the state changes: until the copies of it are there, where some are made beside
+        the training.
+        """
+        waited_s, took_s = self.copies.settle()
+        if took_s:
+            self.pace.settled(self._copied_bytes, took_s, waited_s)
+
+    def close(self) -> list[News]:
+        """Wait for what is being written; say so where it does not come to an end."""
+        self.settle()
+        self.snapshots.wait()
+        if self._saver is None:
+            return self._of_snapshots()
+        if not self._is_free(LAST_SAVE_S):
+            _log.warning("a checkpoint is given up: not written after %.0f s", LAST_SAVE_S)
+        return self._of_snapshots() + self._counted(self._saver.take_news())
+
+    def _is_late(self, saver: Saver) -> bool:
+        """Of a window that waits: without a pause between them all do, for a while."""
+        return self.config.checkpoint_period_steps > 1 or saver.storing_s >= SAY_AFTER_S
+
+    def _skipped(self, step: int, saver: Saver) -> News:
+        """Said when it begins: a disk that is stuck would have it said for ever."""
+        if not self._num_skipped:
+            _log.warning("step=%d checkpoint skipped: %s", step, STILL_BUSY)
+        self._num_skipped, self._skipped_step = self._num_skipped + 1, step
+        by = "" if saver.is_storing else " by another rank"
+        why, took_s = f"{STILL_BUSY}{by}", saver.storing_s
+        return News(step=step, outcome=Outcome.SKIPPED, took_s=took_s, why=why)
+
+    def _counted(self, news: list[News]) -> list[News]:
+        for one in news:
+            self.counts[one.outcome] += 1
+            is_over = one.outcome in (Outcome.COMPLETE, Outcome.WRITTEN)
+            if self._num_skipped and is_over and one.step > self._skipped_step:
+                _log.info("step=%d written, %d were skipped before", one.step, self._num_skipped)
+                self._num_skipped = 0
+            self.note({"event": "checkpoint", **asdict(one)})
+        return news
+
+    def put_in_force(self, found: Restored | Remembered) -> None:
+        """Model and optimizer become what was saved; of a window, once its steps are done again."""
+        self.staged, self.replay, self._last = None, None, None
+        match found:
+            case Remembered():
+                self._went_back(found.step, None)
+                wanted = blocks_on(found.layout, self.rank)
+                put_in(self.model, self.optimizer, wanted, found.state, found.num_updates)
+                self.partial.remembered(found.account, found.step)
+                self.snapshots.forget(all_but=found.id)
+            case Restored(manifest=manifest):
+                self.snapshots.forget()
+                self._went_back(found.step, manifest.costs)
+                self.replay = Replay(manifest, found.states, self.model, self.optimizer)
+                self.replay.begin(found.layout, self.rank)
+                self._look_for_end(found.step)
+                if manifest.older:
+                    older, num_lost = steps_of(manifest.older), sum(manifest.lost_tokens)
+                    self._say_lost(found.layout, manifest.id.step, older, num_lost)
+
+    def _went_back(self, step: int, costs: SaveCosts | None) -> None:
+        self.pace.went_back(costs, time.monotonic())
+        self.period.begun(step)
+
+    def step_is_over(self, step: int) -> None:
+        """`step` are committed: of a window that is replayed, more blocks are as they were."""
+        if self.replay is not None:
+            self.replay.go_on(step)
+            self._look_for_end(step)
+
+    def is_replaying(self, *, commits: bool = False) -> bool:
+        """Are some blocks frozen here, or would they be if this rank `commits` what is open?"""
+        will_be = commits and self.staged is not None and self.staged.manifest.steps_again > 0
+        return self.replay is not None or will_be
+
+    def _look_for_end(self, step: int) -> None:
+        if self.replay is not None and step >= self.replay.last_step:
+            self.partial.restored(self.replay.manifest)
+            self.replay = None
+
+    def count_lost(self, found: Refill) -> None:
+        """What was found of lost blocks is in force, the others are as they were."""
+        num_lost = self.partial.refilled(found.seen, found.lost.step)
+        self._say_lost(found.layout, found.lost.step, found.steps, num_lost)
+
+    def _say_lost(
+        self, layout: Layout, step: int, older: Mapping[Block, int], num_lost: int
+    ) -> None:
+        is_speaker = self.rank == layout.ranks[0]
+        order = self.partial.order_bound(layout, step)
+        say_lost(older, step, num_lost, order, self.partial, self.note, is_speaker=is_speaker)
+
+    def _own_of(self, layout: Layout, choice: Choice) -> tuple[tuple[Piece, ...], frozenset[int]]:
+        """The pieces that this rank writes, and the ranks that write any."""
+        known = self._full_of.get(layout.generation) if choice.base is None else None
+        if known is not None:
+            return known
+        chosen = {piece: size for piece, size in self._sizes.items() if piece in choice.pieces}
+        sizes = cut(layout, chosen, self._rows)
+        writer_of = writers(layout, sizes)
+        mine = tuple(piece for piece in sizes if writer_of[piece] == self.rank)
+        found = mine, frozenset(writer_of.values())
+        if choice.base is None:  # what a rank writes of all pieces is a function of the layout
+            self._full_of = {layout.generation: found}
+        return found
+
+    def _all_sizes(self, layout: Layout) -> dict[Piece, int]:
+        self._sizes = self._sizes or piece_bytes(self.model, layout)
+        self._rows = self._rows or piece_rows(self.model, self._sizes)
+        return self._sizes
+
+    def _snapshot(self, at: Position, is_last: bool) -> Snapshot:
+        own = CheckpointId(life=self.life, generation=at.layout.generation, step=at.step)
+        number = at.step // max(1, self.config.checkpoint_period_steps)
+        choice = self.partial.choose(at.layout, number, self._all_sizes(at.layout))
+        mine, everybody = self._own_of(at.layout, choice)
+        self.partial.begun(own, everybody, choice.pieces)
+        save = Save(id=own, pieces=mine, writers=everybody)
+        copied = self._copied(at, save, is_last=is_last)
+        return replace(copied, base=choice.base, is_split=self.partial.is_on)
+
+    def _copied(self, at: Position, save: Save, *, is_last: bool) -> Snapshot:
+        """Training waits for this."""
+        began_s = time.monotonic()
+        make = partial(self._pieces.of, save.pieces)
+        pieces, arrival = self.copies.make(make)
+        size_bytes = sum(t.nbytes for tensors in pieces.values() for t in tensors.values())
+        is_first, now_s = save.turn is None or save.turn.is_first, time.monotonic()
+        self._copied_bytes = size_bytes
+        at_once = 0 if self.copies.is_beside else size_bytes
+        self.pace.copied(at_once, now_s - began_s, is_first=is_first)
+        self.period.begun(at.step)
+        return Snapshot(
+            id=save.id,
+            layout=at.layout,
+            pieces=pieces,
+            arrival=arrival,
+            writers=save.writers,
+            # At the end others may still be writing what would be swept.
+            is_sweeper=is_first and not is_last and self.rank == min(save.writers),
+            manifest=partial(
+                Manifest,
+                job=self.config.job,
+                id=save.id,
+                ticket=at.ticket,
+                num_updates=num_updates(self.optimizer),
+                last_loss=None if isnan(at.last_loss) else at.last_loss,
+                identity=self.identity,
+                layout=at.layout,
+                window=save.start,
+            ),
+            account=self.partial.account,
+            turn=save.turn,
+            costs=self.pace.costs(now_s),
+        )

@@ -1,0 +1,204 @@
+"""What is saved after this step of a window, alike on all ranks. Pure but for its log.
+
+As for partial checkpoints, each rank says in the vote what it knows: which window it is in, that
+nothing of it failed, what it may copy. All go on with the window, or all begin another: a step that
+is missing in it would make it worthless.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece, WindowStart
+from pacekeeper.core.checkpoint.sparse_window import Window
+from pacekeeper.core.checkpoint.window_turns import costs_of, fewest_steps, turns_in, written
+from pacekeeper.core.checkpoint.write_plan import cut, writers
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.checkpoint.async_writer import Turn
+
+_log = logging.getLogger(__name__)
+Words = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """What one rank writes after this step: `pieces`, for the checkpoint `id`. `start` and `turn`:
+    of a window; None for all that is saved at once.
+    """
+
+    id: CheckpointId
+    pieces: tuple[Piece, ...]
+    writers: frozenset[int]
+    start: WindowStart | None = None
+    turn: Turn | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """The window of at most `num_steps` on a layout: the pieces this rank writes after each step,
+    and who writes any.
+    """
+
+    generation: int
+    num_steps: int
+    window: Window
+    pieces: tuple[tuple[Piece, ...], ...]
+    writers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """A window of which the first `done` steps are saved, or are being so."""
+
+    id: CheckpointId
+    start: WindowStart
+    plan: _Plan
+    done: int = 0
+
+
+class WindowSaves:
+    """One rank's; `life` of the job."""
+
+    def __init__(self, config: TrainConfig, *, rank: int, life: int) -> None:
+        self._config = config
+        self._rank = rank
+        self._life = life
+        self._plan: _Plan | None = None
+        self._open: _Open | None = None
+        self._heard: Words = ()
+        self._is_said = False
+        self.is_waiting = False  # a window was due after the last step
+
+    @property
+    def is_on(self) -> bool:
+        """Are checkpoints spread over several steps?"""
+        return self._config.checkpoint_window_steps != 1
+
+    @property
+    def steps_again(self) -> int:
+        """Of a window as it was planned last, to go back to it."""
+        return 0 if self._plan is None else len(self._plan.window.turns) - 1
+
+    def word(
+        self, layout: Layout, step: int, *, has_failed: bool, budget_bytes: float
+    ) -> list[float]:
+        """What this rank says in the vote on the step that makes `step` of them; `has_failed`: it
+        could not write something of the window.
+        """
+        one = self._open
+        if (
+            one is None
+            or has_failed
+            or (one.id.generation, one.start.step + one.done)
+            != (
+                layout.generation,
+                step,
+            )
+        ):
+            return [False, 0, 0, budget_bytes]
+        return [True, one.start.step, one.id.step, budget_bytes]
+
+    def hear(self, words: Words) -> None:
+        """Everybody's, the first rank's first."""
+        self._heard = words
+
+    def next(
+        self,
+        layout: Layout,
+        step: int,
+        sizes: Mapping[Piece, int],
+        num_rows: Mapping[Piece, int],
+        num_updates: int,
+        *,
+        is_storing: bool,
+    ) -> Save | None:
+        """What is saved now that `step` are committed; the same decision on all ranks.
+
+        sizes: bytes of all pieces; num_rows: into how many strips each can be cut; `is_storing`:
+        some rank said in the vote that it still writes.
+        """
+        words, self._heard = self._heard, ()
+        before, self._open = self._open, None
+        self.is_waiting = False
+        same = {tuple(word[:3]) for word in words}
+        if before is not None and len(same) == 1 and words[0][0]:
+            return self._turn(before)
+        if before is not None:
+            _log.warning("step=%d the window from step %d is broken off", step, before.start.step)
+        if step % max(1, self._config.checkpoint_period_steps) or self._waits(step, is_storing):
+            return None
+        budget = min((word[3] for word in words), default=0.0)
+        plan = self._planned(layout, sizes, num_rows, budget)
+        last = step + len(plan.window.turns) - 1
+        if last >= self._config.steps:
+            return None  # what a run ends with is saved at once
+        own = CheckpointId(life=self._life, generation=layout.generation, step=last)
+        start = WindowStart(step=step, num_updates=num_updates)
+        return self._turn(_Open(id=own, start=start, plan=plan))
+
+    def _turn(self, one: _Open) -> Save:
+        steps = one.plan.window.replay(one.start.step)
+        if len(steps) == 1:
+            return Save(id=one.id, pieces=one.plan.pieces[0], writers=one.plan.writers)
+        at, is_last = steps[one.done], one.done + 1 == len(steps)
+        self._open = None if is_last else replace(one, done=one.done + 1)
+        return Save(
+            id=one.id,
+            pieces=one.plan.pieces[one.done],
+            writers=one.plan.writers,
+            start=one.start,
+            turn=Turn(
+                step=at.step,
+                is_first=not one.done,
+                is_last=is_last,
+                frozen=frozenset(at.frozen),
+            ),
+        )
+
+    def _waits(self, step: int, is_storing: bool) -> bool:
+        """Said once: with a window at every step it may take many until storage is done."""
+        if is_storing and not self._is_said:
+            _log.warning("step=%d the next window waits: the one before is being written", step)
+        self._is_said = self.is_waiting = is_storing
+        return is_storing
+
+    def _planned(
+        self,
+        layout: Layout,
+        sizes: Mapping[Piece, int],
+        num_rows: Mapping[Piece, int],
+        budget: float,
+    ) -> _Plan:
+        costs, known = costs_of(sizes), self._plan
+        num_steps = self._config.checkpoint_window_steps or fewest_steps(layout, costs, budget)
+        wanted = layout.generation, num_steps
+        if known is not None and (known.generation, known.num_steps) == wanted:
+            return known
+        window = turns_in(layout, costs, num_steps)
+        mine, everybody, busiest = list[tuple[Piece, ...]](), set[int](), list[int]()
+        for at in window.replay(0):
+            now = cut(layout, written(at, sizes), num_rows)
+            by = writers(layout, now)
+            mine.append(tuple(piece for piece in now if by[piece] == self._rank))
+            everybody.update(by.values())
+            load = dict.fromkeys(layout.ranks, 0)
+            for piece, size in now.items():
+                load[by[piece]] += size
+            busiest.append(max(load.values()))
+        if self._rank == layout.ranks[0]:
+            _log.info(
+                "checkpoints are spread over windows of %d steps: a rank copies at most %.1f MB "
+                "after each; going back does up to %d steps again",
+                len(window.turns),
+                max(busiest) / 1e6,
+                len(window.turns) - 1,
+            )
+        self._plan = _Plan(
+            generation=layout.generation,
+            num_steps=num_steps,
+            window=window,
+            pieces=tuple(mine),
+            writers=frozenset(everybody),
+        )
+        return self._plan

@@ -1,0 +1,295 @@
+"""Which checkpoints and snapshots may be gone back to, and what a rank needs of them.
+
+Of each block the freshest that is left: a living replica, then memory, then storage. All ranks go
+back alike: what they could see differently travels in a vote first.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+from math import isnan
+
+import torch
+
+from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.errors import DataError, HostError, LostStateError
+from pacekeeper.core.layout.diff import moves_layers
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.trainer.checkpoint.async_writer import Saver
+from pacekeeper.trainer.checkpoint.candidates import Candidates
+from pacekeeper.trainer.checkpoint.checkpoint_reading import Lost, NotOursError, Reader, Restored
+from pacekeeper.trainer.checkpoint.in_memory import Snapshots
+from pacekeeper.trainer.checkpoint.memory_restore import Memory
+from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
+from pacekeeper.trainer.checkpoint.policies.refill import Refill, Remembered, steps_of
+from pacekeeper.trainer.checkpoint.reader import accept, reject
+from pacekeeper.trainer.checkpoint.staging import host_copies
+from pacekeeper.trainer.checkpoint.storage import Storage, below, open_storage
+from pacekeeper.trainer.checkpoint.storage_waits import answered, wait_aloud
+from pacekeeper.trainer.distributed.collectives import Collectives
+from pacekeeper.trainer.model.transformer import MoETransformer
+from pacekeeper.trainer.parallel.resharding import lost_blocks
+
+MEMORY = "memory"  # among paths: the newest snapshot of which all is left
+_RESUME_REMEDY = (
+    "`pacekeeper checkpoint verify` names the damage; --resume PATH takes one by name, "
+    "--resume never begins at step 0"
+)
+_RESTART = "restart from a checkpoint, with more replicas per expert"
+_FORGOTTEN = "of no snapshot in memory is all of it left"
+_log = logging.getLogger(__name__)
+
+
+class GoingBack:
+    """One rank's; use from the training thread. `first_life`: of the job's first launch."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        rank: int,
+        life: int,
+        first_life: int,
+        identity: Identity,
+        model: MoETransformer,
+        optimizer: torch.optim.Optimizer,
+    ) -> None:
+        self.config = config
+        self.rank = rank
+        self.life = life
+        self.identity = identity
+        self.model = model
+        self.optimizer = optimizer
+        self.partial = PartialSaves(config)
+        self.staged: Restored | None = None  # a commit would put it in force
+        self.copies = host_copies(next(model.parameters()).device)
+        self.snapshots = Snapshots(
+            rank=rank, life=life, model=model, optimizer=optimizer, copies=self.copies
+        )
+        self._saver: Saver | None = None
+        self._storage: Storage | None = None
+        if config.checkpoint_dir:
+            self._storage = open_storage(below(config.checkpoint_dir, config.job))
+            self._saver = Saver(self._storage, rank=rank, keep=config.checkpoints_kept)
+        self._num_read = 0  # pieces, in all restores
+        self._reader = Reader(
+            rank=rank,
+            storage=self._storage,
+            identity=identity,
+            model=model,
+            on_piece=self._count_piece,
+        )
+        self._candidates = Candidates(
+            resume=config.resume,
+            storage=self._storage,
+            life=life,
+            first_life=first_life,
+            patience_s=self._patience_s,
+        )
+
+    def candidates(self) -> tuple[str, ...]:
+        """Paths of what may be gone back to, newest first. Raises HostError."""
+        return self._candidates.paths()
+
+    def agree_on_start(self, fabric: Collectives) -> tuple[str, ...]:
+        """What the lowest rank would resume from; empty: nothing. Raises PeerLost, HostError."""
+        return self._candidates.agreed(fabric)
+
+    def sources(self) -> tuple[str, ...]:
+        """As `candidates`, with MEMORY where the newest snapshot has its place, once there is one.
+
+        Raises HostError as well where there is none and the storage does not answer.
+        """
+        kept = self.snapshots.kept
+        try:
+            stored = self.candidates()
+        except HostError as error:
+            if not kept:
+                raise
+            _log.warning("%s", error)
+            stored = ()
+        if not kept:
+            return stored
+        newer = [path for path in stored if self._is_newer(path, kept[0].id)]
+        return (*newer, MEMORY, *stored[len(newer) :])
+
+    def steps_again(self) -> int:
+        """Steps that are done again after going back to a checkpoint of this run, up to its own."""
+        return 0
+
+    def _is_newer(self, path: str, kept: CheckpointId) -> bool:
+        """Is less done again from this checkpoint than from a snapshot?"""
+        of = _id_of(path)
+        return of is not None and of > kept and of.step - self.steps_again() > kept.step
+
+    def stage(
+        self, paths: Sequence[str], layout: Layout, fabric: Collectives
+    ) -> Restored | Remembered:
+        """What this rank needs of the first of `paths` that all ranks can read; MEMORY among them
+        is the newest snapshot of which all is left. Raises PeerLost.
+
+        Raises DataError where there is none, LostStateError where only memory was left to try.
+        """
+        if MEMORY in paths:
+            place = paths.index(MEMORY)
+            newer, older = paths[:place], paths[place + 1 :]
+            if newer:
+                with contextlib.suppress(DataError):
+                    return self.stage(newer, layout, fabric)
+            kept = self._remembered(layout, fabric)
+            if kept is None and not older:
+                raise LostStateError(_FORGOTTEN, remedy=_RESTART)
+            return self.stage(older, layout, fabric) if kept is None else kept
+        began_s = time.monotonic()
+        path, found = self._first(paths, layout, fabric)
+        self.staged = found
+        if self.rank == fabric.ranks[0]:
+            self._say_of(path, "")
+        took_s = time.monotonic() - began_s
+        _log.info("step=%d restored from %s in %.3f s", found.manifest.id.step, path, took_s)
+        return found
+
+    def stage_lost(
+        self, paths: Sequence[str], old: Layout, new: Layout, fabric: Collectives, step: int
+    ) -> Refill | None:
+        """Before a move: what `new` wants here of the blocks that nobody holds any more, of each
+        the freshest that is left; None without `paths`. Books are brought up to date.
+
+        Raises PeerLost, and DataError or LostStateError where some block is nowhere.
+        """
+        self.staged = None
+        if paths or moves_layers(old, new):
+            self.partial.books.learn(fabric.exchange(self.partial.books.told()).tolist())
+        if not paths:
+            return None
+        lost = Lost(blocks=frozenset(lost_blocks(old, fabric.ranks)), step=step)
+        stored = [path for path in paths if path != MEMORY]
+        memory = self._memory(fabric)
+        stock_of = memory.newest_of(lost.blocks) if MEMORY in paths else {}
+        newest = _id_of(stored[0]) if stored else None
+        found = Refill(layout=new, lost=lost, state={}, steps={}, seen={})
+        is_all_there = len(stock_of) == len(lost.blocks)
+        is_older = newest is not None and any(one.id < newest for one in stock_of.values())
+        if is_older or not is_all_there:
+            if not stored:
+                raise LostStateError(_FORGOTTEN, remedy=_RESTART)
+            try:
+                _, read = self._first(stored, new, fabric, lost)
+                entries = [e for e in read.manifest.pieces if e.piece.block in lost.blocks]
+                found = found.with_newer(
+                    state=read.state, steps=steps_of(entries), seen=read.seen_tokens
+                )
+            except DataError:
+                if not is_all_there:
+                    raise
+        fresh = {
+            block: one
+            for block, one in stock_of.items()
+            if one.id.step >= found.steps.get(block, 0)
+        }
+        if not fresh:
+            return found
+        _log.info(
+            "step=%d %d lost experts come from memory, %d from storage",
+            step,
+            len(fresh),
+            len(lost.blocks) - len(fresh),
+        )
+        return found.with_newer(
+            state=memory.fetch(fresh, new),
+            steps={block: one.id.step for block, one in fresh.items()},
+            seen=memory.seen(fresh, new),
+        )
+
+    def _remembered(self, layout: Layout, fabric: Collectives) -> Remembered | None:
+        memory = self._memory(fabric)
+        stock = memory.whole(layout)
+        if stock is None:
+            _log.warning("%s", _FORGOTTEN)
+            return None
+        facts = memory.facts_of(stock, layout)
+        state = memory.fetch(dict.fromkeys(layout.blocks(), stock), layout)
+        _log.info("step=%d restored from memory", stock.id.step)
+        self.staged = None
+        return Remembered(
+            id=stock.id,
+            num_updates=facts.num_updates,
+            last_loss=None if isnan(facts.last_loss) else facts.last_loss,
+            account=facts.account,
+            layout=layout,
+            state=state,
+        )
+
+    def _memory(self, fabric: Collectives) -> Memory:
+        kept = self.snapshots.kept
+        return Memory(life=self.life, model=self.model, kept=kept, fabric=fabric)
+
+    def _first(
+        self, paths: Sequence[str], layout: Layout, fabric: Collectives, lost: Lost | None = None
+    ) -> tuple[str, Restored]:
+        """The first of `paths` in which each rank finds what it needs, and what that is.
+
+        Raises DataError where there is none, PeerLost.
+        """
+        if not self._is_free(self._patience_s):
+            _log.warning("goes back while a checkpoint is still being written")
+        why = "there is none"
+        for path in paths:
+            found: Restored | None = None
+            why, is_damaged = "another rank could not read it", True
+            try:
+                found = answered(
+                    partial(self._reader.read, path, layout, lost),
+                    f"{path} to be read",
+                    self._patience_s,
+                    progress=lambda: self._num_read,
+                )
+            except TimeoutError as error:
+                why, is_damaged = f"{path}: {error.strerror}", False
+                _log.warning("checkpoint=%s is not used: %s", path, why)
+            except DataError as error:
+                why, is_damaged = error.what, not isinstance(error, NotOursError)
+                _log.warning("checkpoint=%s is not used: %s", path, why)
+            votes = fabric.exchange([float(found is not None)])
+            if found is not None and bool((votes > 0.0).all()):
+                return path, found
+            if self.rank == fabric.ranks[0] and is_damaged:
+                self._say_of(path, why)
+        raise DataError(
+            f"no checkpoint of {list(paths)} can be read by all ranks: {why}",
+            remedy=_RESUME_REMEDY,
+        )
+
+    def _is_free(self, timeout_s: float) -> bool:
+        """Is nothing being written any more, after this long at the latest?"""
+        return self._saver is None or wait_aloud(
+            self._saver.wait, f"a checkpoint to be written to {self._saver.root}", timeout_s
+        )
+
+    @property
+    def _patience_s(self) -> float:
+        """Where the others wait for this rank's storage: they do not for ever."""
+        return self.config.peer_timeout_s / 2
+
+    def _count_piece(self) -> None:
+        self._num_read += 1
+
+    def _say_of(self, path: str, why: str) -> None:
+        """Later lives must know whether it counts; `why` it does not, empty: it does."""
+        one = CheckpointId.of_name(path.rpartition("/")[2])
+        if self._storage is None or one is None or path != below(self._storage.root, one.name):
+            return  # not of this job: its own will judge it
+        try:
+            if why:
+                reject(self._storage, one, why)
+            else:
+                accept(self._storage, one)
+        except OSError as error:
+            _log.warning("checkpoint=%s can not be marked: %s", path, error.strerror)
+
+
+def _id_of(path: str) -> CheckpointId | None:
+    return CheckpointId.of_name(path.rpartition("/")[2])

@@ -1,0 +1,125 @@
+"""What model, optimizer and moves need of a group of ranks: all-to-alls; and a group of one."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pacekeeper.trainer.hooks.compute_timers import SegmentClock
+
+
+class PeerLost(Exception):
+    """A collective broke, or a member is known to be dead: leave this generation.
+
+    `is_silence`: nothing broke, a member just did not answer for the whole timeout.
+    """
+
+    def __init__(self, why: str, *, is_silence: bool = False) -> None:
+        super().__init__(why)
+        self.is_silence = is_silence
+
+
+class Posted(Protocol):
+    """A collective that has begun."""
+
+    def wait(self) -> None:
+        """Until what is sent here has arrived. Raises PeerLost."""
+
+
+class Collectives(Protocol):
+    """What model and optimizer need of a group of ranks."""
+
+    rank: int
+    ranks: tuple[int, ...]
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
+    ) -> None:
+        """Send rows of `input` to the members, in the order of `ranks`; fill `output` alike.
+
+        `is_together`: all members enter it at once, as just after another collective: its time is
+        that of the links, and counts as such.
+        """
+
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Posted:
+        """Begin an all-to-all and go on; `output` is filled when it was waited for.
+
+        Those of one group are posted in the same order by all of its members. Raises PeerLost.
+        """
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        """Everybody's values: [members, len(values)] float64, the same on all members."""
+
+    def group(self, ranks: tuple[int, ...], name: str = "") -> "Collectives":
+        """Some of the members, this one among them, ascending: each of these calls it alike.
+
+        `name` keeps groups of the same ranks apart. Who is in several makes them in one order that
+        all ranks agree on, or they wait for each other.
+        """
+
+
+class LocalFabric:
+    """A group of one: for a single process and for tests."""
+
+    def __init__(self, rank: int = 0, clock: SegmentClock | None = None) -> None:
+        self.rank = rank
+        self.ranks: tuple[int, ...] = (rank,)
+        self._clock = clock
+
+    def all_to_all(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_splits: list[int],
+        input_splits: list[int],
+        *,
+        is_together: bool = False,
+    ) -> None:
+        if self._clock is not None:
+            self._clock.pause()
+        output.copy_(input)
+        if self._clock is not None:
+            self._clock.resume()
+
+    def post(
+        self, output: Tensor, input: Tensor, output_splits: list[int], input_splits: list[int]
+    ) -> Posted:
+        output.copy_(input)
+        return _Done()
+
+    def exchange(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor([list(values)], dtype=torch.float64)
+
+    def group(self, ranks: tuple[int, ...], name: str = "") -> "LocalFabric":
+        assert ranks == self.ranks, "there is nobody else"
+        return self
+
+
+class _Done:
+    def wait(self) -> None:
+        pass
+
+
+def exchanged(group: Collectives, values: Sequence[float]) -> Tensor:
+    """What `Collectives.exchange` gives, by one all-to-all of the group. Raises PeerLost."""
+    size = len(group.ranks)
+    mine = torch.tensor([list(values)] * size, dtype=torch.float64)
+    theirs = torch.empty_like(mine)
+    group.all_to_all(theirs, mine, [1] * size, [1] * size)
+    return theirs
+
+
+def end_together(group: Collectives) -> None:
+    """Before all raise the same: who ends first must not cost another its reason."""
+    with contextlib.suppress(PeerLost):
+        group.exchange([1.0])

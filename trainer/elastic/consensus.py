@@ -1,0 +1,340 @@
+"""How survivors agree on who they are and how to go on, over the store of the lowest living rank.
+
+Each publishes how far it is. The lowest living rank waits for all members that are not dead, fences
+those that stay silent, and writes the verdict once (first one wins); all others read it. A leader
+that dies meanwhile is replaced by the next rank. Nobody acts on a verdict before it stands in the
+stores of the next nodes, too: if its store dies with its leader, nobody can decide otherwise.
+
+Who is out of sight need not be dead: without a quorum (trainer/elastic/quorum.py) nobody decides
+anything.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from pacekeeper.core.errors import LostStateError, NoQuorumError
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.trainer.distributed.kv_store import (
+    DEATHS_KEY,
+    FINISHED_KEY,
+    Stores,
+    fence_key,
+    group_key,
+    notice,
+    parse_notices,
+)
+from pacekeeper.trainer.elastic.messages import Candidate
+from pacekeeper.trainer.elastic.patience import Patience
+from pacekeeper.trainer.elastic.quorum import Group, Ruling, rule
+from pacekeeper.trainer.elastic.two_phase_commit import resolve
+from pacekeeper.trainer.elastic.verdict import (
+    Report,
+    Verdict,
+    read_verdict,
+    write_lost,
+    write_verdict,
+)
+
+_log = logging.getLogger(__name__)
+POLL_S = 0.002
+NUM_WITNESSES = 3  # stores that must know a verdict: so many nodes minus one may die at once
+PROBE_PERIOD_S = 0.05
+START_S = 120.0  # for ranks to come at all: one node may take long to load what it runs
+FENCE_GRACE_S = 5.0  # a fenced rank that can not be seen to die (uninterruptible) is left behind
+QUORUM_WAIT_S = 15.0  # for notices of death that would make a side a quorum; then it gives up
+_NO_QUORUM_REMEDY = (
+    "if the others are a majority they train on and nothing is lost; "
+    "if the job has ended everywhere, mend the network and start it again"
+)
+
+
+class Fenced(Exception):
+    """The others went on without this rank: it must end."""
+
+
+class AllDone(Exception):
+    """A member has seen that everybody committed the last step: there is nothing to go on with."""
+
+
+@dataclass(kw_only=True)
+class Agreement:
+    """One rank's part in agreeing on what follows a broken generation.
+
+    `timeout_s`: from the moment a rank freezes until the others train on, all that follows counted.
+    """
+
+    stores: Stores
+    rank: int
+    node_of: Mapping[int, int]  # the node of each rank, by number
+    timeout_s: float
+    known_dead: Callable[[], frozenset[int]]  # what the agent's command slot says
+
+    @property
+    def patience(self) -> Patience:
+        """How the time-out is divided."""
+        return Patience(timeout_s=self.timeout_s)
+
+    def dead_among(self, members: tuple[int, ...]) -> set[int]:
+        """Members to go on without: dead for the agent or the stores, or out of sight."""
+        return self._look(members)[0]
+
+    def finish(self, group: Group) -> None:
+        """Say that all members committed the last step; before the fabric is closed.
+
+        The first one tells the launchers of all nodes, who end what is frozen there.
+        """
+        dead = self.dead_among(group.members)
+        told = self._witnesses(group.members, dead)
+        if self.rank == group.members[0]:
+            told = sorted({self.node_of[rank] for rank in group.members if rank not in dead})
+        for node in told:
+            self.stores.append(node, FINISHED_KEY, notice(self.rank, group.name))
+
+    def has_finished_member(self, group: Group) -> bool:
+        """Has a member seen that everybody committed the last step?"""
+        home = self._home(group.members, self.dead_among(group.members))
+        return home is not None and self._is_finished(home, group)
+
+    def is_left(self, group: Group) -> bool:
+        """Has a member left `group`, or is one dead? Then nobody need wait in it any more.
+
+        Asked again and again by who waits for members: a store that is silent meanwhile holds
+        nobody up, nor is its node gone for that.
+        """
+        glance = self.stores.glance
+        dead, _ = self._look(group.members, glance)
+        home = self._home(group.members, dead)
+        return bool(dead) or home is None or glance(home, _key("left", group)) is not None
+
+    def belong_to(self, group: Group) -> None:
+        """Act in `group` from now on. Raises Fenced where that can not be put on record.
+
+        The supervisor's notice must name the group if this rank dies: see
+        trainer/elastic/quorum.py.
+        """
+        own, key = self.node_of[self.rank], group_key(self.rank)
+        self.stores.write(own, key, group.name)
+        if self.stores.read(own, key) != group.name:  # a write alone is not waited for
+            raise Fenced(f"rank {self.rank} has lost the store of its own node")
+
+    def reach(
+        self,
+        *,
+        group: Group,
+        report: Report,
+        next_layout: Callable[[bool, frozenset[int], int], Succession],
+        candidates: Collection[Candidate] = (),
+        base: Callable[[bool], Layout] | None = None,
+    ) -> Verdict:
+        """Agree on what follows `group`.
+
+        `next_layout(commits, dead, new_generation)` is asked on the leader only: how to go on,
+        given whether the leader itself commits. It may count on the ranks of `candidates`, who are
+        no members yet; `base` then says, given the same, which layout the members come from.
+        Raises LostStateError where state has no living holder, Fenced where the others went on
+        without this rank, NoQuorumError where they may have, AllDone.
+        """
+        published: set[int] = set()
+        silence = _Silence(agreement=self, group=group)
+        blocked_s: float | None = None
+        num_gone = len(self.stores.gone)
+        while True:
+            dead, deaths = self._look(group.members)
+            if len(self.stores.gone) > num_gone:  # where one is out of reach, others may be, too
+                self.stores.probe({self.node_of[rank] for rank in group.members})
+                num_gone = len(self.stores.gone)
+                continue
+            now_s = time.monotonic()
+            dead |= silence.left_behind(now_s)
+            home = self._home(group.members, dead)
+            if self.rank in dead or home is None:
+                raise Fenced(f"rank {self.rank} was declared dead")
+            if home not in published:
+                self.stores.write(home, _key("report", group, self.rank), report.encode())
+                self.stores.write(home, _key("left", group), "1")
+                published.add(home)
+                silence.begin_anew()
+                continue  # writing may have shown that the home is gone
+            if self._is_finished(home, group):
+                raise AllDone
+            text = self.stores.read(home, _key("verdict", group))
+            if text is not None:
+                return self._followed(group, self._witness(text, group, dead))
+            living = [rank for rank in group.members if rank not in dead]
+            ruling = self._rule(group, living, deaths)
+            if not ruling.goes_on:
+                if blocked_s is None:
+                    _log.warning("waits for notices of death: %s", ruling.reason)
+                    blocked_s = now_s
+                if now_s - blocked_s > QUORUM_WAIT_S:
+                    raise NoQuorumError(ruling.reason, remedy=_NO_QUORUM_REMEDY)
+                time.sleep(PROBE_PERIOD_S)
+                continue
+            blocked_s = None
+            if self.rank == living[0] or now_s - silence.began_s > self.patience.grace_s:
+                reports = self._gather(home, group, living)
+                if self.rank == living[0] and len(reports) == len(living):
+                    verdict = self._decide(reports, frozenset(dead), next_layout, candidates, base)
+                    self.stores.write_first(home, _key("verdict", group), verdict)
+                    continue
+                silence.look(reports, living, deaths)
+            time.sleep(POLL_S)
+
+    def _rule(self, group: Group, living: Collection[int], deaths: Mapping[int, str]) -> Ruling:
+        """A notice that is not in the home yet may be in another store."""
+        ruling = rule(group, living, deaths)
+        if ruling.goes_on:
+            return ruling
+        told = dict(deaths)
+        for node in sorted({self.node_of[rank] for rank in group.members} - self.stores.gone):
+            told |= self._notices(node)
+        return rule(group, living, told)
+
+    def _look(
+        self, members: tuple[int, ...], read: Callable[[int, str], str | None] | None = None
+    ) -> tuple[set[int], dict[int, str]]:
+        """Members to go on without, and the notices of death at home, as `read` there."""
+        dead = {r for r in members if self.node_of[r] in self.stores.gone}
+        dead |= self.known_dead() & set(members)
+        home = self._home(members, dead)
+        deaths = {} if home is None else self._notices(home, read)
+        return dead | (set(deaths) & set(members)), deaths
+
+    def _notices(
+        self, node: int, read: Callable[[int, str], str | None] | None = None
+    ) -> dict[int, str]:
+        return parse_notices((read or self.stores.read)(node, DEATHS_KEY))
+
+    def _witness(self, text: str, group: Group, dead: set[int]) -> str:
+        """Put a verdict into the next stores, in order; the one that stands in the last one.
+
+        Whoever could decide otherwise, since the first store is gone, uses one of these.
+        """
+        for node in self._witnesses(group.members, dead):
+            text = self.stores.write_first(node, _key("verdict", group), text) or text
+        return text
+
+    def _witnesses(self, members: tuple[int, ...], dead: set[int]) -> list[int]:
+        nodes = sorted({self.node_of[rank] for rank in members if rank not in dead})
+        there = (node for node in nodes if self.stores.client(node) is not None)
+        return list(islice(there, NUM_WITNESSES))  # who is not needed is not called
+
+    def _is_finished(self, home: int, group: Group) -> bool:
+        finished = parse_notices(self.stores.read(home, FINISHED_KEY))
+        return any(finished.get(rank) == group.name for rank in group.members)
+
+    def _home(self, members: tuple[int, ...], dead: set[int]) -> int | None:
+        """The node whose store is used: that of the lowest member not known to be dead."""
+        for rank in members:
+            node = self.node_of[rank]
+            if rank not in dead and self.stores.client(node) is not None:
+                return node
+        return None
+
+    def _gather(self, home: int, group: Group, living: list[int]) -> dict[int, Report]:
+        texts = {r: self.stores.read(home, _key("report", group, r)) for r in living}
+        return {rank: Report.decode(text) for rank, text in texts.items() if text is not None}
+
+    def _decide(
+        self,
+        reports: dict[int, Report],
+        dead: frozenset[int],
+        next_layout: Callable[[bool, frozenset[int], int], Succession],
+        candidates: Collection[Candidate],
+        base: Callable[[bool], Layout] | None,
+    ) -> str:
+        commits = resolve({rank: report.progress for rank, report in reports.items()})
+        furthest = max(reports.values(), key=lambda r: r.progress.ticket)
+        new_generation = max(report.newest_generation for report in reports.values()) + 1
+        try:
+            chosen = next_layout(self.rank in commits, dead, new_generation)
+        except LostStateError as error:
+            return write_lost(error)
+        assert not set(chosen.layout.ranks) & dead, "who goes on was counted"
+        newcomers = [one for one in candidates if set(one.ranks) <= set(chosen.layout.ranks)]
+        return write_verdict(
+            chosen,
+            commits=commits,
+            furthest=furthest,
+            newcomers=newcomers,
+            base=base(self.rank in commits) if newcomers and base is not None else None,
+        )
+
+    def _followed(self, group: Group, text: str) -> Verdict:
+        verdict = read_verdict(group, text)
+        if self.rank not in verdict.members:
+            raise Fenced(f"the others went on without rank {self.rank}")
+        return verdict
+
+
+@dataclass(kw_only=True)
+class _Silence:
+    """What a rank does about members that do not answer while it waits for a verdict."""
+
+    agreement: Agreement
+    group: Group
+    began_s: float = field(default_factory=time.monotonic)
+    speaker: int = -1
+    spoke_s: float = 0.0  # since when it is the speaker
+    probe_s: float = 0.0
+    given_up_s: dict[int, float] = field(default_factory=dict)
+
+    def begin_anew(self) -> None:
+        """The reports go to another store: who lives must first see that, as this rank has."""
+        self.began_s = time.monotonic()
+        self.speaker, self.spoke_s = -1, 0.0
+
+    def left_behind(self, now_s: float) -> set[int]:
+        """Who was given up, and had its time to be seen dead."""
+        return {r for r, at_s in self.given_up_s.items() if now_s - at_s > FENCE_GRACE_S}
+
+    def look(
+        self, reports: Mapping[int, Report], living: list[int], deaths: Mapping[int, str]
+    ) -> None:
+        """Probe and fence, if it is this rank's turn: the lowest that answers speaks for all.
+
+        If it is silent itself from then on, the next one's turn comes.
+        """
+        mine, now_s = self.agreement, time.monotonic()
+        if mine.rank not in reports:
+            return
+        if self.speaker != min(reports):
+            self.speaker = min(reports)
+            self.spoke_s = now_s if self.spoke_s else self.began_s
+        before = {rank for rank in reports if rank < mine.rank}
+        missing = set(living) - set(reports)
+        if now_s > self.probe_s:
+            # Ask their nodes for anything: a node that died as a whole tells nobody.
+            self.probe_s = now_s + PROBE_PERIOD_S * (1 + len(before))
+            mine.stores.probe({mine.node_of[rank] for rank in missing})
+            if any(mine.node_of[rank] in mine.stores.gone for rank in missing):
+                return  # they count as out of sight from now on, not as silent
+        patience_s = self._patience_s(reports)
+        turn_s = patience_s + FENCE_GRACE_S + QUORUM_WAIT_S
+        if now_s - self.spoke_s <= patience_s + len(before) * turn_s:
+            return
+        silent = (missing | before) - set(self.given_up_s)
+        rest = set(living) - missing - before
+        certain = {**deaths, **dict.fromkeys(missing | before, self.group.name)}
+        for rank in sorted(silent):
+            self.given_up_s[rank] = now_s
+            # Who could not go on even then must not end those that might.
+            if rule(self.group, rest, certain).goes_on:
+                _log.warning("rank=%d does not answer and is fenced", rank)
+                mine.stores.write(mine.node_of[rank], fence_key(rank), "silent")
+
+    def _patience_s(self, reports: Mapping[int, Report]) -> float:
+        """Who lives has noticed within milliseconds, or at the end of what it computes."""
+        if any(report.was_silence for report in reports.values()):
+            return self.agreement.patience.grace_s
+        if not any(report.progress.ticket for report in reports.values()):
+            return max(START_S, self.agreement.patience.fenced_s)  # it may never have come
+        return self.agreement.patience.fenced_s
+
+
+def _key(what: str, group: Group, *parts: int) -> str:
+    return "/".join([what, group.name, *map(str, parts)])

@@ -1,0 +1,108 @@
+"""What the launcher of one node is started with: settings, and the numbers of node and ranks."""
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """What a node that joins is given in place of numbers by rule: its first rank's number.
+
+    `world_size`: ranks the job began with; `node_of`: of all that were members before.
+    """
+
+    first_rank: int
+    world_size: int
+    node_of: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSpec:
+    """What a supervisor is started with. Ranks of node i: i * ranks_per_node and following.
+
+    Unless it has a `seat` in a job that is running.
+    """
+
+    config: TrainConfig
+    node_rank: int
+    num_nodes: int
+    ranks_per_node: int
+    rendezvous: str
+    ring_dir: str
+    run_dir: str
+    faults_dir: str = ""
+    seat: Seat | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_nodes < 1 or self.ranks_per_node < 1:
+            raise ValueError("a job needs at least one node and one rank per node")
+        if self.world_size > MAX_RANKS:
+            raise ValueError(f"{self.world_size} ranks: a job has at most {MAX_RANKS}")
+        if not 0 <= self.node_rank < self.num_nodes:
+            raise ValueError(f"node-rank: expected 0 to {self.num_nodes - 1}, got {self.node_rank}")
+        try:
+            host_and_port(self.rendezvous)
+        except ValueError as error:
+            raise ValueError(f"rendezvous: {error}") from None
+        if self.seat is None:
+            self._check_pipelines()
+            self._check_slots()
+
+    def _check_pipelines(self) -> None:
+        """Raises ValueError where the ranks do not make whole pipelines."""
+        stages, tensor = self.config.num_stages, self.config.tensor_size
+        if self.world_size % (stages * tensor):
+            raise ValueError(
+                f"num_stages x tensor_size: pipelines of {stages} x {tensor} ranks need a multiple "
+                f"of {stages * tensor} ranks, the job has {self.world_size}"
+            )
+
+    def _check_slots(self) -> None:
+        """Raises ValueError where the job could not even begin within its slots."""
+        slots, ranks = self.config.slots_per_rank, self.world_size // self.config.num_stages
+        replicas = self.config.num_experts * min(self.config.replicas, ranks)
+        if slots and slots * ranks < replicas:
+            raise ValueError(
+                f"slots_per_rank: expected at least {-(-replicas // ranks)} (per layer "
+                f"{replicas} expert replicas on {ranks} ranks) or 0, got {slots}"
+            )
+
+    @property
+    def ranks(self) -> range:
+        first = self.node_rank * self.ranks_per_node
+        if self.seat is not None:
+            first = self.seat.first_rank
+        return range(first, first + self.ranks_per_node)
+
+    @property
+    def node_of(self) -> dict[int, int]:
+        """The node of every rank of the job."""
+        if self.seat is not None:
+            return {**self.seat.node_of, **dict.fromkeys(self.ranks, self.node_rank)}
+        return {rank: rank // self.ranks_per_node for rank in range(self.world_size)}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the job begins with."""
+        if self.seat is not None:
+            return self.seat.world_size
+        return self.num_nodes * self.ranks_per_node
+
+    @property
+    def terms(self) -> dict[str, object]:
+        """What all launchers of the job must have been told alike.
+
+        The text to train on is the standard library of the Python at hand.
+        """
+        settings = asdict(self.config)
+        del settings["clock"]  # node 0's holds for all
+        return settings | {
+            "num-nodes": self.num_nodes,
+            "ranks-per-node": self.ranks_per_node,
+            "Python": platform.python_version(),
+        }

@@ -1,0 +1,81 @@
+"""What the leader knows of nodes that wait to join: read beside the training loop, never in it.
+
+A thread with a connection of its own looks into the store of the leader's node. A store that is
+silent or gone costs the loop nothing: then nobody waits, as far as the leader knows.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed import DistError
+
+from pacekeeper.core.errors import UnreachableError, VersionError
+from pacekeeper.trainer.distributed.kv_store import connect_store
+from pacekeeper.trainer.elastic.heard import number_in
+from pacekeeper.trainer.elastic.messages import (
+    ASKING_KEY,
+    Candidate,
+    asking_key,
+    decode_asking,
+    unknown,
+)
+
+_log = logging.getLogger(__name__)
+LOOK_S = 0.5  # who has not asked again since the last look is not there any more
+
+
+class Lobby:
+    """`waiting`: the nodes that waited at the last look, by number."""
+
+    def __init__(self, address: str) -> None:
+        self.waiting: tuple[Candidate, ...] = ()
+        self._address = address
+        self._beats: dict[int, int] = {}
+        self._refused: set[int] = set()  # what they ask is not understood
+
+    def open(self) -> None:
+        """Look from now on, until the process ends."""
+        threading.Thread(target=self._watch, daemon=True, name="lobby").start()
+
+    def _watch(self) -> None:
+        store: TCPStore | None = None
+        while True:
+            try:
+                if store is None:
+                    store = connect_store(self._address)
+                self.waiting = self.look(store)
+            except (DistError, RuntimeError, UnreachableError):
+                # Cut, perhaps, with the connections of a group that was formed meanwhile.
+                store, self.waiting = None, ()
+            time.sleep(LOOK_S)
+
+    def candidates(self, node_of: Mapping[int, int]) -> tuple[Candidate, ...]:
+        """Of those the ones with numbers that nobody has had; `node_of` names who had them."""
+        return unknown(self.waiting, node_of)
+
+    def look(self, store: TCPStore) -> tuple[Candidate, ...]:
+        """Who has asked, and has asked again since the last look."""
+        if not store.check([ASKING_KEY]):
+            return ()
+        names = store.get(ASKING_KEY).decode(errors="replace").split(",")
+        named = {number_in(name) for name in names}
+        nodes = sorted(node for node in named if node is not None)
+        found, beats = [], {}
+        for node in nodes:
+            if not store.check([asking_key(node)]):
+                continue  # to ask for it would be to wait for it
+            try:
+                text = store.get(asking_key(node)).decode(errors="replace")
+                candidate, beats[node] = decode_asking(text)
+            except VersionError as error:
+                if node not in self._refused:
+                    _log.warning("node=%d that wants to join is not heard: %s", node, error)
+                self._refused.add(node)
+                continue
+            if self._beats.get(node, beats[node]) != beats[node]:
+                found.append(candidate)
+        self._beats = beats
+        return tuple(found)

@@ -1,0 +1,152 @@
+"""How the launchers of a job meet: in node 0's store, which each of them knows by its address.
+
+Nobody is let in who would train something else: the launchers compare what they were told (the
+terms), and each takes a place that nobody holds.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
+from pacekeeper.trainer.distributed.kv_store import Stores, connect_store
+from pacekeeper.trainer.elastic.heard import text_of, understood, whole
+from pacekeeper.trainer.elastic.lives import next_life
+
+RENDEZVOUS_TIMEOUT_S = 60.0
+_LIFE_KEY = "life"
+_CLOCK_KEY = "clock"
+_TERMS_KEY = "terms"  # the last one that node 0 sets before its own place
+_NAMED_NODES = 8  # of those that did not come
+
+Terms = Mapping[str, object]
+"""What must be the same on all nodes, by its name; `job` is among it. JSON values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """What all nodes know after it: every node's store, and what node 0 decided for all.
+
+    `life` is Unix milliseconds by node 0's clock; `clock` is what its own ranks measure with.
+    """
+
+    addresses: tuple[str, ...]
+    life: int
+    clock: str
+
+
+def meet(
+    rendezvous: str,
+    *,
+    node_rank: int,
+    num_nodes: int,
+    own: str,
+    clock: str,
+    terms: Terms,
+    after_life: int = 0,
+) -> Meeting:
+    """Meet at `rendezvous` with the address of one's `own` store.
+
+    `after_life`: one that the new one must come after, whatever node 0's clock says. Raises
+    ConfigError where another job meets there, on other terms, or another launcher has this place;
+    UnreachableError where a node does not come, or node 0 goes or falls silent while it is waited.
+    """
+    give_up_s = time.monotonic() + RENDEZVOUS_TIMEOUT_S
+    while True:
+        try:
+            connect_store(rendezvous)
+            break
+        except UnreachableError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.2)
+    stores = Stores((rendezvous,))
+    places = [f"store/{node}" for node in range(num_nodes)]
+
+    def read(key: str) -> str | None:
+        text = stores.read(0, key)
+        if stores.gone:
+            raise UnreachableError(
+                f"node 0 left the rendezvous {rendezvous}, or is frozen",
+                remedy="why it ended is on its own terminal; start all launchers again",
+            )
+        return text
+
+    def wait_for(key: str) -> str:
+        while (text := read(key)) is None:
+            if time.monotonic() > give_up_s:
+                others = (node for node in range(num_nodes) if node != node_rank)
+                missing = [node for node in others if read(places[node]) is None]
+                raise UnreachableError(
+                    f"{_named(missing)} did not come to {rendezvous}",
+                    remedy=f"start pacekeeper launch on all {num_nodes} nodes",
+                )
+            time.sleep(0.05)
+        return text
+
+    told = json.dumps(dict(terms))
+    if node_rank == 0:
+        life = next_life(after_life)
+        for key, text in ((_LIFE_KEY, str(life)), (_CLOCK_KEY, clock), (_TERMS_KEY, told)):
+            stores.write(0, key, text)
+    check_terms(rendezvous, wait_for(_TERMS_KEY), told)
+    _take_place(stores, node_rank, own)
+    met = Meeting(
+        addresses=tuple(_address(wait_for(place)) for place in places),
+        life=understood("the launchers", wait_for(_LIFE_KEY), whole),
+        clock=wait_for(_CLOCK_KEY),
+    )
+    stores.close()
+    return met
+
+
+def check_terms(rendezvous: str, told: str, own: str) -> None:
+    """Raises ConfigError where they differ, VersionError where they are none."""
+    theirs: Terms = understood("the launchers", told, _terms)
+    ours: Terms = json.loads(own)
+    if theirs["job"] != ours["job"]:
+        raise ConfigError(
+            f"job {theirs['job']!r} meets at {rendezvous}, not {ours['job']!r}",
+            remedy="each job needs a --rendezvous of its own: another port of its node 0",
+        )
+    for name in (*theirs, *ours):
+        if theirs.get(name) != ours.get(name):
+            raise ConfigError(
+                f"{name}: node 0 has {theirs.get(name)!r}, this node {ours.get(name)!r}",
+                remedy="all launchers of a job need the same settings",
+            )
+
+
+def _terms(document: Any) -> Terms:
+    text_of(document["job"])
+    return dict(document)
+
+
+def _address(text: str) -> str:
+    """Raises VersionError."""
+    try:
+        host_and_port(text)
+    except ValueError as error:
+        raise VersionError(
+            f"a launcher says where its store is: {error}",
+            remedy="install the same pacekeeper on all nodes of the job",
+        ) from None
+    return text
+
+
+def _take_place(stores: Stores, node_rank: int, own: str) -> None:
+    """Raises ConfigError where another launcher has it, living or dead."""
+    holder = stores.write_first(0, f"store/{node_rank}", own)
+    if holder not in (own, None):  # None: who reads next says that node 0 is gone
+        raise ConfigError(
+            f"node-rank {node_rank}: taken by the launcher at {holder}",
+            remedy="each node needs a --node-rank of its own; to come to a running job: --join",
+        )
+
+
+def _named(nodes: list[int]) -> str:
+    more = f" and {len(nodes) - _NAMED_NODES} more" if len(nodes) > _NAMED_NODES else ""
+    return f"nodes {nodes[:_NAMED_NODES]}{more}"

@@ -1,0 +1,240 @@
+"""The emulated accelerator and injected faults: declared, never hidden, and off unless asked for.
+
+Emulated: the rank does its real arithmetic, then waits until the modelled device time of the
+counted work (floating-point operations, bytes, kernels; this rank's speed; jitter) has passed, and
+reports that time, as device events would. The detector sees only what a real trainer reports.
+"""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.hooks.compute_timers import ComputeTime, WallClock
+from pacekeeper.trainer.model.flop_counter import (
+    Work,
+    WorkMeter,
+    attention_work,
+    combine_work,
+    expert_work,
+    head_work,
+    router_work,
+)
+
+VOCABULARY = 256  # bytes
+KERNEL_SHARE = 0.15  # of an even step's time goes into starting kernels
+COMPUTE_FAULT, LINK_FAULT = "compute", "link"
+FLOPS_PER_BYTE = 4.0  # balance of the emulated device: most segments are compute-bound
+_SPIN_S = 0.0005
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceModel:
+    """Time of work on the emulated device: kernels * kernel_s + max(compute, memory traffic)."""
+
+    flops_per_s: float
+    bytes_per_s: float
+    kernel_s: float
+
+    def time_s(self, work: Work) -> float:
+        """Seconds at full speed (roofline plus a fixed cost per kernel)."""
+        return work.kernels * self.kernel_s + max(
+            work.flops / self.flops_per_s, work.bytes / self.bytes_per_s
+        )
+
+    @classmethod
+    def calibrated(cls, config: TrainConfig, world_size: int) -> "DeviceModel":
+        """A device on which an even share of the global batch takes `emulated_step_s`."""
+        work = even_step_work(config, world_size)
+        compute_s = config.emulated_step_s * (1.0 - KERNEL_SHARE)
+        # A narrow model is bound by memory traffic: its step shall take that long all the same.
+        flops_per_s = max(work.flops, work.bytes * FLOPS_PER_BYTE) / compute_s
+        return cls(
+            flops_per_s=flops_per_s,
+            bytes_per_s=flops_per_s / FLOPS_PER_BYTE,
+            kernel_s=config.emulated_step_s * KERNEL_SHARE / work.kernels,
+        )
+
+
+def even_step_work(config: TrainConfig, world_size: int) -> Work:
+    """Forward and backward work of one rank's even share, documents of a quarter row."""
+    # A stage has its part of the layers, and as many times the tokens.
+    layers = config.num_layers / config.num_stages
+    tokens = config.rows_per_step * config.row_tokens * config.num_stages // world_size
+    squared = tokens * config.row_tokens // 4
+    rows = tokens * config.experts_per_token
+    active = max(1, config.num_experts * config.replicas * config.num_stages // world_size)
+    hidden = config.hidden_size
+    layer = (
+        attention_work(tokens, squared, hidden)
+        + router_work(tokens, hidden, config.num_experts)
+        + expert_work(rows, active, hidden, config.expert_hidden_size)
+        + combine_work(tokens, config.experts_per_token, hidden)
+    )
+    head = head_work(tokens, hidden, VOCABULARY).scaled(1.0 / config.num_stages)  # in the mean
+    forward = layer.scaled(layers) + head
+    # Micro-batches share out flops and bytes, but each starts all the kernels.
+    started = forward.kernels * config.num_microbatches
+    return Work(flops=forward.flops, bytes=forward.bytes, kernels=started).scaled(3.0)
+
+
+@dataclass(slots=True, kw_only=True)
+class EmulatedClock(WallClock):
+    """The segment clock of an emulated device. `slowdown` is the fault: 1.0 = healthy."""
+
+    meter: WorkMeter
+    device: DeviceModel
+    jitter: float
+    seed: int
+    slowdown: float = 1.0
+    num_segments: int = 0
+    num_overruns: int = 0  # segments whose real arithmetic took longer than the modelled time
+    overrun_s: float = 0.0  # by how much, in all: time that no such device would have needed
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def pause(self) -> None:
+        modelled_s = self.device.time_s(self.meter.take()) * self.slowdown
+        if self.jitter > 0.0:
+            # Mean 1: jitter moves single segments, not the average.
+            modelled_s *= math.exp(self._random.gauss(-(self.jitter**2) / 2, self.jitter))
+        due_s = self._began_s + modelled_s
+        self.num_segments += 1
+        late_s = time.perf_counter() - due_s
+        if modelled_s > 0.0 and late_s > 0.0:
+            self.num_overruns += 1
+            self.overrun_s += late_s
+        wait_until(due_s)
+        self._compute_s += modelled_s
+        self._paused_s = time.perf_counter()
+
+    def end(self) -> ComputeTime | None:
+        self.pause()
+        return ComputeTime(
+            compute_s=self._compute_s, wait_s=self._wait_s, ended_mono_s=time.monotonic()
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Burner:
+    """Real extra compute for the CPU clock: (slowdown - 1) times a segment's own CPU time."""
+
+    slowdown: float = 1.0
+
+    def __call__(self, spent_s: float) -> None:
+        if self.slowdown <= 1.0:
+            return
+        until_s = time.thread_time() + (self.slowdown - 1.0) * spent_s
+        while time.thread_time() < until_s:
+            sum(range(100))
+
+
+class Slowable(Protocol):
+    """What a fault acts on: 1.0 is healthy."""
+
+    slowdown: float
+
+
+@dataclass(slots=True, kw_only=True)
+class FaultInjector:
+    """Obeys `directory`/rank-R.json and writes down what it did, with the step, in truth.jsonl.
+
+    `{"slowdown": 1.6, "kind": "compute"}` (1.0 lifts the fault); kinds not named are healthy.
+    Looked at once per step, only re-read when it changed. A wrong order is refused with one
+    warning; training goes on. `targets`: what a fault of each kind acts on.
+    """
+
+    directory: Path
+    rank: int
+    targets: Mapping[str, Slowable]
+    _stamp: tuple[int, int, int] = (0, 0, 0)
+
+    def step_began(self, step: int) -> None:
+        """Set the target's slowdown to what the file says now."""
+        path = self.directory / f"rank-{self.rank}.json"
+        try:
+            status = path.stat()
+            # Size and inode too: the clock behind a file's time moves in ticks of milliseconds.
+            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+            if stamp == self._stamp:
+                return
+            order = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return  # none, or in the middle of being written: look again at the next step
+        self._stamp = stamp
+        try:
+            slowdown, kind = _read_order(order, self.targets)
+            # The truth first: a fault that is not written down would accuse the detector.
+            self._tell(slowdown, kind, step)
+        except (OSError, ValueError) as error:
+            _log.warning("rank=%d fault order %s refused: %s", self.rank, path, error)
+            return
+        for name, target in self.targets.items():
+            target.slowdown = slowdown if name == kind else 1.0
+
+    def _tell(self, slowdown: float, kind: str, step: int) -> None:
+        line = {
+            "rank": self.rank,
+            "kind": kind,
+            "slowdown": slowdown,
+            "step": step,
+            "mono_s": time.monotonic(),
+        }
+        with (self.directory / "truth.jsonl").open("a") as truth:
+            truth.write(json.dumps(line) + "\n")
+
+
+def _read_order(order: object, kinds: Collection[str]) -> tuple[float, str]:
+    """(slowdown, kind) ordered. Raises ValueError for what is no order to a rank."""
+    if not isinstance(order, dict):
+        raise ValueError(f"expected an object with 'slowdown', got {order!r}")
+    slowdown, kind = order.get("slowdown"), order.get("kind", COMPUTE_FAULT)
+    if isinstance(slowdown, bool) or not isinstance(slowdown, int | float):
+        raise ValueError(f"slowdown: expected a number, got {slowdown!r}")
+    if not (math.isfinite(slowdown) and slowdown > 0.0):
+        raise ValueError(f"slowdown: expected a finite number above 0, got {slowdown}")
+    if kind not in kinds:
+        raise ValueError(
+            f"kind: expected one of {sorted(kinds)} (others act from outside), got {kind!r}"
+        )
+    return float(slowdown), str(kind)
+
+
+def stop_duty_cycle(pid: int, *, duty: float, period_s: float, is_over: Callable[[], bool]) -> None:
+    """Stop the process `pid` for `duty` of each period (SIGSTOP, SIGCONT); always ends running.
+
+    `is_over` is asked once a period. Raises ValueError for a duty outside (0, 1); ends early where
+    the process is gone.
+    """
+    if not 0.0 < duty < 1.0:
+        raise ValueError(f"duty: expected between 0 and 1, got {duty}")
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            while not is_over():
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(period_s * duty)
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(period_s * (1.0 - duty))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
+def wait_until(due_s: float) -> None:
+    """Sleep to just before, then watch the clock: late wake-ups would look like slowness."""
+    left_s = due_s - time.perf_counter()
+    if left_s > _SPIN_S:
+        time.sleep(left_s - _SPIN_S / 2)
+    while time.perf_counter() < due_s:
+        time.sleep(0)
