@@ -150,6 +150,10 @@ PURE = {
             "baselines/greyhound",
             "baselines/malleus",
             "baselines/resihp",
+            "baselines/even_pipelines",
+            "baselines/initial_partition",
+            "baselines/resihp_migration",
+            "baselines/step_simulation",
         ),
     },
 }

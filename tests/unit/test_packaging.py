@@ -80,7 +80,8 @@ def test_the_seam_runs_from_the_wheel_with_the_standard_library_alone(
         archive.extractall(tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import pacekeeper.core.config.loader, pacekeeper.core.layout.shrink, pacekeeper.trainer.hooks.hooks\n"
+        "import pacekeeper.core.config.loader, pacekeeper.core.layout.shrink\n"
+        "import pacekeeper.trainer.hooks.hooks\n"
         "import pacekeeper.core.telemetry.shm_ring as ring; print(ring.__file__)"
     )
     # -S: without site-packages, so that anything but the standard library fails to import.

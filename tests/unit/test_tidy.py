@@ -13,7 +13,7 @@ import pytest
 
 from support.tree import FOLDERS, ROOT, is_pure, modules, project_files
 
-MAX_LINES = 400
+MAX_LINES = 600
 MAX_FUNCTION_LINES = 70
 WORLD = {
     *("asyncio", "builtins", "concurrent", "datetime", "glob", "grpc", "io", "logging"),
@@ -200,8 +200,11 @@ def test_the_contract_of_the_layers_names_the_pure_modules() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
     (contract,) = (c for c in contracts["contracts"] if c["name"].startswith("pure modules"))
     named = {name.split(".", 1)[1].replace(".", "/") for name in contract["source_modules"]}
-    under_contract = {p for p in modules() if named & {p.removesuffix(".py"), p.split("/")[0]}}
-    pure = {p for p in modules() if is_pure(p)}
+    ours = [p for p in modules() if not p.endswith("__init__.py")]
+    under_contract = {
+        p for p in ours if named & {p.removesuffix(".py"), *map(str, Path(p).parents)}
+    }
+    pure = {p for p in ours if is_pure(p)}
     assert under_contract == pure, "put a new module of decisions under the contract"
 
 
