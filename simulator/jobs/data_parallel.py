@@ -1,6 +1,7 @@
-"""What the simulated job is and costs: sizes, what a step takes under a layout, what moves cost.
+"""Sizes, step times and transfer costs of a simulated data-parallel, expert-parallel job.
 
-This is the simulated world's truth. Planners forecast with models of their own.
+The step times are the truth of the simulated world. The policies of pacekeeper are given the same
+unit times for their forecasts: apart from device speeds, their model has no error.
 """
 
 from collections.abc import Collection, Mapping, Sequence

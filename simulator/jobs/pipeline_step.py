@@ -1,8 +1,10 @@
-"""One step of a partition, event by event: chunks, messages on their links, exchange of gradients.
+"""Event simulation of one step of a partition: chunks, messages on links, gradient exchange.
 
-The simulated world's truth about `Planned` work. It runs the step program of
-`core/layout/pipeline_schedule.py` by itself; planners price the same program by its longest path,
-with models of their own. A boundary carries one message after the other in each direction.
+Gives the step time of `Planned` work in the simulated world. It executes the step program of
+`core/layout/pipeline_schedule.py`; planners price the same program by its longest path. Both take
+the seconds of a chunk from `controller/planning/partition_cost/stage_times.py`, so the comparison
+tests order, waiting and messages, not the cost of a layer. A boundary carries one message after
+the other in each direction.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,11 @@
-"""Ours for pipelined jobs: what the real state machine finds, and where the real planner goes.
+"""pacekeeper's policy for simulated pipelined jobs: the controller's detector and planner.
 
-Slow ranks are those with open findings of the machine (`simulator/engine/controller_in_loop.py`),
-as slow as it measured them; the partition is `plan_partition`'s, with its own prices of moving.
-When a slow rank is moved around is decided as in `controller/policy/decide.py`: if it gains enough,
-and has cost as much as the move (ski rental). The plan is made beside the training: it waits for a
-probe, which takes a step, and for the next step boundary.
+Slow ranks are those with open findings of the state machine
+(`simulator/engine/controller_in_loop.py`), as slow as it measured them. The partition is that of
+`plan_partition`, which is wider than a live job's `Layout`: pipelines may have their own cuts, and
+attention and MLP their own runs of shards. When to act repeats two rules of
+`controller/policy/decide.py`: minimum gain, and ski rental (the fault has cost as much as the
+move). The plan waits for a probe, which takes a step, and for the next step boundary.
 """
 
 from collections.abc import Mapping
