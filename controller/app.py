@@ -356,10 +356,12 @@ class Controller:
             else:
                 break
         self._writes.done(state, writes)
+        # Nothing is awaited between the commit and this: a tick would take these changes and
+        # wait for the copies in this one's place, and a new snapshot would already hold them.
+        await self.office.ship(self.store.journal.taken())
         if refused:
             _log.info("store=%s takes writes again", self.config.store)
             await self._say_health("")
-        await self.office.ship(self.store.journal.taken())
 
     async def _say_health(self, refused: str) -> None:
         """While the store refuses nothing is taken in: probes must see it. Who asks is answered."""

@@ -4,7 +4,8 @@ Statements with their values: they change the same rows in the same way wherever
 """
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,24 +29,48 @@ class Journal:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._changes: list[Change] = []
+        self._changes: list[Change] = []  # committed
+        self._pending: list[Change] | None = None  # of the open transaction
         self.is_kept = False
 
-    @property
-    def in_transaction(self) -> bool:
-        return self._connection.in_transaction
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit all statements of the block or none; their changes count once COMMIT succeeded.
+
+        On some errors (SQLITE_FULL, SQLITE_IOERR) SQLite rolls back by itself.
+        """
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._pending = []
+        try:
+            yield
+            self._connection.execute("COMMIT")
+            self._changes += self._pending
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        finally:
+            self._pending = None
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """Run one statement; a change is remembered once it is done."""
+        """Run one statement; a change is remembered once it is done.
+
+        Raises sqlite3.OperationalError in a transaction that SQLite has rolled back by itself:
+        the statement would be committed alone.
+        """
+        self._raise_if_rolled_back()
         cursor = self._connection.execute(statement, values)
-        if statement == "ROLLBACK":
-            self._changes.clear()
-        elif self.is_kept and statement.lstrip().upper().startswith(_CHANGES):
-            self._changes.append(Change(statement=statement, values=tuple(values)))
+        if self.is_kept and statement.lstrip().upper().startswith(_CHANGES):
+            changes = self._changes if self._pending is None else self._pending
+            changes.append(Change(statement=statement, values=tuple(values)))
         return cursor
 
+    def _raise_if_rolled_back(self) -> None:
+        if self._pending is not None and not self._connection.in_transaction:
+            raise sqlite3.OperationalError("SQLite has rolled the transaction back")
+
     def taken(self) -> tuple[Change, ...]:
-        """What has changed since it was last asked."""
+        """The committed changes since the last call."""
         changes = tuple(self._changes)
         self._changes.clear()
         return changes

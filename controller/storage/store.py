@@ -8,8 +8,8 @@ store at a time: two would give the same numbers to different incidents.
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pacekeeper.controller.detection.device_history import Strikes
@@ -99,17 +99,9 @@ class Store:
         """Return some of what is free in the file to the file system; True: there is more."""
         return sqlite_file.give_back(self._raw)
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[None]:
         """All writes inside are stored together or not at all."""
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:  # SQLite may have rolled back by itself
-                self._connection.execute("ROLLBACK")
-            raise
+        return self._connection.transaction()
 
     def save_job(self, job: JobRecord) -> None:
         """Insert or replace a job."""
