@@ -2,11 +2,11 @@
 
 import sys
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import click
 
+import pacekeeper
 from pacekeeper.core.errors import PacekeeperError
 
 # name -> (module, one line for the overview); every module has a click command named `command`.
@@ -97,7 +97,7 @@ class LazyGroup(click.Group):
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not ctx.resilient_parsing:
-        click.echo(f"pacekeeper {version('pacekeeper')}")
+        click.echo(f"pacekeeper {pacekeeper.__version__}")
         ctx.exit()
 
 

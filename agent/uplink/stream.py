@@ -13,11 +13,11 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import version
 
 import grpc
 import grpc.aio
 
+import pacekeeper
 from pacekeeper.agent.uplink.fencing import Terms
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.core.config.security import TlsConfig
@@ -172,7 +172,7 @@ class Uplink:
                 control_pb2.AttachRequest(
                     hello=control_pb2.Hello(
                         protocol_version=reports.PROTOCOL_VERSION,
-                        product_version=version("pacekeeper"),
+                        product_version=pacekeeper.__version__,
                         node=self.node,
                         agent_life=self.life,
                         rack=self.rack,

@@ -11,12 +11,12 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
+import pacekeeper
 from pacekeeper.controller.api.auth.audit_log import host_of
 from pacekeeper.controller.api.auth.rate_limit import Seldom
 from pacekeeper.controller.ha.leadership import Alone, Office
@@ -50,7 +50,7 @@ ACK_LOOK_S = 0.05
 FRESH_S = 0.5  # of a leader's command: one that waits longer might be said after the lease
 MOST_OF_A_WORD = 64  # characters that an agent says of itself
 NO_LEADER = "this controller leads no more"
-OUR_VERSION = version("pacekeeper")
+OUR_VERSION = pacekeeper.__version__
 _PARTS = control_pb2.ReportRequestParts
 _log = logging.getLogger(__name__)
 

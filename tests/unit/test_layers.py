@@ -37,6 +37,7 @@ def tree(tmp_path: Path) -> Path:
             tmp_path / "pacekeeper" / folder,
             ignore=shutil.ignore_patterns("__pycache__"),
         )
+    shutil.copy(ROOT / "src" / "pacekeeper" / "__init__.py", tmp_path / "pacekeeper")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     return tmp_path
 

@@ -3,52 +3,72 @@
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pacekeeper
 from support.tree import FOLDERS, ROOT, project_files
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built by the back end itself, without network: no isolation, no resolver."""
-    out = tmp_path_factory.mktemp("wheel")
+OWN = ("src/pacekeeper/__init__.py", "src/pacekeeper/py.typed")
+
+
+def build(target: str, out: Path, *, source: Path = ROOT) -> Path:
+    """Build `target` (wheel or sdist) into `out` by the build backend itself, without network."""
     subprocess.run(
-        [sys.executable, "-Im", "hatchling", "build", "-t", "wheel", "-d", str(out)],
-        cwd=ROOT,
+        [sys.executable, "-Im", "hatchling", "build", "-t", target, "-d", str(out)],
+        cwd=source,
         check=True,
         capture_output=True,
         text=True,
     )
-    (built,) = out.glob("*.whl")
+    (built,) = out.iterdir()
     return built
 
 
-def packaged() -> set[str]:
-    """What a wheel must have, by the tracked files."""
-    return {path for path in project_files() if path.split("/")[0] in FOLDERS}
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def names_in(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+def packaged() -> dict[str, str]:
+    """Each tracked file that a wheel must hold, by its place in the package."""
+    return {
+        path.removeprefix("src/pacekeeper/"): path
+        for path in project_files()
+        if path in OWN or path.split("/")[0] in FOLDERS
+    }
 
 
 def test_the_folders_are_the_same_everywhere() -> None:
     build = PROJECT["tool"]["hatch"]["build"]
-    assert set(build["only-include"]) == set(FOLDERS)
-    assert set(build["targets"]["sdist"]["only-include"]) == {*FOLDERS, "tests"}
-    contracts = PROJECT["tool"]["importlinter"]["root_packages"]
-    assert set(contracts) == {f"pacekeeper.{folder}" for folder in FOLDERS}
+    assert set(build["only-include"]) == {*OWN, *FOLDERS}
+    assert build["targets"]["wheel"]["sources"] == {
+        "src/pacekeeper": "pacekeeper",
+        **{folder: f"pacekeeper/{folder}" for folder in FOLDERS},
+    }
+    assert set(build["targets"]["sdist"]["only-include"]) == {*OWN, *FOLDERS, "tests"}
     banned = PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
     assert set(banned) == set(FOLDERS)
 
 
-def test_the_links_lead_to_the_folders_and_nothing_else_is_there() -> None:
+def test_beside_the_packages_own_files_are_links_to_the_folders_only() -> None:
     links = ROOT / "src" / "pacekeeper"
-    assert {path.name for path in links.iterdir()} - {"__pycache__"} == set(FOLDERS)
+    own = {Path(path).name for path in OWN}
+    assert {path.name for path in links.iterdir()} - {"__pycache__"} == {*own, *FOLDERS}
     for folder in FOLDERS:
         link = links / folder
         assert link.is_symlink(), f"{link} must be a link; is this checkout without links?"
@@ -56,21 +76,28 @@ def test_the_links_lead_to_the_folders_and_nothing_else_is_there() -> None:
         assert link.resolve() == ROOT / folder
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_every_folder_is_a_typed_package(folder: str) -> None:
-    assert (ROOT / folder / "__init__.py").is_file()
-    assert (ROOT / folder / "py.typed").is_file()
+def test_one_marker_says_that_the_package_is_typed() -> None:
+    markers = [path for path in project_files() if path.endswith("py.typed")]
+    assert markers == ["src/pacekeeper/py.typed"]
+    assert all((ROOT / folder / "__init__.py").is_file() for folder in FOLDERS)
 
 
 def test_the_wheel_has_every_tracked_file_of_the_folders_and_nothing_else(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-    content = {name for name in names if ".dist-info/" not in name}
+    content = {name for name in names_in(wheel) if ".dist-info/" not in name}
     assert all(name.startswith("pacekeeper/") for name in content), "it would litter site-packages"
     shipped = {name.removeprefix("pacekeeper/") for name in content}
-    assert packaged() - shipped == set()
-    assert shipped <= set(project_files(with_new=True))
-    assert {name.split("/")[-1] for name in names - content} >= {"METADATA", "LICENSE"}
+    assert packaged().keys() - shipped == set()
+    tracked_or_new = {path.removeprefix("src/pacekeeper/") for path in project_files(with_new=True)}
+    assert shipped <= tracked_or_new
+
+
+def test_a_wheel_made_from_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    packed = build("sdist", tmp_path / "sdist")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / packed.name.removesuffix(".tar.gz")
+    again = build("wheel", tmp_path / "again", source=unpacked)
+    assert again.read_bytes() == wheel.read_bytes()
 
 
 def test_the_seam_runs_from_the_wheel_with_the_standard_library_alone(
@@ -98,8 +125,8 @@ def test_the_seam_runs_from_the_wheel_with_the_standard_library_alone(
     )
 
 
-def test_the_installed_version_is_the_projects() -> None:
-    assert version("pacekeeper") == PROJECT["project"]["version"]
+def test_the_wheel_has_the_version_of_the_package(wheel: Path) -> None:
+    assert f"pacekeeper-{pacekeeper.__version__}.dist-info/METADATA" in names_in(wheel)
 
 
 def floor_of(distribution: str) -> tuple[int, ...]:
@@ -153,7 +180,8 @@ IMPORTED_AS = {
 
 def test_every_dependency_is_imported_somewhere() -> None:
     """What nobody imports only narrows the versions that can be had."""
-    source = "\n".join((ROOT / path).read_text() for path in packaged() if path.endswith(".py"))
+    paths = [ROOT / path for path in packaged().values() if path.endswith(".py")]
+    source = "\n".join(path.read_text() for path in paths)
     for line in PROJECT["project"]["dependencies"]:
         name = re.split(r"[<>=]", line)[0]
         module = IMPORTED_AS.get(name, name)
