@@ -3,7 +3,7 @@
 Field ids are numbers here: older bindings lack names of newer fields. Most are stable, three are
 not: the times of hardware slowdown have other ids in newer drivers, and their old ids became
 settings of power smoothing. Times are 64 bits wide and settings are not; where both sets of ids
-answer with 64 bits nobody knows which is which, and nothing is told (ADR 47).
+answer with 64 bits their meaning is unknown, and none is reported.
 """
 
 import struct

@@ -1,7 +1,11 @@
-"""The files in one job's directory: listed, written whole, and of plans those of the past removed.
+"""Files of one job's directory: list them, write plans atomically, remove plans of the past.
 
-Rings and layouts are the trainer's and are never deleted here; a launch clears what the one before
-it left (docs/adr/0017). Plans are ours.
+The writer of a file deletes it. Plans are the agent's: a plan goes when a later generation is in
+force, all of them with the end of the job. Rings and layouts are the trainer's: the agent never
+deletes them. A launch clears what an earlier launch of its job left; a scheduler's epilogue removes
+directories of names that are not used again. The agent unmaps the rings of a job whose supervisor
+reported the end of each rank, a minute after the last record, once the controller has acknowledged
+everything. Rings without a supervisor are kept until their files are gone: silence is no end.
 """
 
 import contextlib

@@ -1,9 +1,10 @@
-"""What is remembered of devices and nodes beyond the jobs they worked for. Pure.
+"""History of devices and nodes over all jobs. Pure.
 
-A finding leaves a strike on the device of its rank. A node whose devices were struck again and
-again within a window is a lemon. Both are hints: they are told beside a new finding and say what is
-saved first, and never make a finding more likely. Deaths are no strikes: a job that is killed ends
-on every node.
+A finding of kind device or link adds a strike (node, device, job, slowdown, time); strikes of one
+job within an hour are one. A node with several strikes within a window is a lemon. Both are hints:
+they are shown beside a new finding, decide what is saved first, and count in the planner as a
+higher failure probability. No threshold of the detector uses them, so that a history cannot cause a
+false alarm. Deaths are no strikes: a job that is killed ends on every node.
 """
 
 from collections.abc import Mapping

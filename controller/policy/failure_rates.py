@@ -1,8 +1,9 @@
-"""How likely a rank is among those that the next loss takes: as told, until losses say more. Pure.
+"""Probability that a rank is among those that the next failure takes, estimated from the job's own.
 
-A layout stands until ranks are lost again. So what counts is the part of the ranks that a loss
-takes, whenever it comes: on nodes that are taken in groups a quarter of them, of a thousand nodes
-that fail one by one a thousandth.
+A layout stays until ranks fail again, so the fraction of ranks that a failure takes matters, not
+the time between failures: a quarter where nodes are pre-empted in groups, a thousandth where
+single nodes of a thousand fail. From the second failure on it is the mean of the newest 32, in
+which the setting counts as two more; it never falls below the setting. Not stored. Pure.
 """
 
 from collections.abc import Collection, Sequence

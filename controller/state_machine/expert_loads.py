@@ -1,8 +1,8 @@
-"""What routers chose, from the reports of ranks to a running mean of each expert's rows. Pure.
+"""Running mean of each expert's rows, from the router counts that ranks report. Pure.
 
-A layer's counts of a step are folded once all ranks that run the layer have told theirs: a part
-would look like a whole with less work. They wait here and not with the step: from a device they
-come a step or more later, and a large model's layers are told in turns, a few in each step.
+A layer's counts of a step are added once all ranks that run the layer have reported theirs, up to
+16 steps late: devices report a step later, and a large model's layers are reported in turns. Agents
+add up the counts of their node's ranks; the record says of how many ranks it is.
 """
 
 from collections.abc import Iterable, Sequence, Set

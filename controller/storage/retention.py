@@ -1,7 +1,9 @@
-"""Drops what is too old or too much from the store, a little at each tick: nobody waits for it.
+"""Deletes old rows from the store, one batch per tick.
 
-Once a minute it begins to look; then one batch of rows a tick goes, in a transaction of some
-milliseconds, until nothing is left to go. What is free in the file then returns to the disk.
+Rows go by age, then by number, then, if the file exceeds `store_bytes`, the oldest of all kinds.
+Open incidents, waiting proposals, standing orders and running jobs stay. A batch is one transaction
+of some milliseconds; rows are deleted by key, so that replicas drop the same rows. Free pages then
+return to the disk (incremental vacuum). Once a minute a new pass begins.
 """
 
 import logging

@@ -1,8 +1,10 @@
-"""How the token rows of a rank's local experts lie: four sums that a convex price is made of.
+"""Distribution of token rows over a rank's local experts: four sums for a convex price.
 
 A grouped product costs the same until an expert's rows fill the device, then grows with the rows.
 With n_e rows at expert e, the sum of g(n_e) for g piecewise linear with bends at KNOTS needs only
-how many experts are active, the sum of n_e, and for each knot the sum of max(0, n_e - knot).
+how many experts are active, the sum of n_e, and for each knot the sum of max(0, n_e - knot). Sums
+are additive over layers, micro-batches and steps. The knots are fixed, a factor of 4 apart, because
+the trainer cannot know those of the fit; the fit decides which of them matter.
 """
 
 from collections.abc import Sequence

@@ -1,12 +1,15 @@
-"""What a step's work should take: one linear model for all ranks of a role. Pure.
+"""Expected time of a step's work: one linear model for all ranks of a role.
 
 Linear in the features, not in the work: an expert's price is convex and piecewise linear in its
 rows (`features.BENDS`), flat until the device is full.
 
-Common coefficients, so that a slow rank can not teach the model its slowness; what is a rank's own
-is one multiplier, its health. Robust (Huber weights, relative error), never negative, and pulled
-towards a prior where the data can not tell: in warm-up all ranks have the same share, so "fixed"
-and "per token" look alike, and only a prior keeps the model sane when a plan changes the shares.
+Coefficients are common, so that a slow rank cannot teach the model its slowness; a rank has one
+multiplier of its own, its health. The fit is robust (Huber weights, relative error), non-negative,
+and has a prior for what the data cannot separate: in warm-up all ranks have the same share, so
+"fixed" and "per token" look alike.
+
+The solver is iteratively re-weighted `scipy.optimize.nnls`. No estimator of scikit-learn combines
+sign constraints, sample weights and a prior, and none gives the covariance of the interval.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -51,7 +51,7 @@ def test_numbers_are_those_of_the_standard() -> None:
     assert (REFUSED_STREAM, MAX_WINDOW_BYTES) == (7, 2**31 - 1)
     assert (UNIMPLEMENTED, RESOURCE_EXHAUSTED) == (12, 8)
     assert frame(DATA, 5, 3, bytes(70_000))[:9] == b"\x01\x11\x70\0\5\0\0\0\3"
-    # What a caller may make us hold: as docs/adr/0064 says.
+    # What a caller may make us hold: as docs/adr/0061 says.
     assert (MAX_HEADER_BYTES, GRANTED_BYTES, HELD_BYTES) == (64 << 10, 1 << 20, 256 << 10)
 
 

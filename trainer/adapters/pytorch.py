@@ -4,8 +4,10 @@
     with pace.step(step), pace.micro_batch_timer(tokens=batch.numel()):
         model(batch).backward()  # DDP, FSDP, pipelines: what they wait for others is left out
 
-No hook is put into a model, so that compiled graphs and recomputed passes are as without us.
-docs/trainer-torch.md says what was tried.
+Waits inside torch (DDP in `backward`, FSDP2 in each layer, pipelines between passes) cannot be
+enclosed by a user's `with` block, and with them each rank looks as slow as the slowest: see
+`instrumentation/collectives.py`. No hook is put into a model, so that compiled graphs and
+recomputed passes are unchanged. docs/trainer-torch.md says what was tested.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,15 @@
-"""How the stated time-out of a frozen rank or node is divided among the waits that follow. Pure.
+"""Divides `peer_timeout_s` of a frozen rank or node among the waits that follow. Pure.
 
-From the moment of the freeze: a member is waited for, stores that do not answer are given up, those
-that live say how far they are, who is silent is fenced, and the next group goes on.
+The time-out counts from the freeze to the other ranks' next step. A quarter, at most 2 s, is kept
+for fencing and for the next group. Of the rest a quarter, at most 2 s, is for reports of living
+ranks, or twice an eighth, at most 5 s, for stores that do not answer. What is left is waited in a
+collective or while a group is formed.
+
+A collective counts from the one before it, because a rank may freeze while the others compute, but
+at most a quarter of the wait: a rank that was stopped itself must not take its peers for late. A
+check that comes more than a second late was a stop of this process and is not counted. Before the
+first step 120 s apply, because one node may load what another has in memory. A rank that computes
+for longer than the wait counts as frozen.
 """
 
 from dataclasses import dataclass

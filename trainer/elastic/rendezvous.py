@@ -1,7 +1,9 @@
-"""How the launchers of a job meet: in node 0's store, which each of them knows by its address.
+"""Rendezvous of a job's launchers in the store of node 0, whose address each of them knows.
 
-Nobody is let in who would train something else: the launchers compare what they were told (the
-terms), and each takes a place that nobody holds.
+A launcher with other terms is rejected: job, all settings but the clock, number of nodes, ranks per
+node, Python version (the training text is its standard library). A place (`--node-rank`) is claimed
+by compare-and-set, once. A request to end is written into all stores before any rank is killed for
+being slow, so that every launcher follows it.
 """
 
 import json

@@ -1,4 +1,11 @@
-"""Who writes a ring file: a shared lock on it is held until its writer has ended or detached."""
+"""Shared lock on a ring file, held until its writer has ended or detached.
+
+The kernel releases the lock when the process ends, however it ends. The agent tries the exclusive
+lock without waiting; only a change that it observed (held at opening, free now) counts as an end,
+and only where the run's supervisor has ended too. The record then has the exit code `EXIT_UNSEEN`.
+A forked child that keeps the descriptor delays the report, never advances it. The electorate of
+`trainer/elastic/quorum.py` does not use this.
+"""
 
 import contextlib
 import fcntl

@@ -1,8 +1,12 @@
-"""Are all copies of a block the same, bit by bit? One exchange of checksums tells every rank.
+"""Bitwise comparison of all copies of a block by one exchange of checksums.
 
-They are while all is well: an owner hands the same sum to all holders
-(trainer/parallel/grad_reduce.py), and all update alike. Where they differ, a device or a memory has
-lied, and nobody would notice.
+Copies are equal while all is well: an owner sends the same sum to all holders
+(trainer/parallel/grad_reduce.py), and all update alike; the mover and the survivors use any copy as
+a source. Right after a commit all ranks exchange the CRC32 of weights, both moments and gradients
+of each block. It has no ticket, because it changes nothing. A difference ends the job with exit
+code 10 and names layer, expert, part and ranks: of two copies no vote decides, and of more the
+wrong one has already entered sums that the others hold. A checkpoint of a compared step is the way
+back.
 """
 
 import zlib
