@@ -29,9 +29,16 @@ BACKWARD_RATIO = 2.0  # of a forward pass; a rank's time is told for both togeth
 
 
 def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness: float) -> Problem:
-    """The present layout, home and the devices. Raises ValueError, saying why, where it can not be
-    put so: times are not measured yet, or a pipeline has fewer rows than micro-batches.
+    """The present layout, home and the devices, under the schedule that the job reported.
+
+    Raises ValueError, saying why, where it cannot be put so: times are not measured yet, a pipeline
+    has fewer rows than micro-batches, or no program is known of the schedule.
     """
+    if view.shape.schedule is None:
+        raise ValueError(
+            "the job runs a pipeline schedule that this version does not know; install the "
+            "trainer's version of pacekeeper on its nodes and for the controller"
+        )
     if view.work.keys() < set(view.layout.working):
         raise ValueError("what its stages take is not measured yet")
     now = as_partition(view, view.layout)
@@ -60,6 +67,7 @@ def problem_of(view: View, config: PolicyConfig, costs: MoveCosts, *, unevenness
         ),
         home=now if home is None or home.ranks != view.layout.ranks else as_partition(view, home),
         present=now,
+        schedule=view.shape.schedule,
         prices=MovePrices(num_steps=config.horizon_steps, pause_s=costs.pause_s),
         unevenness=unevenness,
     )

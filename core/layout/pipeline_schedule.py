@@ -25,6 +25,16 @@ class Schedule(StrEnum):
     ZERO_BUBBLE = "zero_bubble"  # ZB-H1: weight gradients fill the bubbles, memory as 1F1B
 
 
+def known_schedule(name: object) -> Schedule | None:
+    """The schedule of this name; None for a name that this version does not know.
+
+    Raises ValueError where it is no name.
+    """
+    if not isinstance(name, str):
+        raise ValueError(f"schedule: expected a name, got {name!r:.40}")
+    return Schedule(name) if name in list(Schedule) else None
+
+
 class ChunkKind(IntEnum):
     """Part of a micro-batch's work. BACKWARD: the weight gradient too, unless split off."""
 

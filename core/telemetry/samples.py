@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.device_health import DeviceHealth
 
 MAX_NODE_NAME = 253  # of a host name
@@ -28,6 +29,9 @@ class ModelShape:
     `slots_per_rank` bounds the expert replicas of one layer that a rank has memory for.
     `splits_each_step`: the trainer divides every step's tokens over an expert's hosts by itself, by
     the layout's speeds; otherwise it keeps to the layout's shares.
+    `schedule`: the order of chunks in its pipelines, by which their steps are priced. A trainer
+    that does not report it runs 1F1B. None: this version does not know the reported schedule, so
+    no layout with stages or tensor groups is priced.
     """
 
     num_layers: int
@@ -38,6 +42,7 @@ class ModelShape:
     expert_bytes: int
     dense_bytes: int
     splits_each_step: bool = False
+    schedule: Schedule | None = Schedule.ONE_F_ONE_B
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "rows_per_step"):

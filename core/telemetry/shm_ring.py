@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 from pacekeeper.core.errors import VersionError
+from pacekeeper.core.layout.pipeline_schedule import Schedule, known_schedule
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES
 from pacekeeper.core.telemetry.records import Record
@@ -63,7 +64,10 @@ class CorruptError(ValueError):
 
 def encode_header(attachment: Attachment) -> bytes:
     """The header of a new ring. Raises ValueError where the attachment does not fit."""
-    text = json.dumps(asdict(attachment), sort_keys=True).encode()
+    values = asdict(attachment)
+    if attachment.model is not None and attachment.model.schedule is Schedule.ONE_F_ONE_B:
+        del values["model"]["schedule"]  # the default: agents from before this field read it, too
+    text = json.dumps(values, sort_keys=True).encode()
     if _HEADER.size + len(text) > COMMAND_OFFSET:
         raise ValueError("the attachment does not fit the ring's header")
     head = _HEADER.pack(MAGIC, VERSION, SLOT_BYTES, SLOT_COUNT, attachment.pid, len(text))
@@ -89,6 +93,8 @@ def decode_header(header: bytes) -> Attachment:
     try:
         values = json.loads(header[_HEADER.size : _HEADER.size + length])
         model = values.pop("model")
+        if model is not None and model.get("schedule") is not None:
+            model["schedule"] = known_schedule(model["schedule"])
         shape = None if model is None else _checked(ModelShape, model)
         return _checked(Attachment, {**values, "clock": Clock(values["clock"]), "model": shape})
     except (TypeError, KeyError, AttributeError, RecursionError, ValueError) as error:

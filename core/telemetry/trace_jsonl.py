@@ -21,6 +21,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from functools import cache
 from typing import Any
 
+from pacekeeper.core.layout.pipeline_schedule import known_schedule
 from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
@@ -134,7 +135,10 @@ def fact_of(values: Mapping[str, Any], header: TraceHeader) -> Fact:
         told |= {"job": header.job, "life": header.life}
         model = told.get("model")
         if model is not None:
-            told["model"] = _made(ModelShape, _object_value(model, "model"))
+            model = dict(_object_value(model, "model"))
+            if model.get("schedule") is not None:
+                model["schedule"] = known_schedule(model["schedule"])
+            told["model"] = _made(ModelShape, model)
         told["clock"] = Clock(told.get("clock", Clock.WALL))
         return _made(Attachment, told)  # type: ignore[no-any-return]
     if not isinstance(kind, str) or kind not in KINDS:
@@ -198,10 +202,12 @@ def _expected(kind: str) -> dict[str, tuple[frozenset[type], Any]]:
 
 
 def _told(value: Any) -> dict[str, Any]:
-    """Fields that differ from their defaults, by name; of a device's health likewise."""
+    """Fields that differ from their defaults, by name; of a health and a model shape likewise."""
     told = asdict(value)
     if isinstance(value, DeviceSample) and value.health is not None:
         told["health"] = _told(value.health)
+    if isinstance(value, Attachment) and value.model is not None:
+        told["model"] = _told(value.model)
     return {
         field.name: told[field.name]
         for field in fields(value)

@@ -10,6 +10,7 @@ from itertools import chain
 
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.microbatch_table import MicroBatchTable
 from pacekeeper.core.telemetry.node_report import (
     JobReport,
@@ -50,6 +51,18 @@ from pacekeeper.protos.convert.samples import (
 )
 
 PROTOCOL_VERSION = 1
+_NUMBER_OF_SCHEDULE: dict[Schedule | None, telemetry_pb2.PipelineSchedule] = {
+    None: telemetry_pb2.PIPELINE_SCHEDULE_UNKNOWN,
+    Schedule.ONE_F_ONE_B: telemetry_pb2.PIPELINE_SCHEDULE_ONE_F_ONE_B,
+    Schedule.INTERLEAVED: telemetry_pb2.PIPELINE_SCHEDULE_INTERLEAVED,
+    Schedule.ZERO_BUBBLE: telemetry_pb2.PIPELINE_SCHEDULE_ZERO_BUBBLE,
+}
+# A number that is not here is that of a schedule which this version does not know.
+_SCHEDULE_OF_NUMBER = {
+    telemetry_pb2.PIPELINE_SCHEDULE_UNSPECIFIED: Schedule.ONE_F_ONE_B,
+    **{number: schedule for schedule, number in _NUMBER_OF_SCHEDULE.items()},
+}
+_PLAIN_SHAPE_FIELDS = tuple(f.name for f in fields(ModelShape) if f.name != "schedule")
 MAX_CALLS_PER_CONNECTION = 128
 MAX_PARTS = {"jobs": 1024, "devices": 1024}  # a few bytes each, and a millisecond to look at
 HANDSHAKE_MS = 20_000
@@ -266,15 +279,17 @@ def attachment_to_message(attachment: Attachment) -> telemetry_pb2.Attachment:
         can_probe=attachment.can_probe,
     )
     if attachment.model is not None:
-        for field in fields(ModelShape):
-            setattr(message.model, field.name, getattr(attachment.model, field.name))
+        for name in _PLAIN_SHAPE_FIELDS:
+            setattr(message.model, name, getattr(attachment.model, name))
+        message.model.schedule = _NUMBER_OF_SCHEDULE[attachment.model.schedule]
     return message
 
 
 def _attachment_from_message(message: telemetry_pb2.Attachment) -> Attachment:
     model = None
     if message.HasField("model"):
-        model = ModelShape(**{f.name: getattr(message.model, f.name) for f in fields(ModelShape)})
+        plain = {name: getattr(message.model, name) for name in _PLAIN_SHAPE_FIELDS}
+        model = ModelShape(**plain, schedule=_SCHEDULE_OF_NUMBER.get(message.model.schedule))
     return Attachment(
         job=message.job,
         rank=message.rank,

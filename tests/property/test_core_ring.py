@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.errors import VersionError
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.record_codec import REASON_BYTES, pack, unpack
 from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind
@@ -23,7 +24,7 @@ from pacekeeper.core.telemetry.records import (
 )
 from pacekeeper.core.telemetry.samples import Attachment
 from pacekeeper.core.text import one_line
-from support.records import ATTACHMENT, records, u64
+from support.records import ATTACHMENT, SHAPE, records, u64
 from support.slots import encode_slot
 
 
@@ -220,6 +221,30 @@ def test_the_header_gives_the_attachment_back(attachment: Attachment) -> None:
     assert shm_ring.decode_header(shm_ring.encode_header(attachment)) == attachment
 
 
+@pytest.mark.parametrize("schedule", [*Schedule, None])
+def test_the_header_gives_the_pipeline_schedule_back(schedule: Schedule | None) -> None:
+    told = replace(ATTACHMENT, model=replace(SHAPE, schedule=schedule))
+    found = shm_ring.decode_header(shm_ring.encode_header(told))
+    assert found == told
+    assert found.model is not None and found.model.schedule is schedule  # a member, not its text
+
+
+def test_a_header_without_a_schedule_is_that_of_1f1b() -> None:
+    """Trainers from before this field write none, and agents from before it read none."""
+    text = shm_ring.encode_header(ATTACHMENT)[HEAD_BYTES:]
+    assert "schedule" not in json.loads(text)["model"]
+    found = shm_ring.decode_header(with_json(text))
+    assert found.model is not None and found.model.schedule is Schedule.ONE_F_ONE_B
+
+
+def test_a_schedule_of_a_newer_trainer_is_read_as_unknown() -> None:
+    shape = {**asdict(SHAPE), "schedule": "zero_bubble_v"}
+    header = with_json(json.dumps({**asdict(ATTACHMENT), "model": shape}).encode())
+    assert shm_ring.decode_header(header) == replace(
+        ATTACHMENT, model=replace(SHAPE, schedule=None)
+    )
+
+
 def test_a_ring_of_another_version_names_both() -> None:
     header = bytearray(shm_ring.encode_header(ATTACHMENT))
     header[8] = 99
@@ -253,6 +278,7 @@ def test_an_attachment_that_does_not_fit_is_refused() -> None:
         {"other": 1},
         {"model": {"num_layers": 1}},
         {"model": 7},
+        {"model": {**asdict(SHAPE), "schedule": 3}},
     ],
 )
 def test_an_attachment_of_wrong_values_is_refused(change: dict[str, object]) -> None:

@@ -1,11 +1,13 @@
 """Trace files: what is written comes back, and what is damaged is refused with its reason."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
 from pacekeeper.core.telemetry.samples import Attachment, Clock, DeviceSample, HostSample
@@ -18,7 +20,7 @@ from pacekeeper.core.telemetry.trace_jsonl import (
     parse_header,
     record_line,
 )
-from support.records import ATTACHMENT, records
+from support.records import ATTACHMENT, SHAPE, records
 
 number = st.floats(allow_nan=False, allow_infinity=False)
 maybe, count = st.none() | number, st.none() | st.integers(0, 2**63)
@@ -66,6 +68,23 @@ def test_an_attachment_comes_back_with_what_the_header_says() -> None:
     assert whole == ATTACHMENT
 
 
+@pytest.mark.parametrize("schedule", [*Schedule, None])
+def test_a_pipeline_schedule_comes_back(schedule: Schedule | None) -> None:
+    told = replace(ATTACHMENT, model=replace(SHAPE, schedule=schedule))
+    found = fact_of(object_of(attached_line(told)), TraceHeader(job=told.job))
+    assert found == told and isinstance(found, Attachment)
+    assert found.model is not None and found.model.schedule is schedule  # a member, not its text
+
+
+def test_a_line_without_a_schedule_is_that_of_1f1b_and_an_unknown_one_of_none() -> None:
+    line = object_of(attached_line(ATTACHMENT))
+    assert "schedule" not in line["model"]
+    assert fact_of(line, TraceHeader(job=ATTACHMENT.job)) == ATTACHMENT
+    line["model"]["schedule"] = "zero_bubble_v"
+    found = fact_of(line, HEADER)
+    assert isinstance(found, Attachment) and found.model == replace(SHAPE, schedule=None)
+
+
 def test_what_was_not_measured_is_not_written() -> None:
     record = MicroBatchRecord(
         rank=0, step=1, micro_batch=0, generation=1, compute_s=0.5, tokens=9, cpu_s=None
@@ -108,6 +127,7 @@ def test_what_was_not_measured_is_not_written() -> None:
         ),
         ('{"kind": "attached", "rank": 5, "world_size": 2, "pid": 1}', "rank 5 is not in a world"),
         ('{"kind": "attached", "rank": 0, "world_size": 2, "pid": 1, "clock": "sun"}', "sun"),
+        ('{"kind": "attached", "rank": 0, "model": {"schedule": 3}}', "schedule"),
     ],
 )
 def test_a_damaged_line_says_what_is_wrong(line: str, reason: str) -> None:

@@ -1,6 +1,7 @@
 """Everything that goes over the wire comes back as it was, and what is impossible is refused."""
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,15 +9,16 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.telemetry.record_codec import unpack
 from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
 from pacekeeper.protos import telemetry_pb2
 from pacekeeper.protos.convert import reports as wire
-from support.records import ATTACHMENT, records
+from support.records import ATTACHMENT, SHAPE, records
 
 # What a node says in words is one printable line; other text becomes one (unit tests).
 words = st.text(
@@ -93,6 +95,30 @@ def test_a_report_survives_the_wire(report: NodeReport) -> None:
             theirs.layouts,
         )
         assert by_kind(ours.records) == by_kind(theirs.records)
+
+
+def shape_received(message: telemetry_pb2.NodeReport) -> ModelShape | None:
+    """The model shape of the first rank, out of the message's bytes."""
+    sent = telemetry_pb2.NodeReport.FromString(message.SerializeToString())
+    return wire.report_from_message(sent).jobs[0].attached[0].model
+
+
+@pytest.mark.parametrize("schedule", [*Schedule, None])
+def test_every_pipeline_schedule_survives_the_wire(schedule: Schedule | None) -> None:
+    shape = replace(SHAPE, schedule=schedule)
+    job = JobReport(job="j", attached=(replace(ATTACHMENT, model=shape),))
+    message = wire.report_to_message(NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,)))
+    assert shape_received(message) == shape
+
+
+@pytest.mark.parametrize(("number", "schedule"), [(0, Schedule.ONE_F_ONE_B), (77, None)])
+def test_an_older_node_runs_1f1b_and_a_newer_one_what_is_unknown_here(
+    number: int, schedule: Schedule | None
+) -> None:
+    job = JobReport(job="j", attached=(ATTACHMENT,))
+    message = wire.report_to_message(NodeReport(sequence=1, sent_mono_s=0.0, jobs=(job,)))
+    message.jobs[0].attached[0].model.schedule = number  # type: ignore[assignment]
+    assert shape_received(message) == replace(SHAPE, schedule=schedule)
 
 
 def test_columns_of_different_length_are_the_senders_fault() -> None:

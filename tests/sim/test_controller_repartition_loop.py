@@ -6,9 +6,18 @@ from statistics import mean
 
 import pytest
 
-from pacekeeper.core.incidents.findings import FindingKind
+from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition_cost.step_time import price
+from pacekeeper.controller.policy.partition_inputs import as_partition, unevenness_of
+from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.policy.pricing import Pricing
+from pacekeeper.controller.state_machine.events import AskDecision, Command, DecisionMade, Event
+from pacekeeper.controller.state_machine.state import State
+from pacekeeper.core.incidents.findings import Decision, FindingKind
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.simulator.jobs.pipeline_step import partition_step_s
 from support.closed_loop import CONFIG, WARM_STEPS, is_home, until
-from support.paper_cluster import PaperCluster
+from support.paper_cluster import OVERHEAD_S, PaperCluster
 
 
 @pytest.mark.parametrize(("seed", "stages", "tensor"), [(0, 1, 2), (1, 2, 1), (2, 2, 1), (3, 2, 2)])
@@ -49,6 +58,58 @@ def test_a_slow_rank_gives_shards_or_layers_away_and_gets_them_back(
     assert closed.finding.rank == victim
     assert any(" brings " in action for action in closed.actions)
     assert all(a.generation < b.generation for a, b in pairwise(cluster.applied))
+
+
+def test_a_zero_bubble_job_is_priced_and_planned_by_its_own_program() -> None:
+    cluster = PaperCluster(
+        seed=1,
+        config=CONFIG,
+        num_microbatches=4,
+        num_layers=8,
+        num_stages=2,
+        schedule=Schedule.ZERO_BUBBLE,
+    )
+    cluster.run(WARM_STEPS)
+    cluster.restart_controller()  # the schedule is not stored: ranks report it again
+    cluster.run(2 * WARM_STEPS)
+    problem = problem_asked(asked_views(cluster)[-1])
+    assert problem.schedule is Schedule.ZERO_BUBBLE
+    own_s = price(problem.now, problem).step_s
+    assert own_s == pytest.approx(mean(cluster.step_s[-10:]) - OVERHEAD_S, rel=0.02)
+    assert own_s == pytest.approx(partition_step_s(problem.now, problem))  # event by event
+    as_1f1b = replace(problem, schedule=Schedule.ONE_F_ONE_B)
+    assert price(problem.now, as_1f1b).step_s > 1.1 * own_s
+
+    decided: list[Decision] = []
+
+    def note(event: Event, now_s: float, commands: tuple[Command, ...], state: State) -> None:
+        if isinstance(event, DecisionMade) and event.decision is not None:
+            decided.append(event.decision)
+
+    cluster.on_advance = note
+    cluster.speeds[1] = 0.5
+    until(cluster, lambda: cluster.layout.stages != cluster.first_layout.stages)
+    decision = next(each for each in decided if each.layout == cluster.layout)
+    view = next(each for each in reversed(asked_views(cluster)) if each.slow)
+    planned = replace(
+        problem_asked(view),
+        unevenness=unevenness_of(cluster.layout, view.workload.loads, view.speeds),
+    )
+    bare_s = partition_step_s(as_partition(view, cluster.layout), planned)
+    overhead_s = Pricing(view, CONFIG.policy).overhead_s
+    assert decision.planned_step_s == pytest.approx(bare_s + overhead_s)
+
+
+def asked_views(cluster: PaperCluster) -> list[View]:
+    """What each decision so far rests on."""
+    return [command.view for command in cluster.commands if isinstance(command, AskDecision)]
+
+
+def problem_asked(view: View) -> Problem:
+    """The problem that the planner of partitions gets."""
+    problem = Pricing(view, CONFIG.policy).problem
+    assert problem is not None
+    return problem
 
 
 @pytest.mark.parametrize("seed", [5, 6])

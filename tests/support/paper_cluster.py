@@ -34,6 +34,7 @@ from pacekeeper.core.incidents.findings import Incident
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.shrink import Floor, shrink
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
@@ -45,6 +46,7 @@ from pacekeeper.core.telemetry.samples import Attachment, ModelShape
 from support.paper_work import (
     ROW_TOKENS,
     applied,
+    as_received,
     attachment,
     end_of_step,
     facts_of,
@@ -68,6 +70,7 @@ SHAPE = ModelShape(
 # Seconds per micro-batch, token, token^2, expert row, active expert.
 COEFFICIENTS = np.array([0.02, 2e-5, 5e-9, 1.5e-5, 4e-4])
 POLL_S, TICK_S = 0.1, 0.2
+OVERHEAD_S = 0.03  # of a step, beside the passes
 MAX_DELAY_S = 1.5
 DECIDE_S = 0.25  # while a decision is made, training goes on: some are made for what is over
 UNIX_OFFSET_S = 1_000_000.0
@@ -92,6 +95,7 @@ class PaperCluster:
     num_layers: int = SHAPE.num_layers
     num_stages: int = 1
     tensor_size: int = 1
+    schedule: Schedule = Schedule.ONE_F_ONE_B
     can_probe: bool = False
     nodes: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: NODES)
     racks: Mapping[str, str] = field(default_factory=dict)
@@ -103,7 +107,9 @@ class PaperCluster:
         self.dice = Random(self.seed)
         self.random = np.random.default_rng(self.seed)
         rows = SHAPE.rows_per_step * self.num_microbatches
-        self.shape = replace(SHAPE, rows_per_step=rows, num_layers=self.num_layers)
+        self.shape = replace(
+            SHAPE, rows_per_step=rows, num_layers=self.num_layers, schedule=self.schedule
+        )
         self.node_of = {rank: node for node, ranks in self.nodes.items() for rank in ranks}
         self.layout = even_layout(
             ranks=self.node_of,
@@ -205,7 +211,9 @@ class PaperCluster:
             self._advance(NodeAttached(node=node, product_version="0", agent_life="a", rack=rack))
             world = len(self.node_of)
             known = [
-                attachment(JOB, r, self.shape, world_size=world, can_probe=self.can_probe)
+                as_received(
+                    attachment(JOB, r, self.shape, world_size=world, can_probe=self.can_probe)
+                )
                 for r in ranks
             ]
             self._keep(node, attached=tuple(known), layouts=written)
@@ -243,7 +251,8 @@ class PaperCluster:
             for micro_batch, part in enumerate(parts):
                 work[rank].append(self._compute(rank, micro_batch, part, loads))
         compute_s = {rank: sum(r.compute_s for r in done) for rank, done in work.items()}
-        duration_s = pipelined_s(self.layout, compute_s, self.num_microbatches) + 0.03
+        passes_s = pipelined_s(self.layout, compute_s, self.num_microbatches, self.schedule)
+        duration_s = passes_s + OVERHEAD_S
         # Each micro-batch is reported when it is over: a report may hold a part of a step.
         for micro_batch in range(self.num_microbatches):
             self.let_pass(duration_s / self.num_microbatches)

@@ -7,7 +7,8 @@ import numpy as np
 
 from pacekeeper.core.layout.codec import layout_crc
 from pacekeeper.core.layout.layout import Layout
-from pacekeeper.core.telemetry.node_report import JobReport
+from pacekeeper.core.layout.pipeline_schedule import Schedule
+from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import (
     ExpertLoadRecord,
     PlanAppliedRecord,
@@ -17,6 +18,9 @@ from pacekeeper.core.telemetry.records import (
     StepRecord,
 )
 from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
+from pacekeeper.core.telemetry.shm_ring import decode_header, encode_header
+from pacekeeper.protos import telemetry_pb2
+from pacekeeper.protos.convert.reports import report_from_message, report_to_message
 
 ROW_TOKENS = 160
 
@@ -28,13 +32,21 @@ def held_part(layout: Layout, rank: int) -> float:
     return shards * len(layers) / layout.num_layers
 
 
-def pipelined_s(layout: Layout, compute_s: Mapping[int, float], num_microbatches: int) -> float:
-    """A step of 1F1B with even micro-batches: each stage once, then at the pace of the slowest.
+def pipelined_s(
+    layout: Layout,
+    compute_s: Mapping[int, float],
+    num_microbatches: int,
+    schedule: Schedule = Schedule.ONE_F_ONE_B,
+) -> float:
+    """A step with even micro-batches: the slowest stage runs all, each other one before or after.
 
-    compute_s: of all micro-batches, by rank. Of one stage that is its slowest rank's.
+    compute_s: of all micro-batches, by rank. Of one stage that is its slowest rank's. A micro-batch
+    passes the other stages whole in 1F1B; with zero bubble (ZB-H1) f + b - w of it is left.
     """
     stages_s = [max(compute_s[rank] for rank in stage.ranks) for stage in layout.stages]
-    return (sum(stages_s) + (num_microbatches - 1) * max(stages_s)) / num_microbatches
+    slowest_s = max(stages_s)
+    others_s = (sum(stages_s) - slowest_s) / num_microbatches
+    return slowest_s + (others_s / 3.0 if schedule is Schedule.ZERO_BUBBLE else others_s)
 
 
 def counted_loads(
@@ -85,6 +97,16 @@ def attachment(
         model=shape,
         can_probe=can_probe,
     )
+
+
+def as_received(attachment: Attachment) -> Attachment:
+    """What the controller gets of it, by way of the ring's header and the bytes of a report."""
+    read = decode_header(encode_header(attachment))
+    part = JobReport(job=read.job, attached=(read,))
+    report = NodeReport(sequence=1, sent_mono_s=0.0, jobs=(part,))
+    sent = report_to_message(report).SerializeToString()
+    (job,) = report_from_message(telemetry_pb2.NodeReport.FromString(sent)).jobs
+    return job.attached[0]
 
 
 def end_of_step(

@@ -7,12 +7,14 @@ import pytest
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
+from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Decision, Rung
 from pacekeeper.core.layout.diff import transfers
 from pacekeeper.core.layout.layout import BlockKind, Layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from support.layouts import on_nodes
 from support.partitioned import staged_layout, view_of, work_of
 
@@ -20,6 +22,11 @@ CONFIG = PolicyConfig(min_nodes=1)
 EVEN = staged_layout()
 SLOW = view_of(EVEN, slow={1: 2.0}, home=EVEN)
 PAIRS = staged_layout(tensor=1)  # no tensor groups: a slow rank can only give layers or rows away
+
+
+def under(view: View, schedule: Schedule | None) -> View:
+    """The same job, its trainer running this schedule."""
+    return replace(view, shape=replace(view.shape, schedule=schedule))
 
 
 def planned(decision: Decision) -> Layout:
@@ -229,6 +236,33 @@ def test_a_bad_past_is_no_reason_where_it_costs_anything() -> None:
     decision = decide(replace(view, doubted=frozenset({5})), config)
     assert planned(decision).standing_by == (0, 3), "who is slow now goes first"
     assert "before others as fast" not in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("schedule", "thirds"),
+    # Of a micro-batch on a stage: 4 + 2 - 1 whole ones, or f + b - w beside 4 whole ones.
+    [(Schedule.ONE_F_ONE_B, 15), (Schedule.ZERO_BUBBLE, 13)],
+)
+def test_a_job_is_priced_by_the_program_of_its_schedule(schedule: Schedule, thirds: int) -> None:
+    view = under(view_of(EVEN), schedule)
+    pricing = Pricing(view, CONFIG)
+    assert pricing.problem is not None and pricing.problem.schedule is schedule
+    # 8 layers of 1.6 s and experts of 0.8 s, on 8 ranks, in 4 micro-batches.
+    assert pricing.current_s == pytest.approx(thirds * (8 * 2.4 / 8 / 4) / 3)
+
+
+@pytest.mark.parametrize("schedule", [None, Schedule.INTERLEAVED])
+def test_a_job_whose_program_is_not_known_is_not_planned(schedule: Schedule | None) -> None:
+    assert decide(SLOW, CONFIG).layout is not None
+    decision = decide(under(SLOW, schedule), CONFIG)
+    assert (decision.rung, decision.layout) == (Rung.NOTHING, None)
+    assert decision.reason.startswith("no layout can be priced")
+
+
+def test_the_schedule_of_a_job_without_stages_is_of_no_account() -> None:
+    flat = staged_layout(stages=1, tensor=1)
+    view = view_of(flat, slow={1: 2.0}, home=flat)
+    assert decide(under(view, None), CONFIG) == decide(view, CONFIG)
 
 
 def test_nothing_is_planned_before_the_work_of_the_stages_is_measured() -> None:

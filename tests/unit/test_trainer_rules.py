@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.trainer.engine.job_rules import (
     apportion_rows,
     check_fits,
@@ -53,6 +54,11 @@ def test_sizes_count_weights_and_both_moments() -> None:
     assert shape.dense_bytes == 3 * 4 * 100
     assert shape.slots_per_rank == CONFIG.num_experts, "0: memory for all of them"
     assert model_shape(replace(CONFIG, dtype="float64"), 100).dense_bytes == 3 * 8 * 100
+
+
+@pytest.mark.parametrize("schedule", [Schedule.ONE_F_ONE_B, Schedule.ZERO_BUBBLE])
+def test_the_shape_reports_the_schedule_that_the_pipeline_runs(schedule: Schedule) -> None:
+    assert model_shape(replace(CONFIG, schedule=str(schedule)), 100).schedule is schedule
 
 
 def test_a_plan_this_trainer_can_not_follow_is_refused_with_a_reason() -> None:

@@ -3,6 +3,7 @@
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.layout import Layout, even_layout
+from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.layout.replica_spread import ALONE, DomainOf
 from pacekeeper.core.layout.shrink import Floor
 from pacekeeper.core.telemetry.records import LOADS_PER_RECORD
@@ -65,6 +66,7 @@ def model_shape(config: TrainConfig, dense: int) -> ModelShape:
         expert_bytes=3 * size * expert,
         dense_bytes=3 * size * dense,
         splits_each_step=True,
+        schedule=Schedule(config.schedule),
     )
 
 
