@@ -19,6 +19,7 @@ class ExitCode(IntEnum):
     DATA = 9
     CORRUPT_STATE = 10
     DENIED = 11
+    UNFIT = 12  # of `pacekeeper healthcheck` only: the answer, no failure
 
 
 class PacekeeperError(Exception):

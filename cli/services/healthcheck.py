@@ -16,10 +16,12 @@ import click
 
 from pacekeeper.cli.common.settings import settings
 from pacekeeper.core.config.agent import AgentConfig
+from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.incidents.node_health import Fitness, Verdict
 
-EXIT_CODES = {Fitness.FIT: 0, Fitness.UNFIT: 1, Fitness.UNKNOWN: 2}
+# Whoever drains nodes reads the code: no crash, wrong option or signal may look like UNFIT.
+EXIT_CODES = {Fitness.FIT: ExitCode.OK, Fitness.UNFIT: ExitCode.UNFIT, Fitness.UNKNOWN: 2}
 _STATUS = {Fitness.FIT: "False", Fitness.UNFIT: "True", Fitness.UNKNOWN: "Unknown"}
 MAX_BYTES = 1 << 16
 
@@ -39,9 +41,9 @@ def command(
 ) -> None:
     """Say whether this node is fit for work, by its agent's word.
 
-    Ends with code 0 (fit), 1 (unfit: a device is lost, must be reset or has no spare memory rows)
-    or 2 (nobody knows: no agent, or no device answers), as node-problem-detector expects of a
-    plug-in.
+    Ends with code 0 (fit), 12 (unfit: a device is lost, must be reset or has no spare memory rows)
+    or 2 (unknown: no agent, or no device answers), and prints that word with its reason. Any other
+    code is a failure of this command and does not describe the node.
     """
     config = settings(AgentConfig, config_file, ring_dir=ring_dir)
     now_unix_s = time.time()
@@ -60,7 +62,7 @@ def command(
         click.echo(json.dumps(asdict(verdict)))
     else:
         click.echo(verdict.line)
-    ctx.exit(EXIT_CODES[verdict.fitness])
+    ctx.exit(int(EXIT_CODES[verdict.fitness]))
 
 
 def read(ring_dir: Path) -> Verdict:

@@ -60,8 +60,15 @@ def test_a_node_that_is_unfit_is_drained_and_stays_so(folder: Path) -> None:
         assert "DRAIN" in cluster.show(), "who mended the node says so, nobody else"
 
 
-def test_a_check_that_can_not_run_is_said_and_drains_nothing(folder: Path) -> None:
-    check = check_of(folder, "/usr/bin:/bin")
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_a_check_that_can_not_run_is_logged_and_drains_nothing(
+    folder: Path, is_installed: bool
+) -> None:
+    if is_installed:  # and broken: Python ends with the code that once meant "unfit"
+        broken = folder / "pacekeeper"
+        broken.write_text(f"#!{sys.executable}\nimport no_such_package_of_ours\n")
+        broken.chmod(0o755)
+    check = check_of(folder, f"{folder}:/usr/bin:/bin")
     tell(folder / "rings", is_lost=True)
     with slurm.running(folder, check=check) as cluster:
         end_s = time.monotonic() + slurm.START_S
