@@ -16,14 +16,13 @@ from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.agent.nvml.sampler import Sampler
 from pacekeeper.agent.rings.collector import Intake
 from pacekeeper.agent.trace_recorder import Recording
-from pacekeeper.agent.uplink.batching import Reading, SampleNews, batch, deaths_in, split
+from pacekeeper.agent.uplink.batching import Reading, SampleNews, batch, deaths_in, split, with_sums
 from pacekeeper.agent.uplink.fencing import FILE_NAME, Terms
-from pacekeeper.agent.uplink.load_sums import with_sums
 from pacekeeper.agent.uplink.spool import Spool
 from pacekeeper.agent.uplink.stream import Uplink
 from pacekeeper.core.addresses import each_address
 from pacekeeper.core.config.agent import AgentConfig
-from pacekeeper.core.config.metrics_config import open_metrics
+from pacekeeper.core.config.metrics import open_metrics
 from pacekeeper.core.config.security import plain_caller
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.core.telemetry.node_report import AgentHealth

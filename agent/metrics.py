@@ -4,14 +4,120 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Summary, generate_latest
 
-from pacekeeper.agent import device_series
 from pacekeeper.core.addresses import host_and_port
-from pacekeeper.core.config.metrics_config import MetricsConfig
-from pacekeeper.core.prometheus_text import Page
+from pacekeeper.core.config.metrics import MetricsConfig
+from pacekeeper.core.prometheus_text import Family, Page
 from pacekeeper.core.telemetry.node_report import AgentHealth
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
 from pacekeeper.protos import certificate_metrics
 from pacekeeper.protos.metrics_http import MetricsServer
+
+_LABELS = ("UUID", "device_index")  # spelled as DCGM's exporter does, to be joined with its series
+
+
+# Series -> (its help, the field of the sample or of its health, its unit in base units).
+_DEVICE_GAUGES: Mapping[str, tuple[str, str, float]] = {
+    "temperature_celsius": ("Temperature of the GPU.", "temperature_celsius", 1.0),
+    "memory_temperature_celsius": (
+        "Temperature of the GPU's memory.",
+        "memory_temperature_celsius",
+        1.0,
+    ),
+    "margin_celsius": ("Degrees until the GPU slows down.", "margin_celsius", 1.0),
+    "power_watts": ("Power drawn by the GPU's board.", "power_watts", 1.0),
+    "sm_clock_hertz": ("Clock of the GPU's multiprocessors.", "sm_clock_mhz", 1e6),
+    "utilisation_ratio": ("Share of time a kernel was running.", "utilisation_ratio", 1.0),
+    "sm_active_ratio": ("Share of multiprocessors and time that worked.", "sm_active_ratio", 1.0),
+    "answer_seconds": ("How long the driver took for one reading.", "answer_s", 1.0),
+    "nvlinks": ("NVLinks of the GPU.", "nvlinks", 1.0),
+    "nvlinks_up": ("NVLinks that are up.", "nvlinks_up", 1.0),
+    "remap_pending": ("1 while damaged rows wait for a reset.", "is_remap_pending", 1.0),
+    "recovery_action": ("What NVML asks for: 0 is nothing.", "recovery_action", 1.0),
+}
+
+
+_DEVICE_COUNTERS: Mapping[str, tuple[str, str, float]] = {
+    "energy_joules": ("Energy since the driver was loaded.", "energy_joules", 1.0),
+    "pcie_replays": ("PCIe packets sent again.", "pcie_replays", 1.0),
+    "pcie_errors": ("PCIe errors that the link corrected.", "pcie_errors", 1.0),
+    "nvlink_errors": ("Damaged or lost NVLink packets.", "nvlink_errors", 1.0),
+    "nvlink_recoveries": ("NVLinks that had to be trained anew.", "nvlink_recoveries", 1.0),
+    "ecc_uncorrected": ("Uncorrected memory errors.", "ecc_uncorrected", 1.0),
+    "ecc_corrected": ("Corrected memory errors.", "ecc_corrected", 1.0),
+    "rows_remapped": ("Memory rows replaced over the GPU's life.", "rows_remapped", 1.0),
+    "xids": ("Xids that the driver reported while it was listened to.", "num_xids", 1.0),
+}
+
+
+_HELD = (
+    *("power_cap", "board_limit", "reliability", "sync_boost", "sw_thermal", "hw_thermal"),
+    "power_brake",
+)
+
+
+_CLOCK: Mapping[str, tuple[str, str]] = {
+    "clock_offset_seconds": ("What the kernel still has to correct.", "clock_offset_s"),
+    "clock_error_seconds": ("The kernel's bound of the wall clock's error.", "clock_error_s"),
+    "clock_synchronised": ("1 while the wall clock is synchronised.", "is_clock_synchronised"),
+}
+
+
+def _family(name: str, text: str, *labels: str, kind: str = "gauge") -> Family:
+    return Family(f"pacekeeper_{name}", text, *labels, kind=kind)
+
+
+_INFO = _family("device_info", "1 for what a device is.", *_LABELS, "name", "parent_UUID")
+
+
+_LOST = _family("device_lost", "1: it answers no more.", *_LABELS)
+
+
+_TOLD = tuple(
+    (_family(f"device_{name}", text, *_LABELS), field, unit)
+    for name, (text, field, unit) in _DEVICE_GAUGES.items()
+) + tuple(
+    (_family(f"device_{name}_total", text, *_LABELS, kind="counter"), field, unit)
+    for name, (text, field, unit) in _DEVICE_COUNTERS.items()
+)
+
+
+_CLOCKS_HELD = _family(
+    "device_clocks_held_seconds_total",
+    "Time in which clocks were held down, by reason.",
+    *_LABELS,
+    "reason",
+    kind="counter",
+)
+
+
+_WALL = tuple((_family(f"agent_{name}", text), field) for name, (text, field) in _CLOCK.items())
+
+
+def write(page: Page, devices: tuple[DeviceSample, ...], host: HostSample | None) -> None:
+    """The newest samples, as series."""
+    for sample in devices:
+        named = sample.device_uuid, str(sample.device_index)
+        page.add(_INFO, 1, *named, sample.name, sample.parent_uuid)
+        page.add(_LOST, sample.is_lost, *named)
+        for family, field, unit in _TOLD:
+            if (value := _value(sample, field)) is not None:
+                page.add(family, value * unit, *named)
+        for reason in _HELD:
+            value = getattr(sample, f"{reason}_held_s")
+            if value is not None:
+                page.add(_CLOCKS_HELD, value, *named, reason)
+    for family, field in _WALL:
+        value = getattr(host, field, None)
+        if value is not None:
+            page.add(family, value)
+
+
+def _value(sample: DeviceSample, field: str) -> float | None:
+    value = getattr(sample, field, None)
+    if value is None:
+        value = getattr(sample.health, field, None)
+    return None if value is None else float(value)
+
 
 _COUNTERS = {
     "records_read": "Records read from rings.",
@@ -68,7 +174,7 @@ class AgentMetrics:
     def page(self) -> bytes:
         """What a scrape is answered now; called by any thread."""
         page = Page()
-        device_series.write(page, self.devices, self.host)
+        write(page, self.devices, self.host)
         certificate_metrics.write(page, self._certificates)
         return generate_latest(self.registry) + page.text().encode()
 

@@ -41,7 +41,7 @@ from benchmarks.quality_runs import (
     Result,
     run,
 )
-from pacekeeper.core.checkpoint.lost_tokens import PLT_LIMIT, planned_plt, plt
+from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, planned_plt, plt
 from pacekeeper.core.config.controller import TrainConfig
 
 SURE = 0.95

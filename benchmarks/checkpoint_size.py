@@ -24,10 +24,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from pacekeeper.core.checkpoint.expert_turns import by_need
-from pacekeeper.core.checkpoint.lost_tokens import longest_gap
 from pacekeeper.core.checkpoint.manifest import Account, CheckpointId, Manifest, Piece
-from pacekeeper.core.checkpoint.window_turns import MOST_STEPS, costs_of, turns_in, written
+from pacekeeper.core.checkpoint.partial_experts import by_need, longest_gap
+from pacekeeper.core.checkpoint.window_steps import MOST_STEPS, costs_of, turns_in, written
 from pacekeeper.core.checkpoint.write_plan import cut, writers
 from pacekeeper.core.layout.layout import Block, BlockKind, Host, Layout, ShardRun, Stage
 from pacekeeper.trainer.checkpoint.async_writer import Outcome, Saver, Snapshot

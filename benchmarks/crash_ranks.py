@@ -28,7 +28,7 @@ from pacekeeper.core.checkpoint.manifest import saved_in
 from pacekeeper.core.checkpoint.run_fingerprint import identity_of
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
-from pacekeeper.trainer.checkpoint.checkpoint_reading import Restored
+from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
 from pacekeeper.trainer.model.block_state_dict import ordered_parameters, parts_of

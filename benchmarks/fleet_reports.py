@@ -112,7 +112,7 @@ class Job:
             ),
         )
         if self.layout is not None:
-            # Agents add up what their ranks tell (`agent/uplink/load_sums.py`).
+            # Agents add up what their ranks tell (`agent/uplink/batching.py`).
             loads = told.expert_loads
             one = {"rank": ranks[0], "step": number, "generation": generation, "layer": 0}
             one |= {"first_expert": 0, "num_counts": NUM_EXPERTS, "num_ranks": DEVICES}

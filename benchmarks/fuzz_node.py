@@ -9,9 +9,8 @@ from pacekeeper.agent.nvml import fields
 from pacekeeper.agent.uplink.fencing import Terms
 from pacekeeper.cli.planning.inputs import read_hosts
 from pacekeeper.core.errors import DataError, VersionError
-from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.node_report import NodeReport
-from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 from pacekeeper.protos.convert import reports
 from pacekeeper.simulator.scenario.partition_spec import read_partition
 from pacekeeper.trainer.elastic.messages import decode_asking

@@ -13,12 +13,17 @@ from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import Succession
 from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.elastic import messages, rendezvous
-from pacekeeper.trainer.elastic.messages import Candidate, JobFacts
+from pacekeeper.trainer.elastic.messages import (
+    Candidate,
+    JobFacts,
+    Report,
+    read_verdict,
+    write_verdict,
+)
 from pacekeeper.trainer.elastic.node_join import numbers_taken
 from pacekeeper.trainer.elastic.quorum import Group, rule
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
-from pacekeeper.trainer.elastic.verdict import Report, read_verdict, write_verdict
 
 Stated = tuple[type[Exception], ...]
 FIRST = Group.first(1, (0, 1, 2))

@@ -15,8 +15,7 @@ from pacekeeper.cli.admin import ca
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import PREFIX, TokenRecord, digest, encode_tokens
 from pacekeeper.controller.ha.kubernetes import ANNOTATION
-from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.ha.lease_codec import encode_record
+from pacekeeper.controller.ha.lease import Record, encode_record
 from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
 from pacekeeper.controller.observability.timeline_codec import encode_course, encode_pace
 from pacekeeper.core.incidents import node_health

@@ -23,7 +23,7 @@ from pacekeeper.controller.api.auth.tokens import caller_of, decode_tokens
 from pacekeeper.controller.api.operator_service import Operator
 from pacekeeper.controller.api.status_service import Status
 from pacekeeper.controller.ha import etcd, http_client, kubernetes
-from pacekeeper.controller.ha.lease_codec import decode_record
+from pacekeeper.controller.ha.lease import decode_record
 from pacekeeper.controller.ha.replication_server import change_of
 from pacekeeper.controller.observability.timeline_codec import decode_course, decode_pace
 from pacekeeper.core.incidents import node_health

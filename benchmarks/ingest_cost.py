@@ -23,10 +23,10 @@ from random import Random
 from statistics import median
 
 from benchmarks.fleet_reports import DEVICES, Job, body_of
+from pacekeeper.controller.app import import_early
 from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.ipc import Frame, Shown
-from pacekeeper.controller.start_up import import_early
 from pacekeeper.controller.state_machine import machine
 from pacekeeper.controller.state_machine.events import Event
 from pacekeeper.controller.state_machine.report_parsing import together

@@ -28,8 +28,7 @@ from benchmarks.fleet_reports import DEVICES, body_of
 from benchmarks.ingest_scale import Controller, running
 from benchmarks.large_job_ranks import JOB, PaperJob, Trouble
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.core.incidents.rank_ranges import joined
-from pacekeeper.core.incidents.rank_text import run_text
+from pacekeeper.core.incidents.rank_ranges import joined, run_text
 from pacekeeper.protos import control_pb2, status_pb2, status_pb2_grpc
 
 PERIOD_S = 1.0  # of reports

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from pacekeeper.controller.planning.experts.expert_moves import nearest_ranks
+from pacekeeper.controller.planning.experts.incremental import nearest_ranks
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, Prices, alike
 from pacekeeper.controller.planning.token_split.min_max import even_shares

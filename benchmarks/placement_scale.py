@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.planning.experts.slot_bound import least_value
+from pacekeeper.controller.planning.experts.certificate import least_value
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.table import Table
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from pacekeeper.controller.planning.experts.arc_values import drift_deviation
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Floors, alike
+from pacekeeper.controller.planning.experts.ring_arcs import drift_deviation
 
 # layers, experts, ranks, slots, floor; seconds allowed from scratch and as an update
 CASES = (

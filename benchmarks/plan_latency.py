@@ -13,10 +13,10 @@ from collections.abc import Awaitable
 from pathlib import Path
 
 from benchmarks.placement_scale import zipf_loads
-from pacekeeper.controller.planner import Planner
+from pacekeeper.controller.effects import Planner
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.state_machine.events import AskDecision, Event
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.telemetry.samples import ModelShape

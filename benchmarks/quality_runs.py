@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pacekeeper.core.checkpoint.expert_turns import Order
-from pacekeeper.core.checkpoint.lost_tokens import PLT_LIMIT
+from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, Order
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import BlockKind, Host, Layout
 from pacekeeper.trainer.engine.job_rules import first_layout

@@ -14,9 +14,9 @@ import numpy as np
 
 from pacekeeper.controller.planning.partition.model import Cell, Partition
 from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition_cost.collectives import cell_sync_s
 from pacekeeper.controller.planning.partition_cost.compute import message_s
 from pacekeeper.controller.planning.partition_cost.memory import shares_of
-from pacekeeper.controller.planning.partition_cost.partition_sync import cell_sync_s
 from pacekeeper.core.layout.pipeline_schedule import (
     ChunkKind,
     ChunkOp,

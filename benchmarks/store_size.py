@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pacekeeper.controller.storage.retention import DAY_S, LOOK_EVERY_S, Retention
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
 from pacekeeper.core.layout.layout import even_layout
 

@@ -9,7 +9,7 @@ import click
 import pacekeeper
 from pacekeeper.core.errors import PacekeeperError
 
-# name -> (module, one line for the overview); every module has a click command named `command`.
+# name -> (module:click command, one line for the overview); the command is `command` by default.
 _COMMANDS = {
     "demo": ("pacekeeper.cli.demo.command", "See the whole loop on this machine in three minutes."),
     "agent": ("pacekeeper.cli.services.agent", "Run the daemon of this node."),
@@ -27,14 +27,26 @@ _COMMANDS = {
     "fleet": ("pacekeeper.cli.observe.nodes", "Ask which nodes were found slow, lemons first."),
     "incidents": ("pacekeeper.cli.observe.incidents", "Ask the controller for incidents."),
     "explain": ("pacekeeper.cli.observe.explain", "Say all that is known of one incident."),
-    "approve": ("pacekeeper.cli.operate.approve", "Approve a plan that waits for a person."),
-    "deny": ("pacekeeper.cli.operate.deny", "Deny a plan that waits for a person."),
-    "cordon": ("pacekeeper.cli.operate.cordon", "Take the work from a node or a rank."),
-    "uncordon": ("pacekeeper.cli.operate.uncordon", "Take a cordon back."),
-    "pause": ("pacekeeper.cli.operate.pause", "Make no plans for a job; findings go on."),
-    "resume": ("pacekeeper.cli.operate.resume", "Make plans for a job again."),
+    "approve": (
+        "pacekeeper.cli.operate.proposals:approve_command",
+        "Approve a plan that waits for a person.",
+    ),
+    "deny": (
+        "pacekeeper.cli.operate.proposals:deny_command",
+        "Deny a plan that waits for a person.",
+    ),
+    "cordon": (
+        "pacekeeper.cli.operate.overrides:cordon_command",
+        "Take the work from a node or a rank.",
+    ),
+    "uncordon": ("pacekeeper.cli.operate.overrides:uncordon_command", "Take a cordon back."),
+    "pause": (
+        "pacekeeper.cli.operate.overrides:pause_command",
+        "Make no plans for a job; findings go on.",
+    ),
+    "resume": ("pacekeeper.cli.operate.overrides:resume_command", "Make plans for a job again."),
     "dry-run": (
-        "pacekeeper.cli.operate.dry_run",
+        "pacekeeper.cli.operate.overrides:dry_run_command",
         "Make and tell plans, and offer none, of any job.",
     ),
     "replay": (
@@ -79,7 +91,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = import_module(_COMMANDS[cmd_name][0]).command
+        module, _, name = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

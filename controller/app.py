@@ -8,6 +8,7 @@ could be lost.
 
 import asyncio
 import contextlib
+import importlib
 import logging
 import signal
 import sqlite3
@@ -24,8 +25,8 @@ from grpc_reflection.v1alpha import reflection
 from pacekeeper.controller.api.auth.listeners import Entrance, refuse_open, why_not
 from pacekeeper.controller.api.operator_service import Operator
 from pacekeeper.controller.api.status_service import Status
-from pacekeeper.controller.api.web.web_start import web_server
-from pacekeeper.controller.effects import Obedience
+from pacekeeper.controller.api.web.server import web_server
+from pacekeeper.controller.effects import Obedience, Planner
 from pacekeeper.controller.ha.leadership import Alone, Office
 from pacekeeper.controller.ingest.agent_service import AgentControl
 from pacekeeper.controller.ingest.runtime_dir import SOCKET, no_folder, own_folder, stays
@@ -34,8 +35,6 @@ from pacekeeper.controller.observability.event_loop_lag import keep_beating
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.observability.webhook import Webhook
-from pacekeeper.controller.planner import Planner
-from pacekeeper.controller.start_up import import_early
 from pacekeeper.controller.state_machine import machine
 from pacekeeper.controller.state_machine.events import (
     Command,
@@ -46,11 +45,12 @@ from pacekeeper.controller.state_machine.events import (
 )
 from pacekeeper.controller.state_machine.report_parsing import together
 from pacekeeper.controller.state_machine.state import State
-from pacekeeper.controller.storage.open_past import open_past
+from pacekeeper.controller.storage.restore import open_past
 from pacekeeper.controller.storage.write_batch import Writes, settled, write
 from pacekeeper.core.addresses import host_and_port, joined
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import HostError, listen_error
+from pacekeeper.predictor.stats.cusum_design import chart_rules, gaussian
 from pacekeeper.protos import (
     control_pb2,
     operator_pb2,
@@ -58,6 +58,16 @@ from pacekeeper.protos import (
     status_pb2,
     status_pb2_grpc,
 )
+
+
+def import_early() -> None:
+    """What the first fit and the first thresholds import when they need it: now, beside the loop.
+
+    With the law of healthy residuals, which is made once, nearly a second.
+    """
+    importlib.import_module("scipy.optimize")
+    chart_rules(gaussian(), samples=1e6)
+
 
 MAX_TOGETHER = 256  # events between two looks at everything else
 DRAIN_S = 2.0

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pacekeeper.core.addresses import joined
-from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.errors import PacekeeperError, listen_error
 from pacekeeper.core.prometheus_text import CONTENT_TYPE
 from pacekeeper.protos import tls as secure

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pacekeeper.agent.health import peer_messages
-from pacekeeper.agent.rings.job_files import write_whole
+from pacekeeper.agent.rings.directory import write_whole
 from pacekeeper.core.incidents import node_health
 from pacekeeper.core.incidents.node_health import Verdict
 from pacekeeper.core.telemetry.samples import DeviceSample

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pacekeeper.core.incidents.node_health import Fitness, Verdict
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 
 SLOW_KEPT_S = 3600.0  # so long a finding speaks for the next start of a job that has ended
 SLOW = "SlowRank"

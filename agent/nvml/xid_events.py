@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pacekeeper.core.telemetry.device_health import KEPT_XIDS
+from pacekeeper.core.telemetry.samples import KEPT_XIDS
 
 WAIT_MS = 1000  # of one call of the driver
 END_S = 3.0  # more than one wait: who is not back by then hangs

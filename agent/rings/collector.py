@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.agent.rings import directory as ring_directory
-from pacekeeper.agent.rings.command_words import merged, own_words
-from pacekeeper.agent.rings.job_files import list_files, read_layout, remove_plans, write_whole
-from pacekeeper.agent.rings.job_state import Job, ReadRing
+from pacekeeper.agent.rings.directory import list_files, read_layout, remove_plans, write_whole
+from pacekeeper.agent.rings.job_state import Job, ReadRing, merged, own_words
 from pacekeeper.agent.rings.reader import Counts, RingReader, open_ring
 from pacekeeper.agent.uplink.batching import Reading
 from pacekeeper.agent.uplink.fencing import Terms

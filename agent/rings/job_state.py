@@ -1,12 +1,13 @@
 """What the agent knows of one job here: its rings, its present life, who of it has ended."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pacekeeper.agent.rings.reader import RingReader
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.records import EXIT_UNSEEN, RankExitRecord
 from pacekeeper.core.telemetry.samples import Attachment
+from pacekeeper.core.telemetry.shm_ring import CommandSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,3 +114,22 @@ class Job:
                 self.exits[record.rank, record.pid] = record
             else:
                 self.in_force = max(self.in_force, getattr(record, "generation", 0))
+
+
+def own_words(said: CommandSlot, life: int) -> CommandSlot:
+    """What a ring of this life says already; words that were meant for another one are dropped."""
+    is_meant = said.life in (0, life)
+    return replace(said, life=life) if is_meant else CommandSlot(life=life)
+
+
+def merged(own: CommandSlot, told: CommandSlot) -> CommandSlot:
+    """What a ring just opened must say: its own words, and what was told since."""
+    own = own_words(own, told.life)
+    newest = told if told.plan_generation else own
+    return replace(
+        newest,
+        dead_ranks=own.dead_ranks | told.dead_ranks,
+        suspect_ranks=told.suspect_ranks or own.suspect_ranks,
+        probe=max(own.probe, told.probe),
+        term=max(own.term, told.term),
+    )

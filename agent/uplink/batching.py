@@ -1,6 +1,6 @@
 """From what was read to what is sent: joins records and device samples; says who died. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ from pacekeeper.core.telemetry.node_report import (
     JobReport,
     NodeReport,
 )
-from pacekeeper.core.telemetry.records import RankExitRecord, Record
+from pacekeeper.core.telemetry.records import ExpertLoadRecord, RankExitRecord, Record
 from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample
 
 SPACING_S = 5.0  # between two readings of the same device that are told
@@ -146,3 +146,41 @@ def deaths_in(
             key = reading.job, reading.life
             dead[key] = dead.get(key, frozenset()) | found
     return dead
+
+
+MOST_ROWS = (1 << 32) - 1  # of an expert: as the wire holds them
+
+
+_Place = tuple[int, int, int, int, int]
+
+
+def with_sums(readings: Iterable[Reading]) -> tuple[Reading, ...]:
+    """The same readings, with one record of loads for all ranks that told of the same experts."""
+    return tuple(replace(one, records=_summed(one.records)) for one in readings)
+
+
+def _summed(records: tuple[Record, ...]) -> tuple[Record, ...]:
+    """The sums come last, in order; a lone rank's records stay as they are."""
+    loads: dict[_Place, list[ExpertLoadRecord]] = {}
+    others: list[Record] = []
+    ranks = set()
+    for record in records:
+        if isinstance(record, ExpertLoadRecord):
+            place = record.step, record.generation, record.layer, record.first_expert
+            loads.setdefault((*place, len(record.counts)), []).append(record)
+            ranks.add(record.rank)
+        else:
+            others.append(record)
+    if len(ranks) < 2:
+        return records
+    return (*others, *(one for place in sorted(loads) for one in _sum(loads[place])))
+
+
+def _sum(records: list[ExpertLoadRecord]) -> list[ExpertLoadRecord]:
+    if len(records) == 1:
+        return records
+    counts = tuple(map(sum, zip(*(one.counts for one in records), strict=True)))
+    if max(counts) > MOST_ROWS:
+        return records  # nobody has so many tokens: what that says is not our matter
+    num_ranks = sum(one.num_ranks for one in records)
+    return [replace(records[0], counts=counts, num_ranks=num_ranks)]

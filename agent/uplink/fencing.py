@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from pacekeeper.agent.rings.job_files import write_whole
+from pacekeeper.agent.rings.directory import write_whole
 
 FILE_NAME = "controller-term"
 HIGHEST = 1 << 53  # as in the controllers' record

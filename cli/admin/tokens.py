@@ -8,8 +8,14 @@ from pathlib import Path
 import click
 
 from pacekeeper.controller.api.auth.rbac import Role
-from pacekeeper.controller.api.auth.token_file import Records, change_tokens, read_tokens
-from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written
+from pacekeeper.controller.api.auth.tokens import (
+    Records,
+    TokenRecord,
+    change_tokens,
+    digest,
+    read_tokens,
+    written,
+)
 from pacekeeper.core.errors import ConfigError
 
 DAYS = 30

@@ -7,9 +7,9 @@ from typing import Any
 from pacekeeper.cli.analysis.html import PAGE_STYLE, inline_png
 from pacekeeper.cli.analysis.replay_text import lines_of, row_of, size_of
 from pacekeeper.core.errors import HostError
+from pacekeeper.predictor.offline.anomalies import Verdict
 from pacekeeper.predictor.offline.heatmap import Heat, heat_of, reduced
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.offline.verdict import Verdict
 
 MAX_STEPS, MAX_RANKS = 256, 128  # cells of the picture; a step is then a few pixels wide
 NUM_COLOURS = 33  # odd: the middle is white

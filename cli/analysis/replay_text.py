@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markup import escape
 
+from pacekeeper.predictor.offline.anomalies import Trouble, Verdict, WhatIf
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.offline.verdict import Trouble, Verdict, WhatIf
 
 MOST_FINDINGS = 40  # of one run shown to people; programs get all
 MOST_NOTES = 8

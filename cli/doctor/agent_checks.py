@@ -15,7 +15,7 @@ from pacekeeper.cli.doctor.file_checks import (
 )
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.config.metrics import MetricsConfig
 
 
 def looks(config: AgentConfig, ours: str = "") -> Iterator[Look]:

@@ -60,7 +60,7 @@ def _pair(config: ControllerConfig) -> str:
 
 
 def _tokens(config: ControllerConfig) -> Check | str:
-    from pacekeeper.controller.api.auth.token_file import read_tokens
+    from pacekeeper.controller.api.auth.tokens import read_tokens
 
     path = Path(config.access.tokens)
     if known := len(read_tokens(path)):
@@ -97,11 +97,11 @@ def _addresses(config: ControllerConfig) -> str:
 
 
 def _page(config: ControllerConfig) -> str:
-    from pacekeeper.controller.api.web.web_start import refuse_page
+    from pacekeeper.controller.api.web.server import refuse_page
 
     refuse_page(config)
     if config.tls.cert:
-        from pacekeeper.controller.api.web.web_tls import page_context
+        from pacekeeper.controller.api.web.server import page_context
 
         page_context(config.tls)
     try:

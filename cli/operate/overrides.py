@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pacekeeper.cli.common.client import NotFoundError, ask, connected
+from pacekeeper.cli.common.options import asks_controller
 from pacekeeper.cli.operate.proposals import who
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.core.incidents.operator_orders import OrderKind, rank_of
@@ -91,3 +92,74 @@ def show(given: Any, *, is_on: bool, as_json: bool) -> None:
         click.echo(order_line(given))
     else:
         click.echo(f"taken back: {order_line(given)}")
+
+
+@click.command()
+@asks_controller
+@click.argument("subject", metavar="NODE|JOB/RANK")
+@click.option("--reason", default="", help="Why; it is shown wherever the order is.")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def cordon_command(client: ClientConfig, subject: str, reason: str, by: str, as_json: bool) -> None:
+    """Take the work from a node, or from one rank of a job.
+
+    No plan gives it more, and as soon as the policy may it is left out; it comes back with
+    `pacekeeper uncordon`. Training goes on all the while.
+    """
+    given = cordon(client, subject, is_on=True, said_by=by, reason=reason)
+    show(given, is_on=True, as_json=as_json)
+
+
+@click.command()
+@asks_controller
+@click.argument("subject", metavar="NODE|JOB/RANK")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def uncordon_command(client: ClientConfig, subject: str, by: str, as_json: bool) -> None:
+    """Take the cordon of a node, or of one rank of a job, back."""
+    show(cordon(client, subject, is_on=False, said_by=by), is_on=False, as_json=as_json)
+
+
+@click.command()
+@asks_controller
+@click.argument("state", type=click.Choice(["on", "off"]))
+@click.option("--reason", default="", help="Why; it is shown wherever the order is.")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def dry_run_command(client: ClientConfig, state: str, reason: str, by: str, as_json: bool) -> None:
+    """Make plans and tell them, and offer none, until it is switched off."""
+    from pacekeeper.core.incidents.operator_orders import OrderKind
+
+    is_on = state == "on"
+    given = order(client, OrderKind.DRY_RUN, "", is_on=is_on, said_by=by, reason=reason)
+    show(given, is_on=is_on, as_json=as_json)
+
+
+@click.command()
+@asks_controller
+@click.argument("subject", metavar="JOB")
+@click.option("--reason", default="", help="Why; it is shown wherever the order is.")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def pause_command(client: ClientConfig, subject: str, reason: str, by: str, as_json: bool) -> None:
+    """Make no plans for a job until `pacekeeper resume`; what is on its way is taken back.
+
+    Findings, causes and probes that are under way go on.
+    """
+    from pacekeeper.core.incidents.operator_orders import OrderKind
+
+    given = order(client, OrderKind.PAUSE, subject, is_on=True, said_by=by, reason=reason)
+    show(given, is_on=True, as_json=as_json)
+
+
+@click.command()
+@asks_controller
+@click.argument("subject", metavar="JOB")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def resume_command(client: ClientConfig, subject: str, by: str, as_json: bool) -> None:
+    """Make plans for a paused job again."""
+    from pacekeeper.core.incidents.operator_orders import OrderKind
+
+    given = order(client, OrderKind.PAUSE, subject, is_on=False, said_by=by)
+    show(given, is_on=False, as_json=as_json)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pacekeeper.cli.common.client import OverError, ask, connected
+from pacekeeper.cli.common.options import asks_controller
 from pacekeeper.cli.observe.proposal_text import proposal_lines
 from pacekeeper.core.config.client import ClientConfig
 from pacekeeper.protos.convert.json import as_dict
@@ -65,3 +66,29 @@ def show(proposal: Any, *, as_json: bool) -> None:
     """For people or for programs."""
     text = json.dumps(as_dict(proposal)) if as_json else "\n".join(proposal_lines(proposal))
     click.echo(text)
+
+
+@click.command()
+@asks_controller
+@click.argument("proposal_id", type=click.IntRange(min=1), metavar="ID")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def approve_command(client: ClientConfig, proposal_id: int, by: str, as_json: bool) -> None:
+    """Approve the plan with this number (see `pacekeeper status`).
+
+    It is priced again, and offered to the ranks if it still does what it was made for.
+    """
+    show(approve(client, proposal_id, by or who()), as_json=as_json)
+
+
+@click.command()
+@asks_controller
+@click.argument("proposal_id", type=click.IntRange(min=1), metavar="ID")
+@click.option("--reason", default="", help="Why; it is shown wherever the plan is.")
+@click.option("--by", default="", help="Who says so; by default you, as the system knows you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document.")
+def deny_command(
+    client: ClientConfig, proposal_id: int, reason: str, by: str, as_json: bool
+) -> None:
+    """Deny the plan with this number (see `pacekeeper status`); its kind waits."""
+    show(deny(client, proposal_id, by or who(), reason), as_json=as_json)

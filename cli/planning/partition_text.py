@@ -9,9 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from pacekeeper.controller.planning.partition.model import Plan
-from pacekeeper.core.incidents.rank_text import rank_text
-from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
-from pacekeeper.core.layout.schedule_text import program_lines
+from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program, program_lines
 
 SHOWN_PIPELINES = 16
 

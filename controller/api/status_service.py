@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.api.course_views import explanation_view, pace_view
 from pacekeeper.controller.api.messages import (
+    explanation_view,
     gone_nodes,
     incident_view,
     job_view,
     node_views,
     order_view,
+    pace_view,
     proposal_view,
     step_view,
 )

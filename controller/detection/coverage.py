@@ -16,7 +16,7 @@ from pacekeeper.controller.state_machine.events import Command, Say
 from pacekeeper.controller.state_machine.state import JobState
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.incidents.findings import Blindness, Watch
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.predictor.assurance.canary import carried_on, unproved
 from pacekeeper.predictor.assurance.sensitivity import Blind, Sight, blindness, sight_of
 from pacekeeper.predictor.cost.features import Work

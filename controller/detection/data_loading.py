@@ -9,7 +9,7 @@ from math import nan
 
 import numpy as np
 
-from pacekeeper.controller.detection import incidents, pacing
+from pacekeeper.controller.detection import incidents, job_level
 from pacekeeper.controller.state_machine.events import Command
 from pacekeeper.controller.state_machine.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
@@ -50,7 +50,7 @@ def judge_inputs(
         horizon_steps=config.policy.horizon_steps,
         unix_s=unix_s,
     )
-    state, job, said = pacing.follow_pace(
+    state, job, said = job_level.follow_pace(
         state,
         job,
         judgement.common,

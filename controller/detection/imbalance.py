@@ -12,8 +12,7 @@ from pacekeeper.controller.state_machine.events import Command
 from pacekeeper.controller.state_machine.state import JobState, State
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.predictor.cost.features import StepSample
-from pacekeeper.predictor.imbalance.advice import fold_spread
-from pacekeeper.predictor.imbalance.uneven import lost_of_roles
+from pacekeeper.predictor.imbalance.advice import fold_spread, lost_of_roles
 
 
 def advise(

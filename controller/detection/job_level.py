@@ -7,12 +7,44 @@ only from what they do later: device clocks tell a micro-batch some steps late. 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pacekeeper.controller.detection import coverage, lasting, pacing
+from pacekeeper.controller.detection import coverage, incidents
 from pacekeeper.controller.state_machine.events import Command, StepSummary
 from pacekeeper.controller.state_machine.state import JobState, State
 from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.predictor.job_level.online import JobPace, JobStep, fold_job
+from pacekeeper.predictor.online.global_slowdown import PaceNews
 from pacekeeper.predictor.online.state import restore
+
+
+def follow_pace(
+    state: State,
+    job: JobState,
+    news: PaceNews,
+    config: ControllerConfig,
+    unix_s: float,
+    *,
+    kind: FindingKind = FindingKind.HOST,
+    over: str = "all ranks are back at their expected time",
+) -> tuple[State, JobState, list[Command]]:
+    """Open, close or re-measure the incident of all ranks together.
+
+    `kind`: of the news; `over`: why it is closed, where the news do not say.
+    """
+    commands = list[Command]()
+    if news.found is not None:
+        state, job, said = incidents.open_incident(state, job, news.found, unix_s)
+        commands += said
+    if news.is_over:
+        long = incidents.lasted(job, None, kind, config.policy.horizon_steps)
+        why = news.why or f"{over} {long}".strip()
+        job, said = incidents.close(job, {None}, kind, unix_s, why)
+        commands += said
+    if news.changed is not None:
+        job, said = incidents.remeasure(job, None, kind, news.changed)
+        commands += said
+    return state, job, commands
+
 
 LATE_STEPS = 8  # that a trainer may tell its work late
 
@@ -47,8 +79,8 @@ def judge_step(
     whole, news = fold_job(job.whole, told)
     job = replace(job, whole=whole)
     unix_s = now_s + state.unix_offset_s
-    state, job, commands = pacing.follow_pace(state, job, news, config, unix_s)
-    job, said = lasting.note_persistent(job, config.policy.horizon_steps)
+    state, job, commands = follow_pace(state, job, news, config, unix_s)
+    job, said = incidents.note_persistent(job, config.policy.horizon_steps)
     commands += said
     job, said = coverage.after_whole_step(job, untimed, config, now_s)
     commands += said

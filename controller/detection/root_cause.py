@@ -25,9 +25,16 @@ from pacekeeper.core.incidents.findings import Finding, Tier
 from pacekeeper.core.telemetry.node_report import AgentHealth, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord
 from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
-from pacekeeper.predictor.causes.evidence import Cause, Symptoms, ThreadTime
+from pacekeeper.predictor.causes.evidence import (
+    Cause,
+    NodeWindow,
+    Seat,
+    Symptoms,
+    ThreadTime,
+    peers_of,
+    symptoms_of,
+)
 from pacekeeper.predictor.causes.explain import explain, in_words, is_explained
-from pacekeeper.predictor.causes.witnesses import NodeWindow, Seat, peers_of, symptoms_of
 
 KEPT_SAMPLES = 12  # of one device or host: a minute; each costs some 400 bytes
 SPACING_S = 5.0

@@ -9,7 +9,7 @@ from pacekeeper.controller.ha.http_client import tls_context
 from pacekeeper.controller.ha.kubernetes import KubernetesLease
 from pacekeeper.controller.ha.lease_renewer import LeaseStore
 from pacekeeper.core.addresses import each_address, is_loopback, joined
-from pacekeeper.core.config.lease_config import LeaseConfig
+from pacekeeper.core.config.controller import LeaseConfig
 from pacekeeper.core.errors import ConfigError
 
 MOST_WAIT_S = 1.0  # for one answer

@@ -9,8 +9,7 @@ import ssl
 from typing import Any
 
 from pacekeeper.controller.ha.http_client import Answer, AwayError, exchange
-from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.ha.lease_codec import decode_record, encode_record
+from pacekeeper.controller.ha.lease import Record, decode_record, encode_record
 
 
 class EtcdLease:

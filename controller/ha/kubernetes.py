@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pacekeeper.controller.ha.http_client import Answer, AwayError, exchange, read_token
-from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.ha.lease_codec import decode_record, encode_record
+from pacekeeper.controller.ha.lease import Record, decode_record, encode_record
 
 ANNOTATION = "pacekeeper/record"
 MOST_TRANSITIONS = (1 << 31) - 1  # the field has 32 bits, a term has more

@@ -17,15 +17,14 @@ from typing import Any
 
 from pacekeeper.controller.api.auth.listeners import refuse_open, why_not
 from pacekeeper.controller.app import Controller
-from pacekeeper.controller.ha import copy_mark
+from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.change_log import Change
 from pacekeeper.controller.ha.lease import Member, Timing
 from pacekeeper.controller.ha.lease_renewer import Keeper
 from pacekeeper.controller.ha.replica import Copy
 from pacekeeper.controller.ha.replication_server import Copies
-from pacekeeper.controller.ha.standby import open_standby, pause
-from pacekeeper.controller.ha.standby_server import open_page
+from pacekeeper.controller.ha.standby_server import open_page, open_standby, pause
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.addresses import host_and_port, joined
@@ -185,7 +184,7 @@ async def _lead(config: ControllerConfig, keeper: Keeper, term: int, stop: async
     try:
         controller = Controller(config, office)
     except DamagedError as error:
-        if copy_mark.marked(Path(config.store)) is None:
+        if replica_marker.marked(Path(config.store)) is None:
             raise
         keeper.stand(None)
         return error.what

@@ -12,14 +12,14 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from pacekeeper.controller.ha import copy_mark
-from pacekeeper.controller.ha.copy_standing import Standing, standing
+from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.replication_server import change_of
 from pacekeeper.controller.storage import integrity, sqlite_file
 from pacekeeper.controller.storage.schema import SCHEMA_VERSION
@@ -29,6 +29,22 @@ from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.protos import replication_pb2, replication_pb2_grpc
 from pacekeeper.protos import tls as secure
+
+
+class Standing(Enum):
+    """What it may do."""
+
+    STANDS = auto()  # it may lead with it, if the lease's record names it
+    AWAITS = auto()  # it takes a snapshot from whoever leads, and leads with nothing before
+    REFUSED = auto()  # it may be all that is left of what was told: a person decides
+
+
+def standing(mark: str | None, *, is_there: bool, is_damaged: bool) -> Standing:
+    """`mark`: what it says; None: there is none. A copy that is gone is no store without a past."""
+    if is_damaged:
+        return Standing.REFUSED if mark is None else Standing.AWAITS
+    return Standing.STANDS if is_there or mark is None else Standing.AWAITS
+
 
 FIRST_PART_WITHIN_S = 10.0
 SET_ASIDE = ".before"  # what a snapshot replaced, the newest
@@ -123,7 +139,7 @@ class Copy:
             message = await call.read()
 
     def _open(self) -> None:
-        mark = copy_mark.marked(self._path)
+        mark = replica_marker.marked(self._path)
         is_there = self._path.exists() and (mark is None or self._path.stat().st_size > 0)
         damage: DamagedError | None = None
         try:
@@ -134,7 +150,9 @@ class Copy:
             case Standing.STANDS:
                 self.name, self.damage = "" if self._store is None else self._store.copy[0], ""
                 if mark not in (None, self.name):
-                    copy_mark.unmark(self._path)  # of a snapshot that never came to stand there
+                    replica_marker.unmark(
+                        self._path
+                    )  # of a snapshot that never came to stand there
                 self._stand(self.name)
             case Standing.AWAITS:
                 self._give_up(damage.what if damage else f"store {self._path} is gone or empty")
@@ -150,7 +168,7 @@ class Copy:
             f"{damage}; it is a copy of a leader's: this controller takes a fresh one from "
             "whoever leads, and does not take over before"
         )
-        self.name = copy_mark.marked(self._path) or ""
+        self.name = replica_marker.marked(self._path) or ""
 
     def _install(self, data: bytes, name: str, term: int) -> None:
         """Put a snapshot in the place of the store, under its own name."""
@@ -164,7 +182,7 @@ class Copy:
         self.close()
         aside = f"{self._path}{DAMAGED if self.damage else SET_ASIDE}"
         with sqlite_file.taken(self._path):
-            copy_mark.mark(self._path, name)
+            replica_marker.mark(self._path, name)
             _put(fresh, self._path, aside)
         if self.damage:
             said = "store=%s is a fresh copy of the leader's; the last damaged one is kept as %s"
@@ -185,7 +203,7 @@ def _put(fresh: Path, path: Path, aside: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.replace(f"{path}{suffix}", f"{aside}{suffix}")
     os.replace(fresh, path)
-    copy_mark.make_durable(path.parent)
+    replica_marker.make_durable(path.parent)
 
 
 def _write_named(path: Path, data: bytes, name: str, term: int) -> None:

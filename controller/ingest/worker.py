@@ -28,9 +28,8 @@ from pacekeeper.controller.ingest import ipc
 from pacekeeper.controller.ingest.http2.agent_stream import Lane, Rules
 from pacekeeper.controller.ingest.http2.batching_selector import Resting
 from pacekeeper.controller.ingest.http2.listener import hold_little, listening
-from pacekeeper.controller.ingest.http2.pipes import Pipes
-from pacekeeper.controller.ingest.http2.proxy import relaying
-from pacekeeper.controller.ingest.http2.shelf import Shelf
+from pacekeeper.controller.ingest.http2.proxy import Pipes, relaying
+from pacekeeper.controller.ingest.http2.send_queue import Shelf
 from pacekeeper.controller.ingest.runtime_dir import no_folder
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import PacekeeperError

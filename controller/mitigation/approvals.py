@@ -14,7 +14,7 @@ from pacekeeper.controller.state_machine.state import JobState, State
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Decision
 from pacekeeper.core.incidents.proposals import Answer, Proposal
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 
 KEPT_PROPOSALS = 16  # of one job, to be asked for; the store keeps all
 

@@ -5,18 +5,50 @@ Asked again each second until it is answered, like a plan; ranks run a number on
 has a word on its probe, whichever, is not asked about again, so that nothing waits for ever.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.mitigation.standing_by import is_due, standing_by, take_reading
+from pacekeeper.controller.mitigation.rollout import all_is_over
 from pacekeeper.controller.mitigation.verification import patience_s
-from pacekeeper.controller.state_machine.events import AskProbe, Command, Say
+from pacekeeper.controller.state_machine.events import AskProbe, Command, SaveJob, Say
 from pacekeeper.controller.state_machine.state import JobState, ProbeQuestion
 from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Tier
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.telemetry.records import ProbeRecord
-from pacekeeper.predictor.assurance.probe_verdict import read, tier_of
+from pacekeeper.predictor.assurance.probe_verdict import Reading, read, tier_of
+from pacekeeper.predictor.online.state import forget
+
+ASK_EVERY_S = 60.0
+
+
+def standing_by(job: JobState) -> frozenset[int]:
+    """Ranks that end each step without any work."""
+    return frozenset() if job.layout is None else frozenset(job.layout.standing_by)
+
+
+def is_due(job: JobState, slow: Mapping[int, Finding], now_s: float) -> bool:
+    """Is it time to look whether a slow rank that stands by is well again?"""
+    is_time = now_s - job.stood_by_asked_s >= ASK_EVERY_S
+    return is_time and bool(standing_by(job) & slow.keys())
+
+
+def take_reading(
+    job: JobState, finding: Finding, reading: Reading, unix_s: float
+) -> tuple[JobState, list[Command]]:
+    """Of a slow rank that stands by: its finding ends where the probe is not slow any more."""
+    rank = finding.rank
+    assert rank is not None, "of a rank's device"
+    if tier_of(reading, finding.slowdown) is not Tier.SUSPECTED:
+        return job, []
+    by_role = {role: forget(kept, {rank}) for role, kept in job.by_role.items()}
+    job = replace(job, evidence=forget(job.evidence, {rank}), by_role=by_role)
+    why = f"rank {rank} stands by and is well again: {reading}"
+    job, commands = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
+    if not job.evidence.slow:
+        job = all_is_over(job)
+    return job, [*commands, SaveJob(job=job.name)]
+
 
 REPEAT_S = 1.0
 ANSWER_WITHIN_S, ANSWER_WITHIN_STEPS = 20.0, 4

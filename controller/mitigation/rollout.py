@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 from pacekeeper.controller.mitigation import verification
-from pacekeeper.controller.state_machine import death_notices
+from pacekeeper.controller.state_machine import rank_failures
 from pacekeeper.controller.state_machine.events import (
     Command,
     OfferPlan,
@@ -16,10 +16,10 @@ from pacekeeper.controller.state_machine.events import (
     Say,
     TellSuspects,
 )
+from pacekeeper.controller.state_machine.rank_failures import suspects
 from pacekeeper.controller.state_machine.state import JobState
-from pacekeeper.controller.state_machine.suspects import suspects
 from pacekeeper.core.incidents.findings import Decision
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.layout.layout import Layout
 
 REPEAT_S = 1.0  # between two times the same offer or death notice is said
@@ -87,14 +87,14 @@ def say_again(
         return replace(job, desired=None), [SaveJob(job=job.name), given_up]
     commands: list[Command] = []
     if job.has_untold_deaths:
-        job, commands = death_notices.tell(job, now_s)
+        job, commands = rank_failures.tell(job, now_s)
     if now_s - job.said_s < REPEAT_S:
         return job, commands
     if job.desired is not None and _is_due(job, job.desired, now_s):
         commands.append(_offered(job, job.desired))
     runs = set(job.ranks) if job.layout is None else set(job.layout.ranks)
     if now_s - job.deaths_said_s >= REPEAT_S and runs.intersection(job.dead):
-        job, said = death_notices.say(job, now_s)
+        job, said = rank_failures.say(job, now_s)
         commands += said
     suspect, nodes = suspects(job, lemons), job.nodes
     since_s = now_s - job.suspects_said_s  # once there were any, also that nobody is any more
@@ -149,3 +149,26 @@ def _offered(job: JobState, plan: Layout) -> OfferPlan:
         base_generation=job.desired_base,
         life=job.life,
     )
+
+
+def all_is_over(job: JobState) -> JobState:
+    """The last finding closed: without a way home, the layout made for it is a makeshift."""
+    home, layout = job.home, job.layout
+    if home is None:
+        return replace(job, is_makeshift=True)
+    is_there = layout is not None and is_same_work(home, layout)
+    return replace(job, home=None if is_there else home)
+
+
+def is_same_work(one: Layout, other: Layout) -> bool:
+    """Do both give every rank the same blocks and shares, whatever their generations?"""
+    return (one.stages, one.experts, one.batch_shares) == (
+        other.stages,
+        other.experts,
+        other.batch_shares,
+    )
+
+
+def is_of_others(home: Layout | None, layout: Layout) -> bool:
+    """Would going home leave ranks out that joined since?"""
+    return home is not None and home.ranks != layout.ranks

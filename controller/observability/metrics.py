@@ -14,7 +14,7 @@ from pacekeeper.controller.observability import state_metrics
 from pacekeeper.controller.observability.event_loop_lag import LoopLag
 from pacekeeper.controller.observability.rank_metrics import RankSeries
 from pacekeeper.controller.state_machine.state import State
-from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.incidents.findings import Decision, FindingKind, Incident, Rung
 from pacekeeper.core.prometheus_text import Page
 from pacekeeper.protos import certificate_metrics

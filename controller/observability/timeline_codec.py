@@ -8,7 +8,7 @@ from math import isfinite, nan
 from typing import Any
 
 from pacekeeper.controller.observability.timeline import Course, CourseRow, Note, PaceRow, PlanNote
-from pacekeeper.controller.storage.json_columns import LARGE, real, text, whole
+from pacekeeper.controller.storage.rows import LARGE, real, text, whole
 from pacekeeper.core.incidents.findings import Considered, Rung
 
 FORMAT = 1

@@ -17,7 +17,7 @@ from pacekeeper.controller.state_machine.events import Command, SaveIncident, St
 from pacekeeper.controller.state_machine.state import State
 from pacekeeper.controller.storage.retention import Retention
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.config.controller import RetentionConfig
 from pacekeeper.core.incidents.findings import Decision, Incident
 
 WRITE_EVERY_S = 10.0

@@ -12,10 +12,10 @@ from pacekeeper.controller.planning.token_split.linear_program import Split, bat
 from pacekeeper.controller.planning.token_split.proportional import split_layers
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.controller.policy.failure_rates import likelihood
-from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.policy.pricing import Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate, Experts, repartitions
 from pacekeeper.controller.policy.replica_candidates import ReplicaPlan, Wishes, plan_replicas
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung
 from pacekeeper.core.layout.layout import Layout

@@ -19,12 +19,12 @@ from pacekeeper.controller.policy.failure_domains import (
     num_narrow,
     untold,
 )
-from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.policy.pricing import Price, Pricing
 from pacekeeper.controller.policy.repartition_candidates import Candidate
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Considered, Decision, Rung
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.layout.layout import Layout
 
 WORTH_SAYING = 0.001  # of a step: below it no layout is called better

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pacekeeper.controller.detection.device_history import Strike
-from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.incidents.findings import Decision, Incident
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 from pacekeeper.core.incidents.proposals import Proposal

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.controller.state_machine.load_drafts import LayerDraft, LoadDrafts, StepLayer
+from pacekeeper.controller.state_machine.expert_load_drafts import LayerDraft, LoadDrafts, StepLayer
 from pacekeeper.controller.state_machine.state import JobState
 from pacekeeper.core.fast_replace import evolve
 from pacekeeper.core.layout.layout import Layout

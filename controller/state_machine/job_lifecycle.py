@@ -5,20 +5,25 @@ its incidents can be asked for a while longer. A job that nobody speaks of is fo
 may have ended where no agent saw it: its ranks would say everything again.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
+from pacekeeper.controller.detection.coverage import running
 from pacekeeper.controller.mitigation import approvals
-from pacekeeper.controller.state_machine import death_notices
+from pacekeeper.controller.state_machine import expert_loads, rank_failures
 from pacekeeper.controller.state_machine.events import Command, ForgetJob, SaveJob, Say
-from pacekeeper.controller.state_machine.load_drafts import LoadDrafts
+from pacekeeper.controller.state_machine.expert_load_drafts import LoadDrafts
 from pacekeeper.controller.state_machine.persistent_map import RankMap, node_map
 from pacekeeper.controller.state_machine.state import JobState, NodeState, RankLife, State
-from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.config.controller import RetentionConfig
+from pacekeeper.core.fast_replace import evolve
 from pacekeeper.core.incidents.findings import Blindness, FindingKind, Watch
+from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.predictor.assurance.canary import Canaries
 from pacekeeper.predictor.imbalance.advice import SpreadWindow
-from pacekeeper.predictor.online.state import begin
+from pacekeeper.predictor.online.cusum import no_charts
+from pacekeeper.predictor.online.state import Evidence, begin
 
 DAY_S = 86_400.0
 ENDED_RANKS = 65_536  # of all ended jobs together that stay in memory, some hundred bytes each
@@ -47,7 +52,7 @@ def follow(job: JobState, now_s: float, unix_s: float) -> tuple[JobState, list[C
     commands += said
     but = (FindingKind.DEATH,)  # these stay to be seen
     job, said = incidents.close_all(job, unix_s, "the job ended", but=but)
-    commands += [*said, *death_notices.untold(job)]
+    commands += [*said, *rank_failures.untold(job)]
     job = replace(
         job,
         watch=Watch.ENDED,
@@ -137,3 +142,51 @@ def _why_forgotten(job: JobState, now_s: float, config: RetentionConfig) -> str:
 
 def _is_long_away(node: NodeState, now_s: float) -> bool:
     return not node.is_connected and now_s - node.last_report_s > KEEP_SILENT_S
+
+
+def rewind_to_step(job: JobState, ends: Iterable[StepRecord]) -> tuple[JobState, list[Command]]:
+    """Once each rank that runs has newly ended a step that is over, steps restart at the lowest."""
+    ended_s: dict[int, float] = {}
+    again: dict[int, int] = dict(job.again)
+    for record in ends:
+        rank = record.rank
+        if rank not in job.ranks:
+            continue
+        last_s = ended_s.get(rank) or job.ended_mono_s.get(rank)
+        if last_s is None or record.ended_mono_s > last_s:
+            ended_s[rank] = record.ended_mono_s
+            if record.step > job.step:
+                again.pop(rank, None)
+            elif last_s is not None:  # of the first one heard nobody can say whether it is new
+                again[rank] = min(record.step, again.get(rank, record.step))
+    if not ended_s:
+        return job, []
+    job = evolve(job, ended_mono_s=job.ended_mono_s.changed(ended_s), again=again)
+    if not again:
+        return job, []  # nearly always: not worth a walk over all ranks
+    ranks = running(job)
+    if not ranks or job.unattached or not all(rank in again for rank in ranks):
+        return job, []
+    first = min(again[rank] for rank in ranks)
+    text = (
+        f"job={job.name} went back: its ranks have ended step {job.step} and now end step {first}"
+    )
+    job = replace(
+        expert_loads.undated(job),
+        step=first - 1,
+        layout_step=min(job.layout_step, first),
+        pending={},
+        again={},
+        decided_on=None,
+        # What was learnt of work and ranks holds; what is dated by steps does not.
+        evidence=_undated(job.evidence),
+        by_role={role: _undated(kept) for role, kept in job.by_role.items()},
+        links=_undated(job.links),
+        inputs=replace(job.inputs, evidence=_undated(job.inputs.evidence)),
+        canaries=Canaries(turn=job.canaries.turn),
+    )
+    return job, [SaveJob(job=job.name), Say(text=text)]
+
+
+def _undated(evidence: Evidence) -> Evidence:
+    return replace(evidence, charts=no_charts())

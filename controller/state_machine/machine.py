@@ -6,19 +6,19 @@ nothing. All state changes happen here and below: `reports.py`, `steps.py`,
 rank is slow), `controller/policy/decide.py` (what to do).
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from pacekeeper.controller.detection import coverage, device_history, root_cause
 from pacekeeper.controller.mitigation import approvals, overrides, probes, rollout
 from pacekeeper.controller.policy.inputs import view_of
-from pacekeeper.controller.state_machine import job_lifecycle, report_parsing, reports, wall_time
-from pacekeeper.controller.state_machine.containment import contained
+from pacekeeper.controller.state_machine import job_lifecycle, report_parsing, reports, tick
 from pacekeeper.controller.state_machine.events import (
     AskDecision,
     Command,
     DecisionMade,
     Event,
+    Failed,
     NodeAttached,
     NodeDetached,
     NodeReported,
@@ -32,8 +32,36 @@ from pacekeeper.controller.state_machine.persistent_map import node_map
 from pacekeeper.controller.state_machine.state import JobState, NodeState, State
 from pacekeeper.controller.state_machine.tick import next_turn
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.incidents.findings import Rung, Watch
+from pacekeeper.core.incidents.findings import Blindness, Rung, Watch
 from pacekeeper.core.telemetry.node_report import JobReport
+
+Part = Callable[[State], tuple[State, Sequence[Command]]]
+
+
+def contained(
+    state: State, name: str, doing: str, part: Part, *, drops_steps: bool = False
+) -> tuple[State, Sequence[Command]]:
+    """What `part` makes of the state; the state as it was, and the failure told, where it raises.
+
+    `drops_steps`: the steps of job `name` that wait are what it fails on: they are given up, or
+    each later report would fail on them again.
+    """
+    try:
+        return part(state)
+    except Exception as error:
+        commands: list[Command] = [Failed(what=f"job={name} {doing} failed", error=error)]
+        job = state.jobs.get(name)
+        if job is None:
+            return state, commands
+        job = replace(
+            job,
+            pending={} if drops_steps else job.pending,
+            watch=Watch.BLIND,
+            watch_reason=f"{doing} fails by a mistake in pacekeeper: {error!r:.500}",
+            blind=Blindness.FAILED,
+        )
+        return replace(state, jobs={**state.jobs, name: job}), commands
+
 
 DECIDE_WITHIN_S = 120.0  # a decision that does not come is not waited for any longer
 CALM_PERIOD_STEPS = 8  # between two decisions while nothing calls for one
@@ -53,7 +81,7 @@ def advance(
         case NodesReported():
             return _report(state, event.reports, config, now_s)
         case Tick(unix_offset_s=unix_offset_s):
-            state, said = wall_time.follow(state, unix_offset_s)
+            state, said = tick.follow(state, unix_offset_s)
             state, more = _tick(state, config, now_s)
             return state, (*said, *more)
         case DecisionMade():

@@ -9,13 +9,53 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from pacekeeper.controller.detection import incidents
-from pacekeeper.controller.state_machine import death_notices
-from pacekeeper.controller.state_machine.events import Command, SaveIncident, SaveJob, Say
+from pacekeeper.controller.state_machine.events import (
+    Command,
+    NotifyDeaths,
+    SaveIncident,
+    SaveJob,
+    Say,
+)
 from pacekeeper.controller.state_machine.state import JobState, RankLife, State
 from pacekeeper.core.incidents import rank_failures
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
 from pacekeeper.core.incidents.rank_ranges import ranks_of, runs_of
 from pacekeeper.predictor.online.state import forget
+
+PAUSE_S = 0.02  # between two notices, for each so many ranks of the job; none for fewer
+
+
+PAUSE_RANKS = 1024
+
+
+def tell(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+    """Ranks died: say so now or, where the last notice has just gone out, with a later tick."""
+    pause_s = len(job.ranks) // PAUSE_RANKS * PAUSE_S
+    if now_s - job.deaths_said_s < pause_s:
+        return replace(job, has_untold_deaths=True), []
+    return say(job, now_s)
+
+
+def say(job: JobState, now_s: float) -> tuple[JobState, list[Command]]:
+    """All who are dead, to all who live."""
+    commands: list[Command] = [*untold(job)]
+    job = replace(job, deaths_said_s=now_s, has_untold_deaths=False)
+    if job.living:
+        notice = NotifyDeaths(job=job.name, nodes=job.nodes, ranks=job.dead, life=job.life)
+        commands.append(notice)
+    return job, commands
+
+
+def untold(job: JobState) -> list[Say]:
+    """What the log has not heard of an incident that has grown."""
+    if not job.has_untold_deaths:
+        return []
+    grown = [one for one in job.incidents if one.finding.kind is FindingKind.DEATH][-1:]
+    return [
+        Say(text=f"job={job.name} incident={one.incident_id} by now {one.finding.reason}")
+        for one in grown
+    ]
+
 
 GATHER_S = 60.0  # from an incident's first death on; Slurm kills what a signal does not end in 30 s
 
@@ -45,7 +85,7 @@ def bury(
     for kind in (FindingKind.DEVICE, FindingKind.LINK, FindingKind.INPUT):
         job, said = incidents.close(job, dead, kind, unix_s, "the rank died")
         commands += said
-    job, said = death_notices.tell(job, now_s)
+    job, said = tell(job, now_s)
     return state, job, [*commands, SaveJob(job=job.name), *said]
 
 
@@ -126,3 +166,17 @@ def go_on(
         told = Say(text=f"job={job.name} incident={incident.incident_id} {note}")
         commands += [SaveIncident(incident=incident), told]
     return (replace(job, incidents=tuple(after)) if commands else job), commands
+
+
+# What is slow is often about to fail. Slow input and uneven work are nobody's.
+ACCUSING = frozenset({FindingKind.DEVICE, FindingKind.LINK, FindingKind.HOST})
+
+
+def suspects(job: JobState, lemons: Collection[str] = ()) -> tuple[int, ...]:
+    """The living ranks on nodes of ranks with an open finding, or on `lemons`, ascending."""
+    found = (incident.finding for incident in job.open_incidents)
+    accused = {finding.rank for finding in found if finding.kind in ACCUSING}
+    if not accused and not lemons:
+        return ()
+    nodes = {known.node for rank, known in job.ranks.items() if rank in accused}.union(lemons)
+    return tuple(rank for rank in job.living if job.ranks[rank].node in nodes)

@@ -16,13 +16,13 @@ from pacekeeper.controller.mitigation import (
     probes,
     verification,
 )
-from pacekeeper.controller.mitigation.way_home import is_of_others, is_same_work
+from pacekeeper.controller.mitigation.rollout import is_of_others, is_same_work
 from pacekeeper.controller.policy import failure_rates
 from pacekeeper.controller.state_machine import (
     checkpoints,
     expert_loads,
+    job_lifecycle,
     rank_failures,
-    rewind,
     steps,
 )
 from pacekeeper.controller.state_machine.events import (
@@ -32,12 +32,12 @@ from pacekeeper.controller.state_machine.events import (
     SaveLayout,
     Say,
 )
+from pacekeeper.controller.state_machine.report_parsing import Told, told_by
 from pacekeeper.controller.state_machine.state import JobState, RankLife, RankState, State
-from pacekeeper.controller.state_machine.told import Told, told_by
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.fast_replace import evolve
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.layout.codec import decode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.telemetry.node_report import JobReport
@@ -76,7 +76,7 @@ def take_in(
     commands += said
     job, said = _take_saves(job, told)
     commands += said
-    job, said = rewind.follow(job, told.ends)
+    job, said = job_lifecycle.rewind_to_step(job, told.ends)
     commands += said
     job = expert_loads.take(steps.put_pending(job, told.work, told.ends), told.loads)
     return evolve(state, jobs={**state.jobs, job.name: job}), commands

@@ -8,7 +8,7 @@ from math import inf
 from pacekeeper.controller.detection.device_history import Strikes
 from pacekeeper.controller.detection.rank_timings import Measured
 from pacekeeper.controller.state_machine.checkpoints import Saves
-from pacekeeper.controller.state_machine.load_drafts import LoadDrafts
+from pacekeeper.controller.state_machine.expert_load_drafts import LoadDrafts
 from pacekeeper.controller.state_machine.persistent_map import NodeMap, RankMap
 from pacekeeper.core.incidents.findings import Blindness, Decision, Incident, Rung, Tier, Watch
 from pacekeeper.core.incidents.operator_orders import Order

@@ -15,15 +15,13 @@ from pacekeeper.controller.detection import (
     imbalance,
     incidents,
     job_level,
-    lasting,
     links,
-    pacing,
     root_cause,
 )
 from pacekeeper.controller.detection.peer_groups import fold_roles, samples_of
 from pacekeeper.controller.mitigation import verification
-from pacekeeper.controller.mitigation.standing_by import standing_by
-from pacekeeper.controller.mitigation.way_home import all_is_over
+from pacekeeper.controller.mitigation.probes import standing_by
+from pacekeeper.controller.mitigation.rollout import all_is_over
 from pacekeeper.controller.state_machine.events import Command, SaveJob, StepSummary
 from pacekeeper.controller.state_machine.state import (
     JobState,
@@ -225,7 +223,7 @@ def _judge(
     commands += said
     job, said = coverage.after_step(job, judgement, timed, untimed, config, now_s)
     commands += said
-    job, said = lasting.note_persistent(job, config.policy.horizon_steps)
+    job, said = incidents.note_persistent(job, config.policy.horizon_steps)
     commands += said
     state, job, advised = imbalance.advise(state, job, samples, told.duration_s, unix_s)
     commands += advised
@@ -336,7 +334,7 @@ def _take_judgement(
         state, job, said = incidents.open_incident(state, job, finding, unix_s)
         commands += [*said, SaveJob(job=job.name)]
     for rank in judgement.recovered:
-        long = lasting.lasted(job, rank, FindingKind.DEVICE, config.policy.horizon_steps)
+        long = incidents.lasted(job, rank, FindingKind.DEVICE, config.policy.horizon_steps)
         why = f"rank {rank} is back at its expected time {long}".strip()
         job, said = incidents.close(job, {rank}, FindingKind.DEVICE, unix_s, why)
         commands += said
@@ -347,6 +345,6 @@ def _take_judgement(
         if slowdown >= config.detector.min_slowdown:
             job, said = incidents.remeasure(job, rank, FindingKind.DEVICE, slowdown)
             commands += said
-    state, job, said = pacing.follow_pace(state, job, judgement.common, config, unix_s)
+    state, job, said = job_level.follow_pace(state, job, judgement.common, config, unix_s)
     job, told = verification.judge(job)
     return state, job, [*commands, *said, *told]

@@ -6,6 +6,8 @@ a decision) comes with events of its own; a tick looks for what time alone chang
 
 from dataclasses import replace
 
+from pacekeeper.controller.mitigation import approvals
+from pacekeeper.controller.state_machine.events import Command, Say
 from pacekeeper.controller.state_machine.state import State
 
 RANKS_PER_S = 8192.0  # at some 10 us each: less than a tenth of a core
@@ -25,3 +27,19 @@ def next_turn(state: State, now_s: float) -> tuple[State, tuple[str, ...]]:
         left -= len(state.jobs[name].ranks)
     looked_at = turn[-1] if turn else state.looked_at
     return replace(state, ticked_s=now_s, ranks_left=left, looked_at=looked_at), tuple(sorted(turn))
+
+
+SET_S = 1.0  # less is drift, and not worth dates that jitter
+
+
+def follow(state: State, unix_offset_s: float | None) -> tuple[State, list[Command]]:
+    """On a tick. What waits for a person has the time left that it had."""
+    by_s = 0.0 if unix_offset_s is None else unix_offset_s - state.unix_offset_s
+    if abs(by_s) < SET_S:
+        return state, []
+    said: list[Command] = [Say(text=f"the wall clock was set by {by_s:+.0f} s: dates go by it")]
+    jobs = dict(state.jobs)
+    for name, job in state.jobs.items():
+        jobs[name], moved = approvals.move(job, by_s)
+        said += moved
+    return replace(state, jobs=jobs, unix_offset_s=state.unix_offset_s + by_s), said

@@ -7,7 +7,7 @@ belongs. Whoever goes on with that has half a past, and numbers incidents twice.
 import sqlite3
 from functools import cache
 
-from pacekeeper.controller.storage.json_columns import LARGE, SMALL
+from pacekeeper.controller.storage.rows import LARGE, SMALL
 from pacekeeper.controller.storage.schema import TABLES
 
 # SQLITE_ERROR: the tables are not what they were when the store was opened.

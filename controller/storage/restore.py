@@ -1,12 +1,16 @@
 """From the state to what of it outlives the controller, and back. Pure."""
 
+import contextlib
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 
 from pacekeeper.controller.detection.device_history import Strikes
 from pacekeeper.controller.detection.incidents import newest
 from pacekeeper.controller.state_machine.state import JobRecord, JobState, RankRecord, State
+from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.findings import FindingKind, Incident
 from pacekeeper.core.incidents.operator_orders import Order
 from pacekeeper.core.incidents.proposals import Proposal
@@ -117,3 +121,29 @@ def job_record(state: State, job: str) -> JobRecord:
         )
         + tuple(known.remembered[rank] for rank in sorted(known.remembered)),
     )
+
+
+_log = logging.getLogger(__name__)
+
+
+def open_past(path: Path, unix_offset_s: float) -> tuple[Store, State]:
+    """Raises as `Store.open` does, and DamagedError where what stands there can not be read."""
+    store = Store.open(path)
+    with contextlib.ExitStack() as undone:
+        undone.callback(store.close)
+        jobs, incidents, next_id = store.load()
+        waiting, next_proposal_id = store.open_proposals()
+        state = restored(
+            jobs,
+            incidents,
+            next_incident_id=next_id,
+            waiting=waiting,
+            next_proposal_id=next_proposal_id,
+            standing=store.orders(),
+            strikes=store.strikes(),
+            unix_offset_s=unix_offset_s,
+        )
+        undone.pop_all()
+    if jobs:
+        _log.info("store=%s jobs=%d incidents=%d", path, len(jobs), len(incidents))
+    return store, state

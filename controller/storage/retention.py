@@ -9,15 +9,99 @@ return to the disk (incremental vacuum). Once a minute a new pass begins.
 import logging
 import sqlite3
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
+from typing import Any
 
-from pacekeeper.controller.storage import past_rows, sqlite_file
-from pacekeeper.controller.storage.past_rows import Key, Past
+from pacekeeper.controller.ha.change_log import Journal
+from pacekeeper.controller.storage import sqlite_file
 from pacekeeper.controller.storage.store import Store
-from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.config.controller import RetentionConfig
+from pacekeeper.core.incidents.proposals import Answer
+
+Key = tuple[Any, ...]
+
+
+_OPEN = f"('{Answer.WAITING.value}', '{Answer.APPROVED.value}')"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """One kind of rows. `may_go`: which of them are over; `batch`: rows dropped at once."""
+
+    table: str
+    keys: tuple[str, ...]
+    age: str
+    may_go: str = "true"
+    also: tuple[str, ...] = ()  # tables with rows of the same key
+    batch: int = 64
+
+    def older(self, journal: Journal, unix_s: float) -> list[Key]:
+        """The oldest, as many as go at once, from before this time."""
+        return journal.execute(
+            f"SELECT {', '.join(self.keys)} FROM {self.table} WHERE {self.age} < ?"
+            f" AND {self.may_go} ORDER BY {self.age} LIMIT ?",
+            (unix_s, self.batch),
+        ).fetchall()
+
+    def oldest(self, journal: Journal) -> float:
+        """The time of the oldest; infinity: there is none."""
+        row = journal.execute(
+            f"SELECT {self.age} FROM {self.table} WHERE {self.age} IS NOT NULL AND {self.may_go}"
+            f" ORDER BY {self.age} LIMIT 1"
+        ).fetchone()
+        return inf if row is None else float(row[0])
+
+    def beyond(self, journal: Journal, kept: int) -> list[Key]:
+        """As many as go at once of those that come after the newest `kept`."""
+        order = ", ".join(f"{column} DESC" for column in (self.age, *self.keys))
+        return journal.execute(
+            f"SELECT {', '.join(self.keys)} FROM {self.table} WHERE {self.age} IS NOT NULL"
+            f" AND {self.may_go} ORDER BY {order} LIMIT ? OFFSET ?",
+            (self.batch, kept),
+        ).fetchall()
+
+    def drop(self, journal: Journal, keys: Sequence[Key]) -> None:
+        """These, for good."""
+        where = " AND ".join(f"{column} = ?" for column in self.keys)
+        for table in (self.table, *self.also):
+            for key in keys:
+                journal.execute(f"DELETE FROM {table} WHERE {where}", key)
+
+
+# The newest number stays: it is what the next one is counted from.
+INCIDENTS = Past(
+    table="incidents",
+    keys=("incident_id",),
+    age="closed_unix_s",
+    may_go="incident_id < (SELECT max(incident_id) FROM incidents)",
+    also=("courses",),
+)
+
+
+DECISIONS = Past(table="decisions", keys=("decision_id",), age="unix_s")
+
+
+PROPOSALS = Past(
+    table="proposals",
+    keys=("proposal_id",),
+    age="made_unix_s",
+    may_go=f"answer NOT IN {_OPEN} AND proposal_id < (SELECT max(proposal_id) FROM proposals)",
+)
+
+
+LAYOUTS = Past(  # megabytes each, of a large job
+    table="layouts", keys=("job", "generation"), age="unix_s", batch=4
+)
+
+
+PACES = Past(table="paces", keys=("job",), age="newest_unix_s")
+
+
+ALL = (LAYOUTS, INCIDENTS, DECISIONS, PROPOSALS, PACES)
+
 
 LOOK_EVERY_S = 60.0
 DAY_S = 86_400.0
@@ -54,12 +138,12 @@ class Retention:
         """By age, then by number."""
         journal, before = self.store.journal, unix_s - self.config.history_days * DAY_S
         kept = {
-            past_rows.LAYOUTS: self.config.layouts,
-            past_rows.INCIDENTS: self.config.incidents,
-            past_rows.DECISIONS: self.config.decisions,
-            past_rows.PROPOSALS: self.config.proposals,
+            LAYOUTS: self.config.layouts,
+            INCIDENTS: self.config.incidents,
+            DECISIONS: self.config.decisions,
+            PROPOSALS: self.config.proposals,
         }
-        old = [(past, partial(past.older, journal, before)) for past in past_rows.ALL]
+        old = [(past, partial(past.older, journal, before)) for past in ALL]
         return [*old, *((past, partial(past.beyond, journal, kept[past])) for past in kept)]
 
     def _drop(self) -> bool:
@@ -78,7 +162,7 @@ class Retention:
             self._say("size", "")
             return False
         journal = self.store.journal
-        past = min(past_rows.ALL, key=lambda past: past.oldest(journal))
+        past = min(ALL, key=lambda past: past.oldest(journal))
         if keys := past.older(journal, inf):
             self._drop_these(past, keys)
             return True

@@ -5,10 +5,61 @@ import math
 from dataclasses import astuple
 from typing import Any
 
-from pacekeeper.controller.storage.json_columns import items, real, text, whole
-from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier
+from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
+from pacekeeper.core.incidents.proposals import Answer, Proposal
 from pacekeeper.core.incidents.rank_failures import Deaths
 from pacekeeper.core.incidents.rank_ranges import joined, num_ranks
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
+
+SMALL = 1 << 32  # steps, ranks and generations are less: so they are told
+
+
+LARGE = 1 << 62  # numbers that are counted on, and bytes: SQLite holds twice that
+
+
+def whole(value: Any, below: int = SMALL) -> int:
+    """A count. Raises ValueError for anything else."""
+    if type(value) is not int or not 0 <= value < below:
+        raise ValueError(f"{value!r:.40} is no whole number below {below}")
+    return value
+
+
+def real(value: Any) -> float:
+    """A number. Raises ValueError for anything else."""
+    if type(value) not in (int, float):
+        raise ValueError(f"{value!r:.40} is no number")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{value!r:.40} is too large a number") from None
+
+
+def text(value: Any) -> str:
+    """A text that can be told. Raises ValueError for anything else."""
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.40} is no text")
+    value.encode()
+    return value
+
+
+def items(column: str) -> list[Any]:
+    """Those of a list. Raises ValueError for anything else."""
+    try:
+        found = json.loads(column)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+    if type(found) is not list:
+        raise ValueError(f"{column:.40} is no list")
+    return found
+
+
+def pairs(column: str) -> list[tuple[Any, Any]]:
+    """Those of a list. Raises ValueError for anything else."""
+    found = items(column)
+    if not all(type(one) is list and len(one) == 2 for one in found):
+        raise ValueError(f"{column:.40} is no list of pairs")
+    return [(one, other) for one, other in found]
+
 
 MOST_RANKS = 1 << 24  # of a job: more are damage, and would be counted for hours
 
@@ -79,4 +130,55 @@ def _deaths(plain: Any) -> Deaths:
         unix_s=real(unix_s),
         closed_unix_s=None if closed_unix_s is None else real(closed_unix_s),
         closed_step=None if closed_step is None else whole(closed_step),
+    )
+
+
+def proposal_row(proposal: Proposal) -> tuple[Any, ...]:
+    """The columns of the table `proposals`, in their order."""
+    decision = proposal.decision
+    return (
+        proposal.proposal_id,
+        proposal.job,
+        proposal.answer,
+        decision.rung,
+        decision.reason,
+        decision.current_step_s,
+        decision.planned_step_s,
+        decision.fluid_step_s,
+        decision.cost_s,
+        decision.moved_bytes,
+        encode_layout(proposal.plan),
+        encode_layout(proposal.base),
+        json.dumps(sorted(proposal.slow.items())),
+        json.dumps(proposal.incident_ids),
+        proposal.made_unix_s,
+        proposal.expires_unix_s,
+        proposal.said_by,
+        proposal.note,
+    )
+
+
+def proposal_of(row: tuple[Any, ...]) -> Proposal:
+    """Raises ValueError or TypeError for what is no such row."""
+    return Proposal(
+        proposal_id=row[0],
+        job=row[1],
+        answer=Answer(row[2]),
+        decision=Decision(
+            rung=Rung(row[3]),
+            reason=row[4],
+            current_step_s=row[5],
+            planned_step_s=row[6],
+            fluid_step_s=row[7],
+            cost_s=row[8],
+            moved_bytes=row[9],
+            layout=decode_layout(row[10]),
+        ),
+        base=decode_layout(row[11]),
+        slow={whole(rank): real(slowdown) for rank, slowdown in pairs(row[12])},
+        incident_ids=tuple(whole(one, LARGE) for one in items(row[13])),
+        made_unix_s=row[14],
+        expires_unix_s=row[15],
+        said_by=row[16],
+        note=row[17],
     )

@@ -13,14 +13,19 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pacekeeper.controller.detection.device_history import Strikes
-from pacekeeper.controller.ha import copy_mark
+from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.change_log import Change, Journal
 from pacekeeper.controller.state_machine.state import JobRecord, RankLife, RankRecord
 from pacekeeper.controller.storage import integrity, sqlite_file
 from pacekeeper.controller.storage.history_tables import Kept
-from pacekeeper.controller.storage.json_columns import items, whole
-from pacekeeper.controller.storage.proposal_rows import proposal_of, proposal_row
-from pacekeeper.controller.storage.rows import incident_of, incident_row
+from pacekeeper.controller.storage.rows import (
+    incident_of,
+    incident_row,
+    items,
+    proposal_of,
+    proposal_row,
+    whole,
+)
 from pacekeeper.core.errors import HostError
 from pacekeeper.core.incidents.findings import Decision, Incident
 from pacekeeper.core.incidents.operator_orders import Order
@@ -74,7 +79,7 @@ class Store:
 
     def name_copy(self, name: str, term: int) -> None:
         """It is led from now on, in this term: nobody else has what comes. Raises HostError."""
-        copy_mark.unmark(self._path)
+        replica_marker.unmark(self._path)
         self._connection.execute("UPDATE copy SET name = ?, term = ?", (name, term))
 
     def follow(self, changes: Sequence[Change]) -> None:

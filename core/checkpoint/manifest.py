@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from pacekeeper.core.checkpoint.interval import SaveCosts
-from pacekeeper.core.checkpoint.lost_tokens import lost
+from pacekeeper.core.checkpoint.partial_experts import lost
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
 
 MANIFEST_FILE = "manifest.json"

@@ -6,11 +6,12 @@ is their "adaptive" sharding: dense pieces fill up the ranks that write no exper
 is a layer, large pieces are cut: an embedding would else be one rank's alone.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from heapq import heapify, heapreplace
 
 from pacekeeper.core.checkpoint.manifest import Piece
 from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.replica_spread import ALONE, DomainOf, domain
 
 LEAST_BYTES = 1 << 16  # fewer are not worth a place of their own in the manifest
 STRIPS_PER_RANK = 4  # of the mean that a rank writes: what is given away as one
@@ -74,3 +75,20 @@ def writers(layout: Layout, size_bytes: Mapping[Piece, int]) -> dict[Piece, int]
                 load[there] += size
                 is_settled = False
     return chosen
+
+
+def keepers(ranks: Collection[int], domain_of: DomainOf = ALONE) -> dict[int, int]:
+    """The keeper of each rank: each keeps one. Empty where nobody else is there.
+
+    Where no domain has more than half of the ranks, every keeper is in another one. Where one has,
+    as many of its ranks as can be have theirs elsewhere, and all ranks of the others have.
+    """
+    in_domain: dict[Hashable, list[int]] = {}
+    for rank in sorted(ranks):
+        in_domain.setdefault(domain(domain_of, rank), []).append(rank)
+    circle = [rank for members in in_domain.values() for rank in members]
+    if len(circle) < 2:
+        return {}
+    widest = max(map(len, in_domain.values()))
+    step = widest if widest < len(circle) else 1
+    return {rank: circle[(i + step) % len(circle)] for i, rank in enumerate(circle)}

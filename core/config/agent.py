@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.config.config_checks import address, at_least, positive
+from pacekeeper.core.config.checks import address, at_least, positive
 from pacekeeper.core.config.controller import GRPC_PORT
-from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.telemetry.samples import NODE_NAME_RULE, is_node_name
 

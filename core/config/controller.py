@@ -7,17 +7,90 @@ in files of their own (`core/config/agent.py`, `core/config/detector.py` and so 
 
 from dataclasses import dataclass, field
 
-from pacekeeper.core.checkpoint.expert_turns import Order
-from pacekeeper.core.checkpoint.lost_tokens import PLT_LIMIT
+from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.checkpoint.manifest import CheckpointId
-from pacekeeper.core.config.config_checks import address, at_least, at_most, one_of, positive
+from pacekeeper.core.checkpoint.partial_experts import PLT_LIMIT, Order
+from pacekeeper.core.config.checks import address, at_least, at_most, one_of, positive
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.config.lease_config import LeaseConfig
-from pacekeeper.core.config.metrics import WebhookConfig
-from pacekeeper.core.config.metrics_config import MetricsConfig
-from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.config.metrics import MetricsConfig, WebhookConfig
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.telemetry.samples import JOB_NAME_RULE, is_job_name
+
+SHORTEST_STORE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionConfig:
+    """What is open, ordered or running is kept however old: open incidents, proposals that wait,
+    orders that stand, jobs that run. Strikes of devices have rules of their own (90 days)."""
+
+    # Days that the past is kept: closed incidents with their courses, decisions, proposals that
+    # are over, layouts that were in force, how fast jobs went.
+    history_days: float = 90.0
+    # The newest of each that are kept at most.
+    incidents: int = 50_000
+    decisions: int = 50_000
+    proposals: int = 10_000
+    layouts: int = 4096
+    # Bytes in the store; beyond, the oldest of these go whatever their age. A standby is sent all
+    # of them when it begins to follow.
+    store_bytes: int = 512 << 20
+    # Days, and number, of ended jobs that `pacekeeper status` still shows.
+    ended_job_days: float = 3.0
+    ended_jobs: int = 512
+
+    def __post_init__(self) -> None:
+        positive(self, "history_days", "ended_job_days")
+        at_most(self, 36_500.0, "history_days", "ended_job_days")
+        at_least(self, 1, "incidents", "decisions", "proposals", "layouts", "ended_jobs")
+        at_least(self, SHORTEST_STORE_BYTES, "store_bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseConfig:
+    """Where the lease is kept that lets one of several controllers command."""
+
+    # etcd://HOST:PORT,HOST:PORT/KEY or k8s://NAMESPACE/NAME; empty: this is the only controller.
+    url: str = ""
+    # This controller's name among them; empty: the host name.
+    member: str = ""
+    # host:port at which the others reach it; empty: where it listens.
+    advertise: str = ""
+    # Seconds without a renewal after which another takes over. Raising it bears longer pauses of
+    # the lease's store, and makes a takeover as much later.
+    duration_s: float = 4.0
+    # Seconds between two renewals.
+    renew_s: float = 1.0
+    # Seconds by which the leader stops before another may begin: it bears clocks whose rates differ
+    # by as large a part of duration_s.
+    margin_s: float = 1.0
+    # Seconds for which a standby may hold up what the leader stores before it counts no more.
+    sync_within_s: float = 2.0
+    # PEM files for the store of the lease: its authority, our certificate and key. Of Kubernetes
+    # and of etcd://; without `ca` etcd is spoken to in the clear, on loopback only.
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    # Kubernetes: https://HOST:PORT of the API and the file of the token; empty: as in every pod.
+    api: str = ""
+    token_file: str = ""
+
+    def __post_init__(self) -> None:
+        positive(self, "duration_s", "renew_s", "margin_s", "sync_within_s")
+        if self.url and not self.url.startswith(("etcd://", "k8s://")):
+            raise ValueError(
+                f"url: expected etcd://HOST:PORT/KEY or k8s://NAMESPACE/NAME, got {self.url!r}"
+            )
+        if self.renew_s + self.margin_s >= self.duration_s:
+            raise ValueError("duration_s: expected above renew_s + margin_s")
+        if bool(self.cert) != bool(self.key):
+            raise ValueError("cert, key: expected both files or neither")
+        if self.advertise:
+            try:
+                host_and_port(self.advertise)
+            except ValueError as error:
+                raise ValueError(f"advertise: {error}") from None
+
 
 GRPC_PORT = 7443  # below 32768, as all ports of ours: an ephemeral one any client could take
 LONGEST_WAIT_S = 7 * 86400.0  # of anything in a step: beyond, clocks of libraries overflow

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pacekeeper.core.config.config_checks import at_least, positive
+from pacekeeper.core.config.checks import at_least, positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

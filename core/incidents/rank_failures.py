@@ -7,8 +7,14 @@ job of 8,192 ranks that is killed is a few of them.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pacekeeper.core.incidents.rank_ranges import Runs, divided, joined, num_ranks, runs_of
-from pacekeeper.core.incidents.rank_text import run_text
+from pacekeeper.core.incidents.rank_ranges import (
+    Runs,
+    divided,
+    joined,
+    num_ranks,
+    run_text,
+    runs_of,
+)
 
 SAME_MOMENT_S = 1.0  # agents report as often: nobody knows it better
 TOLD_REASONS = 3  # in one sentence

@@ -11,9 +11,9 @@ from dataclasses import astuple, fields
 from functools import partial
 from operator import attrgetter
 
-from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind, payload_of
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
+    PAYLOAD_BYTES,
     SAVE_OUTCOMES,
     TIME_BOUNDS,
     CheckpointRecord,
@@ -24,8 +24,10 @@ from pacekeeper.core.telemetry.records import (
     ProbeRecord,
     RankExitRecord,
     Record,
+    RecordKind,
     SnapshotRecord,
     StepRecord,
+    payload_of,
 )
 from pacekeeper.core.text import one_line
 

@@ -4,7 +4,9 @@ A value that was not measured is None. Times named `_mono_s` are read from the m
 the record's own node and may be compared within that node only.
 """
 
+import struct
 from dataclasses import dataclass
+from enum import IntEnum
 
 LOADS_PER_RECORD = 16
 SAVE_OUTCOMES = ("complete", "written", "skipped", "failed")
@@ -204,3 +206,26 @@ SaveRecord = CheckpointRecord | SnapshotRecord
 _OfStep = MicroBatchRecord | StepRecord | ExpertLoadRecord
 _OfPlan = PlanAppliedRecord | PlanRefusedRecord
 Record = _OfStep | _OfPlan | RankExitRecord | ProbeRecord | SaveRecord
+
+
+PAYLOAD_BYTES = 116  # kind, two bytes that are zero, fields, zeros to the end
+
+
+class RecordKind(IntEnum):
+    """Numbers on disk: never reuse one."""
+
+    MICRO_BATCH = 1
+    STEP = 2
+    EXPERT_LOAD = 3
+    PLAN_APPLIED = 4
+    RANK_EXIT = 5
+    PROBE = 6
+    PLAN_REFUSED = 7
+    CHECKPOINT = 8
+    SNAPSHOT = 9
+
+
+def payload_of(kind: RecordKind, fields: str) -> tuple[struct.Struct, int]:
+    """A whole payload with these fields, and its kind as the plain number that `struct` takes."""
+    used = struct.Struct(f"<H2x{fields}").size
+    return struct.Struct(f"<H2x{fields}{PAYLOAD_BYTES - used}x"), int(kind)

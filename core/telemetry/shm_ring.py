@@ -21,8 +21,7 @@ from typing import Any, TypeVar
 from pacekeeper.core.errors import VersionError
 from pacekeeper.core.layout.pipeline_schedule import Schedule, known_schedule
 from pacekeeper.core.telemetry.record_codec import unpack
-from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES
-from pacekeeper.core.telemetry.records import Record
+from pacekeeper.core.telemetry.records import PAYLOAD_BYTES, Record
 from pacekeeper.core.telemetry.samples import Attachment, Clock, ModelShape
 
 MAGIC = b"PACERING"

@@ -22,7 +22,6 @@ from functools import cache
 from typing import Any
 
 from pacekeeper.core.layout.pipeline_schedule import known_schedule
-from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.records import (
     CheckpointRecord,
     ExpertLoadRecord,
@@ -38,6 +37,7 @@ from pacekeeper.core.telemetry.records import (
 from pacekeeper.core.telemetry.samples import (
     Attachment,
     Clock,
+    DeviceHealth,
     DeviceSample,
     HostSample,
     ModelShape,

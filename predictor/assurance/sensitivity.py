@@ -13,7 +13,7 @@ import numpy as np
 
 from pacekeeper.core.config.detector import DetectorConfig
 from pacekeeper.core.incidents.findings import Blindness
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.predictor.cost.features import Flags
 from pacekeeper.predictor.online.cusum import WINDOW_STEPS
 from pacekeeper.predictor.online.slowdown import patience

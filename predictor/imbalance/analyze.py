@@ -22,8 +22,8 @@ from pacekeeper.predictor.imbalance.stages_and_microbatches import (
     shared_work,
 )
 from pacekeeper.predictor.imbalance.what_if import Replay, replay_of
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, WhatIf
 from pacekeeper.predictor.offline.trace import ComputeTable, OpType, Trace, compute_of
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind, WhatIf
 from pacekeeper.predictor.stats.group_ids import grouped
 
 WORTH_NAMING = 1.03  # the least cost that the authors of the what-if analysis look into

@@ -24,8 +24,8 @@ from pacekeeper.predictor.job_level.blocks import (
 )
 from pacekeeper.predictor.job_level.step_time_model import Clocked, Pace
 from pacekeeper.predictor.job_level.transient_rises import STEADY_BLOCKS, Rise, passing_rises
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, Verdict
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind, Verdict
 from pacekeeper.predictor.stats.change_points import Level, block_means, levels
 
 MIN_STEPS = 30  # that a slowdown must last; shorter ones are hiccups

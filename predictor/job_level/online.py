@@ -16,8 +16,8 @@ from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.blocks import BLOCK_STEPS, Knowledge
 from pacekeeper.predictor.job_level.detect import FLOOR, MIN_SIGMAS, MIN_STEPS, judged, measured
 from pacekeeper.predictor.job_level.transient_rises import ALIKE
+from pacekeeper.predictor.offline.anomalies import Trouble
 from pacekeeper.predictor.offline.trace import StepTable, Trace
-from pacekeeper.predictor.offline.verdict import Trouble
 from pacekeeper.predictor.online.global_slowdown import NO_NEWS, PaceNews
 
 LOOK_STEPS = BLOCK_STEPS

@@ -7,15 +7,12 @@ from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.what_if import replayed, what_if_of
 from pacekeeper.predictor.job_level.detect import judge_job
 from pacekeeper.predictor.job_level.global_slowdown import pace_faults
-from pacekeeper.predictor.offline.collective_stragglers import link_faults
-from pacekeeper.predictor.offline.late_ranks import late_ranks
-from pacekeeper.predictor.offline.online_rules import with_causes
+from pacekeeper.predictor.offline.anomalies import Trouble, Verdict
+from pacekeeper.predictor.offline.collective_stragglers import late_ranks, link_faults
+from pacekeeper.predictor.offline.online_rules import slow_inputs, slow_links, with_causes
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.residuals import usable_rows
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.offline.trace_inputs import slow_inputs
-from pacekeeper.predictor.offline.trace_links import slow_links
-from pacekeeper.predictor.offline.verdict import Trouble, Verdict
 
 
 def judge(trace: Trace, replicates: Sequence[Trace] = ()) -> Verdict:

@@ -4,17 +4,34 @@ The onset is the end of the step before the first slow one, on each node's own c
 cause is looked for from a minute before it to a minute and a half after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from pacekeeper.predictor.causes.evidence import ThreadTime
+from pacekeeper.core.config.detector import DetectorConfig
+from pacekeeper.predictor.causes.evidence import NodeWindow, Seat, ThreadTime, peers_of, symptoms_of
 from pacekeeper.predictor.causes.explain import explain, in_words
-from pacekeeper.predictor.causes.witnesses import NodeWindow, Seat, peers_of, symptoms_of
-from pacekeeper.predictor.cost.features import Flags
-from pacekeeper.predictor.offline.trace import NodeSamples, ThreadTable, Trace
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
+from pacekeeper.predictor.cost.features import Flags, StepSample
+from pacekeeper.predictor.cost.model import log_ratios
+from pacekeeper.predictor.offline.anomalies import (
+    Episode,
+    Trouble,
+    TroubleKind,
+    episodes_of,
+    steps_of,
+    trouble_of,
+)
+from pacekeeper.predictor.offline.trace import (
+    NodeSamples,
+    OwnInputTable,
+    OwnTransferTable,
+    ThreadTable,
+    Trace,
+)
+from pacekeeper.predictor.online.input_stall import Inputs, fold_inputs
+from pacekeeper.predictor.online.links import fold_links, transfer_sample
+from pacekeeper.predictor.online.state import Evidence, Judgement, begin, model_of, sigma_of
 
 BEFORE_S = 60.0
 LOOK_AGAIN_S = 90.0  # after the onset
@@ -119,3 +136,128 @@ def _thread(table: ThreadTable, rows: Flags) -> ThreadTime | None:
     return ThreadTime(
         compute_s=float(table.compute_s[rows].sum()), run_queue_s=run_queue_s, stall_s=stall_s
     )
+
+
+def slow_inputs(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trouble, ...]:
+    """Ranks whose input was late, and when that of all was, in the order they were found.
+
+    () where no rank tells how long it waited. Steps that a rank does not tell it of are passed
+    over, as live.
+    """
+    table = trace.own_inputs
+    if table is None:
+        return ()
+    config = config or DetectorConfig()
+    inputs, told = _played(config, trace, table)
+    episodes = episodes_of(told)
+    if not episodes:
+        return ()
+    stage_of = {worker.rank: worker.stage for worker in trace.workers}
+    sigma = sigma_of(config, inputs.evidence)
+    for episode in episodes:
+        _measure(episode, told)
+    return tuple(trouble_of(one, TroubleKind.HOST, stage_of, sigma) for one in episodes)
+
+
+def _played(
+    config: DetectorConfig, trace: Trace, table: OwnInputTable
+) -> tuple[Inputs, list[Judgement]]:
+    inputs, told = Inputs(), list[Judgement]()
+    for step, rows in steps_of(table):
+        inputs, judgement = fold_inputs(
+            config,
+            inputs,
+            step=step,
+            generation=trace.generation_at(step),
+            ranks=table.rank[rows].tolist(),
+            duration_s=table.duration_s[rows],
+            input_s=table.input_s[rows],
+        )
+        if judgement is not None:
+            told.append(judgement)
+    return inputs, told
+
+
+def _measure(episode: Episode, told: list[Judgement]) -> None:
+    """Log of what steps would take by the rank's wait, beside that of its median peer; of all ranks
+    together beside what it was before.
+    """
+    rank, before = episode.finding.rank, [0.0]
+    for judgement in told:
+        waits = np.log(judgement.observed_s)
+        if rank is None:
+            level = float(np.median(waits))
+            if judgement.step < episode.finding.onset_step:
+                before.append(level)
+                continue
+            ratio = level - float(np.median(before[1:] or before))
+        elif rank in judgement.ranks:
+            at = judgement.ranks.index(rank)
+            ratio = float(waits[at] - np.median(np.delete(waits, at))) if len(waits) > 1 else 0.0
+        else:
+            continue
+        if episode.holds(judgement.step):
+            episode.steps.append(judgement.step)
+            episode.ratios.append(ratio)
+
+
+def slow_links(trace: Trace, config: DetectorConfig | None = None) -> tuple[Trouble, ...]:
+    """Links of ranks that were slow, in the order they were found; () where no rank tells its
+    transfers. Steps in which a rank does not tell them are passed over, as live.
+    """
+    config = config or DetectorConfig()
+    table = trace.own_transfers
+    if table is None:
+        return ()
+    node_of = {worker.rank: worker.node for worker in trace.workers}
+    evidence, episodes = _play_links(config, trace, table, node_of)
+    if not episodes:
+        return ()
+    _measure_links(evidence, _samples(trace, table), episodes)
+    stage_of = {worker.rank: worker.stage for worker in trace.workers}
+    sigma = sigma_of(config, evidence)
+    return tuple(trouble_of(episode, TroubleKind.LINK, stage_of, sigma) for episode in episodes)
+
+
+def _play_links(
+    config: DetectorConfig, trace: Trace, table: OwnTransferTable, node_of: Mapping[int, str]
+) -> tuple[Evidence, list[Episode]]:
+    evidence, told = begin(), list[Judgement]()
+    for sample in _samples(trace, table):
+        evidence, judgement = fold_links(config, evidence, sample, node_of)
+        told.append(judgement)
+    return evidence, episodes_of(told)
+
+
+def _samples(trace: Trace, table: OwnTransferTable) -> Iterator[StepSample]:
+    """The steps in which all ranks that ended them tell their transfers, in order."""
+    for step, rows in steps_of(table):
+        sample = transfer_sample(
+            step,
+            trace.generation_at(step),
+            table.rank[rows].tolist(),
+            table.transfer_s[rows],
+            table.num_bytes[rows],
+        )
+        if sample is not None:
+            yield sample
+
+
+def _measure_links(
+    evidence: Evidence, samples: Iterator[StepSample], episodes: Sequence[Episode]
+) -> None:
+    """Put each rank's log ratios beside its healthy peers into its episodes."""
+    model, charts = model_of(evidence), evidence.charts
+    own_pace = dict(zip(charts.ranks, charts.baseline.tolist(), strict=True))
+    for sample in samples:
+        held = [episode for episode in episodes if episode.holds(sample.step)]
+        if not held:
+            continue
+        slow = {episode.finding.rank for episode in held if episode.finding.rank is not None}
+        ratios = log_ratios(model, sample, slow)
+        for episode in held:
+            rank = episode.finding.rank
+            if rank in sample.ranks:
+                ratio = float(ratios[sample.ranks.index(rank)]) - own_pace.get(rank, 0.0)
+                episode.steps.append(sample.step)
+                episode.ratios.append(ratio)

@@ -14,12 +14,12 @@ import numpy as np
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.cost.features import Array
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
 from pacekeeper.predictor.offline.noise import Noise, noise_of
 from pacekeeper.predictor.offline.residuals import Residuals, TraceTimes, residuals_of, times_of
 from pacekeeper.predictor.offline.shift_scan import strongest_shifts
 from pacekeeper.predictor.offline.shift_test import Shift, base_of
 from pacekeeper.predictor.offline.trace import Chunk, Trace
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
 from pacekeeper.predictor.stats.peers import MIN_PEERS
 
 FALSE_ALARMS = 0.01  # per trace, if nothing is wrong

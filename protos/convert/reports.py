@@ -32,11 +32,11 @@ from pacekeeper.core.telemetry.samples import (
 )
 from pacekeeper.core.text import one_line
 from pacekeeper.protos import control_pb2, telemetry_pb2
-from pacekeeper.protos.convert.load_columns import loads_from_columns
 from pacekeeper.protos.convert.records import (
     KINDS,
     MAX_RECORDS,
     fill_columns,
+    loads_from_columns,
     micro_batches_in,
     num_rows,
     records_in,

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.node_report import AgentHealth
-from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 from pacekeeper.core.text import one_line
 from pacekeeper.protos import telemetry_pb2
 

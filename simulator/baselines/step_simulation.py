@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pacekeeper.controller.planning.partition.problem import Problem
+from pacekeeper.controller.planning.partition_cost.collectives import cell_sync_s
 from pacekeeper.controller.planning.partition_cost.compute import (
     GroupCost,
     constant_s,
@@ -15,7 +16,6 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     row_s,
 )
 from pacekeeper.controller.planning.partition_cost.memory import in_flight
-from pacekeeper.controller.planning.partition_cost.partition_sync import cell_sync_s
 from pacekeeper.simulator.baselines.even_pipelines import Ranks, batch_rows, even_cell, even_cost
 from pacekeeper.simulator.baselines.resihp_migration import Migration, StageWork, migrate_each
 

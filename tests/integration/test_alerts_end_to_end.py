@@ -12,7 +12,7 @@ import pytest
 
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.cli.admin.ca import Kind
-from pacekeeper.core.config.metrics_config import MetricsConfig
+from pacekeeper.core.config.metrics import MetricsConfig
 from pacekeeper.core.telemetry.node_report import JobReport
 from pacekeeper.core.telemetry.samples import DeviceSample
 from support.alerting import MISSING, Intervals, Receiver, Stack, wait_for

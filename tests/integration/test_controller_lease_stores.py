@@ -13,7 +13,7 @@ from pacekeeper.controller.ha.backends import open_lease_store
 from pacekeeper.controller.ha.http_client import AwayError, exchange
 from pacekeeper.controller.ha.lease import Member, Record, Timing
 from pacekeeper.controller.ha.lease_renewer import Keeper, LeaseStore
-from pacekeeper.core.config.lease_config import LeaseConfig
+from pacekeeper.core.config.controller import LeaseConfig
 from pacekeeper.core.errors import ConfigError
 from support.controllers import until
 from support.etcd import Etcd

@@ -13,8 +13,7 @@ import pytest
 from pacekeeper.cli.admin import ca
 from pacekeeper.cli.admin.ca import Kind
 from pacekeeper.controller.api.auth.rbac import Role
-from pacekeeper.controller.api.auth.token_file import change_tokens
-from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written
+from pacekeeper.controller.api.auth.tokens import TokenRecord, change_tokens, digest, written
 from pacekeeper.core.config.security import TlsConfig
 from pacekeeper.core.errors import ExitCode
 from pacekeeper.core.telemetry.node_report import JobReport

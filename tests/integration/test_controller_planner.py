@@ -10,11 +10,11 @@ from typing import Any
 import grpc.aio
 import pytest
 
-from pacekeeper.controller import planner
+from pacekeeper.controller import effects
 from pacekeeper.controller.app import Controller
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.state_machine.events import NodeReported
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.codec import encode_layout
@@ -88,7 +88,7 @@ def test_status_and_reports_are_served_while_a_plan_is_made(
         while controller.state.jobs[JOB].desired is None:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(planner, "decide", slow)
+    monkeypatch.setattr(effects, "decide", slow)
     controller = play(tmp_path, scene)
     desired = controller.state.jobs[JOB].desired
     assert desired is not None and desired.generation == 2
@@ -112,7 +112,7 @@ def test_a_bug_in_a_decision_is_counted_and_the_next_facts_are_decided_on(
             await asyncio.sleep(0.01)
             number += 1
 
-    monkeypatch.setattr(planner, "decide", failing)
+    monkeypatch.setattr(effects, "decide", failing)
     monkeypatch.setattr(
         "pacekeeper.controller.app._log.error", lambda text, *a, **k: said.append(text % a)
     )

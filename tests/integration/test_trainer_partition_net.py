@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.errors import ExitCode
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.trainer.engine.single_process import train_alone
 from support.fleet import SMALL, Fleet
 from support.networks import Network

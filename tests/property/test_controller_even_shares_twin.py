@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning.experts.arc_values import (
+from pacekeeper.controller.planning.experts.ring_arcs import (
     MARGIN,
     Arcs,
     arc_values,

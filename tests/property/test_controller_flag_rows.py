@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning.token_split.flag_rows import numbered_rows
+from pacekeeper.controller.planning.token_split.min_max import numbered_rows
 
 
 @pytest.mark.parametrize("width", [1, 7, 8, 9, 63, 64, 65, 130])

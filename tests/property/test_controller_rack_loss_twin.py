@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.controller.planning import rack_loss as module
+from pacekeeper.controller.planning import reliability
 from pacekeeper.controller.planning.experts.planner import plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
-from pacekeeper.controller.planning.rack_loss import loss_with_racks
-from pacekeeper.controller.planning.reliability import kill_sets
+from pacekeeper.controller.planning.reliability import kill_sets, loss_with_racks
 
 Case = tuple[list[frozenset[int]], dict[int, float], dict[int, int], dict[int, float]]
 
@@ -72,7 +71,7 @@ def test_beyond_few_sets_of_events_it_is_never_below(
 ) -> None:
     hosts, nodes, rack_of, racks = case
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MAX_EVENT_SETS", 0)
+        patch.setattr(reliability, "MAX_EVENT_SETS", 0)
         assert (
             loss_with_racks(kill_sets(hosts), nodes, rack_of, racks)
             >= tried(hosts, nodes, rack_of, racks) - 1e-12

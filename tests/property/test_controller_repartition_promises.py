@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pacekeeper.controller.planning.partition.constraints import check_partition
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
-from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.policy.pricing import Pricing
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Rung
 from pacekeeper.core.layout.codec import decode_layout, encode_layout

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.controller.planning.experts.certificate import least_value
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
 from pacekeeper.controller.planning.experts.repair import Needs, mended
-from pacekeeper.controller.planning.experts.slot_bound import least_value
 from pacekeeper.controller.policy.failure_domains import SpreadFloor
 from pacekeeper.core.layout.layout import ExpertHosts, even_layout
 from support.layouts import on_nodes

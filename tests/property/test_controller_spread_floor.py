@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.failure_domains import SpreadFloor, num_narrow
-from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.controller.state_machine.state import Promise, Refusal
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung

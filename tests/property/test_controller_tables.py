@@ -6,7 +6,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.controller.state_machine.told import told_by
+from pacekeeper.controller.state_machine.report_parsing import told_by
 from pacekeeper.core.telemetry.microbatch_table import table_of
 from pacekeeper.core.telemetry.node_report import JobReport, NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord

@@ -10,9 +10,13 @@ from hypothesis import strategies as st
 
 from pacekeeper.core.config.agent import AgentConfig
 from pacekeeper.core.config.client import ClientConfig
-from pacekeeper.core.config.controller import ControllerConfig, PolicyConfig, TrainConfig
+from pacekeeper.core.config.controller import (
+    ControllerConfig,
+    LeaseConfig,
+    PolicyConfig,
+    TrainConfig,
+)
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.config.lease_config import LeaseConfig
 from pacekeeper.core.config.loader import override, read_config
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig, TlsConfig
 from pacekeeper.core.errors import ConfigError

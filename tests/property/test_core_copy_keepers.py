@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.checkpoint.copy_keepers import keepers
+from pacekeeper.core.checkpoint.write_plan import keepers
 
 RANKS = st.dictionaries(st.integers(0, 40), st.integers(0, 5), max_size=12)
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.checkpoint.expert_turns import by_need
-from pacekeeper.core.checkpoint.lost_tokens import longest_gap
+from pacekeeper.core.checkpoint.partial_experts import by_need, longest_gap
 from pacekeeper.core.layout.layout import Block, BlockKind
 
 models = st.lists(st.integers(0, 9), min_size=1, max_size=5)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.checkpoint.expert_turns import by_need
-from pacekeeper.core.checkpoint.lost_tokens import (
+from pacekeeper.core.checkpoint.partial_experts import (
     PLT_LIMIT,
+    by_need,
     longest_gap,
     lost,
     mean_age,

@@ -12,14 +12,15 @@ from pacekeeper.core.errors import VersionError
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.record_codec import REASON_BYTES, pack, unpack
-from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind
 from pacekeeper.core.telemetry.records import (
     LOADS_PER_RECORD,
     MOST_S,
+    PAYLOAD_BYTES,
     ExpertLoadRecord,
     PlanRefusedRecord,
     RankExitRecord,
     Record,
+    RecordKind,
     StepRecord,
 )
 from pacekeeper.core.telemetry.samples import Attachment

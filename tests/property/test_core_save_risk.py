@@ -6,14 +6,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pacekeeper.core.checkpoint.expert_turns import by_need
-from pacekeeper.core.checkpoint.lost_tokens import mean_age
 from pacekeeper.core.checkpoint.partial_experts import (
     alarm,
+    by_need,
     expected_loss,
     frequencies,
     least_loss,
     loss_probability,
+    mean_age,
     need,
     order_bound,
     round_robin_ratio,

@@ -8,9 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment, Clock, DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import (
+    Attachment,
+    Clock,
+    DeviceHealth,
+    DeviceSample,
+    HostSample,
+)
 from pacekeeper.core.telemetry.trace_jsonl import (
     TraceHeader,
     attached_line,

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pacekeeper.core.checkpoint.manifest import Piece
-from pacekeeper.core.checkpoint.window_turns import (
+from pacekeeper.core.checkpoint.window_steps import (
     MOST_STEPS,
     costs_of,
     fewest_steps,

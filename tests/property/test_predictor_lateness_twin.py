@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.predictor.offline import late_ranks
+from pacekeeper.predictor.offline import collective_stragglers
 from pacekeeper.predictor.stats.robust import MAD_TO_SIGMA
 
 
@@ -17,9 +17,9 @@ def test_each_rank_is_judged_beside_the_others_alone(
     if is_coarse:  # ties
         wait_s = np.round(wait_s, 1)
     compute_s[random.random(compute_s.shape) < 0.05] = np.nan
-    busy_s = late_ranks._others_busy_s(compute_s)
+    busy_s = collective_stragglers._others_busy_s(compute_s)
     waiting_s = np.stack([np.median(np.delete(wait_s, i, 1), 1) for i in range(num_ranks)], axis=1)
-    worth_s = late_ranks._worth_naming_s(wait_s, waiting_s, busy_s)
+    worth_s = collective_stragglers._worth_naming_s(wait_s, waiting_s, busy_s)
     for i in range(num_ranks):
         others = np.delete(wait_s, i, axis=1)
         middle = np.median(others, axis=1)

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.predictor.offline.anomalies import Trouble
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
-from pacekeeper.predictor.offline.verdict import Trouble
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 SEEDS = st.integers(0, 10_000)

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pacekeeper.predictor.offline.online_rules import slow_links
 from pacekeeper.predictor.offline.trace import OwnTransferTable, Trace, Worker
-from pacekeeper.predictor.offline.trace_links import slow_links
 
 NUM_STEPS, NUM_RANKS = 30, 3
 times = st.sampled_from([np.nan, 0.0, 1e-300, 1e-9, 0.01, 0.5, 1e6, 9e8])

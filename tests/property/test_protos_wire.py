@@ -10,12 +10,22 @@ from hypothesis import strategies as st
 from pacekeeper.core.layout.codec import encode_layout
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.pipeline_schedule import Schedule
-from pacekeeper.core.telemetry.device_health import DeviceHealth
 from pacekeeper.core.telemetry.node_report import AgentHealth, JobReport, NodeReport, PlanFile
 from pacekeeper.core.telemetry.record_codec import unpack
-from pacekeeper.core.telemetry.record_kinds import PAYLOAD_BYTES, RecordKind
-from pacekeeper.core.telemetry.records import ExpertLoadRecord, MicroBatchRecord, Record
-from pacekeeper.core.telemetry.samples import Attachment, DeviceSample, HostSample, ModelShape
+from pacekeeper.core.telemetry.records import (
+    PAYLOAD_BYTES,
+    ExpertLoadRecord,
+    MicroBatchRecord,
+    Record,
+    RecordKind,
+)
+from pacekeeper.core.telemetry.samples import (
+    Attachment,
+    DeviceHealth,
+    DeviceSample,
+    HostSample,
+    ModelShape,
+)
 from pacekeeper.protos import telemetry_pb2
 from pacekeeper.protos.convert import reports as wire
 from support.records import ATTACHMENT, SHAPE, records

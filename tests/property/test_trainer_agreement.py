@@ -20,9 +20,9 @@ from pacekeeper.trainer.distributed.kv_store import (
 )
 from pacekeeper.trainer.elastic import consensus
 from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
+from pacekeeper.trainer.elastic.messages import Report, Verdict
 from pacekeeper.trainer.elastic.quorum import Group, rule
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
-from pacekeeper.trainer.elastic.verdict import Report, Verdict
 from support.fake_stores import FakeCluster, Killed
 
 TICKET = 7

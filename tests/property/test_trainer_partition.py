@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from pacekeeper.core.errors import NoQuorumError
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import Succession
-from pacekeeper.trainer.elastic import consensus, patience
+from pacekeeper.trainer.elastic import consensus
 from pacekeeper.trainer.elastic.consensus import Agreement, Fenced
+from pacekeeper.trainer.elastic.messages import Report
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
-from pacekeeper.trainer.elastic.verdict import Report
 from support.fake_stores import FakeCluster, Killed
 
 MAX_ROUNDS = 8
@@ -28,7 +28,7 @@ MAX_ROUNDS = 8
 def _hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(consensus, "QUORUM_WAIT_S", 0.3)
-        patch.setattr(patience, "GRACE_S", 0.1)
+        patch.setattr(consensus, "GRACE_S", 0.1)
         patch.setattr(consensus, "FENCE_GRACE_S", 0.1)
         yield
 

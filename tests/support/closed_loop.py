@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pacekeeper.controller.mitigation.way_home import is_same_work
+from pacekeeper.controller.mitigation.rollout import is_same_work
 from pacekeeper.core.config.controller import ControllerConfig
 from pacekeeper.core.config.detector import DetectorConfig
 from support.paper_cluster import PaperCluster

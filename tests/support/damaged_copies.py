@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pacekeeper.controller.ha import copy_mark
+from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 
@@ -65,5 +65,5 @@ def old_copy(path: Path, spoil: Callable[[Path], None] = lambda _: None) -> Path
     store.name_copy(OLD, 3)
     store.close()
     spoil(path)
-    copy_mark.mark(path, OLD)
+    replica_marker.mark(path, OLD)
     return path

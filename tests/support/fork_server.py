@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerContext
 from typing import Any
 from unittest import mock
 
-from pacekeeper.trainer.elastic.rank_server import RANKS_NEED, rank_server
+from pacekeeper.trainer.elastic.launcher import RANKS_NEED, rank_server
 
 LOADED = (
     *RANKS_NEED,

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from pacekeeper.agent import device_series
+from pacekeeper.agent import metrics
 from pacekeeper.agent.metrics import AgentMetrics
 from pacekeeper.controller.observability import rank_metrics, state_metrics
 from pacekeeper.controller.observability.metrics import ControllerMetrics
@@ -28,7 +28,7 @@ def all_families(*, agents: bool = True) -> list[Family]:
         state_metrics,
         rank_metrics,
         certificate_metrics,
-        *([device_series] if agents else []),
+        *([metrics] if agents else []),
     )
     found = [f for module in modules for value in vars(module).values() for f in _families(value)]
     return list({family.name: family for family in found}.values())

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from pacekeeper.core.telemetry.device_health import DeviceHealth
-from pacekeeper.core.telemetry.samples import DeviceSample, HostSample
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample, HostSample
 from pacekeeper.predictor.causes.evidence import DeviceWindow, HostWindow, Symptoms, ThreadTime
 
 ONSET_S = 100.0

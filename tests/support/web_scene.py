@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pacekeeper.controller.api.auth.audit_log import Audit
-from pacekeeper.controller.api.auth.token_file import TokenFile
+from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.api.operator_actions import Desk
 from pacekeeper.controller.api.web.app import Web
 from pacekeeper.controller.api.web.auth import Door

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from pacekeeper.agent.uplink.batching import Reading
-from pacekeeper.agent.uplink.load_sums import MOST_ROWS, with_sums
+from pacekeeper.agent.uplink.batching import MOST_ROWS, Reading, with_sums
 from pacekeeper.core.telemetry.records import ExpertLoadRecord, Record
 from support.agents import step
 

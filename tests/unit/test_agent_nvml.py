@@ -14,8 +14,7 @@ from pacekeeper.agent.nvml import sampler as sampler_module
 from pacekeeper.agent.nvml.client import NoNvml, Nvml, open_nvml
 from pacekeeper.agent.nvml.device import GoneError
 from pacekeeper.agent.nvml.sampler import HUNG_S, Sampler
-from pacekeeper.core.telemetry.device_health import DeviceHealth
-from pacekeeper.core.telemetry.samples import DeviceSample
+from pacekeeper.core.telemetry.samples import DeviceHealth, DeviceSample
 
 CODES = {
     "GPU_IS_LOST": 15, "RESET_REQUIRED": 16, "NOT_SUPPORTED": 3, "FUNCTION_NOT_FOUND": 13,

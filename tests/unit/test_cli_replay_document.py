@@ -6,8 +6,8 @@ import pytest
 
 from pacekeeper.cli.analysis.replay import document
 from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind, Verdict, WhatIf
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind, Verdict, WhatIf
 from support.tree import ROOT
 
 TRACE = Trace(name="t", source="native", workers=())

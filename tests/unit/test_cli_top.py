@@ -16,8 +16,7 @@ from textual.widgets import DataTable, Static
 from pacekeeper.cli.top.app import Explained, Sure, TopApp
 from pacekeeper.cli.top.rows import Order, chosen
 from pacekeeper.cli.top.source import Shown
-from pacekeeper.controller.api.course_views import explanation_view, pace_view
-from pacekeeper.controller.api.messages import incident_view, job_view
+from pacekeeper.controller.api.messages import explanation_view, incident_view, job_view, pace_view
 from pacekeeper.core.errors import ExitCode, UnreachableError
 from pacekeeper.core.incidents.operator_orders import OrderKind
 from pacekeeper.protos import status_pb2

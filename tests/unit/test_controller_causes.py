@@ -28,7 +28,7 @@ from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, T
 from pacekeeper.core.telemetry.node_report import NodeReport
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.core.telemetry.samples import Attachment, DeviceSample
-from pacekeeper.predictor.causes.witnesses import PEERS
+from pacekeeper.predictor.causes.evidence import PEERS
 from pacekeeper.predictor.online.state import restore
 from support.machine_driver import FIRST, QUICK, WARM, Driver, applied, attachment, step
 from support.symptoms import DEVICE, HOST

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pacekeeper.controller.ha.copy_mark import MARK, mark, marked, unmark
-from pacekeeper.controller.ha.copy_standing import Standing, standing
 from pacekeeper.controller.ha.leadership import Alone
+from pacekeeper.controller.ha.replica import Standing, standing
+from pacekeeper.controller.ha.replica_marker import MARK, mark, marked, unmark
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.core.errors import HostError
 

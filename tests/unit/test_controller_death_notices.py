@@ -1,8 +1,8 @@
 """Deaths are told at once; a large job that is killed does not keep the controller busy with it."""
 
 from pacekeeper.controller.mitigation.rollout import say_again
-from pacekeeper.controller.state_machine.death_notices import PAUSE_RANKS, PAUSE_S, tell
 from pacekeeper.controller.state_machine.events import Command, NotifyDeaths, SaveIncident
+from pacekeeper.controller.state_machine.rank_failures import PAUSE_RANKS, PAUSE_S, tell
 from pacekeeper.controller.state_machine.state import State
 from support.machine_driver import JOB
 from support.many_ranks import NOW_S, PER_NODE, job, killed

@@ -15,8 +15,7 @@ from pacekeeper.controller.state_machine.events import (
 )
 from pacekeeper.controller.state_machine.job_lifecycle import DAY_S, KEEP_SILENT_S
 from pacekeeper.controller.state_machine.state import RankLife
-from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.retention_config import RetentionConfig
+from pacekeeper.core.config.controller import ControllerConfig, RetentionConfig
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Incident, Tier, Watch
 from support.machine_driver import (
     FIRST,

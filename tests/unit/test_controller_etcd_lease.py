@@ -11,8 +11,7 @@ import pytest
 from pacekeeper.controller.ha import etcd
 from pacekeeper.controller.ha.etcd import EtcdLease
 from pacekeeper.controller.ha.http_client import Answer, AwayError, exchange
-from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.ha.lease_codec import encode_record
+from pacekeeper.controller.ha.lease import Record, encode_record
 
 RECORD = Record(
     term=7, holder="a", life="b", address="h:1", duration_s=4.0, copies=("c",), renewals=3

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.agent.uplink.batching import Reading
-from pacekeeper.agent.uplink.load_sums import with_sums
+from pacekeeper.agent.uplink.batching import Reading, with_sums
 from pacekeeper.controller.state_machine import expert_loads
 from pacekeeper.controller.state_machine.expert_loads import LATE_STEPS
 from pacekeeper.controller.state_machine.state import JobState, RankState

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from pacekeeper.controller.planning.experts.expert_moves import nearest_ranks
+from pacekeeper.controller.planning.experts.incremental import nearest_ranks
 from pacekeeper.controller.planning.experts.planner import ExpertPlan, plan_experts
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices, alike
 from pacekeeper.controller.planning.experts.repair import Needs, get_no_narrower, mended

@@ -15,8 +15,8 @@ from pacekeeper.controller.detection.device_history import (
 )
 from pacekeeper.controller.detection.incidents import open_incident
 from pacekeeper.controller.state_machine.events import SaveStrike
+from pacekeeper.controller.state_machine.rank_failures import suspects
 from pacekeeper.controller.state_machine.state import JobState, RankState, State
-from pacekeeper.controller.state_machine.suspects import suspects
 from pacekeeper.core.incidents.findings import Finding, FindingKind, Tier
 from pacekeeper.core.telemetry.samples import Attachment
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.ha import copy_mark
+from pacekeeper.controller.ha import replica_marker
 from pacekeeper.controller.ha.replica import DAMAGED, SET_ASIDE, Copy
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
@@ -52,10 +52,10 @@ def test_a_damaged_copy_does_not_stand_and_stays_until_a_whole_one_has_come(
     assert stood == [None]
 
     copy._install(data, FRESH, 4)
-    assert (stood[1:], copy.damage, copy_mark.marked(path)) == ([FRESH], "", FRESH)
+    assert (stood[1:], copy.damage, replica_marker.marked(path)) == ([FRESH], "", FRESH)
     copy.close()
     for file, data in before.items():
-        if not file.name.endswith((copy_mark.MARK, ".lock")):
+        if not file.name.endswith((replica_marker.MARK, ".lock")):
             kept = Path(str(file).replace("store", f"store{DAMAGED}"))
             assert kept.read_bytes() == data, file
     (said,) = caplog.messages
@@ -67,7 +67,7 @@ def test_a_store_that_was_led_or_came_from_nobody_is_refused_as_ever(
     tmp_path: Path, spoil: Callable[[Path], None]
 ) -> None:
     path, stood = old_copy(tmp_path / "store", spoil), list[str | None]()
-    copy_mark.unmark(path)
+    replica_marker.unmark(path)
     with pytest.raises(DamagedError):
         Copy(path, stood.append)
     assert stood == []
@@ -108,7 +108,7 @@ def test_an_empty_file_that_is_no_copy_begins_without_a_past(tmp_path: Path) -> 
 def test_a_disk_that_can_not_be_read_is_no_damage(tmp_path: Path) -> None:
     """It may mend."""
     path = tmp_path / "store"
-    copy_mark.mark(path, OLD)
+    replica_marker.mark(path, OLD)
     path.mkdir()
     with pytest.raises(HostError, match="unable to open") as caught:
         Copy(path, lambda _: None)
@@ -140,9 +140,9 @@ def test_a_fresh_copy_that_is_damaged_at_once_counts_for_nothing(
 
 def test_another_store_in_its_place_is_no_copy(tmp_path: Path) -> None:
     path, stood = old_copy(tmp_path / "store"), list[str | None]()
-    copy_mark.mark(path, "of a snapshot that never stood there")
+    replica_marker.mark(path, "of a snapshot that never stood there")
     Copy(path, stood.append).close()
-    assert stood == [OLD] and copy_mark.marked(path) is None
+    assert stood == [OLD] and replica_marker.marked(path) is None
 
 
 class Killed(BaseException):
@@ -175,7 +175,7 @@ def test_whoever_is_killed_in_between_leads_with_a_whole_store_or_waits_for_one(
     if is_damaged:
         old_copy(before / "store", spoil_log)
     else:
-        copy_mark.unmark(old_copy(before / "store"))
+        replica_marker.unmark(old_copy(before / "store"))
     seen = set[str | None]()
     for number in range(99):
         stood = list[str | None]()

@@ -10,7 +10,7 @@ import pytest
 
 from pacekeeper.controller.api.auth.rate_limit import Limit
 from pacekeeper.controller.ingest import ipc, worker
-from pacekeeper.controller.ingest.http2.pipes import Pipes
+from pacekeeper.controller.ingest.http2.proxy import Pipes
 from pacekeeper.controller.ingest.ipc import Frame, Frames, Shown
 from pacekeeper.controller.ingest.worker import UNSENT_BYTES, Front, Line, sequence_of
 from pacekeeper.core.errors import HostError

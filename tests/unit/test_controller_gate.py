@@ -14,8 +14,13 @@ from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.audit_log import Audit
 from pacekeeper.controller.api.auth.interceptor import CALLER, Gate
 from pacekeeper.controller.api.auth.rbac import METHODS, Action, Role
-from pacekeeper.controller.api.auth.token_file import TokenFile, change_tokens
-from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written
+from pacekeeper.controller.api.auth.tokens import (
+    TokenFile,
+    TokenRecord,
+    change_tokens,
+    digest,
+    written,
+)
 from pacekeeper.controller.state_machine.state import State
 from pacekeeper.core.config.security import AccessConfig, LimitsConfig
 from pacekeeper.protos import operator_pb2, status_pb2

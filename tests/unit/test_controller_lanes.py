@@ -26,8 +26,7 @@ from pacekeeper.controller.ingest.http2.frames import (
     frame,
 )
 from pacekeeper.controller.ingest.http2.listener import listening
-from pacekeeper.controller.ingest.http2.pipes import Pipes
-from pacekeeper.controller.ingest.http2.proxy import ATTACH
+from pacekeeper.controller.ingest.http2.proxy import ATTACH, Pipes
 
 PATIENCE_S = 60.0
 

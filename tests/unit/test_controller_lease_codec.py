@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from pacekeeper.controller.ha.lease import Record
-from pacekeeper.controller.ha.lease_codec import decode_record, encode_record
+from pacekeeper.controller.ha.lease import Record, decode_record, encode_record
 
 RECORD = Record(
     term=7,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pacekeeper.controller.app import Controller
-from pacekeeper.controller.ha import copy_mark, leader_election
+from pacekeeper.controller.ha import leader_election, replica_marker
 from pacekeeper.controller.ha.replica import Copy
 from pacekeeper.controller.storage.sqlite_file import DamagedError
 from pacekeeper.controller.storage.store import Store
@@ -54,7 +54,7 @@ def test_who_wins_with_a_damaged_copy_gives_up_and_with_its_own_store_ends(
     path, keeper = old_copy(tmp_path / "store", spoil), Keeper()
     damage = leading(path, keeper, 20.0)
     assert "is damaged" in damage
-    assert keeper.stood == [None] and copy_mark.marked(path) == OLD
+    assert keeper.stood == [None] and replica_marker.marked(path) == OLD
     # Though it can be opened it does not stand again before there is a fresh one.
     copy = Copy(path, keeper.stand, damage)
     assert keeper.stood == [None, None] and copy.damage.startswith(damage)
@@ -63,7 +63,7 @@ def test_who_wins_with_a_damaged_copy_gives_up_and_with_its_own_store_ends(
     copy.close()
 
     spoil(path)
-    copy_mark.unmark(path)
+    replica_marker.unmark(path)
     with pytest.raises(DamagedError):
         leading(path, keeper, 20.0)
     with pytest.raises(DamagedError):
@@ -78,5 +78,5 @@ def test_nobody_is_served_before_the_record_names_its_store_alone(
     assert leading(path, Keeper(), 0.2) == ""
     assert "listening" not in capsys.readouterr().out
     store = Store.open(path)
-    assert store.copy == (OLD, 5) and copy_mark.marked(path) is None
+    assert store.copy == (OLD, 5) and replica_marker.marked(path) is None
     store.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pacekeeper.controller.ingest.http2.pipes import Pipes, _End
+from pacekeeper.controller.ingest.http2.proxy import Pipes, _End
 from pacekeeper.controller.ingest.ipc import Shown
 from pacekeeper.controller.ingest.runtime_dir import own_folder
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.planning.experts.slot_bound import least_value
+from pacekeeper.controller.planning.experts.certificate import least_value
 from pacekeeper.controller.planning.token_split import proportional as shares_module
 from pacekeeper.controller.planning.token_split.linear_program import batch_rows, best_value
 from pacekeeper.controller.planning.token_split.proportional import SLACK, token_shares

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.controller.state_machine.state import Refusal
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import Rung

@@ -7,8 +7,8 @@ import pytest
 
 from pacekeeper.controller.policy.decide import decide
 from pacekeeper.controller.policy.partition_inputs import as_partition
-from pacekeeper.controller.policy.policy_view import View
 from pacekeeper.controller.policy.pricing import Pricing
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.controller.state_machine.state import Move, Promise, Refusal
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import COSTLY, Decision, Rung

@@ -13,13 +13,12 @@ from pacekeeper.controller.detection.device_history import Strike
 from pacekeeper.controller.observability.timeline import Course
 from pacekeeper.controller.state_machine.events import Event, NodeReported
 from pacekeeper.controller.state_machine.state import JobState
-from pacekeeper.controller.storage import past_rows, retention
+from pacekeeper.controller.storage import retention
 from pacekeeper.controller.storage.retention import DAY_S, LOOK_EVERY_S, Retention
 from pacekeeper.controller.storage.store import Store
 from pacekeeper.controller.storage.write_batch import Writes, write
-from pacekeeper.core.config.controller import ControllerConfig
+from pacekeeper.core.config.controller import ControllerConfig, RetentionConfig
 from pacekeeper.core.config.detector import DetectorConfig
-from pacekeeper.core.config.retention_config import RetentionConfig
 from pacekeeper.core.incidents.findings import Decision, Finding, FindingKind, Incident, Rung, Tier
 from pacekeeper.core.incidents.operator_orders import Order, OrderKind
 from pacekeeper.core.incidents.proposals import Answer, Proposal
@@ -192,7 +191,7 @@ class TestBySize:
             left = numbers(store, table, key)
             assert left == [*range(left[0], newest + 1)], f"the newest {table}"
             firsts.append(left[0])
-        assert abs(firsts[0] - firsts[1]) <= past_rows.DECISIONS.batch, "they go side by side"
+        assert abs(firsts[0] - firsts[1]) <= retention.DECISIONS.batch, "they go side by side"
 
     def test_what_is_open_stays_and_is_said_to_be_too_much(
         self, store: Store, caplog: pytest.LogCaptureFixture
@@ -218,7 +217,7 @@ class TestLittleByLittle:
         for tick in range(6):
             keeper.look(100.0 + 0.2 * tick, NOW_S)
             left.append(len(numbers(store, "incidents", "incident_id")))
-        batch = past_rows.INCIDENTS.batch
+        batch = retention.INCIDENTS.batch
         assert left == [300 - batch, 300 - 2 * batch, 300 - 3 * batch, 300 - 4 * batch, 1, 1]
 
     def test_nothing_is_looked_for_again_within_a_minute(self, store: Store) -> None:

@@ -1,6 +1,6 @@
 """What waits is counted once, as long as somebody has it, and never more than it may be."""
 
-from pacekeeper.controller.ingest.http2.shelf import ALWAYS_BYTES, Shelf
+from pacekeeper.controller.ingest.http2.send_queue import ALWAYS_BYTES, Shelf
 
 
 def test_a_message_counts_as_long_as_any_part_of_it_is_to_be_sent() -> None:

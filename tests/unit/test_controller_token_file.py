@@ -9,8 +9,13 @@ from click.testing import CliRunner
 
 from pacekeeper.cli.admin.tokens import command
 from pacekeeper.controller.api.auth.rbac import Role
-from pacekeeper.controller.api.auth.token_file import TokenFile, change_tokens, read_tokens
-from pacekeeper.controller.api.auth.tokens import TokenRecord, caller_of
+from pacekeeper.controller.api.auth.tokens import (
+    TokenFile,
+    TokenRecord,
+    caller_of,
+    change_tokens,
+    read_tokens,
+)
 from pacekeeper.core.errors import ConfigError
 
 

@@ -14,8 +14,13 @@ from httpx import Response  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from pacekeeper.controller.api.auth.rbac import Role  # noqa: E402
-from pacekeeper.controller.api.auth.token_file import TokenFile, change_tokens  # noqa: E402
-from pacekeeper.controller.api.auth.tokens import TokenRecord, digest, written  # noqa: E402
+from pacekeeper.controller.api.auth.tokens import (  # noqa: E402  # noqa: E402
+    TokenFile,
+    TokenRecord,
+    change_tokens,
+    digest,
+    written,
+)
 from pacekeeper.controller.api.web.auth import LOGINS, MOST_BODY_BYTES  # noqa: E402
 from pacekeeper.controller.api.web.responses import HEADERS  # noqa: E402
 from pacekeeper.controller.state_machine.events import OrderGiven, ProposalAnswered  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pacekeeper.controller.api.web.web_lists import MOST_ROWS, Asked, shown
+from pacekeeper.controller.api.web.queries import MOST_ROWS, Asked, shown
 
 
 def rows(query: dict[str, str], count: int = 250) -> tuple[list[int], str | None, str | None]:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pacekeeper.core.incidents.rank_text import SHOWN_RUNS, rank_text
+from pacekeeper.core.incidents.rank_ranges import SHOWN_RUNS, rank_text
 
 
 def test_one_rank_is_its_number() -> None:

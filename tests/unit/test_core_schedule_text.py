@@ -2,8 +2,7 @@
 
 import pytest
 
-from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program
-from pacekeeper.core.layout.schedule_text import program_lines
+from pacekeeper.core.layout.pipeline_schedule import Schedule, pipeline_program, program_lines
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ BREACHES = (
         "import pacekeeper.agent.uplink.batching",
         "layers point downwards",
     ),
-    ("core/telemetry/node_report.py", "import time", "pure modules touch nothing of the world"),
+    ("core/telemetry/node_report.py", "import time", "pure packages touch nothing of the world"),
     (
         "agent/metrics.py",
         "import pacekeeper.predictor.cost.forecast",

@@ -15,8 +15,8 @@ from pacekeeper.predictor.imbalance.advice import (
     Advice,
     SpreadWindow,
     fold_spread,
+    lost_to_spread,
 )
-from pacekeeper.predictor.imbalance.uneven import lost_to_spread
 
 SEQUENCE, EXPERT = FindingKind.SEQUENCE_IMBALANCE, FindingKind.EXPERT_IMBALANCE
 AT = {name: at for at, name in enumerate(FEATURES)}

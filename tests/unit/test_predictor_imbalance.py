@@ -11,6 +11,7 @@ from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.imbalance.analyze import imbalances
 from pacekeeper.predictor.imbalance.stages_and_microbatches import compute_rows, shared_work
 from pacekeeper.predictor.imbalance.what_if import what_if
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
 from pacekeeper.predictor.offline.trace import (
     Chunk,
     ComputeTable,
@@ -18,7 +19,6 @@ from pacekeeper.predictor.offline.trace import (
     Trace,
     Worker,
 )
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
 from support.synthetic_trace import Compute, Job, WorkTime, only_rows, step_times, timeline
 
 SEQUENCE, STAGE, EXPERT = (

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.incidents.findings import Tier
-from pacekeeper.predictor.offline.late_ranks import late_ranks
+from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.collective_stragglers import late_ranks
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace, WaitTable, Worker
-from pacekeeper.predictor.offline.verdict import TroubleKind
 
 
 def job(

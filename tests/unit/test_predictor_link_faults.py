@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.collective_stragglers import link_faults
 from pacekeeper.predictor.offline.trace import Trace, TransferTable, Worker
-from pacekeeper.predictor.offline.verdict import TroubleKind
 
 PAIRS = tuple(combinations(range(6), 2))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pacekeeper.core.incidents.findings import FindingKind
-from pacekeeper.predictor.online.localise import localise
+from pacekeeper.predictor.online.links import localise
 
 TWO_NODES = {0: "a", 1: "a", 2: "b", 3: "b"}
 HEALTHY = dict.fromkeys(range(4), 1.0)

@@ -8,8 +8,8 @@ import pytest
 from pacekeeper.predictor.cost.features import Array
 from pacekeeper.predictor.job_level.global_slowdown import pace_faults
 from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.trace import ComputeTable, LayoutTable, Trace
-from pacekeeper.predictor.offline.verdict import TroubleKind
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 ONSET = 20

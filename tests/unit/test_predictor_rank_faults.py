@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from pacekeeper.core.incidents.findings import Tier
+from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.predictor.offline.noise import thresholds
 from pacekeeper.predictor.offline.rank_slowdowns import rank_faults
 from pacekeeper.predictor.offline.trace import Chunk, ComputeTable, Trace
-from pacekeeper.predictor.offline.verdict import TroubleKind
 from support.slow_ranks import FIRST_STEP, pipeline, slowed, summed, table_of, timed
 
 

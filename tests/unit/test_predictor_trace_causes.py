@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
 from pacekeeper.predictor.offline.trace import Trace
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
 from pacekeeper.simulator.readers.native import read_native
 from support.trace_files import RecordedJob, write_job
 

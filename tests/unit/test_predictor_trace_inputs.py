@@ -10,9 +10,9 @@ import pytest
 from pacekeeper.core.telemetry.records import StepRecord
 from pacekeeper.core.telemetry.trace_jsonl import SUFFIX, TraceHeader, header_line, record_line
 from pacekeeper.predictor.offline.analyze import judge
+from pacekeeper.predictor.offline.anomalies import TroubleKind
+from pacekeeper.predictor.offline.online_rules import slow_inputs
 from pacekeeper.predictor.offline.trace import OwnInputTable, Trace, Worker
-from pacekeeper.predictor.offline.trace_inputs import slow_inputs
-from pacekeeper.predictor.offline.verdict import TroubleKind
 from pacekeeper.simulator.readers.native import read_native
 
 NUM_STEPS, FIRST, END = 120, 70, 95

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pacekeeper.predictor.offline.anomalies import Trouble, TroubleKind
+from pacekeeper.predictor.offline.online_rules import slow_links
 from pacekeeper.predictor.offline.trace import LayoutTable, OwnTransferTable, Trace, Worker
-from pacekeeper.predictor.offline.trace_links import slow_links
-from pacekeeper.predictor.offline.verdict import Trouble, TroubleKind
 
 NUM_STEPS, FIRST, END = 80, 40, 60
 FIRST_STEP = 100  # number of the first recorded one

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.cli.admin.ca import Kind
-from pacekeeper.core.config.metrics_config import MetricsConfig, open_metrics
+from pacekeeper.core.config.metrics import MetricsConfig, open_metrics
 from pacekeeper.core.errors import ConfigError, HostError
 from pacekeeper.core.prometheus_text import CONTENT_TYPE
 from pacekeeper.protos import metrics_http

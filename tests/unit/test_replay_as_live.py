@@ -13,7 +13,7 @@ from pacekeeper.agent.uplink.batching import Reading
 from pacekeeper.core.incidents.findings import FindingKind
 from pacekeeper.core.telemetry.records import MicroBatchRecord, Record, StepRecord
 from pacekeeper.predictor.offline.analyze import judge
-from pacekeeper.predictor.offline.verdict import TroubleKind
+from pacekeeper.predictor.offline.anomalies import TroubleKind
 from pacekeeper.simulator.readers.native import read_native
 from support.fabrics import Fabric
 from support.machine_driver import FIRST, JOB, WARM, Driver, applied, attachment, started, step

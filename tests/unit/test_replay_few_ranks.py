@@ -4,7 +4,7 @@ import pytest
 
 from pacekeeper.core.incidents.findings import Tier
 from pacekeeper.predictor.offline.analyze import judge
-from pacekeeper.predictor.offline.verdict import TroubleKind
+from pacekeeper.predictor.offline.anomalies import TroubleKind
 from support.slow_ranks import pipeline, slowed
 
 ONSET = 20

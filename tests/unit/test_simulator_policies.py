@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pacekeeper.controller.policy.decide import decide
-from pacekeeper.controller.policy.policy_view import View
+from pacekeeper.controller.state_machine.planning_snapshot import View
 from pacekeeper.core.config.controller import PolicyConfig
 from pacekeeper.core.incidents.findings import Decision
 from pacekeeper.core.layout.layout import even_layout

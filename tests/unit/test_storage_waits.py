@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pacekeeper.trainer.checkpoint import storage_waits
-from pacekeeper.trainer.checkpoint.storage_waits import answered, wait_aloud
+from pacekeeper.trainer.checkpoint import storage
+from pacekeeper.trainer.checkpoint.storage import answered, wait_aloud
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_an_answer_comes_back_and_so_does_an_error() -> None:
 def test_what_hangs_is_said_and_given_up(
     gate: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storage_waits, "SAY_AFTER_S", 0.02)
+    monkeypatch.setattr(storage, "SAY_AFTER_S", 0.02)
     with pytest.raises(TimeoutError, match="no answer for 0 s"):
         answered(gate.wait, "a list of /shared", 0.1)
     assert "still waits for a list of /shared" in caplog.text
@@ -57,5 +57,5 @@ def test_a_wait_ends_with_what_it_waits_for_or_with_its_time() -> None:
         return len(asked) == 3
 
     assert wait_aloud(wait, "it", 60.0)
-    assert len(asked) == 3 and asked[0] == storage_waits.SAY_AFTER_S
+    assert len(asked) == 3 and asked[0] == storage.SAY_AFTER_S
     assert not wait_aloud(lambda timeout_s: False, "it", 0.0)

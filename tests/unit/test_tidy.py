@@ -2,7 +2,6 @@
 
 import ast
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from support.tree import FOLDERS, ROOT, is_pure, modules, project_files
+from support.tree import ROOT, is_pure, modules, project_files, pure_packages
 
 MAX_LINES = 600
 MAX_FUNCTION_LINES = 70
@@ -63,7 +62,6 @@ class Facts:
 
     text: str
     docstring: str
-    num_statements: int
     lengths: tuple[tuple[str, int], ...]
     imports: frozenset[str]
     impure_parts: frozenset[str]
@@ -78,7 +76,6 @@ def facts(path: str) -> Facts:
     return Facts(
         text=text,
         docstring=ast.get_docstring(tree) or "",
-        num_statements=len(tree.body),
         lengths=tuple(
             (node.name, node.end_lineno - node.lineno + 1)
             for node in nodes
@@ -186,35 +183,14 @@ def test_imports_are_absolute_and_of_this_python(path: str) -> None:
     assert not {name for name in facts(path).imports if name.startswith("__future__")}
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in modules() if p.endswith("__init__.py") and p.split("/")[0] in FOLDERS]
-)
-def test_a_package_file_is_a_docstring_only(path: str) -> None:
-    assert facts(path).num_statements == 1 and facts(path).docstring
-
-
 @pytest.mark.parametrize("path", [p for p in modules() if is_pure(p)])
 def test_pure_modules_touch_nothing_of_the_world(path: str) -> None:
     assert facts(path).impure_parts == set()
 
 
-def test_the_contract_of_the_layers_names_the_pure_modules() -> None:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-    (contract,) = (c for c in contracts["contracts"] if c["name"].startswith("pure modules"))
-    named = {name.split(".", 1)[1].replace(".", "/") for name in contract["source_modules"]}
-    ours = [p for p in modules() if not p.endswith("__init__.py")]
-    under_contract = {
-        p for p in ours if named & {p.removesuffix(".py"), *map(str, Path(p).parents)}
-    }
-    pure = {p for p in ours if is_pure(p)}
-    assert under_contract == pure, "put a new module of decisions under the contract"
-
-
-def test_who_calls_itself_pure_is_held_to_it() -> None:
-    ours = [p for p in modules() if p.split("/")[0] in FOLDERS]
-    says_so = {p for p in ours if re.search(r"\bPure\.", facts(p).docstring)}
-    assert says_so, "most decisions of the controller say so"
-    assert not {p for p in says_so if not is_pure(p)}, "see `is_pure`, or say what it is"
+def test_the_packages_of_decisions_are_under_the_contract() -> None:
+    wanted = {"core", "predictor", "controller/planning", "controller/policy"}
+    assert wanted <= set(pure_packages())
 
 
 @pytest.mark.parametrize(

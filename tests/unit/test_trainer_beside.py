@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pacekeeper.trainer.checkpoint.beside import Beside
+from pacekeeper.trainer.checkpoint.async_writer import Beside
 
 
 class Held:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pacekeeper.trainer.adapters.instrumentation import expert_counts
-from pacekeeper.trainer.adapters.instrumentation.expert_counts import MAX_LATE_STEPS, ExpertCounts
+from pacekeeper.trainer.adapters.instrumentation import expert_load
+from pacekeeper.trainer.adapters.instrumentation.expert_load import MAX_LATE_STEPS, ExpertCounts
 from support.adapters import Pace
 
 
@@ -30,13 +30,13 @@ def pace(tmp_path: Path) -> Pace:
 @pytest.fixture
 def copies(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Copy]]:
     """The copies of counts that lie on a device, in order."""
-    plain, begun = expert_counts._copied, list[Copy]()
+    plain, begun = expert_load._copied, list[Copy]()
 
     def copied(step: int, layers: tuple[int, ...], rows: list[Any]) -> Any:
         begun.append(Copy())
         return plain(step, layers, rows)._replace(is_there=begun[-1])
 
-    monkeypatch.setattr(expert_counts, "_copied", copied)
+    monkeypatch.setattr(expert_load, "_copied", copied)
     yield begun
 
 
@@ -97,7 +97,7 @@ def test_where_there_are_too_many_layers_take_turns(pace: Pace) -> None:
             counts.add(layer, torch.full((128,), layer))
         counts.step_ended(step)
         told = pace.loads[before:]
-        assert len(told) <= expert_counts.MAX_RECORDS_PER_STEP
+        assert len(told) <= expert_load.MAX_RECORDS_PER_STEP
         seen |= {r.layer for r in told}
     assert seen == set(range(61))
 

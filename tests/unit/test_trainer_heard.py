@@ -12,24 +12,27 @@ from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.core.layout.shrink import Succession
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store, host_store, parse_notices
-from pacekeeper.trainer.elastic.heard import number_in
-from pacekeeper.trainer.elastic.lobby import Lobby
+from pacekeeper.trainer.elastic.join_queue import Lobby
 from pacekeeper.trainer.elastic.messages import (
     ASKING_KEY,
     Candidate,
     JobFacts,
+    Report,
     asking_key,
     decode_admission,
     decode_asking,
     encode_admission,
     encode_asking,
+    number_in,
+    read_verdict,
+    write_lost,
+    write_verdict,
 )
 from pacekeeper.trainer.elastic.node_join import numbers_taken
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.rendezvous import check_terms
 from pacekeeper.trainer.elastic.restart_policy import parse_ends, parse_next
 from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
-from pacekeeper.trainer.elastic.verdict import Report, read_verdict, write_lost, write_verdict
 
 GROUP = Group.first(1, (0, 1))
 LAYOUT = even_layout(ranks=[0, 1, 2], num_layers=2, num_experts=3, replicas=2)

@@ -26,8 +26,8 @@ from pacekeeper.core.telemetry.records import (
     StepRecord,
 )
 from pacekeeper.trainer.hooks import hooks
-from pacekeeper.trainer.hooks.attaching import LIFE_VARIABLE
 from pacekeeper.trainer.hooks.compute_timers import ComputeTime
+from pacekeeper.trainer.hooks.hooks import LIFE_VARIABLE
 from pacekeeper.trainer.hooks.plan_inbox import PlanOffer
 from support.rings import records_in
 

@@ -30,27 +30,29 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store,
     notice,
 )
+from pacekeeper.trainer.elastic.join_queue import Lobby
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
 from pacekeeper.trainer.elastic.launcher import Supervisor
-from pacekeeper.trainer.elastic.lobby import Lobby
 from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
     JOB_KEY,
     Candidate,
     JobFacts,
+    Report,
     asking_key,
     decode_admission,
     encode_admission,
     encode_asking,
+    read_verdict,
     ready_key,
     unknown,
     widened,
+    write_verdict,
 )
 from pacekeeper.trainer.elastic.node_join import Door, JoinSpec, find_job, join, take_numbers
 from pacekeeper.trainer.elastic.quorum import NO_GROUP, Group
 from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
-from pacekeeper.trainer.elastic.verdict import Report, read_verdict, write_verdict
 from pacekeeper.trainer.engine.train_loop import rank_main
 
 GONE = "127.0.0.1:1"

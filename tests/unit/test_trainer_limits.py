@@ -5,7 +5,12 @@ from pathlib import Path
 import pytest
 
 from pacekeeper.core.errors import HostError
-from pacekeeper.trainer.elastic.limits import RANK_BYTES, NodeLimits, check_startable, node_limits
+from pacekeeper.trainer.elastic.launch_spec import (
+    RANK_BYTES,
+    NodeLimits,
+    check_startable,
+    node_limits,
+)
 
 
 def limits(ranks: int = 8, open_files: int | None = 1024) -> NodeLimits:

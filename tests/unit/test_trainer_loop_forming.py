@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pacekeeper.core.config.controller import TrainConfig
+from pacekeeper.trainer.distributed.interruptible_gloo import open_wires
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store
-from pacekeeper.trainer.distributed.wires import open_wires
 from pacekeeper.trainer.elastic.consensus import Agreement
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.engine import train_loop

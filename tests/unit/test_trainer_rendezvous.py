@@ -19,8 +19,7 @@ from pacekeeper.trainer.distributed import kv_store
 from pacekeeper.trainer.distributed.kv_store import connect_store, host_store
 from pacekeeper.trainer.elastic import rendezvous
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.lives import newest_life
-from pacekeeper.trainer.elastic.rendezvous import Meeting, Terms, meet
+from pacekeeper.trainer.elastic.rendezvous import Meeting, Terms, meet, newest_life
 
 TERMS: Terms = {"job": "a", "seed": 1, "num-nodes": 2}
 HOST = """

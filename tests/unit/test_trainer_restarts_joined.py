@@ -25,12 +25,12 @@ from pacekeeper.trainer.elastic.messages import (
     JOB_KEY,
     Candidate,
     JobFacts,
+    Verdict,
     decode_admission,
 )
 from pacekeeper.trainer.elastic.node_join import JoinSpec, join
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.restart_policy import ENDED_KEY, NEXT_KEY, Departure, Restarts
-from pacekeeper.trainer.elastic.verdict import Verdict
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
 
 PATIENCE_S = 60.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pacekeeper.core.telemetry.records import ExpertLoadRecord
-from pacekeeper.trainer.adapters.instrumentation import expert_counts
+from pacekeeper.trainer.adapters.instrumentation import expert_load
 from pacekeeper.trainer.adapters.instrumentation.expert_load import RoutingWatch, routers_of
 from pacekeeper.trainer.adapters.instrumentation.module_passes import PassWatch
 from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller
@@ -84,7 +84,7 @@ def test_a_router_that_hides_its_choice_is_untold(tmp_path: Path) -> None:
 def test_layers_of_a_model_that_is_too_large_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expert_counts, "MAX_RECORDS_PER_STEP", 1)
+    monkeypatch.setattr(expert_load, "MAX_RECORDS_PER_STEP", 1)
     teller, _, routing = watched(tmp_path)
     for step in range(4):
         teller.step_begins(step)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.trainer.distributed.collectives import LocalFabric, PeerLost
-from pacekeeper.trainer.model import same_text
+from pacekeeper.trainer.model import dataset
 
 
 class Told(LocalFabric):
@@ -27,12 +27,12 @@ class Told(LocalFabric):
 
 
 def test_one_text_for_all_is_what_a_job_begins_with() -> None:
-    same_text.check(2**32 - 1, Told((0, 2, 5), [2**32 - 1] * 3))
+    dataset.check(2**32 - 1, Told((0, 2, 5), [2**32 - 1] * 3))
 
 
 def test_who_has_another_one_is_named_on_all_ranks() -> None:
     with pytest.raises(ConfigError, match=r"ranks 2 would train on another text than rank 0"):
-        same_text.check(7, Told((0, 2, 5), [7, 8, 7]))
+        dataset.check(7, Told((0, 2, 5), [7, 8, 7]))
     many = Told(tuple(range(40)), [1] + [2] * 39)
     with pytest.raises(ConfigError, match=r"ranks 1-39 would train"):
-        same_text.check(2, many)
+        dataset.check(2, many)

@@ -11,7 +11,7 @@ from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import even_layout
 from pacekeeper.trainer.checkpoint.reader import complete_ids
 from pacekeeper.trainer.checkpoint.storage import open_storage
-from pacekeeper.trainer.elastic.lives import MOST_AHEAD_MS, newest_life, next_life
+from pacekeeper.trainer.elastic.rendezvous import MOST_AHEAD_MS, newest_life, next_life
 from pacekeeper.trainer.engine.single_process import train_alone, train_and_save
 from support.checkpoints import TINY
 from support.thread_ranks import ThreadRanks

@@ -14,6 +14,7 @@ from torch.distributed import DistError
 
 from pacekeeper.core.errors import HostError, UnreachableError
 from pacekeeper.trainer.distributed import kv_store as stores_module
+from pacekeeper.trainer.distributed.interruptible_gloo import open_wires
 from pacekeeper.trainer.distributed.kv_store import (
     CONNECT_TIMEOUT_S,
     Stores,
@@ -23,7 +24,6 @@ from pacekeeper.trainer.distributed.kv_store import (
     own_host_towards,
     parse_notices,
 )
-from pacekeeper.trainer.distributed.wires import open_wires
 
 PATIENCE_S = 60.0
 

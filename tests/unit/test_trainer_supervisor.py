@@ -26,9 +26,8 @@ from pacekeeper.trainer.distributed.kv_store import (
     notice,
 )
 from pacekeeper.trainer.elastic import launcher, rendezvous
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec
+from pacekeeper.trainer.elastic.launch_spec import NodeLimits, NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, Supervisor, run_to_the_end, supervise
-from pacekeeper.trainer.elastic.limits import NodeLimits
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
 from pacekeeper.trainer.engine.train_loop import rank_main
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece
 from pacekeeper.core.layout.diff import moves_layers
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout, even_layout
-from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves
-from pacekeeper.trainer.checkpoint.policies.token_books import TokenBooks
+from pacekeeper.trainer.checkpoint.policies.partial_experts import PartialSaves, TokenBooks
 from pacekeeper.trainer.checkpoint.reader import complete_ids, read_manifest
 from pacekeeper.trainer.checkpoint.storage import open_storage
 from support.checkpoints import TINY

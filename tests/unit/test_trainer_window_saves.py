@@ -20,8 +20,7 @@ from pacekeeper.trainer.checkpoint.manager import Position
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
 from pacekeeper.trainer.checkpoint.reader import complete_ids, damages, read_manifest
 from pacekeeper.trainer.checkpoint.retention import sweep
-from pacekeeper.trainer.checkpoint.storage import LocalStorage, open_storage
-from pacekeeper.trainer.checkpoint.storage_waits import SAY_AFTER_S
+from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S, LocalStorage, open_storage
 from support.checkpoints import TINY, Lone
 
 THREE = replace(TINY, checkpoint_window_steps=3, steps=100)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pacekeeper.core.telemetry.expert_row_features import KNOTS, rows_over
 from pacekeeper.trainer.adapters.instrumentation.batch_features import work_of_batch
 from pacekeeper.trainer.adapters.instrumentation.collectives import CollectiveWaits
-from pacekeeper.trainer.adapters.instrumentation.expert_counts import ExpertCounts
+from pacekeeper.trainer.adapters.instrumentation.expert_load import ExpertCounts
 from pacekeeper.trainer.adapters.instrumentation.module_passes import is_in_backward
 from pacekeeper.trainer.adapters.reporter import UNTOLD, Teller, counted
 from pacekeeper.trainer.hooks.compute_timers import PipelineClock

@@ -18,7 +18,6 @@ from pacekeeper.core.telemetry.expert_row_features import NO_ROWS_OVER
 from pacekeeper.core.telemetry.samples import Clock, ModelShape
 from pacekeeper.trainer.distributed.device import device_uuid, new_event
 from pacekeeper.trainer.hooks import hooks
-from pacekeeper.trainer.hooks.attaching import life_of_environment
 from pacekeeper.trainer.hooks.compute_timers import (
     CpuClock,
     DeviceEventClock,
@@ -26,6 +25,7 @@ from pacekeeper.trainer.hooks.compute_timers import (
     WallClock,
 )
 from pacekeeper.trainer.hooks.contexts import Work
+from pacekeeper.trainer.hooks.hooks import life_of_environment
 
 UNTOLD: Work = (0, 0, 0, 0, NO_ROWS_OVER, 0, 0, 1.0)
 _runs: Counter[str] = Counter()  # of this process, by job

@@ -19,15 +19,19 @@ from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import Block, Layout
 from pacekeeper.core.layout.replica_spread import DomainOf
 from pacekeeper.trainer.checkpoint.async_writer import News, Outcome, Saver, Snapshot
-from pacekeeper.trainer.checkpoint.checkpoint_reading import Restored
+from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.policies.interval import Period, SavePace
-from pacekeeper.trainer.checkpoint.policies.lossy_restore import say_lost
-from pacekeeper.trainer.checkpoint.policies.partial_experts import Choice
-from pacekeeper.trainer.checkpoint.policies.refill import Refill, Remembered, steps_of
-from pacekeeper.trainer.checkpoint.policies.replaying import Replay
+from pacekeeper.trainer.checkpoint.policies.partial_experts import (
+    Choice,
+    Refill,
+    Remembered,
+    say_lost,
+    steps_of,
+)
 from pacekeeper.trainer.checkpoint.policies.sparse_window import Save, WindowSaves
+from pacekeeper.trainer.checkpoint.policies.window_replay import Replay
 from pacekeeper.trainer.checkpoint.restore import GoingBack
-from pacekeeper.trainer.checkpoint.storage_waits import SAY_AFTER_S
+from pacekeeper.trainer.checkpoint.storage import SAY_AFTER_S
 from pacekeeper.trainer.checkpoint.tensors import PieceCopies, piece_bytes, piece_rows
 from pacekeeper.trainer.distributed.collectives import Collectives
 from pacekeeper.trainer.model.block_state_dict import blocks_on, num_updates, put_in

@@ -14,16 +14,48 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed import DistError
 
 from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.errors import HostError, UnreachableError, listen_error
-from pacekeeper.trainer.distributed.desk import Desk
-from pacekeeper.trainer.distributed.wires import Wire, cut, leads_to, open_wires, peer_port
-from pacekeeper.trainer.elastic.heard import number_in
+from pacekeeper.trainer.distributed.interruptible_gloo import (
+    Wire,
+    cut,
+    leads_to,
+    open_wires,
+    peer_port,
+)
+from pacekeeper.trainer.elastic.messages import number_in
+
+
+class Desk:
+    """A daemon thread that asks one store, so that its caller can stop waiting."""
+
+    def __init__(self) -> None:
+        self._questions: SimpleQueue[tuple[Callable[[], Any], SimpleQueue[Any]] | None] = (
+            SimpleQueue()
+        )
+        threading.Thread(target=self._answer, daemon=True, name="store").start()
+
+    def put(self, question: tuple[Callable[[], Any], SimpleQueue[Any]]) -> None:
+        """Ask; the answer (or the exception) goes into the question's own queue."""
+        self._questions.put(question)
+
+    def close(self) -> None:
+        """End when what was asked is answered."""
+        self._questions.put(None)
+
+    def _answer(self) -> None:
+        while (question := self._questions.get()) is not None:
+            ask, answer = question
+            try:
+                answer.put(ask())
+            except Exception as error:
+                answer.put(error)
+
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 5.0

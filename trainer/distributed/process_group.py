@@ -19,10 +19,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllToAllOptions, PrefixStore, Store
 
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.trainer.distributed.collectives import Collectives, LocalFabric, PeerLost, exchanged
-from pacekeeper.trainer.distributed.interruptible_gloo import GLOO_TO_LEAVE, Waiting, connected
-from pacekeeper.trainer.distributed.wires import Wire, cut, open_wires
+from pacekeeper.trainer.distributed.interruptible_gloo import (
+    GLOO_TO_LEAVE,
+    Waiting,
+    Wire,
+    connected,
+    cut,
+    open_wires,
+)
 from pacekeeper.trainer.hooks.compute_timers import SegmentClock, TransferClock
 
 FORM_TIMEOUT_S = 10.0  # from "everybody is here" to the standing group; usually milliseconds

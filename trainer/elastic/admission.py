@@ -13,19 +13,20 @@ from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import UnreachableError
 from pacekeeper.trainer.distributed.kv_store import Stores
 from pacekeeper.trainer.elastic.consensus import START_S, Fenced
-from pacekeeper.trainer.elastic.lobby import Lobby
+from pacekeeper.trainer.elastic.join_queue import Lobby
 from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     JOB_KEY,
     Candidate,
     JobFacts,
+    Verdict,
     decode_admission,
     encode_admission,
+    read_verdict,
     ready_key,
     widened,
 )
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP
-from pacekeeper.trainer.elastic.verdict import Verdict, read_verdict
 from pacekeeper.trainer.engine.worker import Rank
 
 POLL_S = 0.02

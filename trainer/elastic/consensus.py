@@ -27,17 +27,61 @@ from pacekeeper.trainer.distributed.kv_store import (
     notice,
     parse_notices,
 )
-from pacekeeper.trainer.elastic.messages import Candidate
-from pacekeeper.trainer.elastic.patience import Patience
-from pacekeeper.trainer.elastic.quorum import Group, Ruling, rule
-from pacekeeper.trainer.elastic.two_phase_commit import resolve
-from pacekeeper.trainer.elastic.verdict import (
+from pacekeeper.trainer.elastic.messages import (
+    Candidate,
     Report,
     Verdict,
     read_verdict,
     write_lost,
     write_verdict,
 )
+from pacekeeper.trainer.elastic.quorum import Group, Ruling, rule
+from pacekeeper.trainer.elastic.two_phase_commit import resolve
+
+GOING_ON_S = 2.0  # at most, to end who is fenced, to form the next group and to move in
+
+
+GRACE_S = 2.0  # at most, for the others' reports after somebody's silence
+
+
+ANSWER_S = 5.0  # at most, for one answer of a store that is needed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """`timeout_s`: until the others train on; all else is part of it."""
+
+    timeout_s: float
+
+    @property
+    def going_on_s(self) -> float:
+        """What is kept for all that follows the fence."""
+        return min(GOING_ON_S, self.timeout_s / 4)
+
+    @property
+    def fenced_s(self) -> float:
+        """Until who has given no sign of life is fenced."""
+        return self.timeout_s - self.going_on_s
+
+    @property
+    def answer_s(self) -> float:
+        """For one answer of a store that survivors need: its node is gone then."""
+        return min(ANSWER_S, self.fenced_s / 8)
+
+    @property
+    def grace_s(self) -> float:
+        """For the others to say how far they are, once somebody was silent in a group."""
+        return min(GRACE_S, self.fenced_s / 4)
+
+    @property
+    def wait_s(self) -> float:
+        """For a silent member in a collective, or while a group is formed.
+
+        After it either all can report at once, and one of them is silent; or first the store that
+        they report in is, and then those of other nodes, which are all asked together.
+        """
+        return self.fenced_s - max(self.grace_s, 2.0 * self.answer_s)
+
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.002

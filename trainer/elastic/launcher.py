@@ -6,13 +6,15 @@ told to all stores and, through a ring of its own, to the agent; who was declare
 
 import contextlib
 import logging
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 
 from pacekeeper.core.addresses import host_and_port
@@ -33,18 +35,38 @@ from pacekeeper.trainer.distributed.kv_store import (
     host_store_near,
     notice,
 )
-from pacekeeper.trainer.elastic.last_rung import LastRung
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec
-from pacekeeper.trainer.elastic.limits import check_startable, node_limits
-from pacekeeper.trainer.elastic.lives import newest_life
+from pacekeeper.trainer.elastic.consensus import Patience
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, check_startable, node_limits
 from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
-from pacekeeper.trainer.elastic.patience import Patience
 from pacekeeper.trainer.elastic.quorum import FIRST_GROUP, NO_GROUP
-from pacekeeper.trainer.elastic.rank_server import rank_server
-from pacekeeper.trainer.elastic.rendezvous import meet
+from pacekeeper.trainer.elastic.rendezvous import meet, newest_life
+from pacekeeper.trainer.elastic.restart_hooks import LastRung
 from pacekeeper.trainer.engine.train_loop import LEFT_BEHIND, rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
 from pacekeeper.trainer.hooks.ring_writer import Ring, claim_directory
+
+# The optimizer imports dynamo at its first step: here once, else in every rank.
+RANKS_NEED = ("pacekeeper.trainer.engine.train_loop", "torch._dynamo")
+
+
+def rank_server(loaded: Sequence[str] = RANKS_NEED) -> ForkServerContext:
+    """Start it, deaf to signals to end; processes made by what is returned are forked from it.
+
+    Service managers, schedulers and closed terminals send them to the whole group. The ranks follow
+    their launcher, in order; if their server followed a signal, the kernel would kill them with it,
+    in mid-step. To SIGTERM, by which the launcher asks, a rank opens its ears itself.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(loaded))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    try:
+        resource_tracker.ensure_running()  # else it is started below, and that unblocks SIGTERM
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return context
+
 
 POLL_S = 0.05
 GRACE_S = 10.0  # beyond the longest that a step's collective may wait for a member

@@ -6,15 +6,93 @@ members then decide lies in the newcomer's own store: the verdict, and the group
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pacekeeper.core.addresses import host_and_port
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.config.loader import read_table
-from pacekeeper.trainer.elastic.heard import flag_of, list_of, rank_of, text_of, understood, whole
+from pacekeeper.core.errors import ConfigError, LostStateError, VersionError
+from pacekeeper.core.layout.codec import decode_layout, encode_layout
+from pacekeeper.core.layout.layout import Layout
+from pacekeeper.core.layout.shrink import Succession
+from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.elastic.quorum import Group
+from pacekeeper.trainer.elastic.two_phase_commit import Phase, Progress
+
+T = TypeVar("T")
+
+
+MOST_SHOWN = 200  # characters of an error, which may quote what came
+
+
+_GARBLE = (
+    KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError,
+    ConfigError,
+)  # fmt: skip
+
+
+def understood(what: str, text: str, read: Callable[[Any], T]) -> T:
+    """`read` of the JSON in `text`. Raises VersionError where either does not go."""
+    try:
+        return read(json.loads(text))
+    except _GARBLE as error:
+        raise VersionError(
+            f"{what} say what this one does not understand: {_short(error)}",
+            remedy="install the same pacekeeper on all nodes of the job; who else reaches them?",
+        ) from None
+
+
+def whole(value: Any, least: int = 0, most: int = 2**62) -> int:
+    """An integer in this range. Raises TypeError, ValueError."""
+    if type(value) is not int:
+        raise TypeError(f"expected a whole number, got {_short(value)}")
+    if not least <= value <= most:
+        raise ValueError(f"expected {least} to {most}, got {_short(value)}")
+    return value
+
+
+def rank_of(value: Any) -> int:
+    """A rank, or a node: a job has no more of them. Raises TypeError, ValueError."""
+    return whole(value, 0, MAX_RANKS - 1)
+
+
+def text_of(value: Any) -> str:
+    """Text. Raises TypeError."""
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {_short(value)}")
+    return value
+
+
+def flag_of(value: Any) -> bool:
+    """True or False. Raises TypeError."""
+    if not isinstance(value, bool):
+        raise TypeError(f"expected true or false, got {_short(value)}")
+    return value
+
+
+def list_of(read: Callable[[Any], T], values: Any) -> tuple[T, ...]:
+    """Each of a list. Raises TypeError, and as `read`."""
+    if not isinstance(values, list):
+        raise TypeError(f"expected a list, got {_short(values)}")
+    return tuple(read(value) for value in values)
+
+
+def number_in(text: str) -> int | None:
+    """A rank's or node's number in words of ours; None for anything else."""
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_RANKS))):
+        return None
+    number = int(text)
+    return number if number < MAX_RANKS else None
+
+
+def _short(value: object) -> str:
+    try:
+        return repr(value)[:MOST_SHOWN]
+    except (ValueError, RecursionError):  # an integer of more digits than are written
+        return f"a {type(value).__name__} that can not be shown"
+
 
 JOB_KEY = "job"  # in every node's store: the facts, as its ranks last knew them
 ASKING_KEY = "asking"  # in the leader's: "NODE," of each node that has asked there
@@ -180,3 +258,145 @@ def _address(value: Any) -> str:
 def _pair(value: Any) -> tuple[int, int]:
     rank, node = value
     return rank_of(rank), rank_of(node)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a survivor publishes: progress, newest generation seen, its step and its last commit.
+
+    `was_applied`: that commit changed the weights (False: skipped, a gradient was not finite).
+    `was_silence`: it left because a member did not answer, not because something broke.
+    """
+
+    progress: Progress
+    newest_generation: int
+    last_loss: float
+    was_applied: bool = True
+    was_silence: bool = False
+    step: int = 0
+
+    def encode(self) -> str:
+        return json.dumps(
+            [
+                self.progress.ticket,
+                int(self.progress.phase),
+                self.newest_generation,
+                self.last_loss,
+                self.was_applied,
+                self.was_silence,
+                self.step,
+            ]
+        )
+
+    @classmethod
+    def decode(cls, text: str) -> "Report":
+        """Raises VersionError."""
+        return understood("other ranks", text, cls._of)
+
+    @classmethod
+    def _of(cls, values: Any) -> "Report":
+        ticket, phase, newest, loss, was_applied, was_silence, step = values
+        return cls(
+            progress=Progress(ticket=whole(ticket), phase=Phase(whole(phase))),
+            newest_generation=whole(newest),
+            last_loss=_loss(loss),
+            was_applied=flag_of(was_applied),
+            was_silence=flag_of(was_silence),
+            step=whole(step),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How the survivors go on.
+
+    `commits`: ranks that commit their open ticket first, as the others did: with `last_loss`,
+    applied or skipped. Then all stand at `ticket` and `step`. `restore`: then all go back to the
+    first of these checkpoints that all read, or (`only_lost`) take from it what no living rank
+    holds. `newcomers` come in; `base` is then the layout that the others come from, in which these
+    have no part. `text`: as in the stores.
+    """
+
+    group: Group
+    layout: Layout
+    restore: tuple[str, ...]
+    commits: frozenset[int]
+    last_loss: float
+    was_applied: bool
+    ticket: int
+    step: int
+    text: str
+    only_lost: bool = False
+    newcomers: tuple[Candidate, ...] = ()
+    base: Layout | None = None
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        return self.layout.ranks
+
+
+def write_verdict(
+    chosen: Succession,
+    *,
+    commits: Collection[int],
+    furthest: Report,
+    newcomers: Collection[Candidate],
+    base: Layout | None,
+) -> str:
+    """The text of a verdict, given the report of a rank that none is ahead of."""
+    document: dict[str, object] = {
+        "layout": encode_layout(chosen.layout).decode(),
+        "restore": chosen.restore,
+        "only_lost": chosen.only_lost,
+        "commits": sorted(commits),
+        "last_loss": furthest.last_loss,
+        "was_applied": furthest.was_applied,
+        "ticket": furthest.progress.ticket,
+        "step": furthest.step,
+    }
+    if newcomers:
+        assert base is not None, "newcomers must know what the others hold"
+        document["newcomers"] = [asdict(one) for one in newcomers]
+        document["base"] = encode_layout(base).decode()
+    return json.dumps(document)
+
+
+def write_lost(error: LostStateError) -> str:
+    """The text of the verdict that nobody can go on."""
+    return json.dumps({"lost": str(error)})
+
+
+def read_verdict(group: Group, text: str) -> Verdict:
+    """What the agreement of `group` came to.
+
+    Raises LostStateError where nobody can go on, VersionError for what is no verdict.
+    """
+    return understood("the others", text, lambda document: _verdict(group, document, text))
+
+
+def _verdict(group: Group, document: Any, text: str) -> Verdict:
+    if "lost" in document:
+        raise LostStateError(text_of(document["lost"]))
+    layout = decode_layout(document["layout"].encode())
+    base = document.get("base")
+    return Verdict(
+        group=group.followed_by(layout.generation, layout.ranks, text),
+        layout=layout,
+        restore=list_of(text_of, document["restore"]),
+        commits=frozenset(list_of(rank_of, document["commits"])),
+        last_loss=_loss(document["last_loss"]),
+        was_applied=flag_of(document["was_applied"]),
+        ticket=whole(document["ticket"]),
+        step=whole(document["step"]),
+        text=text,
+        only_lost=flag_of(document["only_lost"]),
+        newcomers=list_of(Candidate.of, document.get("newcomers", [])),
+        base=None if base is None else decode_layout(base.encode()),
+    )
+
+
+def _loss(value: Any) -> float:
+    """It may be infinite, or no number: then the step was skipped."""
+    if type(value) not in (int, float):
+        raise TypeError(f"a loss of {value!r:.40}")
+    return float(value)

@@ -20,14 +20,12 @@ from pacekeeper.core.errors import (
     UnreachableError,
     VersionError,
 )
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.telemetry.shm_ring import MAX_RANKS
 from pacekeeper.trainer.distributed.device import choose_clock, num_devices, say_clock
 from pacekeeper.trainer.distributed.kv_store import Stores, host_store_near
-from pacekeeper.trainer.elastic.heard import number_in
-from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat
+from pacekeeper.trainer.elastic.launch_spec import NodeSpec, Seat, check_startable, node_limits
 from pacekeeper.trainer.elastic.launcher import Supervisor, run_to_the_end
-from pacekeeper.trainer.elastic.limits import check_startable, node_limits
 from pacekeeper.trainer.elastic.messages import (
     ADMISSION_KEY,
     ASKING_KEY,
@@ -37,6 +35,7 @@ from pacekeeper.trainer.elastic.messages import (
     asking_key,
     claim_key,
     encode_asking,
+    number_in,
     ready_key,
 )
 from pacekeeper.trainer.elastic.restart_policy import Departure

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 
 FIRST_GROUP = "first"
 NO_GROUP = "none"  # of a rank that died before it belonged to any: it has helped nobody

@@ -6,17 +6,48 @@ by compare-and-set, once. A request to end is written into all stores before any
 being slow, so that every launcher follows it.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pacekeeper.core.addresses import host_and_port
+from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ConfigError, UnreachableError, VersionError
+from pacekeeper.trainer.checkpoint.reader import ids
+from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import Stores, connect_store
-from pacekeeper.trainer.elastic.heard import text_of, understood, whole
-from pacekeeper.trainer.elastic.lives import next_life
+from pacekeeper.trainer.elastic.messages import text_of, understood, whole
+
+MOST_AHEAD_MS = 10 * 365 * 86_400_000  # of our clock: nothing was launched then
+
+
+def next_life(after_life: int) -> int:
+    """Of a launch that begins now: Unix milliseconds, but above that one, whatever the clock."""
+    return max(_now_ms(), after_life + 1)
+
+
+def newest_life(config: TrainConfig) -> int:
+    """Of a checkpoint of the job; 0 where there is none.
+
+    With a clock that was set back, what this launch saves would be taken for older, and swept.
+    """
+    if not config.checkpoint_dir:
+        return 0
+    with contextlib.suppress(OSError):  # the ranks say so
+        storage = open_storage(below(config.checkpoint_dir, config.job))
+        found = answered(partial(ids, storage), f"a list of {storage.root}", config.peer_timeout_s)
+        most = _now_ms() + MOST_AHEAD_MS
+        return max((one.life for one in found if one.life <= most), default=0)
+    return 0
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
 
 RENDEZVOUS_TIMEOUT_S = 60.0
 _LIFE_KEY = "life"

@@ -22,15 +22,13 @@ from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.errors import ExitCode, UnreachableError, VersionError
 from pacekeeper.core.incidents.restart_policy import Next, back_off_s, next_move, next_nodes
 from pacekeeper.trainer.checkpoint.reader import complete_ids
-from pacekeeper.trainer.checkpoint.storage import below, open_storage
-from pacekeeper.trainer.checkpoint.storage_waits import answered
+from pacekeeper.trainer.checkpoint.storage import answered, below, open_storage
 from pacekeeper.trainer.distributed.kv_store import STOP_KEY, Stores
-from pacekeeper.trainer.elastic.heard import number_in
-from pacekeeper.trainer.elastic.last_rung import LastRung, Life
 from pacekeeper.trainer.elastic.launch_spec import NodeSpec
 from pacekeeper.trainer.elastic.launcher import STOP_SIGNALS, supervise
-from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts
+from pacekeeper.trainer.elastic.messages import JOB_KEY, JobFacts, number_in
 from pacekeeper.trainer.elastic.rendezvous import RENDEZVOUS_TIMEOUT_S
+from pacekeeper.trainer.elastic.restart_hooks import LastRung, Life
 from pacekeeper.trainer.engine.train_loop import rank_main
 from pacekeeper.trainer.engine.worker import RankSpec
 

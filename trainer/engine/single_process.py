@@ -18,7 +18,7 @@ from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import Layout, even_layout
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
 from pacekeeper.trainer.distributed.collectives import LocalFabric
-from pacekeeper.trainer.elastic.lives import newest_life, next_life
+from pacekeeper.trainer.elastic.rendezvous import newest_life, next_life
 from pacekeeper.trainer.engine.job_rules import learning_rate
 from pacekeeper.trainer.model.block_state_dict import ordered_parameters
 from pacekeeper.trainer.model.dataset import Corpus

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TypeVar
 
 from pacekeeper.core.errors import ExitCode, PacekeeperError
-from pacekeeper.core.incidents.rank_text import rank_text
+from pacekeeper.core.incidents.rank_ranges import rank_text
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.shrink import Succession
 from pacekeeper.trainer.distributed.collectives import PeerLost
@@ -28,13 +28,12 @@ from pacekeeper.trainer.distributed.kv_store import Stores
 from pacekeeper.trainer.distributed.process_group import Fabric
 from pacekeeper.trainer.elastic import admission
 from pacekeeper.trainer.elastic.consensus import Agreement, AllDone, Fenced
-from pacekeeper.trainer.elastic.messages import widened
+from pacekeeper.trainer.elastic.messages import Report, Verdict, widened
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.recovery_decision import Means, succession
-from pacekeeper.trainer.elastic.verdict import Report, Verdict
 from pacekeeper.trainer.engine.job_rules import floor_of
 from pacekeeper.trainer.engine.worker import Rank, RankSpec
-from pacekeeper.trainer.model import same_text
+from pacekeeper.trainer.model import dataset
 
 MAX_ATTEMPTS = 8  # to form a group of the same ranks, before it is called impossible
 _PR_SET_PDEATHSIG = 1
@@ -188,7 +187,7 @@ def _begin(
 
     def resume() -> None:
         _join(rank, stores, agreement, rank.group)
-        same_text.check(rank.corpus.crc(), rank.fabric)
+        dataset.check(rank.corpus.crc(), rank.fabric)
         paths = rank.checkpoints.agree_on_start(rank.fabric)
         if paths:
             rank.do_restore(paths, rank.layout)

@@ -17,13 +17,13 @@ from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.codec import encode_layout, layout_crc
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.trainer.checkpoint.async_writer import News
-from pacekeeper.trainer.checkpoint.checkpoint_reading import Restored
+from pacekeeper.trainer.checkpoint.block_reader import Restored
 from pacekeeper.trainer.checkpoint.manager import Checkpoints, Position
-from pacekeeper.trainer.checkpoint.policies.refill import Refill, Remembered
+from pacekeeper.trainer.checkpoint.policies.partial_experts import Refill, Remembered
 from pacekeeper.trainer.distributed import microbenchmark
 from pacekeeper.trainer.distributed.device import CLOCKS, device_uuid, rank_device
 from pacekeeper.trainer.distributed.process_group import Fabric
-from pacekeeper.trainer.elastic.lobby import Lobby
+from pacekeeper.trainer.elastic.join_queue import Lobby
 from pacekeeper.trainer.elastic.quorum import Group
 from pacekeeper.trainer.elastic.two_phase_commit import Ballot, Phase, Progress, Vote
 from pacekeeper.trainer.emulation.device import EmulatedClock, FaultInjector

@@ -12,11 +12,12 @@ import logging
 import mmap
 import os
 import sys
+import time
 import weakref
 from pathlib import Path
 from zlib import adler32
 
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import HostError, PacekeeperError
 from pacekeeper.core.telemetry import shm_ring
 from pacekeeper.core.telemetry.record_codec import pack
 from pacekeeper.core.telemetry.records import Record
@@ -29,7 +30,36 @@ from pacekeeper.core.telemetry.shm_ring import (
     SLOT_REST,
     SLOTS_OFFSET,
 )
-from pacekeeper.trainer.hooks import ring_locks
+
+_OPENED = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+_AGENT_LOOKS_S = 0.01  # more than the agent holds the lock for, when it looks who lives
+
+
+def writer_of(path: Path) -> int:
+    """The pid in the header of a ring that somebody still writes; 0 where nobody does."""
+    with contextlib.suppress(OSError, ValueError, PacekeeperError):
+        descriptor = os.open(path, _OPENED)
+        try:
+            if _is_locked(descriptor):
+                time.sleep(_AGENT_LOOKS_S)
+                if _is_locked(descriptor):
+                    pid = shm_ring.decode_header(os.pread(descriptor, shm_ring.SLOTS_OFFSET, 0)).pid
+                    os.kill(pid, 0)  # OSError where it has ended: a child of its has the lock
+                    return pid
+        finally:
+            os.close(descriptor)
+    return 0
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
 
 MAX_ERRORS = 3
 _OURS = ("pacekeeper.trainer.", "torch.")
@@ -121,7 +151,7 @@ class Ring:
                 # and that is how the agent knows, whatever the name space of pids.
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_SH)
-            writer = ring_locks.writer_of(path)
+            writer = writer_of(path)
             if writer == os.getpid() and not any(r.path == path and r.is_armed for r in _rings):
                 writer = 0  # detached; a child that was forked meanwhile keeps the lock
             fresh.rename(path)

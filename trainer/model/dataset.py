@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from pacekeeper.core.config.controller import SHORTEST_DOCUMENT_TOKENS, TrainConfig
-from pacekeeper.core.errors import HostError
+from pacekeeper.core.errors import ConfigError, HostError
+from pacekeeper.core.incidents.rank_ranges import rank_text
+from pacekeeper.trainer.distributed.collectives import Collectives, end_together
 
 MAX_CORPUS_BYTES = 2_000_000
 NO_TARGET = -1
@@ -232,3 +234,17 @@ def _pack(documents: Sequence[bytes], row_tokens: int) -> tuple[tuple[bytes, ...
             room.pop(fullest)
     rows.extend(tuple(row) for row in open_rows)
     return tuple(rows)
+
+
+def check(crc: int, fabric: Collectives) -> None:
+    """Compare the checksums of all ranks' texts. Raises ConfigError on all ranks, PeerLost."""
+    told = fabric.exchange([float(crc)])[:, 0].tolist()
+    others = [rank for rank, one in zip(fabric.ranks, told, strict=True) if one != told[0]]
+    if not others:
+        return
+    end_together(fabric)
+    raise ConfigError(
+        f"ranks {rank_text(others)} would train on another text than rank {fabric.ranks[0]}: "
+        "the standard library of their Python is not the same",
+        remedy="use the same build of Python on all nodes",
+    )

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from pacekeeper.core.layout.apportion import apportion
 from pacekeeper.core.layout.layout import ShardRun, Stage
-from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.distributed.travel import travel
+from pacekeeper.trainer.distributed.collectives import Collectives, travel
 from pacekeeper.trainer.model.flop_counter import WorkPass
 
 

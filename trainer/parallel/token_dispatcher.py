@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pacekeeper.core.layout.layout import Layout
 from pacekeeper.core.layout.replica_spread import ALONE, DomainOf, domain
-from pacekeeper.trainer.distributed.collectives import Collectives
-from pacekeeper.trainer.distributed.travel import travel
+from pacekeeper.trainer.distributed.collectives import Collectives, travel
 from pacekeeper.trainer.model.flop_counter import WorkPass
 from pacekeeper.trainer.parallel.all_to_all_splits import (
     Exchange,

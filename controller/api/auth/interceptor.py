@@ -22,8 +22,7 @@ from pacekeeper.controller.api.auth.audit_log import Audit, Deed, host_of
 from pacekeeper.controller.api.auth.handshake_failures import Handshakes
 from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit
 from pacekeeper.controller.api.auth.rbac import METHODS, Action, Caller, Role
-from pacekeeper.controller.api.auth.token_file import TokenFile
-from pacekeeper.controller.api.auth.tokens import caller_of
+from pacekeeper.controller.api.auth.tokens import TokenFile, caller_of
 from pacekeeper.controller.ingest.agent_service import Doorkeeper, Refused
 from pacekeeper.controller.ingest.http2.proxy import Relayed, relayed
 from pacekeeper.controller.state_machine.state import State

@@ -12,11 +12,11 @@ import grpc.aio
 
 from pacekeeper.controller.api.auth.audit_log import Audit, Deed
 from pacekeeper.controller.api.auth.interceptor import Gate
-from pacekeeper.controller.api.auth.token_file import TokenFile
+from pacekeeper.controller.api.auth.tokens import TokenFile
 from pacekeeper.controller.observability.metrics import ControllerMetrics
 from pacekeeper.controller.state_machine.state import State
 from pacekeeper.core.config.controller import ControllerConfig
-from pacekeeper.core.config.metrics_config import open_metrics
+from pacekeeper.core.config.metrics import open_metrics
 from pacekeeper.core.config.security import open_listener
 from pacekeeper.core.errors import ConfigError
 from pacekeeper.protos import tls as secure

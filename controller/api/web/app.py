@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from pacekeeper.controller.api.auth.rbac import Action
-from pacekeeper.controller.api.course_views import explanation_view
+from pacekeeper.controller.api.messages import explanation_view
 from pacekeeper.controller.api.node_sorting import overview, worst_first
 from pacekeeper.controller.api.operator_actions import Desk, RefusedError, Why
 from pacekeeper.controller.api.web import queries
@@ -33,6 +33,7 @@ from pacekeeper.controller.api.web.auth import (
     redirect,
 )
 from pacekeeper.controller.api.web.filters import FILTERS
+from pacekeeper.controller.api.web.queries import Asked
 from pacekeeper.controller.api.web.responses import (
     ASKED_FOR,
     FOR_A_YEAR,
@@ -40,7 +41,6 @@ from pacekeeper.controller.api.web.responses import (
     in_json,
     with_headers,
 )
-from pacekeeper.controller.api.web.web_lists import Asked
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state_machine.state import State
 from pacekeeper.core.errors import HostError

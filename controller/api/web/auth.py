@@ -6,9 +6,10 @@ token in each request. Where nobody is asked (on loopback) the name of the host 
 a page of another site can then neither read nor act under a name of its own.
 """
 
+import hmac
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -18,11 +19,56 @@ from pacekeeper.controller.api.auth import rbac
 from pacekeeper.controller.api.auth.audit_log import Audit, Deed
 from pacekeeper.controller.api.auth.rate_limit import Buckets, Limit
 from pacekeeper.controller.api.auth.rbac import Action, Caller, Role
-from pacekeeper.controller.api.auth.token_file import TokenFile
-from pacekeeper.controller.api.auth.tokens import caller_of
-from pacekeeper.controller.api.web.sessions import LIFE_S, Session, Sessions
+from pacekeeper.controller.api.auth.tokens import TokenFile, caller_of
 from pacekeeper.core.addresses import is_loopback
 from pacekeeper.core.config.security import LimitsConfig
+
+LIFE_S = 12 * 3600.0
+
+
+MOST_SESSIONS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """`token_id`: of the token that was shown, empty where nobody is asked; `secret`: what a form
+    of our own page says, and no other page can know (CSRF).
+    """
+
+    caller: Caller
+    token_id: str
+    secret: str
+    ends_s: float
+
+    def knows(self, shown: str) -> bool:
+        """Is that the secret? Says nothing of how near a guess was."""
+        return hmac.compare_digest(self.secret.encode(), shown.encode("utf-8", "replace"))
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Sessions:
+    """By the name in the cookie; the oldest go where there are too many."""
+
+    _of: dict[str, Session] = field(default_factory=dict)
+
+    def open(self, name: str, session: Session) -> None:
+        """Somebody came."""
+        self._of[name] = session
+        while len(self._of) > MOST_SESSIONS:
+            del self._of[next(iter(self._of))]
+
+    def get(self, name: str, now_s: float) -> Session | None:
+        """The session of this name, unless it is over."""
+        session = self._of.get(name)
+        if session is None or now_s < session.ends_s:
+            return session
+        del self._of[name]
+        return None
+
+    def close(self, name: str) -> None:
+        """They left, or may not come any more."""
+        self._of.pop(name, None)
+
 
 LOGINS = Limit(per_s=0.2, at_once=10)  # of one address
 MOST_BODY_BYTES = 16 << 10

@@ -8,8 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from pacekeeper.core.incidents.rank_failures import dead_text
-from pacekeeper.core.incidents.rank_ranges import Runs, joined, num_ranks
-from pacekeeper.core.incidents.rank_text import run_text
+from pacekeeper.core.incidents.rank_ranges import Runs, joined, num_ranks, run_text
 
 _KIND_WORDS = {
     "cordon_node": "node {} is cordoned",

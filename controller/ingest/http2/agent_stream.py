@@ -18,8 +18,7 @@ import grpc
 
 from pacekeeper.controller.ingest.http2.connection import Connection
 from pacekeeper.controller.ingest.http2.frames import Called, Cancelled, Finished, Happened, Wrong
-from pacekeeper.controller.ingest.http2.pipes import Pipes
-from pacekeeper.controller.ingest.http2.proxy import ATTACH
+from pacekeeper.controller.ingest.http2.proxy import ATTACH, Pipes
 from pacekeeper.controller.ingest.http2.send_queue import Outbox
 from pacekeeper.controller.ingest.ipc import Shown
 from pacekeeper.protos.convert import reports

@@ -13,7 +13,7 @@ from bisect import insort
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.arc_values import MARGIN, drift_deviation
+from pacekeeper.controller.planning.experts.ring_arcs import MARGIN, drift_deviation
 from pacekeeper.controller.planning.token_split.min_max import EvenShares
 
 AIMS = (1.0, 1.002, 1.005, 1.01, 1.02, 1.05)  # over the fluid: the first that all experts fit

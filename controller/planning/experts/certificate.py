@@ -1,26 +1,51 @@
 """What is proven of a placement of experts: balance, survival, moves. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
-from pacekeeper.controller.planning.experts.slot_bound import least_value
-from pacekeeper.controller.planning.rack_loss import loss_with_racks
 from pacekeeper.controller.planning.reliability import (
     KillSet,
     Survival,
     kill_sets,
     loss_probability,
+    loss_with_racks,
     survival,
     survival_bound,
     union_bound,
 )
-from pacekeeper.controller.planning.token_split.flag_rows import numbered_rows
-from pacekeeper.controller.planning.token_split.min_max import EvenShares
+from pacekeeper.controller.planning.token_split.min_max import EvenShares, numbered_rows
 from pacekeeper.core.layout.layout import ExpertHosts
+
+
+def least_value(
+    loads: Sequence[float], speeds: Mapping[int, float], *, num_slots: int, min_hosts: Sequence[int]
+) -> float:
+    """No hosts in so many slots have a lower value (largest load_j / speed_j); it may be out of
+    reach.
+
+    The fluid; more where the slots do not suffice: at value v an expert needs so many of the
+    fastest ranks that their speeds add up to load / v, and `min_hosts[expert]` at least.
+    """
+    fastest = np.cumsum(sorted(speeds.values(), reverse=True))
+    rows, floor = np.array(loads, dtype=np.float64), np.array(min_hosts)
+    fluid = float(rows.sum() / fastest[-1])
+
+    def fits(value: float) -> bool:
+        needed = 1 + np.searchsorted(fastest, rows / value * (1.0 - 1e-9))
+        return bool(np.maximum(np.where(rows > 0.0, needed, 0), floor).sum() <= num_slots)
+
+    if fluid == 0.0 or fits(fluid):
+        return fluid
+    low, high = fluid, max(fluid, float(rows.max() / fastest[0]))
+    while high > low * (1.0 + 1e-6):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return low
+
 
 MAX_OVERLAPS = 32  # kill sets of which the probability of loss is exact
 

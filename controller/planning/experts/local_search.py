@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from pacekeeper.controller.planning.experts.certificate import least_value
 from pacekeeper.controller.planning.experts.objective import Task
 from pacekeeper.controller.planning.experts.repair import Needs, get_no_narrower
-from pacekeeper.controller.planning.experts.slot_bound import least_value
 from pacekeeper.controller.planning.token_split.min_max import UNPROVEN, EvenShares, shares_on_ranks
 
 NEAR = 0.01  # above the fluid: a layer so near is left alone

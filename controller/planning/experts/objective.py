@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from pacekeeper.controller.planning.experts.certificate import loss_of
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors, Prices
-from pacekeeper.controller.planning.token_split.flag_rows import numbered_rows
-from pacekeeper.controller.planning.token_split.min_max import EvenShares
+from pacekeeper.controller.planning.token_split.min_max import EvenShares, numbered_rows
 
 Array = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

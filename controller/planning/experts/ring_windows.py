@@ -15,8 +15,8 @@ from math import log
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.arc_values import Arcs
 from pacekeeper.controller.planning.experts.problem import Cluster, Floors
+from pacekeeper.controller.planning.experts.ring_arcs import Arcs
 
 MAX_SWAPS = 200  # of experts between two classes, in one layer
 MAX_PAIRS = 40  # of experts in one class: beyond, trades of one for one are many enough

@@ -11,10 +11,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.arc_values import arc_values
 from pacekeeper.controller.planning.experts.bin_packing import filled, values_with_drift
 from pacekeeper.controller.planning.experts.objective import Draft, Task, checked
-from pacekeeper.controller.planning.experts.ring_arcs import circle_arcs
+from pacekeeper.controller.planning.experts.ring_arcs import arc_values, circle_arcs
 from pacekeeper.controller.planning.experts.ring_windows import (
     Structure,
     arcs_of,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from pacekeeper.controller.planning.experts.arc_values import MARGIN, drift_deviation
+from pacekeeper.controller.planning.experts.ring_arcs import MARGIN, drift_deviation
 
 MAX_RANKS = 12
 MAX_SWAPS = 12  # in one layer

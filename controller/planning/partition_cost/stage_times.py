@@ -8,7 +8,11 @@ import numpy as np
 
 from pacekeeper.controller.planning.partition.model import Cell, Partition, Pipeline
 from pacekeeper.controller.planning.partition.problem import Problem
-from pacekeeper.controller.planning.partition_cost.collectives import MixedStage, mixed_stage
+from pacekeeper.controller.planning.partition_cost.collectives import (
+    MixedStage,
+    cell_sync_s,
+    mixed_stage,
+)
 from pacekeeper.controller.planning.partition_cost.compute import (
     Array,
     GroupCost,
@@ -17,7 +21,6 @@ from pacekeeper.controller.planning.partition_cost.compute import (
     layer_sums,
     message_s,
 )
-from pacekeeper.controller.planning.partition_cost.partition_sync import cell_sync_s
 from pacekeeper.core.layout.pipeline_schedule import Schedule
 
 

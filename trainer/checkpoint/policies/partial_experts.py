@@ -7,16 +7,131 @@ that any rank says: who came late, or does not run a layer, knows of less. Befor
 experts that only suspect ranks hold.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from pacekeeper.core.checkpoint.expert_turns import Order, by_need
-from pacekeeper.core.checkpoint.lost_tokens import next_num_saved
-from pacekeeper.core.checkpoint.manifest import Account, CheckpointId, Manifest, Piece
-from pacekeeper.core.checkpoint.partial_experts import alarm, loss_probability, need, order_bound
+from pacekeeper.core.checkpoint.manifest import (
+    Account,
+    CheckpointId,
+    Manifest,
+    Piece,
+    PieceEntry,
+    saved_in,
+)
+from pacekeeper.core.checkpoint.partial_experts import (
+    Order,
+    alarm,
+    by_need,
+    loss_probability,
+    need,
+    next_num_saved,
+    order_bound,
+    plt,
+)
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.trainer.checkpoint.policies.token_books import TokenBooks
+from pacekeeper.trainer.checkpoint.block_reader import Lost
+from pacekeeper.trainer.model.block_state_dict import BlockState
+
+
+class TokenBooks:
+    """One rank's. `routed`, `saved`: tokens of each expert, [layer][expert], up to now and when it
+    was saved last; `lost`: by layer, in `num_faults` restores.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self.routed = [[0] * config.num_experts for _ in range(config.num_layers)]
+        self.saved = [list(counts) for counts in self.routed]
+        self.lost = [0] * config.num_layers
+        self.num_faults = 0
+
+    @property
+    def account(self) -> Account:
+        """Of all tokens so far."""
+        routed = tuple(map(tuple, self.routed))
+        return Account(routed=routed, lost=tuple(self.lost), num_faults=self.num_faults)
+
+    def count(self, routed: Mapping[int, Sequence[int]]) -> None:
+        """A step was committed; its tokens routed to each expert, by layer."""
+        for layer, counts in routed.items():
+            for expert, tokens in enumerate(counts):
+                self.routed[layer][expert] += tokens
+
+    def told(self) -> list[float]:
+        """All of it, in as many numbers on every rank."""
+        tables = (counts for table in (self.routed, self.saved) for counts in table)
+        return [*(n for counts in tables for n in counts), *self.lost, self.num_faults]
+
+    def learn(self, all_told: Sequence[Sequence[float]]) -> None:
+        """What all ranks said, this one among them."""
+        most = iter([int(max(column)) for column in zip(*all_told, strict=True)])
+        for table in (self.routed, self.saved):
+            for counts in table:
+                counts[:] = [next(most) for _ in counts]
+        self.lost = [next(most) for _ in self.lost]
+        self.num_faults = next(most)
+
+    def begin_anew(self, account: Account, losses: Sequence[int], *, is_fault: bool) -> None:
+        """The state is now what a checkpoint holds: its account, and by layer what going back to it
+        lost.
+        """
+        blank = [[0] * len(counts) for counts in self.routed]
+        self.routed = [list(counts) for counts in account.routed] or blank
+        before = account.lost or (0,) * len(self.routed)
+        more = losses or (0,) * len(self.routed)
+        self.lost = [a + b for a, b in zip(before, more, strict=True)]
+        self.num_faults = account.num_faults + is_fault
+        self.forget_saves()
+
+    def fall_back(self, tokens: Mapping[Block, int]) -> int:
+        """These experts alone are as they were when they had seen so many tokens; what they lost.
+
+        What a copy had seen in another course of the run was seen again in this one.
+        """
+        before = sum(self.lost)
+        for block, seen in tokens.items():
+            self.lost[block.layer] += max(0, self.routed[block.layer][block.index] - seen)
+        self.num_faults += 1
+        self.forget_saves()
+        return sum(self.lost) - before
+
+    def forget_saves(self) -> None:
+        """As if everything had just been saved: nothing is known to be older."""
+        self.saved = [list(counts) for counts in self.routed]
+
+    def unsaved(self) -> list[list[int]]:
+        """Of each expert, [layer][expert]: tokens since it was saved."""
+        return [
+            [now - then for now, then in zip(counts, saved, strict=True)]
+            for counts, saved in zip(self.routed, self.saved, strict=True)
+        ]
+
+    def plt_of_run(self, step: int) -> float:
+        """The share of lost tokens in all that the whole run will have routed, as far as it went
+        on as before `step`.
+        """
+        whole = max(1.0, self._config.steps / max(1, step))
+        return plt(self.lost, [whole * sum(counts) for counts in self.routed])
+
+
+def account_numbers(account: Account, layout: Layout) -> list[float]:
+    """An account as numbers, as many for all accounts of one model; see `account_of`."""
+    routed = account.routed or [[0] * len(on) for on in layout.experts]
+    lost = account.lost or [0] * layout.num_layers
+    return [*(float(n) for counts in routed for n in counts), *lost, account.num_faults]
+
+
+def account_of(numbers: Sequence[float], layout: Layout) -> Account:
+    """The account that these numbers say."""
+    rest = iter(map(int, numbers))
+    return Account(
+        routed=tuple(tuple(next(rest) for _ in on) for on in layout.experts),
+        lost=tuple(next(rest) for _ in layout.experts),
+        num_faults=next(rest),
+    )
+
 
 # How likely a rank is lost until the next save: only the ratios matter. One that the layout takes
 # for slow was found so, as one that is suspect: half of what fails is slow before.
@@ -208,3 +323,115 @@ class PartialSaves:
             [loss_probability([h.rank for h in on], chance, everybody=EVERYBODY) for on in hosts]
             for hosts in layout.experts
         ]
+
+
+_log = logging.getLogger(__name__)
+
+
+def say_lost(
+    older: Mapping[Block, int],
+    step: int,
+    num_lost: int,
+    order: tuple[float, float],
+    partial: PartialSaves,
+    note: Callable[[dict[str, object]], None],
+    *,
+    is_speaker: bool,
+) -> None:
+    """Note that at `step` blocks are of the `older` steps, and what tokens are lost by that.
+
+    `order`: the least that any order of saves is likely to lose per checkpoint, in tokens, and how
+    many times that taking turns is (core/checkpoint/partial_experts.py). `partial` has taken the
+    loss in; the speaker among the ranks says it in the log, too.
+    """
+    oldest, plt = min(older.values()), partial.plt_of_run(step)
+    note(
+        {
+            "event": "lossy",
+            "step": step,
+            "older_experts": len(older),
+            "oldest_step": oldest,
+            "lost_tokens": num_lost,
+            "plt": plt,
+            "least_loss_tokens": order[0],
+            "turns_ratio": order[1],
+        }
+    )
+    if is_speaker:
+        _log.warning(
+            "step=%d is restored with loss: %d experts are as at earlier steps, back to %d; "
+            "%d of their tokens are lost; with %d restores %.3f %% of the run's (PLT); "
+            "in turn %.2f times as many are likely to be lost as in the best order",
+            step,
+            len(older),
+            oldest,
+            num_lost,
+            partial.account.num_faults,
+            100.0 * plt,
+            order[1],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """What this rank needs of snapshot `id` for `layout`, not in force: all of one step."""
+
+    id: CheckpointId
+    num_updates: int
+    last_loss: float | None
+    account: Account
+    layout: Layout
+    state: Mapping[Block, BlockState]
+
+    @property
+    def step(self) -> int:
+        """Steps committed when it comes in force."""
+        return self.id.step
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for tensors in self.state.values() for t in tensors.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refill:
+    """What this rank is to hold of blocks that nobody holds any more, not in force.
+
+    `steps`: of which step each of these blocks is, wherever it goes; `seen`: tokens it had then.
+    """
+
+    layout: Layout
+    lost: Lost
+    state: Mapping[Block, BlockState]
+    steps: Mapping[Block, int]
+    seen: Mapping[Block, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(t.nbytes for tensors in self.state.values() for t in tensors.values())
+
+    def with_newer(
+        self,
+        *,
+        state: Mapping[Block, BlockState],
+        steps: Mapping[Block, int],
+        seen: Mapping[Block, int],
+    ) -> "Refill":
+        """What was found of these blocks elsewhere takes the place of what was here."""
+        return replace(
+            self,
+            state={**self.state, **state},
+            steps={**self.steps, **steps},
+            seen={**self.seen, **seen},
+        )
+
+
+def steps_of(entries: Iterable[PieceEntry]) -> dict[Block, int]:
+    """The step at which the oldest of these pieces of each block was saved."""
+    steps: dict[Block, int] = {}
+    for entry in entries:
+        of = saved_in(entry.file)
+        assert of is not None, "a manifest names files of checkpoints only"
+        block = entry.piece.block
+        steps[block] = min(steps.get(block, of.step), of.step)
+    return steps

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from pacekeeper.core.checkpoint.manifest import CheckpointId, Piece, WindowStart
 from pacekeeper.core.checkpoint.sparse_window import Window
-from pacekeeper.core.checkpoint.window_turns import costs_of, fewest_steps, turns_in, written
+from pacekeeper.core.checkpoint.window_steps import costs_of, fewest_steps, turns_in, written
 from pacekeeper.core.checkpoint.write_plan import cut, writers
 from pacekeeper.core.config.controller import TrainConfig
 from pacekeeper.core.layout.layout import Layout

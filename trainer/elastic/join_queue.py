@@ -14,12 +14,12 @@ from torch.distributed import DistError
 
 from pacekeeper.core.errors import UnreachableError, VersionError
 from pacekeeper.trainer.distributed.kv_store import connect_store
-from pacekeeper.trainer.elastic.heard import number_in
 from pacekeeper.trainer.elastic.messages import (
     ASKING_KEY,
     Candidate,
     asking_key,
     decode_asking,
+    number_in,
     unknown,
 )
 

@@ -8,7 +8,7 @@ from pacekeeper.core.checkpoint.manifest import CheckpointId, Identity, Manifest
 from pacekeeper.core.checkpoint.run_fingerprint import other_course, other_model
 from pacekeeper.core.errors import DataError
 from pacekeeper.core.layout.layout import Block, BlockKind, Layout
-from pacekeeper.trainer.checkpoint.policies.replaying import States, states_of
+from pacekeeper.trainer.checkpoint.policies.window_replay import States, states_of
 from pacekeeper.trainer.checkpoint.reader import BlockReader, RawTensor, read_manifest
 from pacekeeper.trainer.checkpoint.storage import Storage, open_storage
 from pacekeeper.trainer.model.block_state_dict import BlockState
