@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench venv lint protos clean
+.PHONY: demo test stress bench venv lint protos clean
 
 # The stamp is newer than what it was made from, or the environment is made again.
 $(VENV)/.stamp: pyproject.toml constraints.txt
@@ -34,6 +34,12 @@ test: venv $(VENV)/.peers
 	    --no-loadscope-reorder -m "not alone" \
 	    tests/integration tests/unit tests/property tests/golden tests/sim; together=$$?; \
 	$(BIN)/python -Im pytest $(WHOLE) -m "alone or gpu" tests/integration tests/gpu && exit $$together
+
+# Fuzzers and fault schedules; CI runs a slice of two minutes that the day chooses.
+MINUTES ?= 60
+SEED ?= 0
+stress: venv
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m stress.run --minutes $(MINUTES) --seed $(SEED)
 
 bench: venv
 	$(BIN)/python -m benchmarks.hook_cost

@@ -1,11 +1,11 @@
-"""Random fault schedules on real ranks: none may hang, none may lose a step or an expert.
+"""Random fault schedules on real ranks: no run may hang, lose a step or lose an expert.
 
-`python -m benchmarks.fault_schedules --schedules 50 --seed 0`; some minutes. Ranks are killed,
-frozen and woken, nodes killed and joined, plans offered, checkpoints damaged, several at once,
-inside moves and inside recoveries; of some jobs all ranks die, and their launchers start them
-again. `--moves`: instead plans of every kind, for 2 stages x 2 ranks x 2 pipelines, and ranks
-that are struck in the middle. `--only N` runs one of them again. Prints a line for each, last one
-line of JSON.
+`PYTHONPATH=tests python -m stress.fault_schedules --schedules 50 --seed 0`, some minutes. Ranks are
+killed, frozen and resumed, nodes are killed and join, plans are offered and checkpoints damaged,
+several at once, inside moves and inside recoveries; some jobs lose all ranks and are started again
+by their launchers. `--moves` offers plans of every kind for 2 stages x 2 ranks x 2 pipelines and
+kills ranks during the move. `--only N` repeats one schedule; `--minutes` starts no further schedule
+after that time. Prints a line per schedule and one line of JSON; exits with 1 if any run was wrong.
 """
 
 import argparse
@@ -13,29 +13,33 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections import Counter
 from dataclasses import replace
+from math import inf
 from pathlib import Path
+
+from support.fault_judge import Reference
+from support.fault_runs import run, undisturbed
+from support.fault_schedules import drawn, drawn_moves
 
 
 def main() -> int:
-    """1 where anything came out as it must not."""
+    """Run the schedules; return 1 if any run was wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default="../shared/data", help="not used: all data is made here")
     parser.add_argument("--schedules", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="these numbers only")
+    parser.add_argument("--minutes", type=float, default=inf, help="start none after this time")
     parser.add_argument("--moves", action="store_true", help="of stages and tensor groups")
     arguments = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
-    from support.fault_judge import Reference
-    from support.fault_runs import run, undisturbed
-    from support.fault_schedules import drawn, drawn_moves
-
+    began_s = time.monotonic()
     outcomes = []
     references: dict[tuple[str, int], Reference] = {}
     with tempfile.TemporaryDirectory(prefix="pacekeeper-faults-") as folder:
         for number in arguments.only or range(arguments.schedules):
+            if outcomes and time.monotonic() - began_s > arguments.minutes * 60.0:
+                break
             schedule = (drawn_moves if arguments.moves else drawn)(arguments.seed, number)
             kind = (schedule.config.dtype, schedule.config.steps)
             if kind not in references:

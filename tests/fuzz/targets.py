@@ -7,11 +7,11 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
-from benchmarks.fuzz_node import node_files, node_targets
-from benchmarks.fuzz_regroup import regroup_targets
-from benchmarks.fuzz_services import certificate, plain_targets
-from benchmarks.fuzz_store import store_targets
-from benchmarks.fuzz_wire import read_ring, wire_files, wire_targets
+from fuzz.node_targets import node_files, node_targets
+from fuzz.service_targets import certificate, plain_targets
+from fuzz.store_targets import store_targets
+from fuzz.trainer_targets import regroup_targets
+from fuzz.wire_targets import read_ring, wire_files, wire_targets
 from pacekeeper.cli.planning.inputs import read_loads
 from pacekeeper.controller.api.auth.tokens import decode_tokens
 from pacekeeper.controller.ingest.agent_service import report_in

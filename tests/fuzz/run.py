@@ -1,15 +1,16 @@
-"""Fuzzes every parser of bytes that others made: nothing but the stated error, no hang, no flood.
+"""Fuzzer of every parser that reads bytes from another process.
 
-Valid inputs are damaged, as bytes (`fuzz_mutations.py`) and by what they mean
-(`fuzz_structure.py`); a case that goes a new way through our code (`fuzz_coverage.py`), or is
-refused in new words, is damaged further. Each parser runs in a process of its own, so that one that
-dies, hangs in C code or eats memory is named with the case that did it. A case may take CPU_S of
-processor time; the process may grow by MAX_GROWTH_BYTES. `--minutes` are of processor time.
+`make stress`, or `PYTHONPATH=tests python -m fuzz.run --minutes 10`. Each parser must accept the
+input or raise its stated error: anything else, a case over CPU_S of processor time or growth over
+MAX_GROWTH_BYTES counts as found. Valid seeds are mutated as bytes (`mutations.py`) and by meaning
+(`structure.py`); a case that reaches new lines (`coverage.py`) or a new error is mutated further.
+Each parser runs in a process of its own, so that a crash, a hang in C code or a leak is reported
+with its case.
 
-Prints a table, last one line of JSON; ends with 1 where anything was found. `--keep DIR` keeps the
-cases found. `--tally FILE` sums up over several runs, keeps the inputs that were worth it beside
-FILE, and gives each parser, in turns of `--turn` minutes, what it lacks of `--minutes`: those first
-that whoever comes by the network can reach. `--tally FILE --minutes 0` prints the sums only.
+Prints a table and one line of JSON; exits with 1 if anything was found. `--minutes` is processor
+time per parser. `--keep DIR` stores the cases found. `--tally FILE` adds up several runs, keeps the
+useful inputs beside FILE and gives each parser, in turns of `--turn` minutes, what it lacks of
+`--minutes`, parsers exposed to the network first; with `--minutes 0` it only prints the sums.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import hashlib
 import json
 import logging
 import mmap
+import os
 import re
 import resource
 import signal
@@ -31,14 +33,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-
-from benchmarks.fuzz_coverage import HOME, Ways  # noqa: E402
-from benchmarks.fuzz_mutations import MAX_CASE_BYTES, damaged  # noqa: E402
-from benchmarks.fuzz_seeds import seeds  # noqa: E402
-from benchmarks.fuzz_tally import Tally  # noqa: E402
-from benchmarks.fuzz_targets import EXPOSED, Seeds, Target, targets  # noqa: E402
+from fuzz.coverage import HOME, Ways
+from fuzz.mutations import MAX_CASE_BYTES, damaged
+from fuzz.seeds import seeds
+from fuzz.tally import Tally
+from fuzz.targets import EXPOSED, Seeds, Target, targets
+from support.tree import ROOT
 
 CPU_S = 10.0
 SILENT_S = 120.0  # without a new case a process counts as hung, in C code that hears no signal
@@ -187,11 +187,17 @@ def watched(name: str, for_s: float, seed: int, folder: Path, corpus: Path | Non
     spool_file = folder / "spool"
     spool_file.write_bytes(bytes(HEAD_BYTES + MAX_CASE_BYTES))
     spool = Spool(spool_file)
-    command = [sys.executable, "-m", "benchmarks.fuzz_parsers", "--child", str(spool_file)]
+    command = [sys.executable, "-m", "fuzz.run", "--child", str(spool_file)]
     command += ["--only", name, "--minutes", str(for_s / 60.0), "--seed", str(seed)]
     command += ["--corpus", str(corpus)] if corpus is not None else []
     with (folder / "said").open("w+") as said:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": "tests"},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+        )
         at, news_s = (0, b""), time.monotonic()
         try:
             while process.poll() is None:
@@ -217,7 +223,6 @@ def watched(name: str, for_s: float, seed: int, folder: Path, corpus: Path | Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", help="not used: all data is made here")
     parser.add_argument("--minutes", type=float, default=10.0, help="of each parser")
     parser.add_argument("--only", action="append", help="this parser; repeatable")
     parser.add_argument("--seed", type=int, default=0)

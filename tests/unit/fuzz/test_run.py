@@ -6,11 +6,12 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from benchmarks import fuzz_parsers
-from benchmarks.fuzz_mutations import MAX_CASE_BYTES, damaged
-from benchmarks.fuzz_parsers import HEAD_BYTES, Spool, fuzz, verdict
-from benchmarks.fuzz_seeds import seeds
-from benchmarks.fuzz_targets import Target, targets
+
+from fuzz import run as fuzz_parsers
+from fuzz.mutations import MAX_CASE_BYTES, damaged
+from fuzz.run import HEAD_BYTES, Spool, fuzz, verdict
+from fuzz.seeds import seeds
+from fuzz.targets import Target, targets
 
 SEEDS = seeds()
 

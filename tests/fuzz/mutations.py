@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from random import Random
 
-from benchmarks import fuzz_structure
+from fuzz import structure
 
 MAX_CASE_BYTES = 1 << 17
 _NUMBER = re.compile(rb"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -28,9 +28,9 @@ PATCHES = (
 def damaged(seeds: Sequence[bytes], random: Random) -> bytes:
     """One of the seeds after one to six kinds of damage, at most MAX_CASE_BYTES long."""
     data = random.choice(seeds)
-    inner = fuzz_structure.inflated(data)
+    inner = structure.inflated(data)
     if inner and random.random() < 0.8:  # else the packing itself is damaged
-        return fuzz_structure.deflated(_damaged(inner, seeds, random))[:MAX_CASE_BYTES]
+        return structure.deflated(_damaged(inner, seeds, random))[:MAX_CASE_BYTES]
     return _damaged(data, seeds, random)
 
 
@@ -119,6 +119,6 @@ _KINDS: tuple[Callable[[bytes, Sequence[bytes], Random], bytes], ...] = (
     _flip, _patch, _noise, _cut, _drop, _double, _splice, _number, _number, _word, _integer,
 )  # fmt: skip
 _MEANT = (
-    fuzz_structure.message, fuzz_structure.document, fuzz_structure.lines, fuzz_structure.cells,
+    structure.message, structure.document, structure.lines, structure.cells,
     _number, _word,
 )  # fmt: skip

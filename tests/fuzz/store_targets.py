@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.fuzz_service_seeds import service_seeds
-from benchmarks.fuzz_services import AnsweredError, Context
+from fuzz.service_seeds import service_seeds
+from fuzz.service_targets import AnsweredError, Context
 from pacekeeper.controller.api.status_service import Status
 from pacekeeper.controller.observability.timeline_writer import History
 from pacekeeper.controller.state_machine.events import Tick

@@ -5,12 +5,13 @@ import hashlib
 import json
 from dataclasses import replace
 
-from benchmarks.fuzz_regroup import regroup_seeds
-from benchmarks.fuzz_service_seeds import service_seeds
-from benchmarks.fuzz_store import store_seeds
-from benchmarks.fuzz_targets import Seeds
-from benchmarks.fuzz_wire import wire_seeds
 from benchmarks.http2_stream import Stream, frame, opening
+
+from fuzz.service_seeds import service_seeds
+from fuzz.store_targets import store_seeds
+from fuzz.targets import Seeds
+from fuzz.trainer_targets import regroup_seeds
+from fuzz.wire_targets import wire_seeds
 from pacekeeper.controller.api.auth.rbac import Role
 from pacekeeper.controller.api.auth.tokens import TokenRecord, encode_tokens
 from pacekeeper.core.checkpoint import manifest_codec, safetensors_header
@@ -80,7 +81,7 @@ def _http2() -> Seeds:
 
 
 def seeds() -> dict[str, Seeds]:
-    """Of each target (`fuzz_targets.targets`) its valid inputs."""
+    """Of each target (`targets.targets`) its valid inputs."""
     offer = wire.offer_to_message("moe", LAYOUT, 0, 7)
     manifest = manifest_codec.encode_manifest(_manifest(LAYOUT))
     header = shm_ring.encode_header(_attachment(0))

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.fuzz_services import ACTS, QUESTIONS
+from fuzz.service_targets import ACTS, QUESTIONS
 from pacekeeper.agent.nvml.fields import ENTRY, keys
 from pacekeeper.cli.admin import ca
 from pacekeeper.controller.api.auth.rbac import Role

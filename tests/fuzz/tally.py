@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fuzz_coverage import digest
+from fuzz.coverage import digest
 
 EMPTY: dict[str, Any] = {
     "cpu_minutes": 0.0, "minutes": 0.0, "cases": 0, "runs": 0, "ways": 0, "files": [], "found": [],

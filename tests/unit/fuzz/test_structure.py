@@ -5,14 +5,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from benchmarks import fuzz_coverage, fuzz_structure, fuzz_tally
-from benchmarks.fuzz_coverage import HOME, Ways
-from benchmarks.fuzz_mutations import MAX_CASE_BYTES, damaged
-from benchmarks.fuzz_parsers import HEAD_BYTES, Spool, fuzz
-from benchmarks.fuzz_seeds import seeds
-from benchmarks.fuzz_targets import Target
 from google.protobuf.message import DecodeError
 
+from fuzz import coverage, structure, tally
+from fuzz.coverage import HOME, Ways
+from fuzz.mutations import MAX_CASE_BYTES, damaged
+from fuzz.run import HEAD_BYTES, Spool, fuzz
+from fuzz.seeds import seeds
+from fuzz.targets import Target
 from pacekeeper.core.layout.codec import decode_layout
 from pacekeeper.protos import control_pb2
 
@@ -23,7 +23,7 @@ REPORTS = SEEDS["protocol-report"]
 def test_a_damaged_message_is_a_message_still() -> None:
     random, changed, whole = Random(1), set[bytes](), 0
     for _ in range(300):
-        case = fuzz_structure.message(REPORTS[0], REPORTS, random)
+        case = structure.message(REPORTS[0], REPORTS, random)
         changed.add(case)
         try:
             control_pb2.AttachRequest.FromString(case)
@@ -39,7 +39,7 @@ def test_damage_reaches_the_depth_of_a_message() -> None:
     random = Random(2)
     before = control_pb2.AttachRequest.FromString(REPORTS[0]).report.devices[0].processes
     for _ in range(4000):
-        case = fuzz_structure.message(REPORTS[0], REPORTS, random)
+        case = structure.message(REPORTS[0], REPORTS, random)
         try:
             devices = control_pb2.AttachRequest.FromString(case).report.devices
         except DecodeError:
@@ -53,14 +53,14 @@ def test_damage_reaches_the_depth_of_a_message() -> None:
 def test_a_first_byte_that_says_which_method_stays() -> None:
     seed = SEEDS["service-operator"][0]
     random = Random(3)
-    cases = [fuzz_structure.message(seed, SEEDS["service-operator"], random) for _ in range(50)]
+    cases = [structure.message(seed, SEEDS["service-operator"], random) for _ in range(50)]
     assert {case[:1] for case in cases} == {seed[:1]}
 
 
 @pytest.mark.parametrize("name", ["layout", "lease-etcd", "plan-hosts", "history-faults"])
 def test_a_damaged_document_is_a_document_still(name: str) -> None:
     random, seed = Random(4), SEEDS[name][0]
-    cases = {fuzz_structure.document(seed, (), random) for _ in range(200)}
+    cases = {structure.document(seed, (), random) for _ in range(200)}
     assert len(cases) > 100
     for case in cases:
         json.loads(case)
@@ -69,25 +69,25 @@ def test_a_damaged_document_is_a_document_still(name: str) -> None:
 def test_the_length_before_a_document_and_that_of_a_body_fit_again() -> None:
     random = Random(5)
     for _ in range(100):
-        case = fuzz_structure.document(SEEDS["tensor-header"][0], (), random)
+        case = structure.document(SEEDS["tensor-header"][0], (), random)
         size = int.from_bytes(case[:8], "little")
         json.loads(case[8 : 8 + size])
-        answer = fuzz_structure.document(SEEDS["lease-http"][0], (), random)
+        answer = structure.document(SEEDS["lease-http"][0], (), random)
         head, _, body = answer.partition(b"\r\n\r\n")
         assert b"Content-Length: %d" % len(body) in head
 
 
 def test_what_is_packed_is_damaged_inside() -> None:
-    packed = fuzz_structure.deflated(b"time,value\n1,2\n")
+    packed = structure.deflated(b"time,value\n1,2\n")
     random = Random(6)
-    inner = [fuzz_structure.inflated(damaged((packed,), random)) for _ in range(60)]
+    inner = [structure.inflated(damaged((packed,), random)) for _ in range(60)]
     assert sum(1 for one in inner if one not in (b"", b"time,value\n1,2\n")) > 20
 
 
 def test_lines_and_cells_change_and_nothing_else() -> None:
     table = b"a,b\n1,2\n3,4"
     random = Random(7)
-    for change in (fuzz_structure.lines, fuzz_structure.cells):
+    for change in (structure.lines, structure.cells):
         found = {change(table, (table,), random) for _ in range(200)}
         assert len(found) > 8
         parts = {cell for one in found for row in one.split(b"\n") for cell in row.split(b",")}
@@ -112,7 +112,7 @@ def test_a_bug_behind_three_doors_is_found_by_what_opened_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blind damage would have to open all at once, one time in millions; no word tells of one."""
-    monkeypatch.setattr(fuzz_coverage, "HOME", __file__)
+    monkeypatch.setattr(coverage, "HOME", __file__)
 
     def run(data: bytes) -> object:
         if data[:1] == b"p":
@@ -140,19 +140,19 @@ def _result(minutes: float, *found: str) -> dict[str, object]:
 
 def test_runs_are_summed_up_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "tally.json"
-    fuzz_tally.Tally(path).add("ring-slot", _result(1.5))
-    fuzz_tally.Tally(path).add("ring-slot", _result(2.0, "a hang"))
-    row = fuzz_tally.Tally(path).of("ring-slot")
+    tally.Tally(path).add("ring-slot", _result(1.5))
+    tally.Tally(path).add("ring-slot", _result(2.0, "a hang"))
+    row = tally.Tally(path).of("ring-slot")
     assert (row["cpu_minutes"], row["cases"], row["runs"]) == (3.5, 200, 2)
     assert row["found"] == ["a hang"]
-    assert "3.5" in fuzz_tally.Tally(path).table(["ring-slot"])
+    assert "3.5" in tally.Tally(path).table(["ring-slot"])
 
 
 def test_time_on_other_code_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tally.json"
-    fuzz_tally.Tally(path).add("ring-slot", _result(1.5, "a hang"))
-    monkeypatch.setattr(fuzz_tally, "digest", lambda files: "other")
+    tally.Tally(path).add("ring-slot", _result(1.5, "a hang"))
+    monkeypatch.setattr(tally, "digest", lambda files: "other")
     earlier = {"earlier_cpu_minutes": 1.5, "earlier_cases": 100}
-    assert fuzz_tally.Tally(path).of("ring-slot") == fuzz_tally.EMPTY | earlier
-    row = fuzz_tally.Tally(path).add("ring-slot", _result(2.0))
+    assert tally.Tally(path).of("ring-slot") == tally.EMPTY | earlier
+    row = tally.Tally(path).add("ring-slot", _result(2.0))
     assert (row["cpu_minutes"], row["earlier_cpu_minutes"]) == (2.0, 1.5)
