@@ -19,7 +19,7 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 
-from support.fault_judge import Reference
+from support.fault_judge import Outcome, Reference
 from support.fault_runs import run, undisturbed
 from support.fault_schedules import drawn, drawn_moves
 
@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--moves", action="store_true", help="of stages and tensor groups")
     arguments = parser.parse_args()
     began_s = time.monotonic()
-    outcomes = []
+    outcomes: list[Outcome] = []
     references: dict[tuple[str, int], Reference] = {}
     with tempfile.TemporaryDirectory(prefix="pacekeeper-faults-") as folder:
         for number in arguments.only or range(arguments.schedules):
