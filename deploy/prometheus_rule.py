@@ -1,6 +1,6 @@
-"""Makes `kubernetes/prometheus-rule.yaml` from the alert rules; `--check`: is it current?
+"""Generates `kubernetes/prometheus-rule.yaml` from the alert rules; `--check` compares them.
 
-One place has the rules: `pacekeeper.alerts.yml`. Lines are indented, nothing is understood.
+The lines of `pacekeeper.alerts.yml` are copied and indented, not parsed.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""A foreign trainer, watched: a plain loop with pacekeeper's five lines in it.
+"""A training loop with pacekeeper's five lines.
 
 `python examples/attach.py [--ring-dir DIR] [--steps N]`; runs with or without an agent.
 """
@@ -20,7 +20,7 @@ def main() -> None:
     for step, batch in enumerate(batches):
         with pace.step(step) as result, pace.micro_batch_timer(tokens=len(batch)):
             total = sum(x * x for x in batch)  # the forward and backward pass
-            with pace.waiting():  # whatever waits for other ranks is not compute
+            with pace.waiting():  # waits for other ranks are not compute
                 assert total >= 0.0
             result.tokens, result.loss = len(batch), total / len(batch)
     pace.detach()

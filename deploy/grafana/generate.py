@@ -1,6 +1,6 @@
-"""Writes the Grafana dashboard of the panels below: `python deploy/grafana/generate.py [--check]`.
+"""Generates the Grafana dashboard: `python deploy/grafana/generate.py [--check]`.
 
-`--check` writes nothing and ends with 1 where the file is not what this would write.
+`--check` writes nothing and exits with 1 if the file differs.
 """
 
 import argparse
@@ -21,7 +21,7 @@ JOB = 'job_name=~"$job"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """What a panel asks and how it is shown: "stat", "table", or as series over time."""
+    """One panel: title, PromQL expression, and its kind ("stat", "table" or "timeseries")."""
 
     title: str
     expr: str
@@ -32,7 +32,7 @@ class Panel:
 
 
 def joined(series: str) -> str:
-    """This series of slow ranks' devices, with job and rank."""
+    """PromQL for a device series of the slow ranks, with job and rank labels."""
     slow = f"(pacekeeper_rank_info{{{JOB}}} and on (job_name, rank) pacekeeper_rank_slowdown_ratio)"
     return f"{slow} * on (UUID) group_left () max by (UUID) ({series})"
 
@@ -40,13 +40,13 @@ def joined(series: str) -> str:
 RANK = "{{job_name}} rank {{rank}}"
 ROWS: dict[str, tuple[Panel, ...]] = {
     "Fleet": (
-        Panel(title="Jobs known", expr="sum(pacekeeper_jobs)", kind="stat"),
+        Panel(title="Known jobs", expr="sum(pacekeeper_jobs)", kind="stat"),
         Panel(title="Agents attached", expr="sum(pacekeeper_nodes_connected)", kind="stat"),
         Panel(
             title="Agents away",
             expr="sum(pacekeeper_node_away) or vector(0)",
             kind="stat",
-            text="Nodes where ranks run and of which no agent speaks.",
+            text="Nodes with running ranks whose agent is away.",
         ),
         Panel(
             title="Open incidents",
@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             title="Incidents",
             expr='pacekeeper_incident_slowdown_ratio{kind!~".+_imbalance"}',
             kind="table",
-            text="Open ones, slowest first. `pacekeeper incidents` says why, and what was done.",
+            text="Open incidents, slowest first. `pacekeeper incidents` has causes and actions.",
         ),
         Panel(
             title="Alerts",
@@ -77,13 +77,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             legend="{{job_name}}",
         ),
         Panel(
-            title="What the watch says",
+            title="Detection state",
             expr=f"pacekeeper_job_info{{{JOB}}}",
             legend="{{job_name}} {{watch}}",
             text="Blind and measuring are not healthy.",
         ),
         Panel(
-            title="Smallest slowdown that would be named",
+            title="Detectable slowdown",
             expr=f"pacekeeper_job_detectable_slowdown_ratio{{{JOB}}}",
             legend="{{job_name}}",
         ),
@@ -99,7 +99,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             title="Slowdown",
             expr=f"pacekeeper_rank_slowdown_ratio{{{JOB}}}",
             legend=RANK,
-            text="Observed / expected, of the slowest eight of each job while they are slow.",
+            text="Observed / expected, for the slowest eight of each job while they are slow.",
         ),
         Panel(
             title="SM clock of their devices",
@@ -122,36 +122,36 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Plans": (
         Panel(
-            title="Plans decided on",
+            title="Plans made",
             expr="sum by (rung) (increase(pacekeeper_plans_total[$__rate_interval]))",
             legend="{{rung}}",
         ),
         Panel(
-            title="Plans refused or undone",
+            title="Plans rejected or rolled back",
             expr="increase(pacekeeper_plans_refused_total[$__rate_interval])",
             legend="refused",
         ),
         Panel(
-            title="Plans that wait for a person",
+            title="Plans waiting for approval",
             expr=f"pacekeeper_job_proposals_waiting{{{JOB}}}",
             legend="{{job_name}}",
         ),
     ),
     "pacekeeper itself": (
         Panel(
-            title="Time in the machine",
+            title="Event loop utilisation",
             expr="rate(pacekeeper_advance_seconds_sum[$__rate_interval])",
             legend="{{instance}}",
             unit="percentunit",
         ),
         Panel(
-            title="Longest wait in its loop",
+            title="Longest block of the event loop",
             expr="pacekeeper_loop_lag_seconds",
             legend="{{instance}}",
             unit="s",
         ),
         Panel(
-            title="Days of certificates left, the least",
+            title="Days until a certificate expires",
             expr="min by (use) (pacekeeper_certificate_expiry_timestamp_seconds - time()) / 86400",
             legend="{{use}}",
         ),
@@ -161,7 +161,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             legend="{{instance}}",
         ),
         Panel(
-            title="Refused or lost",
+            title="Reports rejected, events dropped",
             expr="increase(pacekeeper_reports_rejected_total[$__rate_interval])"
             " + increase(pacekeeper_advance_failures_total[$__rate_interval])",
             legend="{{instance}}",
@@ -176,14 +176,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def expressions() -> Iterator[str]:
-    """What all panels ask."""
+    """PromQL expressions of all panels."""
     for panels in ROWS.values():
         for panel in panels:
             yield panel.expr
 
 
 def shown(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
-    """The panel as Grafana keeps it, at a place of the grid."""
+    """The panel in Grafana's JSON model, at a place of the grid."""
     width, height = _SIZES[panel.kind]
     is_table = panel.kind == "table"
     target = {
