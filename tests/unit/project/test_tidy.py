@@ -1,10 +1,9 @@
-"""Rules of docs/style.md that neither ruff, mypy nor import-linter checks, over all files in git."""
+"""Rules of docs/style.md that ruff, mypy and import-linter do not check, over all files in git."""
 
 import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 
